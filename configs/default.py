@@ -1,0 +1,81 @@
+"""Every key that a run has, with its default.  An overlay changes some; `--config.SECTION.KEY=VALUE` changes one."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from t2t.models import config as sizes
+
+
+def get_config() -> ConfigDict:
+  """A small T5 1.1 by span corruption; says nothing of where the text comes from."""
+  config = ConfigDict()
+
+  # The shape of the model: t2t/models/config.py says what each key means.
+  config.model = ConfigDict(dataclasses.asdict(sizes.TransformerConfig(**sizes.t5_1_1("small"))))
+
+  config.data = ConfigDict()
+  config.data.files = ""  # globs, comma-separated: .txt, .jsonl, .jsonl.gz, .parquet, .tfrecord; local or gs://
+  config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
+  config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord
+  config.data.objective = "span_corruption"  # what `files` are made into
+  config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`
+  config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
+  config.data.train_split = "train"
+  config.data.eval_split = "validation"
+  config.data.vocabulary = ""  # "bytes" or a SentencePiece model; empty: the registered task's own
+  config.data.extra_ids = 100  # sentinels on top of the vocabulary
+  config.data.inputs_length = 512  # positions
+  config.data.targets_length = 114  # positions; 512 inputs at the density and span below make 114 targets
+  config.data.noise_density = 0.15  # share of the tokens that is masked
+  config.data.mean_noise_span_length = 3.0  # tokens
+  config.data.pack = False  # several short examples in one sequence; otherwise text is concatenated and split
+  config.data.num_streams = 0  # parts of the data with a position of their own; 0: chosen at the first start, then kept
+  config.data.shuffle_buffer = 1_000  # documents (of `files`: blocks of lines) per stream
+
+  config.train = ConfigDict()
+  config.train.steps = 1_000
+  config.train.batch_size = 128  # sequences, over all devices
+  config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
+  config.train.seed = 0  # of parameters, dropout and the order of data
+  config.train.z_loss = 1e-4
+  config.train.label_smoothing = 0.0
+  config.train.chunk_tokens = 1_024  # target positions per batch shard whose logits exist at one time
+  config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
+  config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
+
+  config.optimizer = ConfigDict()
+  config.optimizer.name = "adafactor"  # adafactor, adamw, sgd
+  config.optimizer.learning_rate = 0.01  # at the top of the schedule
+  config.optimizer.schedule = "t5_inverse_sqrt"  # t5_inverse_sqrt (flat, then falling), inverse_sqrt, cosine, linear, constant
+  config.optimizer.warmup_steps = 10_000
+  config.optimizer.final_ratio = 0.0  # cosine, linear: last learning rate as a share of the top
+  config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip
+  config.optimizer.scale_by_parameter = True  # updates relative to each parameter's root mean square
+  config.optimizer.weight_decay = 0.0  # times the learning rate
+  config.optimizer.no_decay = ("norm", "position_bias")  # parameters whose path matches are not decayed
+  config.optimizer.adafactor_decay_rate = 0.8
+  config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
+  config.optimizer.b1 = 0.9  # adamw
+  config.optimizer.b2 = 0.999  # adamw
+  config.optimizer.epsilon = 1e-8  # adamw
+
+  config.eval = ConfigDict()
+  config.eval.every = 1_000  # steps; the last step is always evaluated
+  config.eval.batches = 20  # held-out batches at most; always the same ones
+  config.eval.batch_size = 0  # sequences; 0: as train.batch_size
+  config.eval.examples = 3  # fill-in-the-blank examples printed at the end
+
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every = 1_000  # steps; the last step is always saved
+  config.checkpoint.keep = 3  # the last so many; the best by held-out loss is kept besides
+
+  config.init = ConfigDict()
+  config.init.checkpoint = ""  # a workdir or checkpoint whose parameters training starts from, at step 0
+
+  config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
+  config.mesh.data = 1  # the batch is split, parameters are copied
+  config.mesh.fsdp = -1  # the batch and the parameters are split
+  config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
+
+  return config.lock()

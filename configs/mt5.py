@@ -1,0 +1,27 @@
+"""mT5 (Xue et al. 2021): T5 1.1 with 250,112 rows in the embedding, for text in many languages.
+
+  t2t train --config mt5_base --workdir gs://BUCKET/mt5_base \
+    --config.data.files='gs://BUCKET/corpus/*.jsonl.gz' --config.data.vocabulary=gs://BUCKET/mt5.model
+
+Sizes: small 300 M, base 582 M, large 1.23 B, xl 3.74 B, xxl 12.9 B parameters; 2**20 steps of 1,024 x 1,024/229.
+Bring your own text and SentencePiece model: mT5's (250,000 pieces) or one from `t2t vocab train`.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import default
+from t2t.models import config as sizes
+
+SIZES = sizes.SIZES
+
+
+def get_config(size: str = "small") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = default.get_config()
+  config.model.update(sizes.mt5(size))
+  config.model.remat = {"small": "minimal", "base": "minimal", "large": "full", "xl": "full", "xxl": "full"}[size]
+  config.data.inputs_length = 1_024
+  config.data.targets_length = 229
+  config.train.steps = 1_048_576
+  config.train.batch_size = 1_024
+  return config

@@ -1,0 +1,52 @@
+"""The `t2t` command: a table of subcommands, each imported only when it is called."""
+
+import importlib
+import os
+import sys
+
+from t2t import UserError
+
+# name -> (module with main(argv), what it does)
+SUBCOMMANDS = {
+  "train": ("t2t.train", "pre-train or fine-tune a model; the same command again resumes"),
+  "vocab": ("t2t.data.vocabularies", "train a SentencePiece vocabulary on your own text"),
+}
+
+
+def _usage() -> str:
+  commands = "\n".join(f"  {name:<8}{text}" for name, (_, text) in SUBCOMMANDS.items())
+  return (
+    "usage: t2t COMMAND [options]\n\n"
+    "Pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod.\n\n"
+    f"commands:\n{commands}\n\n"
+    "t2t COMMAND --help says more; --debug shows the traceback of an error.\n"
+    "Try: t2t train --config tiny --workdir runs/tiny"
+  )
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs one subcommand; 0, or 2 when what the user gave cannot be used."""
+  argv = sys.argv[1:] if argv is None else argv
+  if not argv or argv[0] in ("-h", "--help", "help"):
+    print(_usage())
+    return 0 if argv else 2
+  command, *rest = argv
+  try:
+    if command not in SUBCOMMANDS:
+      raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
+    # TensorFlow reads text here; what it says about GPUs and CPU instructions at start-up is noise.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    importlib.import_module(SUBCOMMANDS[command][0]).main(rest)
+  except UserError as error:
+    if "--debug" in rest:
+      raise
+    print(f"t2t {command}: error: {error}", file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print(f"t2t {command}: interrupted", file=sys.stderr)
+    return 130
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

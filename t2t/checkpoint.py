@@ -1,0 +1,240 @@
+"""Saves and restores the state, the position in the data and the config, with Orbax."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import fcntl
+import os
+from typing import Any
+import uuid
+
+from etils import epath
+import jax
+import orbax.checkpoint as ocp
+
+from t2t import UserError
+from t2t import optimizers
+from t2t.optimizers import Params
+from t2t.train_state import TrainState
+
+_policies = ocp.checkpoint_managers
+
+
+class StreamsHandler(ocp.AsyncCheckpointHandler):
+  """One file for each stream of the data, written by the hosts that read it."""
+
+  async def async_save(self, directory: epath.Path, args: "StreamsSave") -> list[ocp.future.Future]:
+    """Writes in the background, as soon as the checkpoint's folder is there."""
+
+    async def write():
+      for name, content in args.streams.items():
+        # Hosts that share a stream write the same bytes: each renames a whole file into place.
+        part = directory / f"{name}.{uuid.uuid4().hex}"
+        part.write_bytes(content)
+        part.rename(directory / name)
+
+    return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streams")]
+
+  def save(self, directory: epath.Path, args: "StreamsSave") -> None:
+    """Writes at once; only asynchronous checkpoints are made here."""
+    del directory, args
+    raise TypeError("streams are saved by an asynchronous checkpointer")
+
+  def restore(self, directory: epath.Path, args: "StreamsRestore") -> dict[str, bytes]:
+    """The content of each stream asked for."""
+    return {name: (directory / name).read_bytes() for name in args.names}
+
+
+@ocp.args.register_with_handler(StreamsHandler, for_save=True)
+@dataclasses.dataclass
+class StreamsSave(ocp.args.CheckpointArgs):
+  """Position of each stream that this host reads, by name."""
+
+  streams: dict[str, bytes]
+
+
+@ocp.args.register_with_handler(StreamsHandler, for_restore=True)
+@dataclasses.dataclass
+class StreamsRestore(ocp.args.CheckpointArgs):
+  """The streams that this host will read."""
+
+  names: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def lock(workdir: epath.Path) -> Iterator[None]:
+  """Holds `workdir` for this run; the lock goes with the process, however it ends.
+
+  Raises:
+    UserError: another run on this machine is writing there.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  if "://" in str(workdir) or jax.process_index() != 0:
+    yield  # a bucket has no locks
+    return
+  with open(workdir / ".lock", "a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      file.seek(0)
+      owner = file.read().strip() or "unknown"
+      raise UserError(
+        f"--workdir {workdir}: another run (process {owner}) is writing there; wait for it, stop it, or give another"
+      ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    yield
+
+
+class Checkpoints:
+  """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
+
+  The last `keep` are kept, and the best by held-out loss among those that were saved with one.
+  """
+
+  def __init__(self, workdir: epath.Path, *, keep: int):
+    best = _policies.BestN(
+      get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+    )
+    policy = _policies.AnyPreservationPolicy([_policies.LatestN(keep), best])
+    self.directory = workdir / "checkpoints"
+    self._manager = ocp.CheckpointManager(
+      self.directory,
+      options=ocp.CheckpointManagerOptions(
+        # best_fn only makes the metrics be written; what is kept is the policy's business.
+        best_fn=lambda metrics: metrics["loss"],
+        best_mode="min",
+        preservation_policy=policy,
+        cleanup_tmp_directories=True,
+      ),
+      item_handlers={
+        "state": ocp.StandardCheckpointHandler(),
+        "streams": StreamsHandler(),
+        "config": ocp.JsonCheckpointHandler(),
+      },
+    )
+
+  def latest_step(self) -> int | None:
+    """The last step that was saved whole."""
+    return self._manager.latest_step()
+
+  def best_step(self) -> int | None:
+    """The step with the lowest held-out loss among those that are kept."""
+    losses = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
+    losses = {step: metrics["loss"] for step, metrics in losses.items() if metrics}
+    return min(losses, key=losses.get) if losses else None
+
+  def preempted(self, step: int) -> bool:
+    """Whether the cloud has announced that it will take this machine; the same answer on every host."""
+    return self._manager.reached_preemption(step)
+
+  def save(self, step: int, state: TrainState, streams: dict[str, bytes], config: dict, *, loss: float | None) -> None:
+    """Starts to save; what was saved before is untouched until this is whole.
+
+    Args:
+      step: of `state`.
+      state: may be donated to the next step at once.
+      streams: position of each of this host's streams.
+      config: JSON-serialisable; the number of streams is part of it.
+      loss: held-out loss at this step, if it was measured.
+    """
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state), streams=StreamsSave(streams), config=ocp.args.JsonSave(config)
+    )
+    self._manager.save(step, args=args, metrics=None if loss is None else {"loss": loss}, force=True)
+
+  def config(self, step: int) -> dict:
+    """The config that `step` was saved with."""
+    return self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+
+  def restore(self, step: int, abstract: TrainState, stream_names: tuple[str, ...]) -> tuple[TrainState, dict[str, bytes]]:
+    """The state, each array directly in its shards, and the streams.
+
+    Raises:
+      UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.
+    """
+    path = self.directory / str(step)
+    _check_shapes(path, _shapes(self._manager.item_metadata(step).state), _shapes(abstract))
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), streams=StreamsRestore(stream_names))
+    restored = self._manager.restore(step, args=args)
+    return restored.state, restored.streams
+
+  def wait(self) -> None:
+    """Returns when everything is written."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits until everything is written, and ends the background threads."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+  return {optimizers.path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+  differences = [
+    f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
+    for name in sorted(found.keys() | expected.keys())
+    if found.get(name) != expected.get(name)
+  ]
+  if differences:
+    shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
+    raise UserError(
+      f"{path} is a checkpoint of another model or optimizer than the config says:\n{shown}\n"
+      "give the config that it was trained with (config.json stands in its workdir), or another workdir"
+    )
+
+
+def find(path: str) -> epath.Path:
+  """The folder of one checkpoint: `path` itself, or the last of the workdir `path`.
+
+  Raises:
+    UserError: there is none; says what was looked for.
+  """
+  root = epath.Path(path)
+  if (root / "state").exists():
+    return root
+  for folder in (root / "checkpoints", root):
+    steps = [child for child in folder.iterdir() if child.name.isdigit()] if folder.exists() else []
+    if steps:
+      return max(steps, key=lambda child: int(child.name))
+  raise UserError(
+    f"config.init.checkpoint={path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
+    f" and {root}/STEP; give a workdir that t2t trained in, or one of its checkpoints"
+  )
+
+
+def restore_params(path: epath.Path, params: Params) -> Params:
+  """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
+
+  Args:
+    path: see `find`.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
+
+  Raises:
+    UserError: the checkpoint's parameters are not these; names the first that differ.
+  """
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(path / "state").item_metadata.tree
+    trained, frozen = saved["params"], saved.get("frozen_params") or {}
+    _check_shapes(path, _shapes(optimizers.join_frozen(trained, frozen)), _shapes(params))
+    # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+    names = set(_shapes(frozen))
+    by_name = lambda tree, keep: jax.tree_util.tree_map_with_path(
+      lambda path, _: keep[optimizers.path_name(path)], tree, is_leaf=lambda x: hasattr(x, "shape")
+    )
+    wanted = {
+      optimizers.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    item = {"params": by_name(trained, wanted)}
+    if names:
+      item["frozen_params"] = by_name(frozen, wanted)
+    restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), item)
+    restored = checkpointer.restore(
+      path / "state", args=ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
+    )
+  return optimizers.join_frozen(restored["params"], restored.get("frozen_params", {}))

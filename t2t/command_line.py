@@ -1,0 +1,159 @@
+"""What every subcommand shares: finding a config by name or path, overriding its keys, and showing them in `--help`."""
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import pathlib
+import re
+import traceback
+
+from absl import flags
+from ml_collections import ConfigDict
+from ml_collections import config_flags
+
+from t2t import UserError
+
+
+def _nearest(name: str, known: list[str]) -> str:
+  near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+  return f"; nearest: {', '.join(near)}" if near else ""
+
+
+def _shipped() -> dict[str, tuple[str, str | None]]:
+  """Name -> (module, size) of the configs that come with t2t; a family's module says its SIZES."""
+  names: dict[str, tuple[str, str | None]] = {}
+  package = importlib.import_module("t2t.configs")
+  for path in sorted(pathlib.Path(package.__file__).parent.glob("*.py")):
+    if path.stem in ("__init__", "default"):
+      continue
+    module = f"t2t.configs.{path.stem}"
+    for size in getattr(importlib.import_module(module), "SIZES", (None,)):
+      names[path.stem if size is None else f"{path.stem}_{size}"] = (module, size)
+  return names
+
+
+def config_names() -> list[str]:
+  """The configs that come with t2t."""
+  return list(_shipped())
+
+
+def load_config(spec: str) -> ConfigDict:
+  """The config that `spec` names: a shipped one (`tiny`, `t5_1_1_small`) or a file with `get_config()`.
+
+  Args:
+    spec: a name, or the path of a .py file; `FILE.py:ARGUMENT` calls `get_config(ARGUMENT)`.
+
+  Raises:
+    UserError: no such config (lists the nearest), or the file fails (says where).
+  """
+  path, _, argument = spec.partition(":")
+  if not path.endswith(".py"):
+    shipped = _shipped()
+    if spec not in shipped:
+      raise UserError(
+        f"--config {spec}: no such config{_nearest(spec, list(shipped))};"
+        f" give the path of a .py file, or one of {', '.join(shipped)}"
+      )
+    module, size = shipped[spec]
+    get_config = importlib.import_module(module).get_config
+    return get_config() if size is None else get_config(size)
+  if not pathlib.Path(path).is_file():
+    raise UserError(f"--config {path}: no such file; configs that come with t2t: {', '.join(_shipped())}")
+  module_spec = importlib.util.spec_from_file_location("t2t_user_config", path)
+  module = importlib.util.module_from_spec(module_spec)
+  try:
+    module_spec.loader.exec_module(module)
+    config = module.get_config(argument) if argument else module.get_config()
+  except UserError:
+    raise
+  except Exception as error:
+    # Whatever the user's file raises is told with the line of that file that raised it.
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    where = f"{path}, line {lines[-1]}" if lines else path
+    raise UserError(f"--config {where}: {type(error).__name__}: {error}") from error
+  if not isinstance(config, ConfigDict):
+    raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; it must return a ConfigDict")
+  return config
+
+
+def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
+  """`config` with `--config.SECTION.KEY=VALUE` applied, locked.
+
+  Raises:
+    UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
+  """
+  config.lock()
+  keys = [f"{section}.{key}" for section, values in config.items() for key in values]
+  for argument in arguments:
+    match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
+    if argument.startswith("-") and match is None:
+      raise UserError(f"unknown option {argument}; `--help` lists those there are")
+    if match and match[1] not in keys:
+      raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], keys)}; `--help` lists all keys")
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
+  try:
+    rest = values(["t2t", *arguments])
+  except flags.Error as error:
+    raise UserError(str(error).removeprefix("flag ")) from error
+  if len(rest) > 1:
+    raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
+  return values.config
+
+
+def _described_keys() -> str:
+  """Every key with its default and its comment, read from the files that define them."""
+  from t2t.configs import default
+  from t2t.models import config as model_config
+
+  lines = []
+  # TransformerConfig comes first in its file, before the tables of sizes.
+  fields = pathlib.Path(model_config.__file__).read_text().split("def __post_init__")[0]
+  for match in re.finditer(r"^  (\w+): \w+(?: = (.+?))?(?:  # (.*))?$", fields, re.MULTILINE):
+    lines.append((f"config.model.{match[1]}", match[2] or "from the config", match[3] or ""))
+  text = pathlib.Path(default.__file__).read_text()
+  for match in re.finditer(r"^  (config\.\w+\.\w+) = (.+?)(?:  # (.*))?$", text, re.MULTILINE):
+    lines.append((match[1], match[2], match[3] or ""))
+  return "\n".join(f"  --{key}={value}" + (f"\n        {comment}" if comment else "") for key, value, comment in lines)
+
+
+class _Help(argparse.Action):
+  """Prints the parser's own help, then the shipped configs and every key."""
+
+  def __call__(self, parser, namespace, values, option_string=None):
+    del namespace, values, option_string
+    print(parser.format_help())
+    print("configs that come with t2t:\n  " + ", ".join(config_names()))
+    print("\nkeys and their defaults (a config may set others):")
+    print(_described_keys())
+    parser.exit()
+
+
+def config_parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
+  """A parser with `--config` and a `--help` that lists the keys; `parse` reads the command line with it."""
+  parser = argparse.ArgumentParser(
+    prog=f"t2t {command}",
+    description=description,
+    epilog=epilog,
+    usage=f"t2t {command} --config NAME_OR_FILE [options] [--config.SECTION.KEY=VALUE ...]",
+    add_help=False,
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, the configs and every key")
+  parser.add_argument("--config", help="name of a config that comes with t2t, or a .py file with get_config()")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, ConfigDict]:
+  """The parser's options, and the config with its overrides.
+
+  Raises:
+    UserError: see `load_config` and `override`.
+  """
+  options, rest = parser.parse_known_args(argv)
+  if options.config is None:
+    raise UserError(f"--config is missing; give a .py file or one of {', '.join(config_names())}")
+  return options, override(load_config(options.config), rest)

@@ -1,0 +1,166 @@
+"""Token losses as sums with weights: divided once, by the weight of the whole batch, however it was cut."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import sharding
+from t2t.metrics import Metrics, WeightedSum
+
+LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
+LossFn = Callable[[nnx.Module, dict[str, jax.Array], jax.Array | None], tuple[jax.Array, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropyConfig:
+  """What is added to the cross-entropy, and how it is computed.  The defaults stand in configs/default.py."""
+
+  z_loss: float  # times log(Z)**2: keeps the logits near zero (Mesh-TensorFlow; T5 1.1 used 1e-4)
+  label_smoothing: float  # share of the target distribution spread evenly over the vocabulary
+  chunk_tokens: int  # target positions per batch shard whose logits exist at one time
+
+
+def token_cross_entropy(
+  logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.0, label_smoothing: float = 0.0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Cross-entropy of each target, what z-loss adds to it, and whether the target is the likeliest token.
+
+  Args:
+    logits: [..., vocab]; the softmax is taken in float32.
+    targets: int [...].
+    z_loss: coefficient of log(Z)**2.
+    label_smoothing: share of the target distribution spread evenly over the whole vocabulary.  The entropy of the
+      smoothed distribution is not subtracted: a perfect prediction has a loss above zero.
+
+  Returns:
+    float32 [...] in nats, float32 [...], bool [...].
+  """
+  logits = logits.astype(jnp.float32)
+  log_z = jax.nn.logsumexp(logits, axis=-1)
+  # A comparison instead of a gather: it stays on the shard that holds that part of the vocabulary.
+  is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+  target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+  loss = log_z - (1.0 - label_smoothing) * target_logit
+  if label_smoothing:
+    loss = loss - label_smoothing * jnp.mean(logits, axis=-1)
+  # The maximum is there already, for log(Z); an argmax would be one more pass over the logits.
+  is_right = target_logit >= jnp.max(logits, axis=-1)
+  return loss, z_loss * jnp.square(log_z), is_right
+
+
+def _chunk_loss(
+  config: CrossEntropyConfig, logits_fn: LogitsFn, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Summed loss of [tokens, embed]; and [cross-entropy, z-loss, number right] as sums."""
+  logits = sharding.shard(logits_fn(hidden), None, "vocab")
+  loss, z_term, is_right = token_cross_entropy(
+    logits, targets, z_loss=config.z_loss, label_smoothing=config.label_smoothing
+  )
+  sums = jnp.stack([jnp.sum(x * weights) for x in (loss, z_term, is_right)])
+  return sums[0] + sums[1], sums
+
+
+def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  """[batch, length, ...] -> [chunks, shards, tokens, ...]: each chunk is spread over all shards of the batch."""
+  shards = sharding.num_batch_shards()
+  batch, length = arrays[0].shape[:2]
+  tokens = batch * length // shards
+  num_chunks = -(-tokens // config.chunk_tokens)
+  size = -(-tokens // num_chunks)
+
+  def one(x):
+    x = x.reshape(shards, tokens, *x.shape[2:])
+    x = jnp.pad(x, [(0, 0), (0, num_chunks * size - tokens)] + [(0, 0)] * (x.ndim - 2))
+    x = jnp.moveaxis(x.reshape(shards, num_chunks, size, *x.shape[2:]), 1, 0)
+    return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
+
+  return tuple(one(x) for x in arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(
+  config: CrossEntropyConfig, logits_fn: LogitsFn, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Loss and sums (see `_chunk_loss`) over [batch, length, embed], chunk by chunk."""
+
+  def body(total, chunk):
+    outputs = jax.vmap(functools.partial(_chunk_loss, config, logits_fn))(*chunk)
+    return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs), None
+
+  return jax.lax.scan(body, (jnp.zeros(()), jnp.zeros(3)), _chunks(config, hidden, targets, weights))[0]
+
+
+def _summed_forward(config, logits_fn, hidden, targets, weights):
+  # The loss is a sum, so that its gradient is known up to one factor as soon as the logits are: each chunk yields
+  # loss and gradients at once, its logits are computed once (not again in the backward pass) and never kept.
+  def of_shard(hidden, targets, weights):
+    one = lambda f, h: _chunk_loss(config, f, h, targets, weights)
+    loss, vjp, sums = jax.vjp(one, logits_fn, hidden, has_aux=True)
+    return (loss, sums), *vjp(jnp.ones_like(loss))
+
+  def body(carry, chunk):
+    total, gradient = carry
+    outputs, weights_gradient, hidden_gradient = jax.vmap(of_shard)(*chunk)
+    total = jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs)
+    return (total, by_shard(jax.tree.map(jnp.add, gradient, weights_gradient))), hidden_gradient
+
+  # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
+  by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "batch", *["any"] * (x.ndim - 1)), tree)
+  chunks = _chunks(config, hidden, targets, weights)
+  num_shards = chunks[0].shape[1]
+  zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((num_shards, *w.shape), jnp.float32), logits_fn))
+  (total, gradient), hidden_gradient = jax.lax.scan(body, ((jnp.zeros(()), jnp.zeros(3)), zeros), chunks)
+  gradient = jax.tree.map(lambda g, w: jnp.sum(g, axis=0).astype(w.dtype), gradient, logits_fn)
+  merged = jnp.moveaxis(hidden_gradient, 0, 1).reshape(num_shards, -1, hidden.shape[-1])
+  num_tokens = hidden.shape[0] * hidden.shape[1] // num_shards
+  return total, (gradient, merged[:, :num_tokens].reshape(hidden.shape))
+
+
+def _summed_backward(config, residuals, cotangents):
+  del config
+  return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+def make_loss_fn(config: CrossEntropyConfig) -> LossFn:
+  """The training loss: cross-entropy of the targets where they count, plus the z-loss.
+
+  The vocabulary projection runs over chunks of tokens: logits of a whole batch never exist, forward or backward.
+
+  Returns:
+    A function of (model, batch with decoder_target_tokens and decoder_loss_weights, dropout key or None) to the summed
+    loss and `Metrics`: loss (nats per target, without z-loss), z_loss, accuracy.
+  """
+
+  def loss_fn(model: nnx.Module, batch: dict[str, jax.Array], dropout_key: jax.Array | None):
+    hidden = model(batch, dropout_key=dropout_key)
+    weights = batch["decoder_loss_weights"].astype(jnp.float32)
+    total, sums = _summed(config, model.logits_fn(), hidden, batch["decoder_target_tokens"], weights)
+    weight = jnp.sum(weights)
+    names = ("loss", "z_loss", "accuracy")
+    return total, {name: WeightedSum(sums[i], weight) for i, name in enumerate(names)}
+
+  return loss_fn
+
+
+def unigram_loss(batches: Sequence[Mapping[str, jax.Array]], vocab_size: int) -> jax.Array:
+  """Loss of the best model that knows only how often each token occurs: the entropy of the targets' own frequencies.
+
+  Args:
+    batches: with decoder_target_tokens and decoder_loss_weights, [batch, length].
+    vocab_size: largest id plus one, or more.
+
+  Returns:
+    float32 [], nats per target token.  No unigram model does better on these targets, whatever it was fitted on.
+  """
+  counts = jnp.zeros(vocab_size, jnp.float32)
+  for batch in batches:
+    counts = counts.at[batch["decoder_target_tokens"]].add(batch["decoder_loss_weights"].astype(jnp.float32))
+  shares = counts / jnp.sum(counts)
+  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))

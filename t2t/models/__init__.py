@@ -1,0 +1,1 @@
+"""Transformers as plain Flax NNX trees."""

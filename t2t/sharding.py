@@ -1,0 +1,163 @@
+"""How arrays lie on the mesh: the only file that knows which logical axis goes to which mesh axis.
+
+Models, losses and decoding name axes ("batch", "embed", "mlp", ...) and never devices.  One table with two columns says
+what a name means: for activations (`shard`) and for parameters (`param_shardings`).
+"""
+
+from collections.abc import Mapping
+import math
+
+from flax import nnx
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+
+from t2t import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# logical axis -> (mesh axes of an activation, mesh axes of a parameter)
+RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
+  "batch": (("data", "fsdp"), None),
+  "length": (None, None),
+  "embed": (None, "fsdp"),
+  "heads": ("tensor", "tensor"),
+  "mlp": ("tensor", "tensor"),
+  "vocab": ("tensor", "tensor"),
+  "kv": (None, None),
+  "layers": (None, None),
+  "buckets": (None, None),
+}
+
+
+def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
+  """The size of every mesh axis, with the one -1 filled in.
+
+  Raises:
+    UserError: unknown axis, more than one -1, or sizes whose product is not `num_devices`.
+  """
+  unknown = sorted(set(shape) - set(MESH_AXES))
+  if unknown:
+    raise UserError(f"config.mesh.{unknown[0]}: no such mesh axis; the axes are {', '.join(MESH_AXES)}")
+  sizes = {axis: int(shape.get(axis, 1)) for axis in MESH_AXES}
+  wrong = {axis: size for axis, size in sizes.items() if size < 1 and size != -1}
+  if wrong:
+    axis, size = next(iter(wrong.items()))
+    raise UserError(f"config.mesh.{axis}={size}: give a positive size, or -1 for all devices that are left")
+  free = [axis for axis, size in sizes.items() if size == -1]
+  if len(free) > 1:
+    raise UserError(f"config.mesh: {' and '.join(free)} are both -1; only one axis can take the devices that are left")
+  fixed = math.prod(size for size in sizes.values() if size != -1)
+  text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+  if free:
+    if num_devices % fixed:
+      divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
+      raise UserError(
+        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices};"
+        f" the sizes without -1 must multiply to one of {divisors}"
+      )
+    sizes[free[0]] = num_devices // fixed
+  elif fixed != num_devices:
+    raise UserError(
+      f"config.mesh: {text} makes {fixed} device(s), but there are {num_devices};"
+      " set one axis to -1 to use all that are left, for example --config.mesh.fsdp=-1"
+    )
+  return sizes
+
+
+def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+  """A mesh with axes data, fsdp and tensor over all devices (or over `devices`).
+
+  Args:
+    shape: size of each axis; an axis left out is 1, and one may be -1 (all devices that are left).
+    devices: defaults to `jax.devices()`; devices of an ahead-of-time topology work too.
+
+  Raises:
+    UserError: see `mesh_sizes`.
+  """
+  num_devices = len(devices) if devices is not None else jax.device_count()
+  sizes = mesh_sizes(shape, num_devices)
+  return jax.make_mesh(
+    tuple(sizes.values()),
+    tuple(sizes),
+    axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
+    devices=devices,
+  )
+
+
+def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int]) -> PartitionSpec:
+  entries = []
+  for axis in axes:
+    if axis == "any":
+      entries.append(PartitionSpec.UNCONSTRAINED)
+      continue
+    names = None if axis is None else RULES[axis][column]
+    names = (names,) if isinstance(names, str) else names
+    names = tuple(name for name in names or () if name in used)
+    entries.append(names if len(names) > 1 else (names[0] if names else None))
+  return PartitionSpec(*entries)
+
+
+def shard(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Constrains an activation by the logical name of each of its dimensions; without a mesh it does nothing.
+
+  None is a dimension that no device splits, "any" one that the compiler may split as it likes.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return x
+  if len(axes) != x.ndim:
+    raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
+  return jax.lax.with_sharding_constraint(x, _spec(axes, 0, used=mesh.shape))
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+  """How a batch, [batch, ...], lies on the mesh."""
+  return NamedSharding(mesh, _spec(("batch",), 0, used=mesh.shape))
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+  """The same value on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def num_batch_shards(mesh: jax.sharding.Mesh | None = None) -> int:
+  """In how many parts a batch is split over `mesh`, by default the one that is set; without a mesh 1."""
+  shape = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
+  return math.prod(shape.get(axis, 1) for axis in RULES["batch"][0])
+
+
+def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
+  """The axis names of a parameter; a stacked layer has one more dimension than its module declared."""
+  if len(shape) == len(axes) + 1:
+    return ("layers", *axes)
+  if len(shape) != len(axes):
+    raise ValueError(f"parameter {path} has shape {shape}, but axes {axes}")
+  return tuple(axes)
+
+
+def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
+  """A sharding for each parameter, from its `axes` metadata, as a nested dict like `nnx.to_pure_dict(params)`.
+
+  Raises:
+    UserError: a dimension that its mesh axes do not divide; names the parameter, the axis and sizes that would do.
+  """
+
+  def one(path, variable: nnx.Variable) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    shape = variable.get_value().shape
+    axes = logical_axes(name, shape, variable.get_metadata()["axes"])
+    spec = _spec(axes, 1, used=mesh.shape)
+    for axis, size, entry in zip(axes, shape, spec, strict=True):
+      names = (entry,) if isinstance(entry, str) else entry or ()
+      parts = math.prod(mesh.shape[mesh_axis] for mesh_axis in names)
+      if size % parts:
+        works = [n for n in range(1, int(np.prod(list(mesh.shape.values()))) + 1) if size % n == 0]
+        raise UserError(
+          f"config.mesh.{'*'.join(names)}={parts} does not divide {axis}={size} (parameter {name} {shape});"
+          f" sizes that would do: {works}"
+        )
+    return NamedSharding(mesh, spec)
+
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(one, params, is_leaf=is_variable))

@@ -1,0 +1,389 @@
+"""`t2t train`: one loop, from a config and a workdir to a trained model."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+import math
+import signal
+import sys
+import threading
+
+from absl import logging
+from etils import epath
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+import numpy as np
+
+from t2t import UserError
+from t2t import checkpoint
+from t2t import command_line
+from t2t import decoding
+from t2t import examples
+from t2t import losses
+from t2t import metrics as metrics_lib
+from t2t import optimizers
+from t2t import sharding
+from t2t import train_state
+from t2t import writers
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+
+
+def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
+  """Trains until `config.train.steps`, resuming from `workdir` if anything is there.
+
+  Args:
+    config: see configs/default.py.
+    workdir: local or gs://; checkpoints, metrics and config.json are written there.
+
+  Returns:
+    The state after the last step.
+
+  Raises:
+    UserError: something in the config, the data or the workdir cannot be used; before any training unless a record
+      of a large corpus turns out to be broken on the way, or the loss stops being finite.
+  """
+  # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
+  from t2t.data import pipeline
+  from t2t.data import vocabularies
+
+  # ---- Config --------------------------------------------------------------
+  model_config = TransformerConfig(**config.model)
+  loss_fn = losses.make_loss_fn(
+    losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
+  )
+  tx, schedule = optimizers.make_optimizer(optimizers.OptimizerConfig(**config.optimizer), config.train.steps)
+  data = pipeline.DataConfig(**config.data)
+  eval_batch_size = config.eval.batch_size or config.train.batch_size
+
+  # ---- Mesh ----------------------------------------------------------------
+  mesh = sharding.make_mesh(config.mesh)
+  _check_sizes(config, mesh)
+
+  # ---- Data ----------------------------------------------------------------
+  pipeline.check(data, batch_size=config.train.batch_size, model_vocab_size=model_config.vocab_size)
+  workdir = epath.Path(workdir).expanduser()
+  first = jax.process_index() == 0
+
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(checkpoint.lock(workdir))
+    stack.enter_context(jax.set_mesh(mesh))
+
+    # ---- Model and optimizer -----------------------------------------------
+    model_fn = lambda key: transformer.build(model_config, nnx.Rngs(key))
+    graphdef, abstract_state, make_state = train_state.abstract_train_state(
+      model_fn, tx, mesh, freeze=config.train.freeze
+    )
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+    train_step = train_state.make_train_step(
+      graphdef, loss_fn, tx, shardings, num_microbatches=config.train.microbatches
+    )
+    eval_step = train_state.make_eval_step(graphdef, loss_fn)
+    parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+
+    # ---- Where training starts ---------------------------------------------
+    # In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. config.init.checkpoint
+    # (parameters only, step 0); 3. fresh parameters.
+    checkpoints = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
+    stack.callback(checkpoints.close)
+    start = checkpoints.latest_step()
+    saved_config = {} if start is None else checkpoints.config(start)
+    batches = pipeline.train_batches(
+      data,
+      model_config.architecture,
+      mesh,
+      batch_size=config.train.batch_size,
+      seed=config.train.seed,
+      num_streams=saved_config.get("data", {}).get("num_streams"),
+    )
+    # What was chosen at the first start is part of the config from then on: it decides the order of the data.
+    resolved = json.loads(config.to_json_best_effort())
+    resolved["data"]["num_streams"] = batches.num_streams
+    if start is not None:
+      _report_changes(saved_config, resolved)
+      state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
+      batches.restore(streams)
+      logging.info("resuming %s from step %d", workdir, start)
+    elif config.init.checkpoint:
+      path = checkpoint.find(config.init.checkpoint)
+      wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
+      params = checkpoint.restore_params(path, wanted)
+      state = _warm_start(make_state, params, shardings, config.train.freeze)(parameter_key)
+      logging.info("starting from the parameters of %s", path)
+    else:
+      state = jax.jit(make_state, out_shardings=shardings)(parameter_key)
+    start = start or 0
+    if first:
+      (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
+
+    # ---- Steps -------------------------------------------------------------
+    eval_batches = pipeline.eval_batches(
+      data, model_config.architecture, mesh, batch_size=eval_batch_size, max_batches=config.eval.batches
+    )
+    throughput = metrics_lib.Throughput(
+      flops_per_step=metrics_lib.model_flops(
+        model_config,
+        batch_size=config.train.batch_size,
+        inputs_length=config.data.inputs_length,
+        targets_length=config.data.targets_length,
+      ),
+      devices=list(mesh.devices.flat),
+    )
+    writer = writers.Writer(workdir) if first else None
+    line = writers.ProgressLine(start, config.train.steps) if first else None
+    if first:
+      stack.callback(writer.close)
+      stack.callback(line.close)
+    stop_requested = stack.enter_context(_stop_signal())
+    report = _Report(config, schedule, throughput, writer, line)
+
+    eval_loss, saved_step, last_step = None, start if start else None, start
+    pending = None  # (step, metrics, wait): read after the next step has been dispatched, so that the device never waits
+    for step in range(start, config.train.steps):
+      batch = next(batches)
+      state, metrics = train_step(state, batch, dropout_key)
+      if pending is not None:
+        report.step(*pending)
+      pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
+
+      is_last = last_step == config.train.steps
+      stopping = stop_requested() if jax.process_count() == 1 else checkpoints.preempted(last_step)
+      evaluates = (last_step % config.eval.every == 0 or is_last) and not stopping
+      saves = last_step % config.checkpoint.every == 0 or is_last or stopping
+      if evaluates or saves:
+        # A checkpoint is made of a state whose loss is known to be finite.
+        report.step(*pending)
+        pending = None
+        throughput.pause()
+      if evaluates:
+        eval_loss = report.evaluation(last_step, _evaluate(eval_step, state, eval_batches))
+      if saves:
+        known = eval_loss if evaluates else None
+        checkpoints.save(last_step, state, batches.state(), resolved, loss=known)
+        saved_step = last_step
+      if stopping:
+        break
+    if eval_loss is None and last_step == config.train.steps:
+      eval_loss = report.evaluation(last_step, _evaluate(eval_step, state, eval_batches))
+    checkpoints.wait()
+    if first:
+      writer.flush()
+      line.close()
+    if last_step < config.train.steps:
+      if first:
+        print(f"stopped after step {last_step} of {config.train.steps}, saved; the same command again goes on from there")
+      return state
+
+    # ---- What came out -----------------------------------------------------
+    unigram = float(losses.unigram_loss(eval_batches, model_config.vocab_size))
+    vocabulary = pipeline.vocabulary(data)
+    shown = []
+    if config.eval.examples:
+      decode = decoding.make_greedy(graphdef, max_length=config.data.targets_length, eos_id=vocabulary.eos_id)
+      shown = _fill_in_the_blank(config.eval.examples, decode, state, eval_batches, vocabulary, vocabularies.sentinel_ids)
+    if first:
+      picture = writers.plot_loss(workdir, unigram_loss=unigram)
+      _summarise(workdir, eval_loss, unigram, shown, saved_step, checkpoints.best_step(), picture)
+  return state
+
+
+def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """What must divide what, and be positive, before anything is built."""
+  for section, key in (
+    ("train", "steps"),
+    ("train", "batch_size"),
+    ("train", "microbatches"),
+    ("train", "chunk_tokens"),
+    ("train", "log_every"),
+    ("eval", "every"),
+    ("eval", "batches"),
+    ("checkpoint", "every"),
+    ("checkpoint", "keep"),
+  ):
+    if config[section][key] < 1:
+      raise UserError(f"config.{section}.{key}={config[section][key]}: must be at least 1")
+  shards = sharding.num_batch_shards(mesh)
+  rows = shards * config.train.microbatches
+  if config.train.batch_size % rows:
+    low = config.train.batch_size // rows * rows
+    raise UserError(
+      f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches}"
+      f" microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp);"
+      f" {' or '.join(str(size) for size in (low, low + rows) if size)} would"
+    )
+  if config.eval.batch_size % shards:
+    raise UserError(
+      f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s); give a multiple"
+    )
+  if config.model.num_heads % mesh.shape["tensor"]:
+    works = [n for n in range(1, config.model.num_heads + 1) if config.model.num_heads % n == 0]
+    raise UserError(
+      f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.num_heads={config.model.num_heads};"
+      f" sizes that would do: {works}"
+    )
+
+
+def _report_changes(old: dict, new: dict) -> None:
+  """Logs what a resumed run does otherwise than the run that saved its checkpoint."""
+  for section, values in new.items():
+    for key, value in values.items():
+      before = old.get(section, {}).get(key)
+      if before != value:
+        logging.warning("resuming with another config.%s.%s: %r, it was %r", section, key, value, before)
+
+
+def _warm_start(make_state, params, shardings, freeze):
+  """A fresh state (step 0, new optimizer) with these parameters."""
+
+  def make(key):
+    trained, frozen = optimizers.split_frozen(params, freeze)
+    return dataclasses.replace(make_state(key), params=trained, frozen_params=frozen)
+
+  return jax.jit(make, out_shardings=shardings)
+
+
+@contextlib.contextmanager
+def _stop_signal() -> Iterator:
+  """Turns the first SIGINT or SIGTERM into a wish to stop after the step; a second one stops at once."""
+  received = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield received.is_set
+    return
+
+  def note(number, frame):
+    del frame
+    if received.is_set():
+      raise KeyboardInterrupt
+    received.set()
+    print(f"\n{signal.Signals(number).name}: saving after this step; again to stop at once", file=sys.stderr)
+
+  previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield received.is_set
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+
+
+def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:
+  """The metrics of all held-out batches together."""
+  total = None
+  for batch in eval_batches:
+    metrics = eval_step(state, batch)
+    total = metrics if total is None else metrics_lib.merge(total, metrics)
+  return total
+
+
+def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinel_ids) -> list[tuple[str, str, str]]:
+  """Input, prediction and truth of the first held-out examples."""
+  batch = eval_batches[0]
+  written = multihost_utils.process_allgather(decode(state, batch), tiled=True)
+  host = {name: multihost_utils.process_allgather(x, tiled=True) for name, x in batch.items()}
+  inputs, targets = host["encoder_input_tokens"], host["decoder_target_tokens"]
+  if "encoder_segment_ids" in host:
+    inputs = np.where(host["encoder_segment_ids"] == 1, inputs, 0)
+    targets = np.where(host["decoder_segment_ids"] == 1, targets, 0)
+  present = set(inputs[:number].flatten().tolist())
+  sentinels = sentinel_ids(vocabulary, vocabulary.extra_ids or 100)
+  if not present & set(sentinels):
+    return []
+  return [
+    examples.fill_in_the_blank(
+      *rows, vocabulary=vocabulary, sentinel_ids=sentinels, eos_id=vocabulary.eos_id
+    )
+    for rows in zip(inputs[:number], written[:number], targets[:number], strict=True)
+  ]
+
+
+class _Report:
+  """Brings metrics of steps and evaluations to the terminal and the files, and stops a run whose loss is not finite."""
+
+  def __init__(self, config, schedule, throughput, writer, line):
+    self._config = config
+    self._schedule = schedule
+    self._throughput = throughput
+    self._writer = writer
+    self._line = line
+    self._warned = False
+
+  def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
+    """Reads one training step's metrics, waiting for it if need be."""
+    host = jax.device_get(metrics)
+    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in host.items()}
+    values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=wait_seconds)
+    if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
+      raise UserError(
+        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: not finite; nothing was saved since."
+        " Lower config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on"
+        " from the last checkpoint"
+      )
+    if self._line is None:
+      return
+    left = self._config.train.steps - step
+    speed = values.get("steps_per_second")
+    self._line.update(
+      step,
+      loss=values["loss"],
+      tokens_per_second=values.get("tokens_per_second"),
+      seconds_left=None if speed is None else left / speed,
+    )
+    self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
+    if step % self._config.train.log_every == 0:
+      values["learning_rate"] = float(self._schedule(step - 1))
+      self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+
+  def _warn_of_waiting(self, step: int, share: float) -> None:
+    if share > 0.05 and not self._warned and step >= 20:
+      self._warned = True
+      self._line.say(
+        f"step {step}: {share:.0%} of the time is spent waiting for data (config.data); `python benchmarks/pipeline.py`"
+        " measures the pipeline alone"
+      )
+    elif share < 0.03:
+      self._warned = False
+
+  def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
+    """Reads the metrics of an evaluation; its loss."""
+    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
+    if self._writer is not None:
+      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
+    return values["loss"]
+
+
+def _summarise(workdir, eval_loss, unigram, shown, saved_step, best_step, picture) -> None:
+  """Prints what a person wants to know at the end."""
+  print(f"\nheld-out loss  {eval_loss:.4f} nats per target token")
+  print(f"unigram model  {unigram:.4f} (knows only how often each token occurs in these very targets)")
+  for number, (given, prediction, truth) in enumerate(shown, start=1):
+    print(f"\nexample {number}, held out")
+    for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
+      print(writers.wrapped(label, text))
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_step})")
+  print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
+  print(f"metrics        {workdir / 'metrics.jsonl'}")
+  print(f"config         {workdir / 'config.json'}")
+  print(f"loss curve     {picture}")
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = command_line.config_parser(
+    "train",
+    "Trains a model; the same command again resumes where it stopped.",
+    epilog=(
+      "examples:\n"
+      "  t2t train --config tiny --workdir runs/tiny\n"
+      "  t2t train --config t5_1_1_small --workdir runs/own --config.data.files='text/*.jsonl.gz' \\\n"
+      "    --config.data.vocabulary=spiece.model"
+    ),
+  )
+  parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
+  options, config = command_line.parse(parser, argv)
+  if not options.workdir:
+    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+  logging.set_verbosity(logging.INFO if options.debug else logging.WARNING)
+  train(config, options.workdir)
