@@ -1,18 +1,22 @@
 """What every subcommand shares: finding a config by name or path, overriding its keys, and showing them in `--help`."""
 
 import argparse
+import dataclasses
 import difflib
 import importlib
 import importlib.util
 import pathlib
 import re
 import traceback
+from typing import TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict
 from ml_collections import config_flags
 
 from t2t import UserError
+
+T = TypeVar("T")
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -102,6 +106,26 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   return values.config
 
 
+def section(config: ConfigDict, name: str, cls: type[T]) -> T:
+  """One section of the config as the frozen dataclass that the library takes.
+
+  Raises:
+    UserError: a key that the dataclass does not know, or one that is missing.
+  """
+  known = [field.name for field in dataclasses.fields(cls)]
+  unknown = [key for key in config[name] if key not in known]
+  if unknown:
+    raise UserError(f"config.{name}.{unknown[0]}: no such key{_nearest(unknown[0], known)}")
+  missing = [
+    field.name
+    for field in dataclasses.fields(cls)
+    if field.default is dataclasses.MISSING and field.name not in config[name]
+  ]
+  if missing:
+    raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
+  return cls(**config[name])
+
+
 def _described_keys() -> str:
   """Every key with its default and its comment, read from the files that define them."""
   from t2t.configs import default
@@ -130,13 +154,13 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def config_parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
+def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
   """A parser with `--config` and a `--help` that lists the keys; `parse` reads the command line with it."""
   parser = argparse.ArgumentParser(
-    prog=f"t2t {command}",
+    prog=prog,
     description=description,
     epilog=epilog,
-    usage=f"t2t {command} --config NAME_OR_FILE [options] [--config.SECTION.KEY=VALUE ...]",
+    usage=f"{prog} --config NAME_OR_FILE [options] [--config.SECTION.KEY=VALUE ...]",
     add_help=False,
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -51,12 +51,14 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   from t2t.data import vocabularies
 
   # ---- Config --------------------------------------------------------------
-  model_config = TransformerConfig(**config.model)
+  model_config = command_line.section(config, "model", TransformerConfig)
   loss_fn = losses.make_loss_fn(
     losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
   )
-  tx, schedule = optimizers.make_optimizer(optimizers.OptimizerConfig(**config.optimizer), config.train.steps)
-  data = pipeline.DataConfig(**config.data)
+  tx, schedule = optimizers.make_optimizer(
+    command_line.section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps
+  )
+  data = command_line.section(config, "data", pipeline.DataConfig)
   eval_batch_size = config.eval.batch_size or config.train.batch_size
 
   # ---- Mesh ----------------------------------------------------------------
@@ -77,6 +79,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     graphdef, abstract_state, make_state = train_state.abstract_train_state(
       model_fn, tx, mesh, freeze=config.train.freeze
     )
+    _say(f"{_described(abstract_state, mesh)}; {workdir}")
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     train_step = train_state.make_train_step(
       graphdef, loss_fn, tx, shardings, num_microbatches=config.train.microbatches
@@ -103,16 +106,20 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     resolved = json.loads(config.to_json_best_effort())
     resolved["data"]["num_streams"] = batches.num_streams
     if start is not None:
-      _report_changes(saved_config, resolved)
+      if start > config.train.steps:
+        raise UserError(
+          f"--workdir {workdir} is at step {start}, beyond config.train.steps={config.train.steps};"
+          " give more steps to go on, or another workdir"
+        )
+      _say(f"resuming from step {start}" + "".join(f"\n  with another {change}" for change in _changes(saved_config, resolved)))
       state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
       batches.restore(streams)
-      logging.info("resuming %s from step %d", workdir, start)
     elif config.init.checkpoint:
       path = checkpoint.find(config.init.checkpoint)
       wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
       params = checkpoint.restore_params(path, wanted)
       state = _warm_start(make_state, params, shardings, config.train.freeze)(parameter_key)
-      logging.info("starting from the parameters of %s", path)
+      _say(f"starting from the parameters of {path}")
     else:
       state = jax.jit(make_state, out_shardings=shardings)(parameter_key)
     start = start or 0
@@ -226,13 +233,27 @@ def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     )
 
 
-def _report_changes(old: dict, new: dict) -> None:
-  """Logs what a resumed run does otherwise than the run that saved its checkpoint."""
-  for section, values in new.items():
-    for key, value in values.items():
-      before = old.get(section, {}).get(key)
-      if before != value:
-        logging.warning("resuming with another config.%s.%s: %r, it was %r", section, key, value, before)
+def _say(text: str) -> None:
+  """Tells what is going on, once, however many hosts there are."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _described(state: train_state.TrainState, mesh: jax.sharding.Mesh) -> str:
+  """How large the model is and where it lies."""
+  number = sum(math.prod(x.shape) for x in jax.tree.leaves((state.params, state.frozen_params)))
+  axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+  return f"{writers.short(number)} parameters on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
+
+
+def _changes(old: dict, new: dict) -> list[str]:
+  """What a resumed run does otherwise than the run that saved its checkpoint."""
+  return [
+    f"config.{section}.{key}: {value!r}, it was {old[section][key]!r}"
+    for section, values in new.items()
+    for key, value in values.items()
+    if key in old.get(section, {}) and old[section][key] != value
+  ]
 
 
 def _warm_start(make_state, params, shardings, freeze):
@@ -372,7 +393,7 @@ def _summarise(workdir, eval_loss, unigram, shown, saved_step, best_step, pictur
 def main(argv: list[str]) -> None:
   """The command."""
   parser = command_line.config_parser(
-    "train",
+    "t2t train",
     "Trains a model; the same command again resumes where it stopped.",
     epilog=(
       "examples:\n"

@@ -175,9 +175,9 @@ def make_train_step(
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     one = jnp.ones(())
-    metrics["grad_norm"] = metrics_lib.WeightedSum(optax.global_norm(grads), one)
+    metrics["grad_norm"] = metrics_lib.WeightedSum(optax.tree.norm(grads), one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
-    metrics["param_norm"] = metrics_lib.WeightedSum(optax.global_norm(state.params), one)
+    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(state.params), one)
     params = optax.apply_updates(state.params, updates)
     return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import io
 import json
-import math
 import sys
 import textwrap
 import time
@@ -23,9 +22,8 @@ def duration(seconds: float) -> str:
 def short(number: float) -> str:
   """A count in at most five characters: 950, 12.3k, 4.56M."""
   for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if number >= limit:
-      scaled = number / limit
-      return f"{scaled:.{max(0, 2 - int(math.log10(scaled)))}f}{unit}"
+    if number >= 0.9995 * limit:  # what three digits round up to the next unit is shown in it
+      return f"{number / limit:#.3g}".rstrip(".") + unit
   return f"{number:.0f}"
 
 

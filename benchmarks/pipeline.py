@@ -1,0 +1,89 @@
+"""How fast the host makes batches, apart from any model.
+
+  python benchmarks/pipeline.py [--files GLOB] [--vocabulary MODEL] [--batch_size 128] [--seconds 20] [--pack] [--json]
+
+Counts tokens of inputs and targets that are not padding, of the real `train_batches`, after a warm-up.  Without --files
+it reads ../shared/data/wikipedia with the T5 vocabulary if that is there, else the installed documentation.  With
+--json the last line is one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import time
+
+import jax
+import numpy as np
+
+from t2t import sharding
+from t2t.data import pipeline
+
+_SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
+_WIKIPEDIA = str(_SHARED / "wikipedia" / "train-*.jsonl.gz")
+_T5 = str(_SHARED / "tokenizers" / "t5_spiece" / "spiece.model")
+
+
+def measure(data: pipeline.DataConfig, *, batch_size: int, seconds: float) -> dict[str, float]:
+  """Tokens/s of the pipeline, the time to its first batch, and the size of its state."""
+  started = time.monotonic()
+  mesh = sharding.make_mesh({"data": 1, "fsdp": -1, "tensor": 1})
+  batches = pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=batch_size, seed=0)
+  next(batches)
+  first_batch_seconds = time.monotonic() - started
+  for _ in range(4):  # what was prefetched while the first batch was on its way
+    next(batches)
+  tokens = positions = steps = 0
+  started = time.monotonic()
+  while time.monotonic() - started < seconds:
+    # Rows as they leave tf.data: counting on the device would measure the device.
+    for features in batches.next_rows().values():
+      for name in ("encoder_input_tokens", "decoder_target_tokens"):
+        tokens += int(np.count_nonzero(features[name]))
+        positions += features[name].size
+    steps += 1
+  elapsed = time.monotonic() - started
+  state = batches.state()
+  return {
+    "tokens_per_second": round(tokens / elapsed),
+    "batches_per_second": round(steps / elapsed, 2),
+    "padding": round(1 - tokens / positions, 4),
+    "first_batch_seconds": round(first_batch_seconds, 2),
+    "state_bytes": sum(len(part) for part in state.values()),
+    "num_streams": batches.num_streams,
+  }
+
+
+def main() -> None:
+  """Reads the flags, measures, prints."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--files", default="", help="globs, comma-separated; default: see above")
+  parser.add_argument(
+    "--vocabulary", default="", help='"bytes" or a SentencePiece model; default: T5\'s, if it is there'
+  )
+  parser.add_argument("--field", default="text")
+  parser.add_argument("--batch_size", type=int, default=128)
+  parser.add_argument("--seconds", type=float, default=20.0)
+  parser.add_argument("--num_streams", type=int, default=0)
+  parser.add_argument("--pack", action="store_true", help="documents apart, packed with segment ids")
+  parser.add_argument("--json", action="store_true")
+  arguments = parser.parse_args()
+
+  files = arguments.files or (_WIKIPEDIA if _SHARED.exists() else "")
+  if files:
+    data = pipeline.DataConfig(
+      files=files, vocabulary=arguments.vocabulary or (_T5 if _SHARED.exists() else "bytes"), field=arguments.field
+    )
+  else:
+    data = pipeline.DataConfig(mixture="docs_span_corruption", task_modules=("t2t.tasks.docs",))
+  data = dataclasses.replace(data, pack=arguments.pack, num_streams=arguments.num_streams)
+  result = measure(data, batch_size=arguments.batch_size, seconds=arguments.seconds)
+  print(f"{files or 'installed documentation'}, {'packed' if data.pack else 'merged'}, on {jax.devices()[0].platform}:")
+  for name, value in result.items():
+    print(f"  {name:20} {value:>12,}")
+  if arguments.json:
+    print(json.dumps({"benchmark": "pipeline", "pack": data.pack, **result}))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,403 @@
+"""From a seqio task to global batches: which text, which preprocessors, which feature converter, which streams.
+
+`train_batches` and `eval_batches` are what training calls, `check` what it calls first.  How the data is split over
+streams and hosts is in streams.py.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import itertools
+import os
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, sharding
+from t2t.data import objectives, registry, scan, sources, streams, vocabularies
+
+# TensorFlow only reads data here; left alone it would take the memory of the accelerators that JAX computes on.
+tf.config.set_visible_devices([], "GPU")
+
+DEFAULT_STREAMS = (
+  8  # enough for two cores as for eight hosts, few enough that filling their buffers does not delay the start
+)
+_EVAL_SEED = 0  # held-out batches are the same in every run
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """What is read and how it becomes examples; `config.data` has the same keys."""
+
+  # Globs, comma-separated, local or remote: .txt (one document a line), .jsonl, .jsonl.gz, .parquet, .tfrecord*.
+  files: str = ""
+  # Held-out text; if empty, about 1 % of the documents of `files`, chosen by a hash of their text, is held out.
+  eval_files: str = ""
+  # Name of the text field in JSON lines, Parquet columns and tf.train.Example.
+  field: str = "text"
+  # What is made of the text of `files`; a key of objectives.OBJECTIVES.
+  objective: str = "span_corruption"
+  # A registered seqio task or mixture, instead of `files`.
+  mixture: str = ""
+  # Modules ("t2t.tasks.docs") or .py files that register tasks; they are imported in this order.
+  task_modules: tuple[str, ...] = ()
+  # Splits of `mixture`.
+  train_split: str = "train"
+  eval_split: str = "validation"
+  # "bytes" or the path or URL of a SentencePiece .model; empty: the one that `mixture` was registered with.
+  vocabulary: str = ""
+  # Sentinels behind the vocabulary's own ids.
+  extra_ids: int = 100
+  # Tokens of an example, EOS included.
+  inputs_length: int = 512
+  targets_length: int = 114
+  # Span corruption of `files`: part of the tokens that is taken out, and tokens in a row.
+  noise_density: float = 0.15
+  mean_noise_span_length: float = 3.0
+  # Several short examples in one sequence, kept apart by segment ids.
+  pack: bool = False
+  # Parts of the data with a position each; 0: chosen when training first starts, and recorded in the checkpoint.
+  num_streams: int = 0
+  # Examples of `files` that each stream draws from; a registered task names its own.
+  shuffle_buffer: int = 256
+
+
+# architecture -> its feature converter, given whether to pack
+FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
+  "encoder_decoder": seqio.EncDecFeatureConverter,
+}
+
+
+# ---- What is read ----------------------------------------------------------------------------------------------------
+
+
+def vocabulary(data: DataConfig) -> seqio.Vocabulary:
+  """The vocabulary of the targets: `data.vocabulary`, or else what the registered task or mixture has.
+
+  Raises:
+    UserError: it cannot be loaded, or `files` are given and it is not.
+  """
+  if data.files and not data.vocabulary:
+    raise UserError(
+      'config.data.vocabulary is empty: with config.data.files, give "bytes" or the path of a SentencePiece .model file'
+      " (`t2t vocab train` makes one from your text)"
+    )
+  if data.vocabulary:
+    return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
+  return _registered(data).output_features["targets"].vocabulary
+
+
+def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
+  found = registry.find(data.mixture, modules=tuple(data.task_modules))
+  if "targets" not in found.output_features:
+    raise UserError(f"config.data.mixture={data.mixture}: has no output feature 'targets'")
+  return found
+
+
+def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
+  """The registered task or mixture, or one made for the user's files; the registry stays as it was."""
+  if bool(data.files) == bool(data.mixture):
+    raise UserError(
+      f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
+      " files of text or the name of a registered task or mixture"
+    )
+  if not data.files:
+    found = _registered(data)
+    # seqio makes a new task, or a mixture of new tasks, that shares everything but the vocabulary.
+    if data.vocabulary:
+      wanted = vocabulary(data)
+      if any(feature.vocabulary != wanted for feature in found.output_features.values()):
+        name = f"{data.mixture}_with_vocabulary"
+        return seqio.helpers.mixture_or_task_with_new_vocab(found, name, new_vocab=wanted, add_to_seqio_registry=False)
+    return found
+  files = sources.find_files(data.files)
+  if data.eval_files:
+    source = sources.FileSource(
+      {"train": files, "validation": sources.find_files(data.eval_files, where="config.data.eval_files")},
+      field=data.field,
+      where={"validation": "config.data.eval_files"},
+    )
+  else:
+    held_out_below = scan.held_out_below(scan.scan(files, field=data.field))
+    source = sources.FileSource({"train": files, "validation": files}, field=data.field, held_out_below=held_out_below)
+  feature = seqio.Feature(vocabulary=vocabulary(data), add_eos=True)
+  return seqio.Task(
+    "files",
+    source=source,
+    preprocessors=objectives.preprocessors(
+      data.objective,
+      noise_density=data.noise_density,
+      mean_noise_span_length=data.mean_noise_span_length,
+      pack=data.pack,
+    ),
+    output_features={"inputs": feature, "targets": feature},
+    shuffle_buffer_size=data.shuffle_buffer,
+  )
+
+
+def _split(data: DataConfig, *, train: bool) -> str:
+  if data.files:
+    return "train" if train else "validation"
+  return data.train_split if train else data.eval_split
+
+
+def _examples(
+  data: DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  *,
+  train: bool,
+  seed: int,
+  shard_info: seqio.ShardInfo | None = None,
+  repeat: bool = False,
+) -> tf.data.Dataset:
+  """Model features of one example (or of one packed sequence) after another."""
+  if architecture not in FEATURE_CONVERTERS:
+    raise UserError(f"architecture {architecture!r}: no feature converter; there are {', '.join(FEATURE_CONVERTERS)}")
+  lengths = {"inputs": data.inputs_length, "targets": data.targets_length}
+  examples = task.get_dataset(
+    sequence_length=lengths,
+    split=_split(data, train=train),
+    shuffle=train,
+    seed=seed,
+    shard_info=shard_info,
+    # seqio repeats before it preprocesses: each epoch draws its own noise and its own order of files and examples.
+    num_epochs=None if repeat else 1,
+    # A dataset cached in memory has one order for ever, and a position that cannot be saved in a few bytes.
+    try_in_mem_cache=False,
+  )
+  converter = FEATURE_CONVERTERS[architecture](pack=data.pack, apply_length_check=False)
+  return converter(examples, task_feature_lengths=lengths)
+
+
+def _options(num_iterators: int) -> tf.data.Options:
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+  options = tf.data.Options()
+  options.deterministic = True
+  # The position is saved as positions of the sources, not as the contents of the buffers.
+  options.experimental_symbolic_checkpoint = True
+  # Streams divide the cores among them; without a limit each would start a thread, and a buffer, for every core.
+  options.threading.private_threadpool_size = max(1, -(-cores // num_iterators))
+  # Tuning finds little here, runs in a thread of each stream, and makes closing a stream take up to 20 s.
+  options.autotune.enabled = False
+  return options
+
+
+def stream_dataset(
+  data: DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  stream: int,
+  *,
+  num_streams: int,
+  num_iterators: int,
+  rows: int,
+  seed: int,
+) -> tf.data.Dataset:
+  """Batches of `rows` examples of one stream, for ever.
+
+  Args:
+    data: what is read.
+    architecture: a key of `FEATURE_CONVERTERS`.
+    task: from which the examples come.
+    stream: which part of the data, of `num_streams`.
+    num_streams: in how many parts the data is split.
+    num_iterators: how many streams this host reads, which share its cores.
+    rows: rows of a global batch that come from this stream.
+    seed: of the run; the stream's own is derived from it.
+  """
+  own_seed = int(np.random.SeedSequence([seed, stream]).generate_state(1)[0]) % 2**31
+  shard_info = seqio.ShardInfo(index=stream, num_shards=num_streams) if num_streams > 1 else None
+  examples = _examples(data, architecture, task, train=True, seed=own_seed, shard_info=shard_info, repeat=True)
+  return examples.batch(rows, drop_remainder=True).prefetch(2).with_options(_options(num_iterators))
+
+
+# ---- What training calls ---------------------------------------------------------------------------------------------
+
+
+def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
+  """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary"}
+  identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
+  if data.files:
+    identity["data.files"] = [path.rsplit("/", 1)[-1] for path in sources.find_files(data.files)]
+  return {
+    **identity,
+    "data.vocabulary": data.vocabulary.rsplit("/", 1)[-1],
+    "data.num_streams": num_streams,
+    "train.batch_size": batch_size,
+    "train.seed": seed,
+  }
+
+
+def train_batches(
+  data: DataConfig,
+  architecture: str,
+  mesh: jax.sharding.Mesh,
+  *,
+  batch_size: int,
+  seed: int,
+  num_streams: int | None = None,
+) -> streams.BatchIterator:
+  """Training batches on the mesh, for ever, from the beginning of the data.
+
+  Args:
+    data: what is read.
+    architecture: a key of `FEATURE_CONVERTERS`.
+    mesh: over whose axes data and fsdp a batch is split.
+    batch_size: sequences of a global batch.
+    seed: of shuffling and of the preprocessors' noise.
+    num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
+
+  Raises:
+    UserError: what the user gave cannot be used.
+  """
+  task = _task(data)
+  batch_sharding = sharding.batch_sharding(mesh)
+  rows = streams.host_rows(batch_sharding, batch_size)
+  documents = _num_documents(data)
+  total = streams.choose_num_streams(
+    rows, batch_size=batch_size, wanted=num_streams or data.num_streams, documents=documents
+  )
+  own = streams.host_streams(rows[jax.process_index()], batch_size=batch_size, num_streams=total)
+  logging.info("data: this host reads streams %s of %d", own, total)
+  return streams.BatchIterator(
+    {
+      stream: functools.partial(
+        stream_dataset,
+        data,
+        architecture,
+        task,
+        stream,
+        num_streams=total,
+        num_iterators=len(own),
+        rows=batch_size // total,
+        seed=seed,
+      )
+      for stream in own
+    },
+    num_streams=total,
+    batch_size=batch_size,
+    batch_sharding=batch_sharding,
+    identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total),
+  )
+
+
+def _num_documents(data: DataConfig) -> int | None:
+  if not data.files:
+    return None
+  found = scan.scan(sources.find_files(data.files), field=data.field)
+  return found.documents if found.complete else None
+
+
+def eval_rows(data: DataConfig, architecture: str, *, batch_size: int, max_batches: int) -> list[dict[str, np.ndarray]]:
+  """The held-out batches in the memory of this host, whole; see `eval_batches`."""
+  examples = _examples(data, architecture, _task(data), train=False, seed=_EVAL_SEED)
+  dataset = examples.batch(batch_size).take(max_batches).with_options(_options(1))
+  try:
+    batches = [streams.arrays(features) for features in dataset]
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
+  if not batches:
+    where = (
+      "config.data.eval_files" if data.files else f"split {data.eval_split!r} of config.data.mixture={data.mixture}"
+    )
+    raise UserError(f"{where}: no held-out example; give text to evaluate on")
+  last = batches[-1]
+  padding = batch_size - len(next(iter(last.values())))
+  batches[-1] = {name: np.pad(array, ((0, padding), (0, 0))) for name, array in last.items()}
+  return batches
+
+
+def eval_batches(
+  data: DataConfig, architecture: str, mesh: jax.sharding.Mesh, *, batch_size: int, max_batches: int
+) -> list[dict[str, jax.Array]]:
+  """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
+
+  The last one is filled up with rows of zeros, whose loss weights are zero.  Each host makes all rows and keeps its
+  own: `max_batches` bounds that, and nothing has to be agreed upon between hosts.
+
+  Args:
+    data: what is read.
+    architecture: a key of `FEATURE_CONVERTERS`.
+    mesh: over whose axes data and fsdp a batch is split.
+    batch_size: sequences of a global batch.
+    max_batches: at most so many.
+
+  Raises:
+    UserError: no held-out text, or a record that cannot be used.
+  """
+  batch_sharding = sharding.batch_sharding(mesh)
+  streams.host_rows(batch_sharding, batch_size)  # raises where the batch does not divide
+  return [
+    {
+      name: jax.make_array_from_callback(array.shape, batch_sharding, functools.partial(_at, array))
+      for name, array in batch.items()
+    }
+    for batch in eval_rows(data, architecture, batch_size=batch_size, max_batches=max_batches)
+  ]
+
+
+def _at(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+  return array[index]
+
+
+def check(data: DataConfig, *, batch_size: int, model_vocab_size: int, architecture: str = "encoder_decoder") -> None:
+  """Finds what is wrong with the data, before any work on a device.
+
+  Args:
+    data: what is to be read.
+    batch_size: sequences of a global batch.
+    model_vocab_size: rows of the embedding.
+    architecture: a key of `FEATURE_CONVERTERS`.
+
+  Raises:
+    UserError: what was wrong, where, and what would be right.
+  """
+  for key in ("inputs_length", "targets_length", "shuffle_buffer"):
+    if getattr(data, key) < 1:
+      raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
+  if batch_size < 1:
+    raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
+  if data.num_streams < 0:
+    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
+  if data.files:
+    # Before the files are looked through, which takes longer.
+    objectives.preprocessors(data.objective)
+    vocabularies.check(vocabulary(data), model_vocab_size)
+  task = _task(data)
+  if data.files:
+    sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
+    for where, patterns in sources_of.items():
+      if patterns:
+        scan.scan(sources.find_files(patterns, where=where), field=data.field, where=where)
+  else:
+    vocabularies.check(task.output_features["targets"].vocabulary, model_vocab_size)
+    for key in ("train_split", "eval_split"):
+      if getattr(data, key) not in task.splits:
+        raise UserError(
+          f"config.data.{key}={getattr(data, key)}: {data.mixture} has no such split; it has {', '.join(task.splits)}"
+        )
+  # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
+  examples = _examples(data, architecture, task, train=True, seed=0)
+  _check_fills_a_batch(data, examples, batch_size=batch_size)
+
+
+def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
+  if not data.files:
+    return
+  found = scan.scan(sources.find_files(data.files), field=data.field)
+  # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
+  # takes need not be counted.
+  if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
+    return
+  count = sum(1 for _ in itertools.islice(examples.with_options(_options(1)), batch_size))
+  if count < batch_size:
+    raise UserError(
+      f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
+      f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
+    )

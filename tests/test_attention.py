@@ -1,0 +1,159 @@
+import bisect
+
+from flax import nnx
+from hypothesis import given, settings, strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t.models import attention
+
+# The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
+# ceil(8 * 16**(k/8)) in each direction, and ceil(16 * 8**(k/16)) where only the past is seen.
+BIDIRECTIONAL_STARTS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+CAUSAL_STARTS = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def bucket(position, *, bidirectional):
+  return np.asarray(
+    attention.relative_position_bucket(
+      np.asarray(position), bidirectional=bidirectional, num_buckets=32, max_distance=128
+    )
+  )
+
+
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+def test_bidirectional_buckets_are_t5s():
+  """Keys to the left have the buckets 0 to 15, keys to the right 16 to 31, wider and wider with the distance."""
+  distances = np.arange(300)
+  expected = np.array([bisect.bisect_right(BIDIRECTIONAL_STARTS, d) - 1 for d in distances])
+  np.testing.assert_array_equal(bucket(-distances, bidirectional=True), expected)
+  np.testing.assert_array_equal(bucket(distances[1:], bidirectional=True), expected[1:] + 16)
+
+
+def test_causal_buckets_are_t5s():
+  """All 32 buckets are for the past; the future, which no query sees, falls in bucket 0."""
+  distances = np.arange(300)
+  expected = np.array([bisect.bisect_right(CAUSAL_STARTS, d) - 1 for d in distances])
+  np.testing.assert_array_equal(bucket(-distances, bidirectional=False), expected)
+  np.testing.assert_array_equal(bucket(distances, bidirectional=False), 0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+  num_buckets=strategies.sampled_from([8, 16, 32, 64]),
+  factor=strategies.integers(2, 20),
+  bidirectional=strategies.booleans(),
+)
+def test_buckets_are_used_in_order(num_buckets, factor, bidirectional):
+  """Farther keys never have a lower bucket, every bucket is in range, and the last is reached and kept."""
+  max_distance = num_buckets * factor
+  positions = -np.arange(2_000)
+  arguments = dict(bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance)
+  left = np.asarray(attention.relative_position_bucket(positions, **arguments))
+  last = (num_buckets // 2 if bidirectional else num_buckets) - 1
+  assert np.all(np.diff(left) >= 0)
+  assert np.all(left[max_distance:] == last)
+  assert left[0] == 0
+  assert left[1] == 1
+  right = np.asarray(attention.relative_position_bucket(-positions[1:], **arguments))
+  np.testing.assert_array_equal(right, left[1:] + num_buckets // 2 if bidirectional else np.zeros_like(right))
+
+
+def test_attend_is_its_formula():
+  """softmax(query keys^T + bias) values; T5 does not divide by sqrt(head_dim)."""
+  query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
+  bias = normal(1, 3, 4, 6)
+  expected = softmax(query @ keys.swapaxes(2, 3) + bias) @ values
+  np.testing.assert_allclose(attention.attend(query, keys, values, bias=bias), expected, atol=1e-5)
+
+
+def test_what_is_not_allowed_has_no_weight():
+  """Keys that are masked could as well not be there."""
+  query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
+  allowed = (np.arange(6) < 4)[None, None, None]
+  masked = attention.attend(query, keys, values, allowed=allowed)
+  np.testing.assert_allclose(masked, attention.attend(query, keys[:, :, :4], values[:, :, :4]), atol=1e-6)
+
+
+def test_a_query_that_may_see_nothing_stays_finite():
+  """Padding has results, though nobody reads them: the mean of all values, and finite gradients."""
+  query, keys, values = normal(1, 1, 2, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
+  of_query = lambda query: attention.attend(query, keys, values, allowed=jnp.zeros((1, 1, 1, 6), bool))
+  np.testing.assert_allclose(of_query(query)[0, 0], np.tile(values.mean(2)[0], (2, 1)), atol=1e-6)
+  assert np.all(np.isfinite(jax.grad(lambda q: of_query(q).sum())(query)))
+
+
+def test_attention_logits_and_softmax_are_float32():
+  """With bfloat16 inputs only the probabilities and the result are rounded, not the logits."""
+  query, keys, values = (jnp.asarray(8 * normal(1, 1, 4, 5, seed=s), jnp.bfloat16) for s in range(3))
+  out = attention.attend(query, keys, values)
+  wide = lambda x: np.asarray(x, np.float32)
+  probabilities = jnp.asarray(softmax(wide(query) @ wide(keys).swapaxes(2, 3)), jnp.bfloat16)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_allclose(wide(out), wide(probabilities) @ wide(values), rtol=2**-6, atol=2**-6)
+
+
+def test_attention_dropout_is_shared_by_the_queries():
+  """One draw of keys for all queries of a head, as T5 does it; heads draw their own."""
+  query, keys, values = np.zeros((1, 8, 4, 5), np.float32), normal(1, 8, 6, 5), normal(1, 8, 6, 5, seed=1)
+  out = np.asarray(attention.attend(query, keys, values, dropout_rate=0.5, dropout_key=jax.random.key(0)))
+  np.testing.assert_allclose(out, np.broadcast_to(out[:, :, :1], out.shape), rtol=1e-6)
+  weights = np.einsum("hk,hks->hs", out[0, :, 0], np.linalg.pinv(values[0]))
+  assert np.any(np.abs(weights[0] - weights[1]) > 0.1)
+
+
+def test_mask_is_causal_within_segments():
+  """A query sees the keys of its segment that are not to its right; padding is a segment of its own."""
+  segments = jnp.array([[1, 1, 2, 2, 0]])
+  mask = attention.AttentionMask(segments, segments, causal=True)
+  expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+  np.testing.assert_array_equal(mask.allowed(5, 5)[0, 0], np.array(expected, bool))
+
+
+def test_a_mask_without_structure_is_none():
+  """Nothing is hidden, and nothing is computed to hide it."""
+  assert attention.AttentionMask().allowed(3, 4) is None
+
+
+def test_causal_mask_counts_from_the_offset():
+  """When decoding, the only query stands at `query_offset` among the keys."""
+  allowed = attention.AttentionMask(causal=True, query_offset=jnp.array(2)).allowed(1, 5)
+  np.testing.assert_array_equal(allowed[0, 0], [[True, True, True, False, False]])
+
+
+def test_cache_is_written_at_its_position():
+  """The other positions stay as they were."""
+  empty = jnp.zeros((1, 1, 4, 2))
+  cache = attention.KVCache(empty, empty).write(jnp.ones((1, 1, 1, 2)), 2 * jnp.ones((1, 1, 1, 2)), jnp.array(1))
+  np.testing.assert_array_equal(cache.keys[0, 0, :, 0], [0, 1, 0, 0])
+  np.testing.assert_array_equal(cache.values[0, 0, :, 1], [0, 2, 0, 0])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_position_bias_of_one_query_is_a_row_of_the_whole(bidirectional):
+  """What decoding computes for one position is what training computes for all at once."""
+  bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=bidirectional)
+  whole = bias(7, 7)
+  assert whole.shape == (1, 4, 7, 7)
+  np.testing.assert_array_equal(bias(1, 7, jnp.array(4))[:, :, 0], whole[:, :, 4])
+
+
+def test_position_bias_depends_on_the_distance_alone():
+  """Entry (query, key) is the table's row for the bucket of key - query."""
+  bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=True)
+  table, whole = np.asarray(bias.table[...]), np.asarray(bias(4, 6))
+  np.testing.assert_array_equal(whole[0, :, 2, 2], table[0])
+  np.testing.assert_array_equal(whole[0, :, 3, 2], table[1])
+  np.testing.assert_array_equal(whole[0, :, 2, 3], table[5])
+  np.testing.assert_array_equal(whole[0, :, 1:, 1:], whole[0, :, :-1, :-1])

@@ -1,0 +1,199 @@
+import os
+import signal
+import subprocess
+import sys
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import pytest
+import toy
+
+from t2t import UserError, checkpoint, optimizers, sharding, train_state
+
+STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
+CONFIG = {"model": {"embed_dim": 4}, "data": {"num_streams": 2}}
+
+
+def placed(mesh_shape, x):
+  """Matrices lie over fsdp and tensor, all else everywhere."""
+  spec = PartitionSpec("fsdp", "tensor") if x.ndim == 2 else PartitionSpec()
+  return NamedSharding(sharding.make_mesh(mesh_shape), spec)
+
+
+def make_state(*, value=1.0, width=8, mesh_shape=None, optimizer="adamw", freeze=()) -> train_state.TrainState:
+  """A state with two matrices and a vector; `value` makes it distinct."""
+  params = {
+    "encoder": {"kernel": value * jnp.arange(8.0 * width).reshape(8, width), "scale": jnp.full(3, value)},
+    "decoder": {"kernel": -value * jnp.ones((16, 4))},
+  }
+  trained, frozen = optimizers.split_frozen(params, freeze)
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name=optimizer), 10)
+  opt_state = jax.tree.map(lambda x: x + jnp.asarray(value, x.dtype), tx.init(trained))
+  state = train_state.TrainState(jnp.array(int(value), jnp.int32), trained, frozen, opt_state)
+  return jax.tree.map(lambda x: jax.device_put(x, placed(mesh_shape or {"fsdp": -1}, x)), state)
+
+
+def abstract(state):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def save(workdir, *steps, keep=3, **how):
+  """Saves a state with `value` = step at each of `steps`, (step, loss)."""
+  checkpoints = checkpoint.Checkpoints(epath.Path(workdir), keep=keep)
+  for step, loss in steps:
+    checkpoints.save(step, make_state(value=float(step), **how), STREAMS, CONFIG, loss=loss)
+  checkpoints.close()
+
+
+def reopened(workdir, keep=3):
+  return checkpoint.Checkpoints(epath.Path(workdir), keep=keep)
+
+
+def assert_same(actual, expected):
+  toy.assert_trees_close(actual, expected, atol=0, rtol=0)
+
+
+def test_what_was_saved_is_restored(tmp_path):
+  """State, streams byte for byte, and config; each array in its shards."""
+  save(tmp_path, (5, None))
+  checkpoints, expected = reopened(tmp_path), make_state(value=5.0)
+  state, streams = checkpoints.restore(5, abstract(expected), ("stream-1", "stream-0"))
+  assert checkpoints.latest_step() == 5
+  assert_same(state, expected)
+  assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, expected)
+  assert streams == STREAMS
+  assert checkpoints.config(5) == CONFIG
+  checkpoints.close()
+
+
+def test_restores_onto_another_mesh(tmp_path):
+  """Saved on eight shards of rows, read in pieces of four by two, or whole on one device's worth of shards."""
+  save(tmp_path, (2, None), mesh_shape={"fsdp": 8})
+  expected = make_state(value=2.0, mesh_shape={"fsdp": 4, "tensor": 2})
+  checkpoints = reopened(tmp_path)
+  state, _ = checkpoints.restore(2, abstract(expected), ())
+  checkpoints.close()
+  assert_same(state, expected)
+  assert {x.data.shape for x in state.params["encoder"]["kernel"].addressable_shards} == {(2, 4)}
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+  """The best has the lowest held-out loss; a step without a loss is never the best."""
+  save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
+  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
+  checkpoints = reopened(tmp_path, keep=2)
+  assert checkpoints.best_step() == 2
+  assert checkpoints.latest_step() == 5
+  # A run that was resumed still knows the best of the run before.
+  checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, loss=3.5)
+  checkpoints.save(7, make_state(value=7.0), STREAMS, CONFIG, loss=0.5)
+  checkpoints.save(8, make_state(value=8.0), STREAMS, CONFIG, loss=3.5)
+  checkpoints.save(9, make_state(value=9.0), STREAMS, CONFIG, loss=3.5)
+  checkpoints.close()
+  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [7, 8, 9]
+
+
+def test_nothing_saved_is_nothing_found(tmp_path):
+  """A fresh workdir has neither a last step nor a best."""
+  checkpoints = reopened(tmp_path)
+  assert checkpoints.latest_step() is None
+  assert checkpoints.best_step() is None
+  checkpoints.close()
+
+
+def test_state_may_be_donated_while_it_is_saved(tmp_path):
+  """What is written is the state as it was when `save` was called."""
+  checkpoints = reopened(tmp_path)
+  state = make_state(value=3.0)
+  checkpoints.save(3, state, STREAMS, CONFIG, loss=None)
+  jax.block_until_ready(jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)(state))
+  checkpoints.wait()
+  restored, _ = checkpoints.restore(3, abstract(make_state()), ())
+  checkpoints.close()
+  assert_same(restored, make_state(value=3.0))
+
+
+def test_other_shapes_are_refused(tmp_path):
+  """The message names the first arrays that differ, with both shapes."""
+  save(tmp_path, (1, None))
+  checkpoints = reopened(tmp_path)
+  with pytest.raises(UserError, match=r"params/encoder/kernel: \(8, 8\) in the checkpoint, \(8, 16\) in config.model"):
+    checkpoints.restore(1, abstract(make_state(width=16)), ())
+  with pytest.raises(UserError, match="opt_state.*unknown"):
+    checkpoints.restore(1, abstract(make_state(optimizer="sgd")), ())
+  checkpoints.close()
+
+
+@pytest.mark.parametrize("saved_frozen", [(), ("encoder",)])
+def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
+  """Another optimizer, other frozen parameters, another mesh: the parameters are the same."""
+  save(tmp_path, (4, None), optimizer="adafactor", freeze=saved_frozen)
+  expected = make_state(value=4.0, mesh_shape={"fsdp": 4, "tensor": 2}).params
+  params = checkpoint.restore_params(checkpoint.find(str(tmp_path)), abstract(expected))
+  assert_same(params, expected)
+  assert params["encoder"]["kernel"].sharding == expected["encoder"]["kernel"].sharding
+
+
+def test_parameters_of_other_shapes_are_refused(tmp_path):
+  """The message names the first that differ."""
+  save(tmp_path, (4, None))
+  wanted = make_state(width=16).params | {"extra": {"scale": jnp.ones(3)}}
+  with pytest.raises(UserError, match=r"(?s)encoder/kernel: \(8, 8\).*extra/scale: missing in the checkpoint"):
+    checkpoint.restore_params(checkpoint.find(str(tmp_path)), abstract(wanted))
+
+
+def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
+  """Of a workdir it is the last step, by number and not by spelling."""
+  save(tmp_path, (9, None), (10, None))
+  for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "10"):
+    assert checkpoint.find(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
+  assert checkpoint.find(str(tmp_path / "checkpoints" / "9")).name == "9"
+
+
+def test_find_says_where_it_looked(tmp_path):
+  """Neither a missing folder nor an empty one is a checkpoint."""
+  (tmp_path / "empty").mkdir()
+  for name in ("empty", "missing"):
+    with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
+      checkpoint.find(str(tmp_path / name))
+
+
+def test_an_interrupted_save_loses_nothing(tmp_path):
+  """What a killed run was writing is no checkpoint; the one before is whole, and saving goes on."""
+  save(tmp_path, (1, None))
+  unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-17"
+  (unfinished / "state").mkdir(parents=True)
+  (unfinished / "state" / "manifest.ocdbt").write_bytes(b"half")
+  assert checkpoint.find(str(tmp_path)).name == "1"
+  checkpoints = reopened(tmp_path)
+  assert checkpoints.latest_step() == 1
+  assert_same(checkpoints.restore(1, abstract(make_state()), ())[0], make_state(value=1.0))
+  checkpoints.save(2, make_state(value=2.0), STREAMS, CONFIG, loss=None)
+  checkpoints.close()
+  assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
+
+
+def test_a_workdir_has_one_writer(tmp_path):
+  """Another process's lock is refused by its id, and is gone with the process, however that ended."""
+  program = (
+    "import sys\nfrom etils import epath\nfrom t2t import checkpoint\n"
+    "with checkpoint.lock(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
+  )
+  workdir = epath.Path(tmp_path)
+  holder = subprocess.Popen(
+    [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  )
+  try:
+    assert holder.stdout.readline() == "held\n"
+    message = rf"another run \(process {holder.pid}\) is writing there"
+    with pytest.raises(UserError, match=message), checkpoint.lock(workdir):
+      pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+  finally:
+    holder.kill()
+    holder.communicate()
+  with checkpoint.lock(workdir):
+    assert (tmp_path / ".lock").read_text() == str(os.getpid())

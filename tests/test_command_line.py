@@ -1,0 +1,179 @@
+import subprocess
+import sys
+
+from ml_collections import ConfigDict
+import pytest
+
+from t2t import UserError, command_line
+from t2t import __main__ as t2t_main
+
+SIZES = ("small", "base", "large", "xl", "xxl")
+NAMES = [f"{family}_{size}" for family in ("byt5", "mt5", "t5", "t5_1_1") for size in SIZES]
+
+
+def loaded(*arguments):
+  return command_line.override(command_line.load_config("t5_1_1_small"), list(arguments))
+
+
+def test_names_of_the_shipped_configs():
+  """Every family in every size, and the tiny one."""
+  assert sorted(command_line.config_names()) == sorted([*NAMES, "tiny"])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tiny"])
+def test_every_shipped_config_loads(name):
+  """Under its name, with the default's keys and no others."""
+  config, default = command_line.load_config(name), command_line.load_config("t5_1_1_small")
+  assert {section: set(values) for section, values in config.items()} == {s: set(v) for s, v in default.items()}
+
+
+def test_overrides_change_keys():
+  """Numbers, switches, text and tuples, in the type of the key."""
+  config = loaded(
+    "--config.train.steps=7",
+    "--config.train.z_loss=0.5",
+    "--config.data.files=a.txt,b.txt",
+    "--config.data.pack",
+    "--noconfig.optimizer.scale_by_parameter",
+    "--config.train.freeze=('embed','norm')",
+  )
+  assert (config.train.steps, config.train.z_loss, config.data.files) == (7, 0.5, "a.txt,b.txt")
+  assert config.data.pack is True
+  assert config.optimizer.scale_by_parameter is False
+  assert config.train.freeze == ("embed", "norm")
+  assert config.is_locked
+
+
+@pytest.mark.parametrize(
+  ("argument", "message"),
+  [
+    ("--config.train.step=7", r"--config.train.step: no such key; nearest: train.steps"),
+    ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
+    ("--config.steps=7", r"--config.steps: no such key"),
+    ("--config.train.steps=many", r"config.train.steps"),
+    ("--config.train.steps=1.5", r"config.train.steps"),
+    ("--config.data.pack=perhaps", r"config.data.pack"),
+    ("--steps=7", r"unknown option --steps"),
+    ("tiny", r"unexpected argument 'tiny'"),
+  ],
+)
+def test_what_cannot_be_applied_is_refused(argument, message):
+  """The message names the argument, and the nearest key if the key is unknown."""
+  with pytest.raises(UserError, match=message):
+    loaded(argument)
+
+
+@pytest.mark.parametrize(
+  ("spec", "message"),
+  [
+    ("t5_1_1_smal", "nearest: t5_1_1_small"),
+    ("default", "no such config"),
+    ("missing.py", "missing.py: no such file"),
+  ],
+)
+def test_a_config_that_is_not_there(spec, message):
+  """The message lists those that are."""
+  with pytest.raises(UserError, match=message) as caught:
+    command_line.load_config(spec)
+  assert "tiny" in str(caught.value)
+
+
+def write(tmp_path, text):
+  path = tmp_path / "mine.py"
+  path.write_text(text)
+  return str(path)
+
+
+def test_a_config_file_takes_an_argument(tmp_path):
+  """FILE.py calls get_config(), FILE.py:ARGUMENT calls get_config("ARGUMENT")."""
+  path = write(
+    tmp_path,
+    "from t2t.configs import t5_1_1\n"
+    "def get_config(size='base'):\n"
+    "  config = t5_1_1.get_config(size)\n"
+    "  config.train.steps = 3\n"
+    "  return config\n",
+  )
+  assert command_line.load_config(path).model.embed_dim == 768
+  assert command_line.load_config(f"{path}:large").model.embed_dim == 1024
+  assert command_line.load_config(path).train.steps == 3
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("x = 1\ny = x / 0\n", r"mine.py, line 2: ZeroDivisionError"),
+    ("def get_config():\n  x = {}\n  return x['a']\n", r"mine.py, line 3: KeyError"),
+    ("def get_config(:\n", r"mine.py.*SyntaxError.*line 1"),
+    ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n  config.train.stpes = 3\n",
+     r"(?s)mine.py, line 4: .*stpes"),
+    ("", r"mine.py.*get_config"),
+    ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
+  ],
+  ids=["import", "call", "syntax", "unknown-key", "empty", "type"],
+)  # fmt: skip
+def test_a_config_file_that_fails_says_where(tmp_path, text, message):
+  """File and line of what the user wrote, not a traceback."""
+  with pytest.raises(UserError, match=message):
+    command_line.load_config(write(tmp_path, text))
+
+
+def test_a_missing_config_is_told(capsys):
+  """The command ends with code 2 and one line; with --debug the error goes on up."""
+  assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
+  error = capsys.readouterr().err
+  assert error.startswith("t2t train: error: --config is missing")
+  assert error.count("\n") == 1
+  with pytest.raises(UserError):
+    t2t_main.main(["train", "--debug"])
+
+
+def test_an_unknown_command_is_told(capsys):
+  """Those that there are are listed."""
+  assert t2t_main.main(["trian"]) == 2
+  assert "train" in capsys.readouterr().err
+
+
+def run(program):
+  return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def imported(program):
+  """The top-level modules that a fresh interpreter has loaded when `program` ends."""
+  return set(run(f"{program}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
+
+
+def test_help_imports_nothing_heavy():
+  """`t2t --help` lists the commands, without JAX or anything else that takes a second to import."""
+  words = imported("from t2t import __main__\nassert __main__.main(['--help']) == 0")
+  assert {"train", "vocab", "--debug"} <= words
+  assert not words & {"jax", "flax", "numpy", "tensorflow", "seqio", "ml_collections"}
+
+
+def test_train_help_lists_configs_and_keys():
+  """With each key's default and its comment; TensorFlow is not loaded for it."""
+  program = (
+    "import sys\nfrom t2t import __main__\n"
+    "try:\n  __main__.main(['train', '--help'])\nexcept SystemExit as ended:\n  assert not ended.code\n"
+    "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
+  )
+  text = run(program)
+  config = command_line.load_config("tiny")
+  for key in [f"--config.{section}.{key}=" for section, values in config.items() for key in values]:
+    assert f"  {key}" in text
+  assert all(name in text for name in [*NAMES, "tiny", "--workdir"])
+  assert "--config.train.steps=1_000" in text
+  assert "sequences, over all devices" in text
+
+
+def test_the_core_does_without_tensorflow():
+  """Models, losses, state, checkpoints and the command line work on a machine that has no TensorFlow."""
+  names = ["models.transformer", "losses", "train_state", "checkpoint", "command_line", "train", "decoding", "writers"]
+  modules = imported("import " + ", ".join(f"t2t.{name}" for name in names))
+  assert "jax" in modules
+  assert not modules & {"tensorflow", "seqio", "tensorflow_datasets", "keras"}
+
+
+def test_configs_are_config_dicts():
+  """What a user's file may build on."""
+  assert isinstance(command_line.load_config("tiny"), ConfigDict)

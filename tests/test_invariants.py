@@ -1,0 +1,165 @@
+"""The rules of the house: what may be imported where, and that every shipped config works."""
+
+import ast
+import dataclasses
+import functools
+import math
+import pathlib
+
+from flax import nnx
+import jax
+import pytest
+import toy
+
+from t2t import command_line, losses, optimizers, sharding, train_state
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "t2t").rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT / "t2t")) for path in FILES]
+
+
+def parsed(name):
+  return ast.walk(ast.parse((ROOT / "t2t" / name).read_text()))
+
+
+def imports(name):
+  """Top-level packages that a file imports, anywhere in it."""
+  for node in parsed(name):
+    if isinstance(node, ast.Import):
+      yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+      yield node.module.split(".")[0]
+
+
+def test_the_rules_look_at_files():
+  """A rule over no files holds always."""
+  assert {"train.py", "models/attention.py", "data/pipeline.py", "losses.py", "decoding.py"} <= set(NAMES)
+  assert "jax" in imports("losses.py")
+  assert "seqio" in imports("data/pipeline.py")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorflow_is_imported_where_data_is_read(name):
+  """Under t2t/data and in evaluate.py, nowhere else (design.md, section 4, rule 3)."""
+  if not (name.startswith("data/") or name == "evaluate.py"):
+    assert not set(imports(name)) & {"tensorflow", "seqio", "tensorflow_datasets", "tensorflow_text", "t5"}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("models/") or n in ("losses.py", "decoding.py")])
+def test_models_know_no_mesh(name):
+  """They name logical axes; which device holds what is sharding.py's business (rule 4)."""
+  words = {node.id for node in parsed(name) if isinstance(node, ast.Name)}
+  words |= {node.attr for node in parsed(name) if isinstance(node, ast.Attribute)}
+  words |= {node.arg for node in parsed(name) if isinstance(node, ast.arg)}
+  for node in parsed(name):
+    words |= {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+  assert not words & {"PartitionSpec", "NamedSharding", "Mesh", "mesh", "get_abstract_mesh", "set_mesh", "make_mesh"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("models/")])
+def test_models_know_neither_loss_nor_optimizer_nor_data(name):
+  """Each may change without the others (rule 5)."""
+  modules = {node.module for node in parsed(name) if isinstance(node, ast.ImportFrom)}
+  names = {alias.name for node in parsed(name) if isinstance(node, ast.ImportFrom) for alias in node.names}
+  assert not (modules | {f"t2t.{n}" for n in names}) & {"t2t.losses", "t2t.optimizers", "t2t.train_state", "t2t.data"}
+  assert "optax" not in imports(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_default_is_hidden_in_a_get(name):
+  """A config's default stands in configs/default.py: no `config.get(key, default)`, no `getattr` with one (rule 1)."""
+  for node in parsed(name):
+    if isinstance(node, ast.Call):
+      called, text = node.func, ast.unparse(node)
+      if isinstance(called, ast.Attribute) and called.attr == "get":
+        owner = ast.unparse(called.value).split(".")
+        assert not {"config", "cfg"} & set(owner), text
+      if isinstance(called, ast.Name) and called.id == "getattr" and len(node.args) == 3:
+        assert ast.unparse(node.args[0]).split(".")[-1] not in ("config", "cfg"), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_stay_small(name):
+  """Past about 500 lines a file probably owns two things."""
+  assert len((ROOT / "t2t" / name).read_text().splitlines()) <= 500
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_named_for_what_they_own(name):
+  """No utils.py, base.py or core/, and a docstring that says what the file is for."""
+  assert not {"utils", "util", "base", "common", "helpers", "core"} & set(name.removesuffix(".py").split("/"))
+  assert ast.get_docstring(ast.parse((ROOT / "t2t" / name).read_text()))
+
+
+CONFIGS = command_line.config_names()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_builds_at_full_size(name):
+  """The shapes of its model, optimizer included, without a device; and a mesh of eight divides them."""
+  config = command_line.load_config(name)
+  tx, _ = optimizers.make_optimizer(optimizers.OptimizerConfig(**config.optimizer), config.train.steps)
+  model_config = TransformerConfig(**config.model)
+  model_fn = lambda key: transformer.build(model_config, nnx.Rngs(key))
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  _, state, _ = train_state.abstract_train_state(model_fn, tx, mesh, freeze=config.train.freeze)
+  sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)]
+  per_device = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params)]
+  assert sum(sizes) > 3_000_000
+  assert sum(per_device) < 0.15 * sum(sizes)
+
+
+@functools.cache
+def first_losses(model_config, loss_config, optimizer_config):
+  """Losses of three steps on one small batch."""
+  tx, _ = optimizers.make_optimizer(optimizer_config, 1_000)
+  model = toy.model(model_config)
+  mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+  step = train_state.make_train_step(graphdef, losses.make_loss_fn(loss_config), tx, shardings)
+  found = []
+  for _ in range(3):
+    state, metrics = step(state, toy.batch((8,) * 8, (6,) * 8), toy.key())
+    found.append(float(metrics["loss"].value()))
+  return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_trains_at_toy_size(name):
+  """Its architecture, optimizer and loss take steps on a small model, and the loss falls."""
+  config = command_line.load_config(name)
+  sizes = dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
+  layers = dict(num_encoder_layers=2, num_decoder_layers=3)
+  model_config = TransformerConfig(**(config.model.to_dict() | sizes | layers))
+  train = config.train
+  loss_config = losses.CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
+  found = first_losses(model_config, loss_config, optimizers.OptimizerConfig(**config.optimizer))
+  assert all(math.isfinite(loss) for loss in found)
+  assert found[2] < found[0]
+
+
+def sections():
+  """Section of configs/default.py -> the dataclasses that it fills."""
+  from t2t.data import pipeline
+
+  return {
+    "model": TransformerConfig,
+    "data": pipeline.DataConfig,
+    "optimizer": optimizers.OptimizerConfig,
+    "train": losses.CrossEntropyConfig,
+  }
+
+
+@pytest.mark.parametrize("section", ["model", "data", "optimizer", "train"])
+def test_config_and_dataclass_have_the_same_keys(section):
+  """`Record(**config.section)` works, and where the record has a default it is that of configs/default.py."""
+  from t2t.configs import default
+
+  values, fields = default.get_config()[section], dataclasses.fields(sections()[section])
+  names = {field.name for field in fields}
+  assert names <= set(values) if section == "train" else names == set(values)
+  for field in fields:
+    if field.default is not dataclasses.MISSING and section != "model":  # a named size sets the model's
+      assert values[field.name] == field.default, field.name

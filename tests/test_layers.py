@@ -1,0 +1,116 @@
+import dataclasses
+
+from flax import nnx
+from hypothesis import given, settings, strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t.models import layers
+
+
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_dropout_without_a_key_does_nothing():
+  """Evaluation passes no key; a rate of zero draws nothing."""
+  x = jnp.ones((2, 3))
+  assert layers.dropout(x, 0.5, None) is x
+  assert layers.dropout(x, 0.0, jax.random.key(0)) is x
+
+
+def test_dropout_is_the_same_for_the_same_key():
+  """Another key draws another mask."""
+  x = jnp.ones((64, 64))
+  first, again, other = (layers.dropout(x, 0.5, jax.random.key(seed)) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(first, again)
+  assert np.any(first != other)
+
+
+def test_dropout_keeps_the_mean():
+  """A share `rate` of the entries is zero, and the others grow by 1 / (1 - rate)."""
+  dropped = layers.dropout(jnp.full((400, 400), 3.0), 0.25, jax.random.key(0))
+  assert set(np.unique(dropped)) == {0.0, 4.0}
+  assert np.mean(dropped == 0.0) == pytest.approx(0.25, abs=0.01)
+  assert np.mean(dropped) == pytest.approx(3.0, abs=0.03)
+
+
+def test_dropout_shares_one_draw_along_an_axis():
+  """With broadcast_axis=-2 the same features are dropped at all positions, others in other sequences."""
+  dropped = np.asarray(layers.dropout(jnp.ones((2, 5, 50)), 0.5, jax.random.key(0), broadcast_axis=-2))
+  np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
+  assert np.any(dropped[0] != dropped[1])
+
+
+def test_parameters_are_float32_with_their_axes():
+  """`scale` is the standard deviation; the axes are metadata."""
+  parameter = layers.param(nnx.Rngs(0), (200, 300), ("embed", "mlp"), scale=0.5)
+  assert parameter.get_metadata()["axes"] == ("embed", "mlp")
+  assert parameter[...].dtype == jnp.float32
+  assert np.std(parameter[...]) == pytest.approx(0.5, rel=0.02)
+
+
+def test_embed_looks_up_rows():
+  """Each id becomes its row, in the dtype of the activations."""
+  embed = layers.Embed(toy.config(dtype="bfloat16"), nnx.Rngs(0))
+  out = embed(jnp.array([[3, 0], [39, 3]]))
+  assert out.dtype == jnp.bfloat16
+  rows = embed.table[...].astype(jnp.bfloat16)
+  np.testing.assert_array_equal(out, np.asarray(rows)[np.array([[3, 0], [39, 3]])])
+
+
+def test_rms_norm_is_its_formula():
+  """x / sqrt(mean(x**2) + epsilon) * scale: no mean is taken away."""
+  norm = layers.RMSNorm(toy.config(norm_epsilon=0.1))
+  norm.scale = nnx.Param(jnp.arange(16.0))
+  x = normal(2, 3, 16) + 5.0
+  expected = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 0.1) * np.arange(16)
+  np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(strategies.floats(min_value=0.01, max_value=1e4))
+def test_rms_norm_ignores_the_scale_of_its_input(factor):
+  """norm(factor * x) = norm(x) where epsilon does not count."""
+  norm = layers.RMSNorm(toy.config(norm_epsilon=1e-12))
+  np.testing.assert_allclose(norm(factor * normal(3, 16)), norm(normal(3, 16)), rtol=1e-4)
+
+
+def test_rms_norm_computes_in_float32():
+  """bfloat16 inputs are normed as if they were float32, and rounded once at the end."""
+  norm = layers.RMSNorm(toy.config())
+  x = jnp.asarray(normal(4, 16), jnp.bfloat16)
+  out = norm(x)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(out, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+def test_gated_mlp_is_its_formula():
+  """gelu(x W_gate) * (x W_up) W_down, with the tanh form of gelu."""
+  mlp = layers.Mlp(toy.config(), nnx.Rngs(0))
+  x = normal(2, 3, 16)
+  gate, up, down = (np.asarray(w[...]) for w in (mlp.gate, mlp.up, mlp.down))
+  z = x @ gate
+  gelu = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+  np.testing.assert_allclose(mlp(x), (gelu * (x @ up)) @ down, atol=1e-5)
+
+
+def test_relu_mlp_is_its_formula():
+  """relu(x W_up) W_down, and no third matrix."""
+  mlp = layers.Mlp(toy.config(mlp_activation="relu"), nnx.Rngs(0))
+  x = normal(2, 3, 16)
+  assert not hasattr(mlp, "gate")
+  np.testing.assert_allclose(mlp(x), np.maximum(x @ mlp.up[...], 0) @ np.asarray(mlp.down[...]), atol=1e-5)
+
+
+def test_mlp_drops_the_same_features_at_all_positions():
+  """Equal positions stay equal under dropout; another key gives another result."""
+  mlp = layers.Mlp(dataclasses.replace(toy.config(), dropout_rate=0.5), nnx.Rngs(0))
+  x = jnp.broadcast_to(normal(1, 1, 16), (1, 4, 16))
+  out = np.asarray(mlp(x, jax.random.key(0)))
+  np.testing.assert_allclose(out, np.broadcast_to(out[:, :1], out.shape), rtol=1e-6)
+  assert np.any(np.abs(out - mlp(x, jax.random.key(1))) > 0.01)
+  assert np.any(np.abs(out - mlp(x)) > 0.01)

@@ -1,0 +1,146 @@
+from flax import nnx
+from hypothesis import given, settings, strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import losses
+
+TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=tied) for tied in (True, False))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+  z_loss=strategies.floats(0, 1),
+  label_smoothing=strategies.floats(0, 0.9),
+  scale=strategies.sampled_from([0.1, 1.0, 100.0]),
+  seed=strategies.integers(0, 100),
+)
+def test_token_cross_entropy_is_its_formula(z_loss, label_smoothing, scale, seed):
+  """-sum(q log p) with q one-hot, a share of it spread over the vocabulary; z-loss is z_loss * log(Z)**2."""
+  random = np.random.default_rng(seed)
+  logits, targets = scale * random.normal(size=(2, 3, 7)), random.integers(0, 7, (2, 3))
+  log_z = np.log(np.sum(np.exp(logits - logits.max(-1, keepdims=True)), -1)) + logits.max(-1)
+  q = (1 - label_smoothing) * np.eye(7)[targets] + label_smoothing / 7
+  expected = -np.sum(q * (logits - log_z[..., None]), -1)
+  loss, z_term, is_right = losses.token_cross_entropy(
+    jnp.asarray(logits), targets, z_loss=z_loss, label_smoothing=label_smoothing
+  )
+  np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(z_term, z_loss * log_z**2, rtol=1e-4, atol=1e-6)
+  np.testing.assert_array_equal(is_right, logits.argmax(-1) == targets)
+
+
+def test_cross_entropy_of_uniform_logits():
+  """Without knowledge the loss is log(vocab); in bfloat16 as well, for it is computed in float32."""
+  loss, _, _ = losses.token_cross_entropy(jnp.full((1, 1000), 7, jnp.bfloat16), jnp.array([3]))
+  assert loss.dtype == jnp.float32
+  np.testing.assert_allclose(loss, [np.log(1000)], rtol=1e-6)
+
+
+def plain_loss(graphdef, batch, config):
+  """The loss as one would write it with all logits at hand, for JAX to differentiate."""
+
+  def loss(params):
+    model = nnx.merge(graphdef, params)
+    cross_entropy, z_term, _ = losses.token_cross_entropy(
+      model.logits(model(batch)),
+      batch["decoder_target_tokens"],
+      z_loss=config.z_loss,
+      label_smoothing=config.label_smoothing,
+    )
+    return jnp.sum((cross_entropy + z_term) * batch["decoder_loss_weights"])
+
+  return loss
+
+
+@pytest.mark.parametrize(
+  ("model_config", "chunk_tokens"),
+  [(UNTIED, 1), (UNTIED, 5), (UNTIED, 1_000), (TIED, 4), (TIED, 12)],
+  ids=["untied-1", "untied-5", "untied-all", "tied-4", "tied-all"],
+)
+def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
+  """Loss, metrics and every parameter's gradient, whether or not the chunks divide the 12 positions."""
+  graphdef, params = toy.split(toy.model(model_config))
+  batch = toy.batch()
+  batch["decoder_loss_weights"] *= jnp.array([[1.0], [0.25]])
+  config = toy.loss_config(z_loss=0.05, label_smoothing=0.1, chunk_tokens=chunk_tokens)
+  chunked = lambda params: losses.make_loss_fn(config)(nnx.merge(graphdef, params), batch, None)
+  # Squared, so that the gradient which comes from outside is not 1.
+  squared = lambda loss: lambda params: loss(params) ** 2 / 100
+  (value, metrics), gradient = jax.jit(
+    lambda params: (chunked(params), jax.grad(squared(lambda p: chunked(p)[0]))(params))
+  )(params)
+  expected, expected_gradient = jax.jit(
+    lambda params: (
+      plain_loss(graphdef, batch, config)(params),
+      jax.grad(squared(plain_loss(graphdef, batch, config)))(params),
+    )
+  )(params)
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  np.testing.assert_allclose(metrics["loss"].total + metrics["z_loss"].total, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient, rtol=1e-4)
+  np.testing.assert_allclose(metrics["loss"].weight, 3 + 5 / 4)
+  logits = toy.logits(nnx.merge(graphdef, params), batch)
+  right = (np.argmax(logits, -1) == batch["decoder_target_tokens"]) * batch["decoder_loss_weights"]
+  np.testing.assert_allclose(metrics["accuracy"].total, right.sum(), rtol=1e-5)
+
+
+def test_positions_without_weight_do_not_count():
+  """With all weights zero, loss and gradients are zero, not NaN."""
+  graphdef, params = toy.split(toy.model(UNTIED))
+  batch = toy.batch() | {"decoder_loss_weights": jnp.zeros((2, 6))}
+  loss_fn = losses.make_loss_fn(toy.loss_config())
+  (loss, metrics), gradient = jax.jit(
+    jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None), has_aux=True)
+  )(params)
+  assert loss == 0.0
+  assert metrics["loss"].value() == 0.0
+  assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(gradient))
+
+
+def test_bfloat16_loss_is_summed_in_float32():
+  """Loss and gradients of a bfloat16 model are float32, and near those of a float32 model."""
+  batch = toy.batch()
+
+  def loss_and_gradient(dtype):
+    graphdef, params = toy.split(
+      toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=True, dtype=dtype))
+    )
+    loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+    return jax.jit(jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params)
+
+  (exact, exact_gradient), (loss, gradient) = loss_and_gradient("float32"), loss_and_gradient("bfloat16")
+  assert {leaf.dtype for leaf in jax.tree.leaves((loss, gradient))} == {jnp.dtype("float32")}
+  np.testing.assert_allclose(loss, exact, rtol=0.02)
+  table, exact_table = gradient["embed"]["table"], exact_gradient["embed"]["table"]
+  assert np.linalg.norm(table - exact_table) < 0.05 * np.linalg.norm(exact_table)
+
+
+def largest_logits(chunk_tokens):
+  """How many rows of the vocabulary's length the biggest array of a loss and its gradient has, in any order of axes."""
+  graphdef, params = toy.split(toy.model(toy.config(vocab_size=53, num_encoder_layers=1, num_decoder_layers=1)))
+  batch = toy.batch((5,) * 8, (7,) * 8, padded_to=(5, 8))
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=chunk_tokens))
+  function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
+  shapes = {
+    out.aval.shape for equation, _ in toy.equations(jax.make_jaxpr(function)(params).jaxpr) for out in equation.outvars
+  }
+  return max(int(np.prod(shape)) // 53 for shape in shapes if 53 in shape)
+
+
+def test_logits_of_the_whole_batch_never_exist():
+  """With chunks of 4 tokens no array holds 64 rows of logits; the largest is the projection itself, [embed, vocab]."""
+  assert largest_logits(chunk_tokens=4) == 16
+  assert largest_logits(chunk_tokens=64) == 64  # the look into the program does find them where they are
+
+
+def test_unigram_loss_is_the_entropy_of_the_targets():
+  """Shares 1/2, 1/4, 1/4 over two batches: 1.5 bits; a target of weight zero does not count."""
+  batches = [
+    {"decoder_target_tokens": np.array([[1, 1]]), "decoder_loss_weights": np.array([[1.0, 1.0]])},
+    {"decoder_target_tokens": np.array([[2, 3, 4]]), "decoder_loss_weights": np.array([[1.0, 1.0, 0.0]])},
+  ]
+  np.testing.assert_allclose(losses.unigram_loss(batches, vocab_size=6), 1.5 * np.log(2), rtol=1e-6)

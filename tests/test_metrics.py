@@ -1,0 +1,80 @@
+import types
+
+from flax import nnx
+import jax
+import numpy as np
+import pytest
+import toy
+
+from t2t import losses, metrics
+
+
+def weighted(total, weight):
+  return metrics.WeightedSum(np.float32(total), np.float32(weight))
+
+
+def test_weighted_sums_are_divided_once():
+  """(3 + 10) / (1 + 4), not the mean of 3 and 2.5."""
+  assert (weighted(3, 1) + weighted(10, 4)).value() == pytest.approx(2.6)
+
+
+def test_a_sum_without_weight_is_zero():
+  """A batch in which nothing counts has no NaN."""
+  assert weighted(0, 0).value() == 0.0
+
+
+def test_merge_adds_each_metric():
+  """Two batches as one."""
+  merged = metrics.merge({"loss": weighted(1, 1), "z": weighted(0, 1)}, {"loss": weighted(5, 2), "z": weighted(3, 2)})
+  assert {name: float(metric.value()) for name, metric in merged.items()} == {"loss": 2.0, "z": 1.0}
+
+
+@pytest.mark.parametrize("activation", ["gated_gelu", "relu"])
+def test_model_flops_are_the_matmuls_of_a_step(activation):
+  """Two for each multiply-add of every matrix product in the program, forward and backward."""
+  config = toy.config(mlp_activation=activation)
+  graphdef, params = toy.split(toy.model(config))
+  batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=12))
+  function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
+  counted = 0
+  for equation, repeated in toy.equations(jax.make_jaxpr(function)(params).jaxpr):
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      depth = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+      counted += 2 * repeated * depth * np.prod(equation.outvars[0].aval.shape)
+  assert metrics.model_flops(config, batch_size=4, inputs_length=8, targets_length=6) == counted
+
+
+def throughput(monkeypatch, device_kind):
+  now = types.SimpleNamespace(seconds=100.0)
+  monkeypatch.setattr(metrics.time, "monotonic", lambda: now.seconds)
+  devices = [types.SimpleNamespace(device_kind=device_kind)] * 2
+  return now, metrics.Throughput(flops_per_step=5.5e14, devices=devices)
+
+
+def test_throughput_leaves_out_the_first_step(monkeypatch):
+  """Rates are over the steps since then; a pause is no part of any."""
+  now, measured = throughput(monkeypatch, "TPU v4")
+  assert measured.step(tokens=1000.0, wait_seconds=0.0) == {}
+  now.seconds += 2.0
+  assert measured.step(tokens=10.0, wait_seconds=0.5)["tokens_per_second"] == 5.0
+  measured.pause()
+  now.seconds += 1000.0
+  measured.step(tokens=1000.0, wait_seconds=0.0)
+  now.seconds += 4.0
+  values = measured.step(tokens=20.0, wait_seconds=1.0)
+  assert values["tokens_per_second"] == pytest.approx(30 / 6)
+  assert values["steps_per_second"] == pytest.approx(2 / 6)
+  assert values["step_seconds"] == pytest.approx(4.0)
+  assert values["input_wait"] == pytest.approx(1 / 4)
+  assert values["input_wait_average"] == pytest.approx(1.5 / 6)
+  assert values["mfu"] == pytest.approx(5.5e14 / 3 / (2 * 275e12))
+
+
+def test_a_device_whose_peak_is_unknown_has_no_mfu(monkeypatch):
+  """A CPU, for example."""
+  now, measured = throughput(monkeypatch, "cpu")
+  measured.step(tokens=1.0, wait_seconds=0.0)
+  now.seconds += 1.0
+  assert "mfu" not in measured.step(tokens=1.0, wait_seconds=0.0)

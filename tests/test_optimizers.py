@@ -1,0 +1,200 @@
+from hypothesis import given, settings, strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+
+from t2t import UserError, optimizers
+
+
+def rms(x):
+  return np.sqrt(np.mean(np.square(x)))
+
+
+def stacked(random, *, scale):
+  """Parameters of a model of two layers whose sizes differ a hundredfold, some large enough to be factored."""
+  layer_scale = scale * np.array([1.0, 100.0])
+  leaf = lambda *shape: (random.normal(size=shape) * layer_scale.reshape(2, *[1] * (len(shape) - 1))).astype(np.float32)
+  return {
+    "decoder": {"layers": {"mlp": {"up": leaf(2, 128, 130)}, "norm": {"scale": leaf(2, 16)}}, "norm": leaf(2, 3)[0]},
+    "embed": {"table": (scale * random.normal(size=(129, 128))).astype(np.float32)},
+    "zero": np.zeros((4,), np.float32),
+  }
+
+
+def unstacked(tree):
+  """The same, with each layer as parameters of its own."""
+  one = lambda index: jax.tree.map(lambda x: x[index], tree["decoder"]["layers"])
+  decoder = {"first": one(0), "second": one(1), "norm": tree["decoder"]["norm"]}
+  return tree | {"decoder": decoder}
+
+
+def run(tx, params, gradients):
+  state, update = tx.init(params), jax.jit(tx.update)
+  for gradient in gradients:
+    updates, state = update(gradient, state, params)
+    params = optax.apply_updates(params, updates)
+  return params
+
+
+def adafactor(param, gradients, learning_rate):
+  """Algorithm 5 of Shazeer & Stern (2018) with T5's settings, on one parameter."""
+  row = column = second = 0.0
+  param = np.asarray(param, np.float64)
+  for t, gradient in enumerate(gradients, start=1):
+    decay = 1.0 - t**-0.8
+    square = np.square(np.asarray(gradient, np.float64)) + 1e-30
+    if param.ndim == 2 and min(param.shape) >= 128:
+      row = decay * row + (1 - decay) * square.mean(1)
+      column = decay * column + (1 - decay) * square.mean(0)
+      estimate = np.outer(row, column) / row.mean()
+    else:
+      estimate = second = decay * second + (1 - decay) * square
+    update = gradient / np.sqrt(estimate)
+    update = update / max(1.0, rms(update) / 1.0)
+    param = param - learning_rate * max(rms(param), 1e-3) * update
+  return param
+
+
+def three_steps():
+  random = np.random.default_rng(0)
+  return stacked(random, scale=0.05), [stacked(random, scale=scale) for scale in (1.0, 5.0, 0.1)]
+
+
+def test_adafactor_is_the_papers_on_each_layer():
+  """Three steps equal the paper's algorithm on every layer of a stack by itself."""
+  params, gradients = three_steps()
+  config = toy.optimizer_config(name="adafactor", learning_rate=0.5, scale_by_parameter=True)
+  updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
+  flat_gradients = [toy.flat(unstacked(g)) for g in gradients]
+  for name, param in toy.flat(unstacked(params)).items():
+    expected = adafactor(param, [g[name] for g in flat_gradients], 0.5)
+    np.testing.assert_allclose(updated[name], expected, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_adafactor_keeps_factors_of_matrices():
+  """A 128 x 130 matrix of each layer has 128 + 130 second moments, not 16,640."""
+  params, _ = three_steps()
+  config = toy.optimizer_config(name="adafactor", scale_by_parameter=True)
+  shapes = jax.eval_shape(optimizers.make_optimizer(config, 10)[0].init, params)
+  sizes = [leaf.size for path, leaf in toy.flat(shapes).items() if path.endswith("decoder/layers/mlp/up")]
+  assert sum(sizes) <= 2 * (128 + 130 + 1)
+
+
+def test_adamw_scales_updates_by_each_layers_size():
+  """Adam's update times max(rms(parameter), 1e-3), the size of each layer measured by itself."""
+  params, gradients = three_steps()
+  config = toy.optimizer_config(name="adamw", learning_rate=0.5, scale_by_parameter=True, epsilon=1e-3)
+  updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
+  flat_gradients = [toy.flat(unstacked(g)) for g in gradients]
+  for name, param in toy.flat(unstacked(params)).items():
+    first = second = 0.0
+    for t, gradient in enumerate((g[name].astype(np.float64) for g in flat_gradients), start=1):
+      first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+      update = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-3)
+      param = param - 0.5 * max(rms(param), 1e-3) * update
+    # Adam's bias correction loses four digits in float32: 1 - 0.999.
+    np.testing.assert_allclose(updated[name], param, rtol=1e-3, atol=1e-3 * rms(param) + 1e-6, err_msg=name)
+
+
+def schedule_at(steps, *, num_steps=110, **fields):
+  schedule = optimizers.make_optimizer(toy.optimizer_config(**fields), num_steps)[1]
+  return [float(schedule(step)) for step in steps]
+
+
+def test_t5_schedule():
+  """0.01 for 10,000 steps, then 1/sqrt(step)."""
+  values = schedule_at(
+    [0, 10_000, 40_000, 1_000_000], schedule="t5_inverse_sqrt", learning_rate=0.01, warmup_steps=10_000
+  )
+  np.testing.assert_allclose(values, [0.01, 0.01, 0.005, 0.001], rtol=1e-6)
+
+
+def test_inverse_sqrt_schedule():
+  """Up in a line, then down with 1/sqrt(step); the first step is not zero."""
+  values = schedule_at([0, 49, 99, 100, 400], schedule="inverse_sqrt", learning_rate=2.0, warmup_steps=100)
+  np.testing.assert_allclose(values, [0.02, 1.0, 2.0, 2.0, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("schedule", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)]
+)
+def test_schedules_after_a_warmup(schedule, middle, end):
+  """Ten steps up to 1, then a hundred down to the final ratio, where they stay."""
+  values = schedule_at(
+    [0, 4, 9, 10, 60, 110, 500], schedule=schedule, learning_rate=1.0, warmup_steps=10, final_ratio=0.1
+  )
+  np.testing.assert_allclose(values, [0.1, 0.5, 1.0, 1.0, middle, end, end], rtol=1e-5)
+
+
+def test_cosine_is_a_cosine():
+  """A quarter of the way down it has lost (1 - cos(pi/4)) / 2."""
+  values = schedule_at([25], schedule="cosine", learning_rate=1.0, num_steps=100)
+  np.testing.assert_allclose(values, [(1 + np.cos(np.pi / 4)) / 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", list(optimizers.SCHEDULES))
+def test_no_warmup_starts_at_the_top(schedule):
+  """warmup_steps=0 is no step at a learning rate of zero."""
+  assert schedule_at([0], schedule=schedule, learning_rate=0.3) == pytest.approx([0.3])
+
+
+def test_weight_decay_spares_what_it_is_told_to():
+  """A decayed parameter shrinks by learning rate * decay of itself, though its gradient is zero."""
+  params = {"mlp": {"up": jnp.ones(3)}, "mlp_norm": {"scale": jnp.ones(3)}}
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(weight_decay=0.5, no_decay=("norm",), learning_rate=0.1), 10)
+  updated = run(tx, params, [jax.tree.map(jnp.zeros_like, params)])
+  np.testing.assert_allclose(updated["mlp"]["up"], 0.95)
+  np.testing.assert_allclose(updated["mlp_norm"]["scale"], 1.0)
+
+
+def test_gradients_are_clipped_by_their_norm_together():
+  """Norm 5 becomes norm 1, with the same direction; a smaller one stays."""
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(clip_norm=1.0, learning_rate=1.0), 10)
+  params = {"a": jnp.zeros(()), "decoder": {"layers": {"b": jnp.zeros(1)}}}
+  gradient = lambda a, b: {"a": jnp.array(a), "decoder": {"layers": {"b": jnp.array([b])}}}
+  toy.assert_trees_close(run(tx, params, [gradient(3.0, 4.0)]), gradient(-0.6, -0.8))
+  toy.assert_trees_close(run(tx, params, [gradient(0.3, 0.4)]), gradient(-0.3, -0.4))
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    (
+      {"name": "adafctor"},
+      "config.optimizer.name='adafctor': known are adafactor, adamw, sgd; did you mean adafactor?",
+    ),
+    ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
+    ({"name": "?"}, r"known are adafactor, adamw, sgd$"),
+  ],
+)
+def test_unknown_names_are_refused(fields, message):
+  """The message lists what is known, and names the nearest if one is near."""
+  with pytest.raises(UserError, match=message):
+    optimizers.make_optimizer(toy.optimizer_config(**fields), 10)
+
+
+PARAMS = {"encoder": {"layers": {"up": 1, "down": 2}, "norm": 3}, "decoder": {"layers": {"up": 4}}, "embed": 5}
+PATHS = sorted(toy.flat(PARAMS))
+
+
+@settings(deadline=None)
+@given(strategies.sets(strategies.sampled_from(PATHS), max_size=len(PATHS) - 1))
+def test_frozen_and_trained_join_to_the_whole(frozen_paths):
+  """Whatever is frozen, the two parts share nothing and together are the parameters."""
+  trained, frozen = optimizers.split_frozen(PARAMS, tuple(f"^{path}$" for path in frozen_paths))
+  assert set(toy.flat(frozen)) == frozen_paths
+  assert set(toy.flat(trained)) == set(PATHS) - frozen_paths
+  assert toy.flat(optimizers.join_frozen(trained, frozen)) == toy.flat(PARAMS)
+
+
+@pytest.mark.parametrize(
+  ("patterns", "message"),
+  [(("enocder",), "'enocder' matches no parameter; there are decoder/layers/up"), (("",), "nothing is left")],
+)
+def test_freezing_nothing_or_everything_is_refused(patterns, message):
+  """A pattern without a match is a typing mistake."""
+  with pytest.raises(UserError, match=message):
+    optimizers.split_frozen(PARAMS, patterns)

@@ -1,0 +1,213 @@
+"""Reading files, sharding them, and every way in which they can be bad."""
+
+import gzip
+import json
+import pathlib
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import documentation, scan, sources
+
+TEXTS = [f"document number {i} of this test" for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+  monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write(folder: pathlib.Path, name: str, texts) -> str:
+  """Writes texts in the format that the name says."""
+  path = folder / name
+  lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
+  if name.endswith(".txt"):
+    path.write_text("\n\n".join(texts))
+  elif name.endswith(".jsonl"):
+    path.write_text(lines)
+  elif name.endswith(".jsonl.gz"):
+    path.write_bytes(gzip.compress(lines.encode()))
+  elif name.endswith(".parquet"):
+    pa.parquet.write_table(pa.table({"text": list(texts)}), path, row_group_size=7)
+  else:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+      for text in texts:
+        value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+        writer.write(tf.train.Example(features=tf.train.Features(feature={"text": value})).SerializeToString())
+  return str(path)
+
+
+def read(source, split="train", *, shard=0, num_shards=1):
+  dataset = source.get_dataset(split, shuffle=False, shard_info=seqio.ShardInfo(shard, num_shards))
+  return [element["text"].decode() for element in dataset.as_numpy_iterator()]
+
+
+def test_all_formats_in_one_list(tmp_path):
+  """Each format holds a part of the texts; together, in tf.data and in plain Python, they are all there once."""
+  names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001"]
+  for number, name in enumerate(names):
+    write(tmp_path, name, TEXTS[number::5])
+  files = sources.find_files(f"{tmp_path}/*.txt, {tmp_path}/*.jsonl*,{tmp_path}/*.parquet,{tmp_path}/*.tfrecord*")
+  assert [pathlib.Path(file).name for file in files] == names
+  assert sorted(read(sources.FileSource({"train": files}))) == sorted(TEXTS)
+  assert sorted(text for file in files for text in sources.read_texts(file, field="text")) == sorted(TEXTS)
+  assert scan.scan(files, field="text").documents == len(TEXTS)
+
+
+@pytest.mark.parametrize("num_files", [1, 3, 40])
+def test_shards_share_out_the_records(tmp_path, num_files):
+  """Every record is in exactly one shard, and shards of few files are equal to within a record per file."""
+  for number in range(num_files):
+    write(tmp_path, f"{number:02}.jsonl", TEXTS[number::num_files])
+  source = sources.FileSource({"train": sources.find_files(f"{tmp_path}/*.jsonl")})
+  shards = [read(source, shard=shard, num_shards=4) for shard in range(4)]
+  assert sorted(sum(shards, [])) == sorted(TEXTS)
+  assert all(abs(len(shard) - 10) <= min(num_files, 3) for shard in shards)
+
+
+def test_held_out_documents_are_in_one_split_only(tmp_path):
+  files = (write(tmp_path, "a.txt", TEXTS),)
+  source = sources.FileSource({"train": files, "validation": files}, held_out_below=2**32 // 4)
+  train, validation = read(source), read(source, "validation")
+  assert sorted(train + validation) == sorted(TEXTS) and 0 < len(validation) < 20
+  assert validation == [text for text in TEXTS if sources.text_hash(text) < 2**32 // 4]
+
+
+def test_a_small_corpus_holds_out_one_document(tmp_path):
+  found = scan.scan((write(tmp_path, "a.txt", TEXTS[:5]),), field="text")
+  below = scan.held_out_below(found)
+  assert sum(sources.text_hash(text) < below for text in TEXTS[:5]) == 1
+
+
+def bad_file(name: str, content: bytes):
+  return pytest.param(name, content, id=f"{name}-{content[:12]!r}")
+
+
+GOOD = b'{"text": "good"}\n'
+
+
+@pytest.mark.parametrize(
+  "name, content, message",
+  [
+    ("a.jsonl", GOOD + b"{'text': 1}\n", r"a.jsonl, line 2: not JSON \(Expecting property name"),
+    ("a.jsonl", GOOD + GOOD + b'{"body": "x", "id": 3}\n', "a.jsonl, line 3: has no field 'text'; it has 'body', 'id'"),
+    ("a.jsonl", GOOD + b'{"text": 7}\n', "a.jsonl, line 2: field 'text' is a number, not a string"),
+    ("a.jsonl", b'["x"]\n', "a.jsonl, line 1: is a JSON list, not an object"),
+    ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl, line 1: field 'text' is not valid Unicode"),
+    ("a.txt", b"good\nfran\xe7ais\n", "a.txt, line 2: not valid UTF-8 .byte 5 of the line is 0xe7"),
+    ("a.jsonl.gz", gzip.compress(b"\n" + GOOD + b"[]"), "a.jsonl.gz, line 3: is a JSON list"),
+    ("a.tfrecord", None, "a.tfrecord, record 1: has no feature 'text'; it has 'other'"),
+  ],
+)
+def test_a_bad_record_is_named(tmp_path, name, content, message):
+  """The same file and line before training (scan) and, of what no scan has seen, while training (tf.data)."""
+  path = tmp_path / name
+  if content is None:
+    value = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x"]))
+    example = tf.train.Example(features=tf.train.Features(feature={"other": value}))
+    with tf.io.TFRecordWriter(str(path)) as writer:
+      writer.write(example.SerializeToString())
+  else:
+    path.write_bytes(content)
+  with pytest.raises(UserError, match=f"config.data.files: .*{message}"):
+    scan.scan((str(path),), field="text")
+  with pytest.raises(tf.errors.OpError) as raised:
+    read(sources.FileSource({"train": (str(path),)}))
+  error = sources.user_error(raised.value)
+  assert error is not None
+  with pytest.raises(UserError, match=f"config.data.files: .*{message}"):
+    raise error
+
+
+def test_truncated_and_corrupt_files(tmp_path):
+  whole = gzip.compress(GOOD * 5000)
+  for name, content, message in [
+    ("short.jsonl.gz", whole[:-20], r"short.jsonl.gz: truncated or corrupt gzip after line \d+"),
+    ("not.jsonl.gz", GOOD, "not.jsonl.gz: truncated or corrupt gzip after line 0"),
+    ("bad.tfrecord", b"x" * 100, "bad.tfrecord: truncated or corrupt TFRecord after record 0"),
+    ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
+  ]:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+      scan.scan((str(tmp_path / name),), field="text")
+
+
+def test_parquet_columns(tmp_path):
+  pa.parquet.write_table(pa.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
+  pa.parquet.write_table(pa.table({"text": ["x", None]}), tmp_path / "b.parquet")
+  with pytest.raises(UserError, match="a.parquet: has no column 'text'; it has 'body', 'n'"):
+    scan.scan((str(tmp_path / "a.parquet"),), field="text")
+  with pytest.raises(UserError, match="a.parquet: column 'n' is int64, not string"):
+    scan.scan((str(tmp_path / "a.parquet"),), field="n")
+  with pytest.raises(UserError, match="b.parquet: row 2 of row group 0 has no text"):
+    scan.scan((str(tmp_path / "b.parquet"),), field="text")
+
+
+def test_globs_that_match_nothing(tmp_path):
+  write(tmp_path, "a.txt", TEXTS)
+  with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* holds a.txt"):
+    sources.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
+  with pytest.raises(UserError, match="is a folder; give a glob"):
+    sources.find_files(str(tmp_path))
+  (tmp_path / "a.docx").write_text("")
+  with pytest.raises(UserError, match="a.docx: do not know how to read this file; the name must end in .txt"):
+    sources.find_files(f"{tmp_path}/a.docx")
+  with pytest.raises(UserError, match="config.data.files is empty"):
+    sources.find_files(" , ")
+
+
+def test_an_empty_corpus(tmp_path):
+  (tmp_path / "a.txt").write_text("\n \n")
+  with pytest.raises(UserError, match="a.txt hold no text"):
+    scan.scan((str(tmp_path / "a.txt"),), field="text")
+
+
+def test_a_scan_is_remembered_until_the_file_changes(tmp_path):
+  path = write(tmp_path, "a.txt", TEXTS)
+  assert scan.scan((path,), field="text").documents == 40
+  scan._scan.cache_clear()
+  remembered = list((tmp_path / "cache" / "scan").iterdir())
+  assert len(remembered) == 1 and scan.scan((path,), field="text").documents == 40
+  write(tmp_path, "a.txt", TEXTS[:3])
+  assert scan.scan((path,), field="text").documents == 3
+
+
+def test_prose():
+  """Sentences stay, code and markup go."""
+  docstring = """Returns the :class:`~numpy.ndarray` of sums along `axis` of the array.
+
+    >>> add(1, 2)
+    3
+
+    ======  =====
+    a       b
+    ======  =====
+
+    Too short a paragraph.
+    """
+  assert documentation.prose(docstring) == "Returns the numpy.ndarray of sums along axis of the array."
+
+
+def test_documents_of_a_file(tmp_path):
+  sentence = "This is a sentence of a documentation string, and it is long enough to be kept as a document."
+  (tmp_path / "a.py").write_text(
+    f'"""{sentence} One."""\nclass A:\n  """{sentence} Two."""\n  def f(self):\n    """{sentence} Three."""\n'
+  )
+  assert list(documentation.documents(tmp_path / "a.py")) == [f"{sentence} {n}." for n in ("One", "Two", "Three")]
+  (tmp_path / "b.py").write_text("this is not Python")
+  assert list(documentation.documents(tmp_path / "b.py")) == []
+
+
+def test_installed_documentation(tmp_path, monkeypatch):
+  """One small package stands for all: two splits without a text in common, and a second call reads nothing."""
+  monkeypatch.setattr(documentation, "PACKAGES", {"optax": "optax"})
+  monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
+  source = sources.DocumentationSource()
+  train, validation = read(source), read(source, "validation")
+  assert len(train) > 100 and validation and not set(train) & set(validation)
+  monkeypatch.setattr(documentation, "documents", None)
+  assert documentation.files()["train"].exists()

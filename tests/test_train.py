@@ -1,0 +1,220 @@
+"""The whole command, as a user would run it."""
+
+import gzip
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from t2t import __main__ as command
+from t2t import writers
+
+# A model and a corpus so small that what takes time is Python.
+SMALL = (
+  "--config=t5_1_1_small",
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.model.num_encoder_layers=2",
+  "--config.model.num_decoder_layers=2",
+  "--config.model.dtype=float32",
+  "--config.data.vocabulary=bytes",
+  "--config.data.inputs_length=64",
+  "--config.data.targets_length=32",
+  "--config.data.mixture=",
+  "--config.data.num_streams=2",
+  "--config.train.batch_size=8",
+  "--config.train.steps=6",
+  "--config.eval.batches=2",
+  "--config.eval.every=3",
+  "--config.checkpoint.every=3",
+  "--config.model.dropout_rate=0.1",
+)
+
+
+def documents(number: int) -> list[str]:
+  words = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs".split()
+  rng = np.random.default_rng(0)
+  return [" ".join(rng.choice(words, size=60)) for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> pathlib.Path:
+  """A folder with train.jsonl.gz and validation.jsonl."""
+  folder = tmp_path_factory.mktemp("text")
+  lines = [json.dumps({"text": text}) for text in documents(200)]
+  with gzip.open(folder / "train.jsonl.gz", "wt") as file:
+    file.write("\n".join(lines[:160]) + "\n")
+  (folder / "validation.jsonl").write_text("\n".join(lines[160:]) + "\n")
+  return folder
+
+
+def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> list[str]:
+  files = (f"--config.data.files={text}/train.jsonl.gz", f"--config.data.eval_files={text}/validation.jsonl")
+  return ["train", *SMALL, *files, "--workdir", str(workdir), *overrides]
+
+
+def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
+  return writers.read_metrics(workdir / "metrics.jsonl", name)
+
+
+def test_a_run_writes_what_it_says(text, tmp_path, capsys):
+  """Checkpoints, events, metrics, config and picture are where the summary says, and the summary compares the losses."""
+  assert command.main(arguments(text, tmp_path / "run")) == 0
+  out = capsys.readouterr().out
+  assert "held-out loss" in out and "unigram model" in out
+  assert out.count("example ") == 3 and out.count("truth") == 3
+  assert "(last 6, best " in out
+  workdir = tmp_path / "run"
+  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["3", "6"]
+  assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+  assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
+  assert json.loads((workdir / "config.json").read_text())["data"]["num_streams"] > 0
+  assert list(losses(workdir)) == [1, 2, 3, 4, 5, 6]
+  assert list(losses(workdir, "eval/loss")) == [3, 6]
+  assert all(line <= 80 for line in map(len, out.splitlines()) if "/" not in out)
+  last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-2])
+  for name in ("accuracy", "grad_norm", "param_norm", "learning_rate", "tokens_per_second", "step_seconds", "input_wait"):
+    assert f"train/{name}" in last
+
+
+def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
+  """Three steps, then the same command for three more, gives bit for bit the losses of six, dropout and data included."""
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  assert command.main(arguments(text, whole)) == 0
+  assert command.main(arguments(text, parts, "--config.train.steps=3")) == 0
+  assert command.main(arguments(text, parts)) == 0
+  assert losses(parts) == losses(whole)
+  assert losses(parts, "eval/loss") == losses(whole, "eval/loss")
+
+
+def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
+  """SIGTERM in the middle saves the step that was reached, and the same command ends the run."""
+  workdir = tmp_path / "run"
+  long = arguments(text, workdir, "--config.train.steps=100000", "--config.eval.every=100000")
+  process = subprocess.Popen([sys.executable, "-m", "t2t", *long], stderr=subprocess.PIPE, text=True)
+  for line in process.stderr:
+    if line.startswith("step "):
+      process.send_signal(signal.SIGTERM)
+      break
+  process.stderr.read()
+  assert process.wait() == 0
+  reached = max(int(path.name) for path in (workdir / "checkpoints").iterdir())
+  assert 0 < reached < 100_000
+  again = arguments(text, workdir, f"--config.train.steps={reached + 2}")
+  # The run before this one saw one device; this process has more.
+  assert command.main([*again, "--config.mesh.fsdp=1", "--config.mesh.data=-1"]) == 0
+  assert max(losses(workdir)) == reached + 2
+
+
+def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
+  """While one run writes to a workdir another gets an error, and the first goes on unharmed."""
+  workdir = tmp_path / "run"
+  long = arguments(text, workdir, "--config.train.steps=100000", "--config.eval.every=100000")
+  process = subprocess.Popen([sys.executable, "-m", "t2t", *long], stderr=subprocess.PIPE, text=True)
+  for line in process.stderr:
+    if line.startswith("step "):
+      break
+  assert command.main(arguments(text, workdir)) == 2
+  error = capsys.readouterr().err
+  assert str(workdir) in error and f"process {process.pid}" in error
+  process.send_signal(signal.SIGTERM)
+  process.stderr.read()
+  assert process.wait() == 0
+
+
+def test_warm_start_takes_parameters_alone(text, tmp_path):
+  """A run from another's checkpoint starts at step 0 with a lower loss than a fresh one."""
+  assert command.main(arguments(text, tmp_path / "first", "--config.train.steps=30", "--config.eval.every=30")) == 0
+  warm = arguments(text, tmp_path / "second", f"--config.init.checkpoint={tmp_path}/first", "--config.train.steps=1")
+  assert command.main([*warm, "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.001"]) == 0
+  assert losses(tmp_path / "second")[1] < losses(tmp_path / "first")[1] - 0.5
+
+
+def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tmp_path, capsys):
+  """A run that diverges ends with an error, and its last good checkpoint is still there."""
+  workdir = tmp_path / "run"
+  assert command.main(arguments(text, workdir, "--config.train.steps=3")) == 0
+  capsys.readouterr()
+  wild = ("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.schedule=constant")
+  diverging = arguments(text, tmp_path / "wild", *wild, "--config.checkpoint.every=1")
+  assert command.main(diverging) == 2
+  assert "not finite" in capsys.readouterr().err
+  saved = [int(path.name) for path in (tmp_path / "wild" / "checkpoints").iterdir() if path.name.isdigit()]
+  assert all(np.isfinite(losses(tmp_path / "wild")[step]) for step in saved)
+
+
+def broken_file(folder: pathlib.Path, name: str, content: bytes) -> str:
+  (folder / name).write_bytes(content)
+  return f"--config.data.files={folder / name}"
+
+
+GOOD = b'{"text": "' + b"a few words of text " * 20 + b'"}\n'
+
+BAD_INPUT = {
+  "unmatched glob": (lambda t: ["--config.data.files=/nowhere/*.jsonl"], ["config.data.files", "/nowhere"]),
+  "truncated gzip": (
+    lambda t: [broken_file(t, "a.jsonl.gz", gzip.compress(os.urandom(4_000) + GOOD * 50)[:-2_000])],
+    ["a.jsonl.gz"],
+  ),
+  "not JSON": (lambda t: [broken_file(t, "b.jsonl", GOOD + b"{oops\n")], ["b.jsonl", "line 2"]),
+  "missing field": (lambda t: [broken_file(t, "c.jsonl", GOOD + b'{"body": "x"}\n')], ["c.jsonl", "line 2", "body"]),
+  "invalid UTF-8": (lambda t: [broken_file(t, "d.txt", b"fine\nalso fine\n\xff\xfe\n")], ["d.txt", "line 3"]),
+  "empty corpus": (lambda t: [broken_file(t, "e.txt", b"\n\n")], ["config.data.files"]),
+  "smaller than a batch": (lambda t: [broken_file(t, "f.txt", b"one line of text\n")], ["batch"]),
+  "unknown key": (lambda t: ["--config.train.stepz=1"], ["config.train.stepz", "train.steps"]),
+  "unknown config": (lambda t: ["--config=t5_1_1_smal"], ["t5_1_1_small"]),
+  "mesh": (lambda t: ["--config.mesh.tensor=3"], ["config.mesh", "3"]),
+  "heads": (lambda t: ["--config.mesh.tensor=4"], ["config.mesh.tensor=4", "num_heads=2"]),
+  "batch": (lambda t: ["--config.train.batch_size=9"], ["config.train.batch_size=9", "8 or 16"]),
+  "microbatches": (lambda t: ["--config.train.microbatches=3"], ["config.train.batch_size=8", "24"]),
+  "float16": (lambda t: ["--config.model.dtype=float16"], ["float16", "bfloat16"]),
+  "vocabulary beyond the embedding": (lambda t: ["--config.model.vocab_size=256"], ["vocab_size=256", "384"]),
+  "optimizer": (lambda t: ["--config.optimizer.name=adafactro"], ["adafactor"]),
+  "warm start from nowhere": (lambda t: [f"--config.init.checkpoint={t}/none"], ["config.init.checkpoint"]),
+  "no vocabulary": (lambda t: ["--config.data.vocabulary="], ["config.data.vocabulary"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
+  """Exit code 2, the place and the remedy in the message, no traceback, nothing trained."""
+  overrides, expected = BAD_INPUT[name]
+  assert command.main(arguments(text, tmp_path / "run", *overrides(tmp_path))) == 2
+  error = capsys.readouterr().err
+  assert "Traceback" not in error
+  assert len([line for line in error.splitlines() if "error:" in line]) == 1
+  for part in expected:
+    assert part in error
+  assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys):
+  """Resuming with another shape is refused, names what differs, and leaves the checkpoint as it was."""
+  workdir = tmp_path / "run"
+  assert command.main(arguments(text, workdir, "--config.train.steps=3")) == 0
+  before = sorted(path.name for path in (workdir / "checkpoints").rglob("*"))
+  capsys.readouterr()
+  assert command.main(arguments(text, workdir, "--config.model.mlp_dim=48")) == 2
+  error = capsys.readouterr().err
+  assert "decoder/layers/mlp/down" in error and "(2, 32, 16)" in error and "(2, 48, 16)" in error
+  assert sorted(path.name for path in (workdir / "checkpoints").rglob("*")) == before
+
+
+def test_debug_shows_the_traceback(text, tmp_path):
+  """With --debug the error comes with where it was raised."""
+  result = subprocess.run(
+    [sys.executable, "-m", "t2t", *arguments(text, tmp_path, "--config.model.dtype=float16"), "--debug"],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode != 0
+  assert "Traceback" in result.stderr and "float16" in result.stderr

@@ -1,0 +1,190 @@
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import losses, optimizers, sharding, train_state
+from t2t.models import transformer
+
+ONE_DEVICE = {"data": 1}
+# Well conditioned: with a small epsilon Adam's first update is the gradient's sign, which rounding can turn.
+ADAMW = toy.optimizer_config(name="adamw", epsilon=0.1, scale_by_parameter=True, clip_norm=1.0)
+
+
+def uneven_batch():
+  """Eight rows, of one token to all."""
+  return toy.batch((8, 1, 5, 3, 8, 2, 7, 4), (1, 6, 1, 1, 6, 6, 2, 1), padded_to=(8, 6))
+
+
+@functools.cache
+def made(mesh_shape, *, microbatches=1, freeze=(), dropout_rate=0.0):
+  """A maker of fresh states, always the same, and their train step on a mesh."""
+  shape = dict(mesh_shape)
+  devices = jax.devices()[:1] if shape == ONE_DEVICE else None
+  mesh = sharding.make_mesh(shape, devices=devices)
+  config = toy.config(dropout_rate=dropout_rate)
+  tx, _ = optimizers.make_optimizer(ADAMW, 10)
+  model = toy.model(config)
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+  with jax.set_mesh(mesh):
+    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh, freeze=freeze)
+    step = train_state.make_train_step(graphdef, loss_fn, tx, shardings, num_microbatches=microbatches)
+  # The step donates its state, so that each test starts from a copy.
+  fresh = lambda: jax.tree.map(lambda x: jnp.array(x, copy=True), state)
+  return mesh, graphdef, fresh, step
+
+
+def train(mesh_shape, batch, *, steps=2, key=0, first_step=None, **how):
+  """The state after some steps on one batch, and the metrics of each."""
+  mesh, _, fresh, step = made(tuple(mesh_shape.items()), **how)
+  state, history = fresh(), []
+  if first_step is not None:
+    state = dataclasses.replace(state, step=jax.device_put(jnp.array(first_step, jnp.int32), state.step.sharding))
+  with jax.set_mesh(mesh):
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    for _ in range(steps):
+      state, metrics = step(state, batch, jax.random.key(key))
+      history.append({name: float(metric.value()) for name, metric in metrics.items()})
+  return state, history
+
+
+def assert_same_training(actual, expected):
+  for one, other in zip(actual[1], expected[1], strict=True):
+    assert one == pytest.approx(other, rel=1e-4)
+  toy.assert_trees_close(actual[0].params, expected[0].params, rtol=1e-4, atol=2e-5)
+
+
+def test_fresh_parameters_do_not_depend_on_the_mesh():
+  """The same key gives the same parameters, bit for bit, wherever they are made."""
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
+  config = toy.config(num_encoder_layers=1, num_decoder_layers=1)
+  meshes = sharding.make_mesh(ONE_DEVICE, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  alone, spread = (
+    train_state.init_train_state(lambda key: transformer.build(config, nnx.Rngs(key)), tx, jax.random.key(0), mesh)[1]
+    for mesh in meshes
+  )
+  toy.assert_trees_close(spread.params, alone.params, atol=0, rtol=0)
+  assert int(alone.step) == 0
+
+
+def test_microbatches_equal_the_full_batch():
+  """Loss, metrics and updated parameters do not depend on how a batch of uneven rows is cut."""
+  whole = train(ONE_DEVICE, uneven_batch())
+  assert_same_training(train(ONE_DEVICE, uneven_batch(), microbatches=8), whole)
+
+
+@pytest.mark.parametrize(
+  ("mesh_shape", "microbatches"),
+  [
+    ({"data": 8}, 1),
+    ({"fsdp": 4, "tensor": 2}, 2),
+    ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
+    ({"data": 2, "tensor": 4}, 1),
+  ],
+  ids=lambda x: "-".join(f"{axis}{size}" for axis, size in x.items()) if isinstance(x, dict) else None,
+)
+def test_a_mesh_trains_as_one_device_does(mesh_shape, microbatches):
+  """Loss, metrics and updated parameters do not depend on where they lie."""
+  alone = train(ONE_DEVICE, uneven_batch())
+  assert_same_training(train(mesh_shape, uneven_batch(), microbatches=microbatches), alone)
+
+
+def test_state_is_sharded():
+  """Each device holds its part of a parameter, and of the moments, before and after a step."""
+  mesh, _, fresh, _ = made((("data", 2), ("fsdp", 2), ("tensor", 2)))
+  trained, _ = train({"data": 2, "fsdp": 2, "tensor": 2}, uneven_batch())
+  shard = lambda x: {piece.data.shape for piece in x.addressable_shards}
+  for state in (fresh(), trained):
+    leaves = toy.flat(state)
+    moments = [x for path, x in leaves.items() if "opt_state" in path and path.endswith("decoder/layers/mlp/up")]
+    assert len(moments) == 2
+    for leaf in [leaves["params/decoder/layers/mlp/up"], *moments]:
+      assert leaf.shape == (3, 16, 32)
+      assert shard(leaf) == {(3, 8, 16)}
+    assert shard(leaves["params/embed/table"]) == {(20, 8)}
+    assert len(leaves["step"].sharding.device_set) == mesh.size
+
+
+def test_steps_compile_once_and_reuse_memory():
+  """The state that a step returns fits the next; the state that it was given is gone."""
+  for shape in (ONE_DEVICE, {"data": 2, "fsdp": 2, "tensor": 2}):
+    mesh, _, fresh, step = made(tuple(shape.items()))
+    state = fresh()
+    with jax.set_mesh(mesh):
+      batch = jax.device_put(uneven_batch(), sharding.batch_sharding(mesh))
+      for _ in range(3):
+        given, (state, _) = state, step(state, batch, jax.random.key(0))
+    assert step._cache_size() == 1
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given.params))
+    assert int(state.step) == 3
+
+
+def test_sharding_constraints_are_in_the_program():
+  """On a mesh the program says how activations lie, forward and backward; constraints are not dropped on the way."""
+  mesh, _, fresh, step = made((("data", 2), ("fsdp", 2), ("tensor", 2)))
+  with jax.set_mesh(mesh):
+    text = step.lower(fresh(), uneven_batch(), jax.random.key(0)).as_text()
+  constraints = [line for line in text.splitlines() if "sharding_constraint" in line]
+  hidden = [line for line in constraints if line.rstrip().endswith("tensor<8x6x32xf32>")]
+  assert len(hidden) >= 2
+  assert all('[{"data", "fsdp"}, {}, {"tensor"}]' in line for line in hidden)
+  assert len(constraints) > 40
+
+
+def test_frozen_parameters_do_not_change():
+  """They have no moments either; the others train."""
+  _, _, fresh, _ = made(tuple(ONE_DEVICE.items()), freeze=("^encoder", "embed"))
+  before, (after, _) = fresh(), train(ONE_DEVICE, uneven_batch(), freeze=("^encoder", "embed"))
+  assert set(before.params) == {"decoder", "projection"}
+  toy.assert_trees_close(after.frozen_params, before.frozen_params, atol=0, rtol=0)
+  assert np.any(np.abs(after.params["projection"] - before.params["projection"]) > 1e-4)
+  assert not any("encoder/" in path.replace("decoder/", "") for path in toy.flat(after.opt_state))
+
+
+def test_dropout_depends_on_seed_and_step():
+  """The same (seed, step) draws the same masks, as after a restart; another of either draws others."""
+  loss = lambda **how: train(ONE_DEVICE, uneven_batch(), steps=1, dropout_rate=0.3, **how)[1][0]["loss"]
+  first = loss(key=0, first_step=5)
+  assert first == loss(key=0, first_step=5)
+  assert abs(first - loss(key=0, first_step=6)) > 1e-3
+  assert abs(first - loss(key=1, first_step=5)) > 1e-3
+
+
+def test_evaluation_has_no_dropout():
+  """The same batch has the same loss always, that of the training step of a model without dropout."""
+  mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
+  evaluate = train_state.make_eval_step(graphdef, losses.make_loss_fn(toy.loss_config()))
+  with jax.set_mesh(mesh):
+    loss = evaluate(fresh(), uneven_batch())["loss"].value()
+  plain = train(ONE_DEVICE, uneven_batch())[1][0]["loss"]
+  np.testing.assert_allclose(loss, plain, rtol=1e-5)
+
+
+def test_metrics_of_a_step():
+  """Tokens are those that are not padding, of inputs and targets; norms are of all parameters together."""
+  _, _, fresh, _ = made(tuple(ONE_DEVICE.items()))
+  _, history = train(ONE_DEVICE, uneven_batch())
+  assert history[0]["tokens"] == 8 + 1 + 5 + 3 + 8 + 2 + 7 + 4 + 1 + 6 + 1 + 1 + 6 + 6 + 2 + 1
+  squares = sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(fresh().params))
+  assert history[0]["param_norm"] == pytest.approx(squares**0.5, rel=1e-5)
+  assert history[1]["loss"] < history[0]["loss"]
+
+
+def test_a_step_is_gradient_descent_on_the_mean_loss():
+  """The gradient is that of the summed loss over the weight of the batch."""
+  _, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()))
+  state = fresh()
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+
+  def mean_loss(params):
+    total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), uneven_batch(), None)
+    return total / metrics["loss"].weight
+
+  gradient = jax.jit(jax.grad(mean_loss))(state.params)
+  norm = sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(gradient)) ** 0.5
+  assert train(ONE_DEVICE, uneven_batch())[1][0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
