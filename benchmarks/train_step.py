@@ -10,7 +10,6 @@ padding.  Steps are timed one by one after two that are not counted: the best sa
 what this machine gave it.
 """
 
-import functools
 import json
 import os
 import statistics
@@ -30,6 +29,7 @@ from t2t import metrics
 from t2t import optimizers
 from t2t import sharding
 from t2t import train_state
+from t2t.models import cpu
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
@@ -58,11 +58,13 @@ def build(config: ConfigDict, mesh: jax.sharding.Mesh):
   step = train_state.make_train_step(
     graphdef, losses.make_loss_fn(loss), tx, shardings, num_microbatches=config.train.microbatches
   )
-  return step, state, functools.partial(jax.jit(make, out_shardings=shardings))
+  return step, state, jax.jit(make, out_shardings=shardings)
 
 
 def measure(config: ConfigDict, *, steps: int) -> dict:
   """Times the step on the devices that are here."""
+  if jax.default_backend() == "cpu":
+    cpu.keep_freed_memory()
   mesh = sharding.make_mesh(config.mesh)
   rng = np.random.default_rng(0)
   batch = {

@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
   config.data.mean_noise_span_length = 3.0  # tokens
   config.data.pack = False  # several short examples in one sequence; otherwise text is concatenated and split
   config.data.num_streams = 0  # parts of the data with a position of their own; 0: chosen at the first start, then kept
-  config.data.shuffle_buffer = 1_000  # documents (of `files`: blocks of lines) per stream
+  config.data.shuffle_buffer = 256  # examples of `files` that each stream draws from
 
   config.train = ConfigDict()
   config.train.steps = 1_000

@@ -1,7 +1,6 @@
 """The `t2t` command: a table of subcommands, each imported only when it is called."""
 
 import importlib
-import os
 import sys
 
 from t2t import UserError
@@ -34,8 +33,6 @@ def main(argv: list[str] | None = None) -> int:
   try:
     if command not in SUBCOMMANDS:
       raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
-    # TensorFlow reads text here; what it says about GPUs and CPU instructions at start-up is noise.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     importlib.import_module(SUBCOMMANDS[command][0]).main(rest)
   except UserError as error:
     if "--debug" in rest:

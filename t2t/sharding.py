@@ -6,7 +6,6 @@ what a name means: for activations (`shard`) and for parameters (`param_sharding
 
 from collections.abc import Mapping
 import math
-from typing import TypeVar
 
 from flax import nnx
 import jax
@@ -14,8 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from t2t import UserError
-
-M = TypeVar("M", bound=nnx.Module)
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -114,21 +111,10 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, _spec(axes, 0, used=mesh.shape))
 
 
-def shard_params(module: M) -> M:
-  """A module whose parameters are constrained to lie as `param_shardings` says; without a mesh the module itself.
-
-  Inside the scan over layers this is where a layer's gradient leaves in its shards: it is then summed over the batch by
-  a reduce-scatter; without it, by an all-reduce of twice the bytes whose result is cut up after the loop.
-  """
+def platform() -> str:
+  """What the program is made for, "cpu", "gpu" or "tpu": the mesh's devices, which need not be here; else this machine's."""
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return module
-
-  def one(variable: nnx.Variable) -> nnx.Variable:
-    spec = _spec(variable.get_metadata()["axes"], 1, used=mesh.shape)
-    return variable.replace(jax.lax.with_sharding_constraint(variable.get_value(), spec))
-
-  return jax.tree.map(one, module, is_leaf=lambda x: isinstance(x, nnx.Variable))
+  return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:

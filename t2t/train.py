@@ -28,6 +28,7 @@ from t2t import optimizers
 from t2t import sharding
 from t2t import train_state
 from t2t import writers
+from t2t.models import cpu
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
@@ -63,6 +64,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
 
   # ---- Mesh ----------------------------------------------------------------
   mesh = sharding.make_mesh(config.mesh)
+  if jax.default_backend() == "cpu":
+    cpu.keep_freed_memory()
   _check_sizes(config, mesh)
 
   # ---- Data ----------------------------------------------------------------
@@ -190,7 +193,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     shown = []
     if config.eval.examples:
       decode = decoding.make_greedy(graphdef, max_length=config.data.targets_length, eos_id=vocabulary.eos_id)
-      shown = _fill_in_the_blank(config.eval.examples, decode, state, eval_batches, vocabulary, vocabularies.sentinel_ids)
+      sentinels = vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary))
+      shown = _fill_in_the_blank(config.eval.examples, decode, state, eval_batches, vocabulary, sentinels)
     if first:
       picture = writers.plot_loss(workdir, unigram_loss=unigram)
       _summarise(workdir, eval_loss, unigram, shown, saved_step, checkpoints.best_step(), picture)
@@ -298,7 +302,7 @@ def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:
   return total
 
 
-def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinel_ids) -> list[tuple[str, str, str]]:
+def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinels) -> list[tuple[str, str, str]]:
   """Input, prediction and truth of the first held-out examples."""
   batch = eval_batches[0]
   written = multihost_utils.process_allgather(decode(state, batch), tiled=True)
@@ -308,7 +312,6 @@ def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinel
     inputs = np.where(host["encoder_segment_ids"] == 1, inputs, 0)
     targets = np.where(host["decoder_segment_ids"] == 1, targets, 0)
   present = set(inputs[:number].flatten().tolist())
-  sentinels = sentinel_ids(vocabulary, vocabulary.extra_ids or 100)
   if not present & set(sentinels):
     return []
   return [

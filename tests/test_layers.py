@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toy
 
+from t2t import sharding
 from t2t.models import layers
 
 
@@ -88,22 +89,29 @@ def test_rms_norm_computes_in_float32():
   np.testing.assert_array_equal(out, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
-def test_gated_mlp_is_its_formula():
-  """gelu(x W_gate) * (x W_up) W_down, with the tanh form of gelu."""
-  mlp = layers.Mlp(toy.config(), nnx.Rngs(0))
-  x = normal(2, 3, 16)
-  gate, up, down = (np.asarray(w[...]) for w in (mlp.gate, mlp.up, mlp.down))
-  z = x @ gate
-  gelu = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-  np.testing.assert_allclose(mlp(x), (gelu * (x @ up)) @ down, atol=1e-5)
+@pytest.mark.parametrize("activation", ["gated_gelu", "relu"])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_mlp_is_its_formula(activation, platform, monkeypatch):
+  """gelu(x W_gate) * (x W_up) W_down with the tanh form of gelu, or relu(x W_up) W_down; and its gradient.
 
+  A CPU runs the formula in another order than accelerators do.
+  """
+  monkeypatch.setattr(sharding, "platform", lambda: platform)
+  mlp = layers.Mlp(toy.config(mlp_activation=activation), nnx.Rngs(0))
+  assert hasattr(mlp, "gate") == (activation == "gated_gelu")
+  up, down = mlp.up[...], mlp.down[...]
 
-def test_relu_mlp_is_its_formula():
-  """relu(x W_up) W_down, and no third matrix."""
-  mlp = layers.Mlp(toy.config(mlp_activation="relu"), nnx.Rngs(0))
-  x = normal(2, 3, 16)
-  assert not hasattr(mlp, "gate")
-  np.testing.assert_allclose(mlp(x), np.maximum(x @ mlp.up[...], 0) @ np.asarray(mlp.down[...]), atol=1e-5)
+  def formula(x):
+    if activation == "relu":
+      return jnp.maximum(x @ up, 0) @ down
+    z = x @ mlp.gate[...]
+    gelu = 0.5 * z * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (z + 0.044715 * z**3)))
+    return (gelu * (x @ up)) @ down
+
+  x = 3 * normal(2, 3, 16)
+  np.testing.assert_allclose(mlp(x), formula(x), atol=1e-5, rtol=1e-5)
+  found, expected = (jax.jit(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2)))(x) for f in (mlp, formula))
+  np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_mlp_drops_the_same_features_at_all_positions():

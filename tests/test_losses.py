@@ -58,8 +58,8 @@ def plain_loss(graphdef, batch, config):
 
 @pytest.mark.parametrize(
   ("model_config", "chunk_tokens"),
-  [(UNTIED, 1), (UNTIED, 5), (UNTIED, 1_000), (TIED, 4), (TIED, 12)],
-  ids=["untied-1", "untied-5", "untied-all", "tied-4", "tied-all"],
+  [(UNTIED, 5), (UNTIED, 1_000), (TIED, 4)],
+  ids=["untied-5", "untied-all", "tied-4"],
 )
 def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
   """Loss, metrics and every parameter's gradient, whether or not the chunks divide the 12 positions."""

@@ -35,8 +35,8 @@ def made(mesh_shape, *, microbatches=1, freeze=(), dropout_rate=0.0):
     graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh, freeze=freeze)
     step = train_state.make_train_step(graphdef, loss_fn, tx, shardings, num_microbatches=microbatches)
   # The step donates its state, so that each test starts from a copy.
-  fresh = lambda: jax.tree.map(lambda x: jnp.array(x, copy=True), state)
-  return mesh, graphdef, fresh, step
+  copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
+  return mesh, graphdef, lambda: copy(state), step
 
 
 def train(mesh_shape, batch, *, steps=2, key=0, first_step=None, **how):
@@ -44,7 +44,7 @@ def train(mesh_shape, batch, *, steps=2, key=0, first_step=None, **how):
   mesh, _, fresh, step = made(tuple(mesh_shape.items()), **how)
   state, history = fresh(), []
   if first_step is not None:
-    state = dataclasses.replace(state, step=jax.device_put(jnp.array(first_step, jnp.int32), state.step.sharding))
+    state = dataclasses.replace(state, step=jax.device_put(np.int32(first_step), state.step.sharding))
   with jax.set_mesh(mesh):
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     for _ in range(steps):
@@ -84,7 +84,6 @@ def test_microbatches_equal_the_full_batch():
     ({"data": 8}, 1),
     ({"fsdp": 4, "tensor": 2}, 2),
     ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
-    ({"data": 2, "tensor": 4}, 1),
   ],
   ids=lambda x: "-".join(f"{axis}{size}" for axis, size in x.items()) if isinstance(x, dict) else None,
 )

@@ -44,6 +44,13 @@ def test_bytes():
   assert vocabularies.sentinel_ids(vocabulary, 1) == [358]
 
 
+def test_bytes_alone_take_their_sentinels_from_the_last_ids():
+  """ByT5 adds no ids: its 100 sentinels are the last byte ids, 258 and down."""
+  vocabulary = vocabularies.load("bytes", extra_ids=0)
+  assert vocabularies.num_sentinels(vocabulary) == 100
+  assert vocabularies.sentinel_ids(vocabulary, 2) == [258, 257]
+
+
 def test_more_sentinels_than_there_are():
   with pytest.raises(UserError, match="3 sentinels are needed, the vocabulary has 2"):
     vocabularies.sentinel_ids(vocabularies.load("bytes", extra_ids=2), 3)

@@ -1,1 +1,23 @@
 """From text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
+
+import contextlib
+import os
+
+
+@contextlib.contextmanager
+def _quiet_stderr():
+  """Drops what C++ code writes to standard error; Python's exceptions come through."""
+  kept = os.dup(2)
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  try:
+    os.dup2(nowhere, 2)
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+    os.close(nowhere)
+
+
+# TensorFlow only reads text here.  That it has found no GPU, it says in four lines that no setting turns off.
+with _quiet_stderr():
+  import tensorflow  # noqa: F401

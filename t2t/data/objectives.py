@@ -293,7 +293,7 @@ def span_corruption(
     sequence_length["targets"],
     noise_density=noise_density,
     mean_noise_span_length=mean_noise_span_length,
-    extra_ids=output_features["targets"].vocabulary.extra_ids,
+    extra_ids=vocabularies.num_sentinels(output_features["targets"].vocabulary),
   )
   first_sentinel = _sentinels(output_features, 1)[0]
   if merge_documents:

@@ -84,6 +84,17 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
     )
 
 
+def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
+  """How many sentinels there are: those that were added, or of bytes alone the last 100 ids, as in ByT5.
+
+  UTF-8 never uses the bytes 0xF5 to 0xFF, and the rest of the last 100 only inside characters that are rare in most text
+  (Xue et al. 2022, section 3.1).
+  """
+  if isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids:
+    return 100
+  return vocabulary.extra_ids
+
+
 def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   """Ids of <extra_id_0>, <extra_id_1>, ...: they count down from the vocabulary's last id.
 
@@ -93,9 +104,9 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   Raises:
     UserError: the vocabulary has fewer sentinels.
   """
-  if count > vocabulary.extra_ids:
+  if count > num_sentinels(vocabulary):
     raise UserError(
-      f"config.data.extra_ids: {count} sentinels are needed, the vocabulary has {vocabulary.extra_ids};"
+      f"config.data.extra_ids: {count} sentinels are needed, the vocabulary has {num_sentinels(vocabulary)};"
       f" set config.data.extra_ids={count} or more, or shorten config.data.inputs_length"
     )
   return [vocabulary.vocab_size - 1 - i for i in range(count)]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import sharding
+from t2t.models import cpu
 from t2t.models import layers
 from t2t.models.config import TransformerConfig
 
@@ -130,6 +131,9 @@ def attend(
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
   """
+  dropped = dropout_key is not None and dropout_rate > 0.0
+  if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped:
+    return cpu.attend(query, keys, values, bias, allowed)
   logits = jnp.einsum("bhqk,bhsk->bhqs", query, keys, preferred_element_type=jnp.float32)
   if bias is not None:
     logits = logits + bias
@@ -158,7 +162,7 @@ class Attention(nnx.Module):
 
   def _project(self, x: jax.Array, kernel: nnx.Param) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    projected = x @ kernel[...].astype(x.dtype)
+    projected = layers.dense(x, kernel)
     split = projected.reshape(*projected.shape[:-1], self.num_heads, -1)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
@@ -188,4 +192,4 @@ class Attention(nnx.Module):
       dropout_key=dropout_key,
     )
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
-    return sharding.shard(merged, "batch", "length", "heads") @ self.out[...].astype(x.dtype)
+    return layers.dense(sharding.shard(merged, "batch", "length", "heads"), self.out)

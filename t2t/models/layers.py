@@ -5,12 +5,19 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
+from t2t.models import cpu
 from t2t.models.config import TransformerConfig
 
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, scale: float) -> nnx.Param:
   """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+def dense(x: jax.Array, kernel: nnx.Param) -> jax.Array:
+  """x @ kernel for [..., in] and [in, out], in the dtype of `x`."""
+  kernel = kernel[...].astype(x.dtype)
+  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis: int | None = None) -> jax.Array:
@@ -73,11 +80,11 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     # [batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]
-    hidden = x @ self.up[...].astype(x.dtype)
+    hidden = dense(x, self.up)
     if self.gated:
-      hidden = jax.nn.gelu(x @ self.gate[...].astype(x.dtype), approximate=True) * hidden
+      hidden = jax.nn.gelu(dense(x, self.gate), approximate=True) * hidden
     else:
       hidden = jax.nn.relu(hidden)
     # T5 draws one dropout mask for all positions of a sequence.
     hidden = dropout(sharding.shard(hidden, "batch", "length", "mlp"), self.dropout_rate, dropout_key, broadcast_axis=-2)
-    return hidden @ self.down[...].astype(x.dtype)
+    return dense(hidden, self.down)
