@@ -5,9 +5,9 @@
   python benchmarks/train_step.py --config t5_1_1_xl --topology v5e:16x16 --config.train.batch_size=1024 \
     --config.mesh.fsdp=64 --config.mesh.tensor=4 --config.optimizer.name=sgd                # needs the [tpu] extra
 
-The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids without
-padding.  Steps are timed one by one after two that are not counted: the best says what the program can do, the median
-what this machine gave it.
+The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids
+without padding.  Steps are timed one by one after two that are not counted: the best says what the program can do, the
+median what this machine gave it.
 """
 
 import json
@@ -22,15 +22,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError
-from t2t import command_line
-from t2t import losses
-from t2t import metrics
-from t2t import optimizers
-from t2t import sharding
-from t2t import train_state
-from t2t.models import cpu
-from t2t.models import transformer
+from t2t import UserError, command_line, losses, metrics, optimizers, sharding, train_state
+from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 
 
@@ -119,7 +112,9 @@ def compile_for(config: ConfigDict, topology: str, *, hlo: str | None) -> dict:
   try:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
   except Exception as error:  # libtpu raises several kinds, all of them about the name or about libtpu itself
-    raise UserError(f"--topology {topology}: {error}; examples: v4:2x2x4, v5e:4x4, v5p:8x8x16; needs t2t[tpu]") from error
+    raise UserError(
+      f"--topology {topology}: {error}; examples: v4:2x2x4, v5e:4x4, v5p:8x8x16; needs t2t[tpu]"
+    ) from error
   mesh = sharding.make_mesh(config.mesh, devices=devices)
   with jax.set_mesh(mesh):
     step, state, _ = build(config, mesh)

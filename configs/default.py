@@ -47,7 +47,9 @@ def get_config() -> ConfigDict:
   config.optimizer = ConfigDict()
   config.optimizer.name = "adafactor"  # adafactor, adamw, sgd
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
-  config.optimizer.schedule = "t5_inverse_sqrt"  # t5_inverse_sqrt (flat, then falling), inverse_sqrt, cosine, linear, constant
+  config.optimizer.schedule = (
+    "t5_inverse_sqrt"  # t5_inverse_sqrt (flat, then falling), inverse_sqrt, cosine, linear, constant
+  )
   config.optimizer.warmup_steps = 10_000
   config.optimizer.final_ratio = 0.0  # cosine, linear: last learning rate as a share of the top
   config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip

@@ -2,13 +2,13 @@
 
   t2t train --config t5_base --workdir gs://BUCKET/t5_base
 
-Sizes: small 60.5 M, base 223 M, large 738 M, xl (3B) 2.85 B, xxl (11B) 11.3 B parameters.  2**19 steps of 128 x 512 is the
-paper's baseline, 34 B tokens.  It pre-trained without dropout, too; fine-tune with --config.model.dropout_rate=0.1.
+Sizes: small 60.5 M, base 223 M, large 738 M, xl (3B) 2.85 B, xxl (11B) 11.3 B parameters.  2**19 steps of 128 x 512 is
+the paper's baseline, 34 B tokens.  It pre-trained without dropout, too; fine-tune with --config.model.dropout_rate=0.1.
 """
 
 from ml_collections import ConfigDict
-
 from t2t.configs import default
+
 from t2t.models import config as sizes
 
 SIZES = sizes.SIZES

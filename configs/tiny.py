@@ -1,10 +1,9 @@
 """A tiny T5 1.1 on English that is already on this machine: the documentation of Python and its packages.
 
-  t2t train --config tiny --workdir runs/tiny
+t2t train --config tiny --workdir runs/tiny
 """
 
 from ml_collections import ConfigDict
-
 from t2t.configs import default
 
 

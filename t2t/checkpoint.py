@@ -12,8 +12,7 @@ from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from t2t import UserError
-from t2t import optimizers
+from t2t import UserError, optimizers
 from t2t.optimizers import Params
 from t2t.train_state import TrainState
 
@@ -148,7 +147,9 @@ class Checkpoints:
     """The config that `step` was saved with."""
     return self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
 
-  def restore(self, step: int, abstract: TrainState, stream_names: tuple[str, ...]) -> tuple[TrainState, dict[str, bytes]]:
+  def restore(
+    self, step: int, abstract: TrainState, stream_names: tuple[str, ...]
+  ) -> tuple[TrainState, dict[str, bytes]]:
     """The state, each array directly in its shards, and the streams.
 
     Raises:
@@ -227,9 +228,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
     by_name = lambda tree, keep: jax.tree_util.tree_map_with_path(
       lambda path, _: keep[optimizers.path_name(path)], tree, is_leaf=lambda x: hasattr(x, "shape")
     )
-    wanted = {
-      optimizers.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    wanted = {optimizers.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     item = {"params": by_name(trained, wanted)}
     if names:
       item["frozen_params"] = by_name(frozen, wanted)

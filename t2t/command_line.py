@@ -11,8 +11,7 @@ import traceback
 from typing import TypeVar
 
 from absl import flags
-from ml_collections import ConfigDict
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
 

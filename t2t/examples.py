@@ -47,7 +47,8 @@ def fill_in_the_blank(
     num_blanks: how many blanks are shown.
     context: tokens shown before the first blank and after the last.
 
-  In:  "the <extra_id_0> sat on <extra_id_1> mat", "<extra_id_0> dog <extra_id_1> the", "<extra_id_0> cat <extra_id_1> the"
+  In:  "the <extra_id_0> sat on <extra_id_1> mat",
+       "<extra_id_0> dog <extra_id_1> the", "<extra_id_0> cat <extra_id_1> the"
   Out: "the [1] sat on [2] mat", "[1] dog [2] the", "[1] cat [2] the"
   """
   sentinels = {token: number for number, token in enumerate(sentinel_ids, start=1)}

@@ -112,7 +112,7 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def platform() -> str:
-  """What the program is made for, "cpu", "gpu" or "tpu": the mesh's devices, which need not be here; else this machine's."""
+  """What the program is made for, "cpu", "gpu" or "tpu": the devices of the mesh that is set, or else those here."""
   mesh = jax.sharding.get_abstract_mesh()
   return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 

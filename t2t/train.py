@@ -17,19 +17,20 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError
-from t2t import checkpoint
-from t2t import command_line
-from t2t import decoding
-from t2t import examples
-from t2t import losses
+from t2t import (
+  UserError,
+  checkpoint,
+  command_line,
+  decoding,
+  examples,
+  losses,
+  optimizers,
+  sharding,
+  train_state,
+  writers,
+)
 from t2t import metrics as metrics_lib
-from t2t import optimizers
-from t2t import sharding
-from t2t import train_state
-from t2t import writers
-from t2t.models import cpu
-from t2t.models import transformer
+from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 
 
@@ -48,8 +49,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       of a large corpus turns out to be broken on the way, or the loss stops being finite.
   """
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
-  from t2t.data import pipeline
-  from t2t.data import vocabularies
+  from t2t.data import pipeline, vocabularies
 
   # ---- Config --------------------------------------------------------------
   model_config = command_line.section(config, "model", TransformerConfig)
@@ -114,7 +114,10 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
           f"--workdir {workdir} is at step {start}, beyond config.train.steps={config.train.steps};"
           " give more steps to go on, or another workdir"
         )
-      _say(f"resuming from step {start}" + "".join(f"\n  with another {change}" for change in _changes(saved_config, resolved)))
+      _say(
+        f"resuming from step {start}"
+        + "".join(f"\n  with another {change}" for change in _changes(saved_config, resolved))
+      )
       state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
       batches.restore(streams)
     elif config.init.checkpoint:
@@ -151,7 +154,9 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     report = _Report(config, schedule, throughput, writer, line)
 
     eval_loss, saved_step, last_step = None, start if start else None, start
-    pending = None  # (step, metrics, wait): read after the next step has been dispatched, so that the device never waits
+    pending = (
+      None  # (step, metrics, wait): read after the next step has been dispatched, so that the device never waits
+    )
     for step in range(start, config.train.steps):
       batch = next(batches)
       state, metrics = train_step(state, batch, dropout_key)
@@ -184,7 +189,9 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       line.close()
     if last_step < config.train.steps:
       if first:
-        print(f"stopped after step {last_step} of {config.train.steps}, saved; the same command again goes on from there")
+        print(
+          f"stopped after step {last_step} of {config.train.steps}, saved; the same command again goes on from there"
+        )
       return state
 
     # ---- What came out -----------------------------------------------------
@@ -315,9 +322,7 @@ def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinel
   if not present & set(sentinels):
     return []
   return [
-    examples.fill_in_the_blank(
-      *rows, vocabulary=vocabulary, sentinel_ids=sentinels, eos_id=vocabulary.eos_id
-    )
+    examples.fill_in_the_blank(*rows, vocabulary=vocabulary, sentinel_ids=sentinels, eos_id=vocabulary.eos_id)
     for rows in zip(inputs[:number], written[:number], targets[:number], strict=True)
   ]
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import metrics as metrics_lib
-from t2t import optimizers
-from t2t import sharding
+from t2t import optimizers, sharding
 from t2t.losses import LossFn
 from t2t.metrics import Metrics
 from t2t.models.transformer import Batch
@@ -144,7 +143,7 @@ def make_train_step(
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
 
   Returns:
-    Metrics are those of `loss_fn`, and grad_norm, param_norm (before the update) and tokens (those that are not padding).
+    Metrics are those of `loss_fn`, and grad_norm, param_norm (before the update) and tokens (without padding).
   """
 
   def gradients(state: TrainState, batch: Batch, key: jax.Array):

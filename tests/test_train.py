@@ -40,9 +40,9 @@ SMALL = (
 
 
 def documents(number: int) -> list[str]:
-  words = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs".split()
+  words = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs"
   rng = np.random.default_rng(0)
-  return [" ".join(rng.choice(words, size=60)) for _ in range(number)]
+  return [" ".join(rng.choice(words.split(), size=60)) for _ in range(number)]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
 
 
 def test_a_run_writes_what_it_says(text, tmp_path, capsys):
-  """Checkpoints, events, metrics, config and picture are where the summary says, and the summary compares the losses."""
+  """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
   assert command.main(arguments(text, tmp_path / "run")) == 0
   out = capsys.readouterr().out
   assert "held-out loss" in out and "unigram model" in out
@@ -81,12 +81,20 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys):
   assert list(losses(workdir, "eval/loss")) == [3, 6]
   assert all(line <= 80 for line in map(len, out.splitlines()) if "/" not in out)
   last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-2])
-  for name in ("accuracy", "grad_norm", "param_norm", "learning_rate", "tokens_per_second", "step_seconds", "input_wait"):
+  for name in (
+    "accuracy",
+    "grad_norm",
+    "param_norm",
+    "learning_rate",
+    "tokens_per_second",
+    "step_seconds",
+    "input_wait",
+  ):
     assert f"train/{name}" in last
 
 
 def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
-  """Three steps, then the same command for three more, gives bit for bit the losses of six, dropout and data included."""
+  """Three steps, then the same command for three more: bit for bit the losses of six, dropout and data included."""
   whole, parts = tmp_path / "whole", tmp_path / "parts"
   assert command.main(arguments(text, whole)) == 0
   assert command.main(arguments(text, parts, "--config.train.steps=3")) == 0
@@ -143,7 +151,11 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
   workdir = tmp_path / "run"
   assert command.main(arguments(text, workdir, "--config.train.steps=3")) == 0
   capsys.readouterr()
-  wild = ("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e30", "--config.optimizer.schedule=constant")
+  wild = (
+    "--config.optimizer.name=sgd",
+    "--config.optimizer.learning_rate=1e30",
+    "--config.optimizer.schedule=constant",
+  )
   diverging = arguments(text, tmp_path / "wild", *wild, "--config.checkpoint.every=1")
   assert command.main(diverging) == 2
   assert "not finite" in capsys.readouterr().err

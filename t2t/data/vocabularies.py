@@ -87,8 +87,8 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
   """How many sentinels there are: those that were added, or of bytes alone the last 100 ids, as in ByT5.
 
-  UTF-8 never uses the bytes 0xF5 to 0xFF, and the rest of the last 100 only inside characters that are rare in most text
-  (Xue et al. 2022, section 3.1).
+  UTF-8 never uses the bytes 0xF5 to 0xFF, and the rest of the last 100 only inside characters that are rare in most
+  text (Xue et al. 2022, section 3.1).
   """
   if isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids:
     return 100

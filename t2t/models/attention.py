@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import sharding
-from t2t.models import cpu
-from t2t.models import layers
+from t2t.models import cpu, layers
 from t2t.models.config import TransformerConfig
 
 

@@ -96,7 +96,9 @@ SIZES = ("small", "base", "large", "xl", "xxl")
 def _sized(table, size: str, **others) -> dict:
   if size not in table:
     near = difflib.get_close_matches(size, table, n=1)
-    raise UserError(f"unknown size {size!r}: known are {', '.join(table)}" + (f"; did you mean {near[0]}?" if near else ""))
+    raise UserError(
+      f"unknown size {size!r}: known are {', '.join(table)}" + (f"; did you mean {near[0]}?" if near else "")
+    )
   embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *rest = table[size]
   return dict(
     architecture="encoder_decoder",

@@ -1,8 +1,8 @@
 """The same mathematics, said so that XLA's CPU backend runs it fast; other platforms never see it.
 
-On a CPU a matrix product reaches the machine's speed when it is a plain [m, k] x [k, n] product, or a batch of them over
-leading axes, that nothing is fused into; an `optimization_barrier` keeps the neighbours out.  Memory is slow, so what is
-cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
+On a CPU a matrix product reaches the machine's speed when it is a plain [m, k] x [k, n] product, or a batch of them
+over leading axes, that nothing is fused into; an `optimization_barrier` keeps the neighbours out.  Memory is slow, so
+what is cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
 """
 
 import ctypes
@@ -49,8 +49,8 @@ def attend(
 ) -> jax.Array:
   """softmax(query keys^T + bias) values; shapes as in `attention.attend`, float32, without dropout.
 
-  The softmax divides after the values are weighted, [batch, heads, query, kv] instead of [batch, heads, query, key], and
-  the backward pass computes the scores again instead of reading them back.
+  The softmax divides after the values are weighted, [batch, heads, query, kv] instead of [batch, heads, query, key],
+  and the backward pass computes the scores again instead of reading them back.
   """
   return _attend_forward(query, keys, values, bias, allowed)[0]
 

@@ -47,7 +47,7 @@ class Embed(nnx.Module):
     self.dtype = config.dtype
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    # int [batch, length] -> [batch, length, embed]
+    """int [batch, length] -> [batch, length, embed]."""
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
     table = sharding.shard(self.table[...].astype(self.dtype), "vocab", "embed")
     return sharding.shard(jnp.take(table, tokens, axis=0), "batch", "length", "embed")
@@ -61,6 +61,7 @@ class RMSNorm(nnx.Module):
     self.epsilon = config.norm_epsilon
 
   def __call__(self, x: jax.Array) -> jax.Array:
+    """[..., embed] -> the same, in the dtype of `x`."""
     x32 = x.astype(jnp.float32)
     variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
     return (x32 * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]).astype(x.dtype)
@@ -79,12 +80,11 @@ class Mlp(nnx.Module):
     self.down = param(rngs, (mlp, embed), ("mlp", "embed"), scale=mlp**-0.5)
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-    # [batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]
+    """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
     hidden = dense(x, self.up)
-    if self.gated:
-      hidden = jax.nn.gelu(dense(x, self.gate), approximate=True) * hidden
-    else:
-      hidden = jax.nn.relu(hidden)
+    hidden = jax.nn.gelu(dense(x, self.gate), approximate=True) * hidden if self.gated else jax.nn.relu(hidden)
     # T5 draws one dropout mask for all positions of a sequence.
-    hidden = dropout(sharding.shard(hidden, "batch", "length", "mlp"), self.dropout_rate, dropout_key, broadcast_axis=-2)
+    hidden = dropout(
+      sharding.shard(hidden, "batch", "length", "mlp"), self.dropout_rate, dropout_key, broadcast_axis=-2
+    )
     return dense(hidden, self.down)

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention
-from t2t.models import layers
+from t2t.models import attention, layers
 from t2t.models.config import TransformerConfig
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
@@ -189,9 +188,7 @@ class EncoderDecoder(nnx.Module):
       self.embed(tokens),
       mask=attention.AttentionMask(segments, segments, causal=True),
       memory=memory,
-      memory_mask=attention.AttentionMask(
-        jnp.ones_like(tokens) if segments is None else segments, memory_segments
-      ),
+      memory_mask=attention.AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
       dropout_key=decoder_key,
     )
 
@@ -203,7 +200,9 @@ class EncoderDecoder(nnx.Module):
     dtype = self.config.dtype
     if self.config.tied_logits:
       return jax.tree_util.Partial(_tied_logits, sharding.shard(self.embed.table[...].astype(dtype), "vocab", "embed"))
-    return jax.tree_util.Partial(_projected_logits, sharding.shard(self.projection[...].astype(dtype), "embed", "vocab"))
+    return jax.tree_util.Partial(
+      _projected_logits, sharding.shard(self.projection[...].astype(dtype), "embed", "vocab")
+    )
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """float32 [batch, length, vocab] from [batch, length, embed]."""
@@ -236,9 +235,7 @@ class EncoderDecoder(nnx.Module):
 
     def body(x, scanned):
       layer, cache, memory = scanned
-      return layer.decode(
-        x, cache, memory, position=state.position, bias=bias, memory_mask=state.memory_mask
-      )
+      return layer.decode(x, cache, memory, position=state.position, bias=bias, memory_mask=state.memory_mask)
 
     x, cache = jax.lax.scan(body, x, (self.decoder.layers, state.cache, state.memory))
     logits = self.logits(self.decoder.norm(x))[:, 0]
