@@ -56,8 +56,6 @@ def build(config: ConfigDict, mesh: jax.sharding.Mesh):
 
 def measure(config: ConfigDict, *, steps: int) -> dict:
   """Times the step on the devices that are here."""
-  if jax.default_backend() == "cpu":
-    cpu.keep_freed_memory()
   mesh = sharding.make_mesh(config.mesh)
   rng = np.random.default_rng(0)
   batch = {
@@ -149,6 +147,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = command_line.parse(parser, argv)
   given = " ".join(argv)
+  cpu.keep_freed_memory()
   if not options.topology and jax.default_backend() == "cpu":
     # What a CPU can do in an afternoon, and the size that others were measured at.
     if "config.model.dtype" not in given:

@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
   config.train.seed = 0  # of parameters, dropout and the order of data
   config.train.z_loss = 1e-4
   config.train.label_smoothing = 0.0
-  config.train.chunk_tokens = 1_024  # target positions per batch shard whose logits exist at one time
+  config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 

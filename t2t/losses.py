@@ -117,7 +117,9 @@ def _summed_forward(config, logits_fn, hidden, targets, weights):
   gradient = jax.tree.map(lambda g, w: jnp.sum(g, axis=0).astype(w.dtype), gradient, logits_fn)
   merged = jnp.moveaxis(hidden_gradient, 0, 1).reshape(num_shards, -1, hidden.shape[-1])
   num_tokens = hidden.shape[0] * hidden.shape[1] // num_shards
-  return total, (gradient, merged[:, :num_tokens].reshape(hidden.shape))
+  # The barrier has the sum over shards made now: put off, each device would hold its whole part of it through the
+  # backward pass of the decoder.
+  return total, jax.lax.optimization_barrier((gradient, merged[:, :num_tokens].reshape(hidden.shape)))
 
 
 def _summed_backward(config, residuals, cotangents):

@@ -5,6 +5,7 @@ what a name means: for activations (`shard`) and for parameters (`param_sharding
 """
 
 from collections.abc import Mapping
+import functools
 import math
 
 from flax import nnx
@@ -109,6 +110,30 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
   return jax.lax.with_sharding_constraint(x, _spec(axes, 0, used=mesh.shape))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+  """A parameter as activations meet it: gathered over the axes that only parameters are split along.
+
+  Its gradient goes straight back into the parameter's shards, by a reduce-scatter; the transpose of `shard` would have it
+  summed on every device first.
+  """
+  return shard(x, *axes)
+
+
+def _gather_forward(x, axes):
+  return gather(x, axes), None
+
+
+def _gather_backward(axes, _, cotangent):
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return (cotangent,)
+  return (jax.lax.with_sharding_constraint(cotangent, _spec(axes, 1, used=mesh.shape)),)
+
+
+gather.defvjp(_gather_forward, _gather_backward)
 
 
 def platform() -> str:

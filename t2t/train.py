@@ -64,8 +64,6 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
 
   # ---- Mesh ----------------------------------------------------------------
   mesh = sharding.make_mesh(config.mesh)
-  if jax.default_backend() == "cpu":
-    cpu.keep_freed_memory()
   _check_sizes(config, mesh)
 
   # ---- Data ----------------------------------------------------------------
@@ -414,5 +412,6 @@ def main(argv: list[str]) -> None:
   options, config = command_line.parse(parser, argv)
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+  cpu.keep_freed_memory()
   logging.set_verbosity(logging.INFO if options.debug else logging.WARNING)
   train(config, options.workdir)

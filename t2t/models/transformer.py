@@ -199,9 +199,9 @@ class EncoderDecoder(nnx.Module):
     """
     dtype = self.config.dtype
     if self.config.tied_logits:
-      return jax.tree_util.Partial(_tied_logits, sharding.shard(self.embed.table[...].astype(dtype), "vocab", "embed"))
+      return jax.tree_util.Partial(_tied_logits, sharding.gather(self.embed.table[...].astype(dtype), ("vocab", "embed")))
     return jax.tree_util.Partial(
-      _projected_logits, sharding.shard(self.projection[...].astype(dtype), "embed", "vocab")
+      _projected_logits, sharding.gather(self.projection[...].astype(dtype), ("embed", "vocab"))
     )
 
   def logits(self, hidden: jax.Array) -> jax.Array:
