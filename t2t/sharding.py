@@ -116,8 +116,8 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
 def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
   """A parameter as activations meet it: gathered over the axes that only parameters are split along.
 
-  Its gradient goes straight back into the parameter's shards, by a reduce-scatter; the transpose of `shard` would have it
-  summed on every device first.
+  Its gradient goes straight back into the parameter's shards, by a reduce-scatter; the transpose of `shard` would have
+  it summed on every device first.
   """
   return shard(x, *axes)
 

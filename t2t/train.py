@@ -148,13 +148,14 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     if first:
       stack.callback(writer.close)
       stack.callback(line.close)
-    stop_requested = stack.enter_context(_stop_signal())
+    # Of several hosts all must stop after the same step: the cloud's notice, which JAX shares, and not a signal to one.
+    alone = jax.process_count() == 1
+    stop_requested = stack.enter_context(_stop_signal()) if alone else lambda: checkpoints.preempted(last_step)
     report = _Report(config, schedule, throughput, writer, line)
 
     eval_loss, saved_step, last_step = None, start if start else None, start
-    pending = (
-      None  # (step, metrics, wait): read after the next step has been dispatched, so that the device never waits
-    )
+    # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
+    pending = None
     for step in range(start, config.train.steps):
       batch = next(batches)
       state, metrics = train_step(state, batch, dropout_key)
@@ -163,7 +164,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
 
       is_last = last_step == config.train.steps
-      stopping = stop_requested() if jax.process_count() == 1 else checkpoints.preempted(last_step)
+      stopping = stop_requested()
       evaluates = (last_step % config.eval.every == 0 or is_last) and not stopping
       saves = last_step % config.checkpoint.every == 0 or is_last or stopping
       if evaluates or saves:

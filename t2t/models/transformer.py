@@ -199,7 +199,9 @@ class EncoderDecoder(nnx.Module):
     """
     dtype = self.config.dtype
     if self.config.tied_logits:
-      return jax.tree_util.Partial(_tied_logits, sharding.gather(self.embed.table[...].astype(dtype), ("vocab", "embed")))
+      return jax.tree_util.Partial(
+        _tied_logits, sharding.gather(self.embed.table[...].astype(dtype), ("vocab", "embed"))
+      )
     return jax.tree_util.Partial(
       _projected_logits, sharding.gather(self.projection[...].astype(dtype), ("embed", "vocab"))
     )
