@@ -7,8 +7,8 @@ It needs no vocabulary file.
 """
 
 from ml_collections import ConfigDict
-from t2t.configs import default
 
+from t2t.configs import default
 from t2t.models import config as sizes
 
 SIZES = sizes.SIZES

@@ -8,8 +8,8 @@ Bring your own text and SentencePiece model: mT5's (250,000 pieces) or one from 
 """
 
 from ml_collections import ConfigDict
-from t2t.configs import default
 
+from t2t.configs import default
 from t2t.models import config as sizes
 
 SIZES = sizes.SIZES

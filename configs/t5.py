@@ -7,8 +7,8 @@ the paper's baseline, 34 B tokens.  It pre-trained without dropout, too; fine-tu
 """
 
 from ml_collections import ConfigDict
-from t2t.configs import default
 
+from t2t.configs import default
 from t2t.models import config as sizes
 
 SIZES = sizes.SIZES

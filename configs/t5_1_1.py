@@ -11,8 +11,8 @@ Your own text: --config.data.files=GLOB --config.data.vocabulary=MODEL.  Two ste
 """
 
 from ml_collections import ConfigDict
-from t2t.configs import default
 
+from t2t.configs import default
 from t2t.models import config as sizes
 
 SIZES = sizes.SIZES

@@ -6,6 +6,7 @@ About four minutes on two cores.  Expect a held-out loss a whole nat below the u
 """
 
 from ml_collections import ConfigDict
+
 from t2t.configs import default
 
 
