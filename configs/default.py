@@ -21,8 +21,8 @@ def get_config() -> ConfigDict:
   config.data.objective = "span_corruption"  # what `files` are made into
   config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
-  config.data.train_split = "train"
-  config.data.eval_split = "validation"
+  config.data.train_split = "train"  # of the mixture
+  config.data.eval_split = "validation"  # of the mixture
   config.data.vocabulary = ""  # "bytes" or a SentencePiece model; empty: the registered task's own
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
@@ -34,12 +34,12 @@ def get_config() -> ConfigDict:
   config.data.shuffle_buffer = 256  # examples of `files` that each stream draws from
 
   config.train = ConfigDict()
-  config.train.steps = 1_000
+  config.train.steps = 1_000  # updates
   config.train.batch_size = 128  # sequences, over all devices
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
-  config.train.z_loss = 1e-4
-  config.train.label_smoothing = 0.0
+  config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
+  config.train.label_smoothing = 0.0  # share of the target distribution spread over the whole vocabulary
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
@@ -47,16 +47,14 @@ def get_config() -> ConfigDict:
   config.optimizer = ConfigDict()
   config.optimizer.name = "adafactor"  # adafactor, adamw, sgd
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
-  config.optimizer.schedule = (
-    "t5_inverse_sqrt"  # t5_inverse_sqrt (flat, then falling), inverse_sqrt, cosine, linear, constant
-  )
-  config.optimizer.warmup_steps = 10_000
+  config.optimizer.schedule = "t5_inverse_sqrt"  # flat, then falling; or inverse_sqrt, cosine, linear, constant
+  config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
   config.optimizer.final_ratio = 0.0  # cosine, linear: last learning rate as a share of the top
   config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip
   config.optimizer.scale_by_parameter = True  # updates relative to each parameter's root mean square
   config.optimizer.weight_decay = 0.0  # times the learning rate
   config.optimizer.no_decay = ("norm", "position_bias")  # parameters whose path matches are not decayed
-  config.optimizer.adafactor_decay_rate = 0.8
+  config.optimizer.adafactor_decay_rate = 0.8  # second moments are averaged with 1 - step**-rate
   config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
   config.optimizer.b1 = 0.9  # adamw
   config.optimizer.b2 = 0.999  # adamw

@@ -86,6 +86,11 @@ def lock(workdir: epath.Path) -> Iterator[None]:
     yield
 
 
+def absolute(path: str) -> epath.Path:
+  """A local path from the root, since TensorStore takes no other; a bucket's as it is."""
+  return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))
+
+
 class Checkpoints:
   """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
 
@@ -196,7 +201,7 @@ def find(path: str) -> epath.Path:
   Raises:
     UserError: there is none; says what was looked for.
   """
-  root = epath.Path(path)
+  root = absolute(path)
   if (root / "state").exists():
     return root
   for folder in (root / "checkpoints", root):

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import textwrap
 import traceback
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ def load_config(spec: str) -> ConfigDict:
     if spec not in shipped:
       raise UserError(
         f"--config {spec}: no such config{_nearest(spec, list(shipped))};"
-        f" give the path of a .py file, or one of {', '.join(shipped)}"
+        " give one of those that `t2t train --help` lists, or the path of a .py file"
       )
     module, size = shipped[spec]
     get_config = importlib.import_module(module).get_config
@@ -91,7 +92,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
-      raise UserError(f"unknown option {argument}; `--help` lists those there are")
+      key = argument.lstrip("-").partition("=")[0]
+      meant = f"; did you mean --config.{key}?" if key in keys else "; `--help` lists those there are"
+      raise UserError(f"unknown option {argument}{meant}")
     if match and match[1] not in keys:
       raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], keys)}; `--help` lists all keys")
   values = flags.FlagValues()
@@ -134,7 +137,7 @@ def _described_keys() -> str:
   # TransformerConfig comes first in its file, before the tables of sizes.
   fields = pathlib.Path(model_config.__file__).read_text().split("def __post_init__")[0]
   for match in re.finditer(r"^  (\w+): \w+(?: = (.+?))?(?:  # (.*))?$", fields, re.MULTILINE):
-    lines.append((f"config.model.{match[1]}", match[2] or "from the config", match[3] or ""))
+    lines.append((f"config.model.{match[1]}", match[2] or "...", match[3] or ""))
   text = pathlib.Path(default.__file__).read_text()
   for match in re.finditer(r"^  (config\.\w+\.\w+) = (.+?)(?:  # (.*))?$", text, re.MULTILINE):
     lines.append((match[1], match[2], match[3] or ""))
@@ -147,7 +150,9 @@ class _Help(argparse.Action):
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, values, option_string
     print(parser.format_help())
-    print("configs that come with t2t:\n  " + ", ".join(config_names()))
+    names = ", ".join(config_names())
+    print("configs that come with t2t:")
+    print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
     print("\nkeys and their defaults (a config may set others):")
     print(_described_keys())
     parser.exit()

@@ -10,7 +10,6 @@ import sys
 import threading
 
 from absl import logging
-from etils import epath
 from flax import nnx
 import jax
 from jax.experimental import multihost_utils
@@ -59,6 +58,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   tx, schedule = optimizers.make_optimizer(
     command_line.section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps
   )
+  if config.data.files:
+    config.data.mixture = ""  # files of one's own take the place of whatever mixture a config names
   data = command_line.section(config, "data", pipeline.DataConfig)
   eval_batch_size = config.eval.batch_size or config.train.batch_size
 
@@ -68,7 +69,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
 
   # ---- Data ----------------------------------------------------------------
   pipeline.check(data, batch_size=config.train.batch_size, model_vocab_size=model_config.vocab_size)
-  workdir = epath.Path(workdir).expanduser()
+  workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0
 
   with contextlib.ExitStack() as stack:
@@ -131,6 +132,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
 
     # ---- Steps -------------------------------------------------------------
+    if start == config.train.steps:
+      _say("nothing left to train: give a larger --config.train.steps to go on; what follows is the run as it stands")
     eval_batches = pipeline.eval_batches(
       data, model_config.architecture, mesh, batch_size=eval_batch_size, max_batches=config.eval.batches
     )
@@ -414,5 +417,5 @@ def main(argv: list[str]) -> None:
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
   cpu.keep_freed_memory()
-  logging.set_verbosity(logging.INFO if options.debug else logging.WARNING)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(config, options.workdir)

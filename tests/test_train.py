@@ -28,7 +28,6 @@ SMALL = (
   "--config.data.vocabulary=bytes",
   "--config.data.inputs_length=64",
   "--config.data.targets_length=32",
-  "--config.data.mixture=",
   "--config.data.num_streams=2",
   "--config.train.batch_size=8",
   "--config.train.steps=6",
@@ -65,9 +64,10 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
   return writers.read_metrics(workdir / "metrics.jsonl", name)
 
 
-def test_a_run_writes_what_it_says(text, tmp_path, capsys):
+def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
-  assert command.main(arguments(text, tmp_path / "run")) == 0
+  monkeypatch.chdir(tmp_path)
+  assert command.main(arguments(text, pathlib.Path("run"))) == 0
   out = capsys.readouterr().out
   assert "held-out loss" in out and "unigram model" in out
   assert out.count("example ") == 3 and out.count("truth") == 3

@@ -18,6 +18,9 @@ def _quiet_stderr():
     os.close(nowhere)
 
 
-# TensorFlow only reads text here.  That it has found no GPU, it says in four lines that no setting turns off.
+# TensorFlow only reads text here: left alone it would take the memory of the accelerators that JAX computes on.  That
+# it has found no GPU, it says in several lines that no setting turns off.
 with _quiet_stderr():
-  import tensorflow  # noqa: F401
+  import tensorflow as tf
+
+  tf.config.set_visible_devices([], "GPU")

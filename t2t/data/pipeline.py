@@ -20,9 +20,6 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t.data import objectives, registry, scan, sources, streams, vocabularies
 
-# TensorFlow only reads data here; left alone it would take the memory of the accelerators that JAX computes on.
-tf.config.set_visible_devices([], "GPU")
-
 DEFAULT_STREAMS = (
   8  # enough for two cores as for eight hosts, few enough that filling their buffers does not delay the start
 )

@@ -141,15 +141,20 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   if not isinstance(value, dict):
     raise UserError(f"{place}: is a JSON {_json_type(value)}, not an object; each line must be like {{{field!r}: ...}}")
   if field not in value:
-    raise UserError(f"{place}: has no field {field!r}; it has {_fields(value)}; set config.data.field to the text's")
+    raise UserError(f"{place}: has no field {field!r}; it has {_fields(value)}; {_field_key(where)}")
   if not isinstance(value[field], str):
-    raise UserError(f"{place}: field {field!r} is a {_json_type(value[field])}, not a string; set config.data.field")
+    raise UserError(f"{place}: field {field!r} is a {_json_type(value[field])}, not a string; {_field_key(where)}")
   try:
     # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
     value[field].encode("utf-8")
   except UnicodeEncodeError as error:
     raise UserError(f"{place}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
   return value[field].strip()
+
+
+def _field_key(where: str) -> str:
+  """What to set, in the words of the command that asked: a config key, or an option beside `--input`."""
+  return "give the text's name as --field" if where.startswith("--") else "set config.data.field to the text's name"
 
 
 def _json_type(value) -> str:
@@ -168,7 +173,7 @@ def _example_field(record: bytes, *, field: str, place: str) -> bytes:
   except Exception as error:  # protobuf's DecodeError has moved between its versions
     raise UserError(f"{place}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
   if field not in features:
-    raise UserError(f"{place}: has no feature {field!r}; it has {_fields(sorted(features))}; set config.data.field")
+    raise UserError(f"{place}: has no feature {field!r}; it has {_fields(sorted(features))}; {_field_key(place)}")
   values = features[field].bytes_list.value
   if len(values) != 1:
     stored = features[field].WhichOneof("kind") or "nothing"
@@ -214,10 +219,10 @@ def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFil
     raise UserError(f"{where}: {path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
   columns = file.schema_arrow
   if field not in columns.names:
-    raise UserError(f"{where}: {path}: has no column {field!r}; it has {_fields(columns.names)}; set config.data.field")
+    raise UserError(f"{where}: {path}: has no column {field!r}; it has {_fields(columns.names)}; {_field_key(where)}")
   column = columns.field(field).type
   if not (pa.types.is_string(column) or pa.types.is_large_string(column)):
-    raise UserError(f"{where}: {path}: column {field!r} is {column}, not string; set config.data.field")
+    raise UserError(f"{where}: {path}: column {field!r} is {column}, not string; {_field_key(where)}")
   return file
 
 

@@ -275,12 +275,16 @@ def main(argv: list[str]) -> int:
     help="train a SentencePiece model that T5 models can use",
     description="Trains a unigram SentencePiece model with T5's special ids (pad 0, </s> 1, <unk> 2, no sentinels)"
     " and writes it as spiece.model. Use it with --config.data.vocabulary=DIR/spiece.model.",
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    epilog="example: t2t vocab train --input 'my_text/*.jsonl.gz' --field text --size 32000 --output my_vocabulary",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="example:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary",
   )
   train.add_argument("--input", required=True, help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
-  train.add_argument("--field", default="text", help="text field of JSON lines, Parquet and TFRecord files")
-  train.add_argument("--size", type=int, default=32_000, help="number of pieces, the three special ones included")
+  train.add_argument(
+    "--field", default="text", help="text field of JSON lines, Parquet and TFRecord files; default: text"
+  )
+  train.add_argument(
+    "--size", type=int, default=32_000, help="number of pieces, the three special ones included; default: 32000"
+  )
   train.add_argument("--output", required=True, help="folder to write spiece.model in")
   train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
   train.add_argument("--character_coverage", type=float, default=0.9995, help="part of the characters to give a piece")

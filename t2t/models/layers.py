@@ -49,7 +49,7 @@ class Embed(nnx.Module):
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """int [batch, length] -> [batch, length, embed]."""
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
-    table = sharding.gather(self.table[...].astype(self.dtype), ("vocab", "embed"))
+    table = sharding.shard(self.table[...].astype(self.dtype), "vocab", "embed")
     return sharding.shard(jnp.take(table, tokens, axis=0), "batch", "length", "embed")
 
 
