@@ -1,6 +1,7 @@
 """The `t2t` command: a table of subcommands, each imported only when it is called."""
 
 import importlib
+import os
 import sys
 
 from t2t import UserError
@@ -39,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
       raise
     print(f"t2t {command}: error: {error}", file=sys.stderr)
     return 2
+  except BrokenPipeError:
+    # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except KeyboardInterrupt:
     print(f"t2t {command}: interrupted", file=sys.stderr)
     return 130

@@ -141,7 +141,12 @@ def _described_keys() -> str:
   text = pathlib.Path(default.__file__).read_text()
   for match in re.finditer(r"^  (config\.\w+\.\w+) = (.+?)(?:  # (.*))?$", text, re.MULTILINE):
     lines.append((match[1], match[2], match[3] or ""))
-  return "\n".join(f"  --{key}={value}" + (f"\n        {comment}" if comment else "") for key, value, comment in lines)
+  indent = " " * 8
+  return "\n".join(
+    f"  --{key}={value}"
+    + (f"\n{textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)}" if comment else "")
+    for key, value, comment in lines
+  )
 
 
 class _Help(argparse.Action):

@@ -408,7 +408,8 @@ def main(argv: list[str]) -> None:
     epilog=(
       "examples:\n"
       "  t2t train --config tiny --workdir runs/tiny\n"
-      "  t2t train --config t5_1_1_small --workdir runs/own --config.data.files='text/*.jsonl.gz' \\\n"
+      "  t2t train --config t5_1_1_small --workdir runs/own \\\n"
+      "    --config.data.files='text/*.jsonl.gz' \\\n"
       "    --config.data.vocabulary=spiece.model"
     ),
   )

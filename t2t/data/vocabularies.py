@@ -273,8 +273,8 @@ def main(argv: list[str]) -> int:
   train = commands.add_parser(
     "train",
     help="train a SentencePiece model that T5 models can use",
-    description="Trains a unigram SentencePiece model with T5's special ids (pad 0, </s> 1, <unk> 2, no sentinels)"
-    " and writes it as spiece.model. Use it with --config.data.vocabulary=DIR/spiece.model.",
+    description="Trains a unigram SentencePiece model with T5's special ids (pad 0, </s> 1,\n<unk> 2, no sentinels)"
+    " and writes it as spiece.model. Use it with\n--config.data.vocabulary=DIR/spiece.model.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog="example:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary",
   )
