@@ -8,6 +8,7 @@ import textwrap
 import time
 
 from etils import epath
+import numpy as np
 import rich.console
 import rich.progress
 
@@ -153,6 +154,7 @@ class Writer:
 def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epath.Path:
   """Draws training and held-out loss of `workdir`/metrics.jsonl; returns the PNG's path."""
   import matplotlib.figure
+  import matplotlib.ticker
 
   train = read_metrics(workdir / "metrics.jsonl", "train/loss")
   held_out = read_metrics(workdir / "metrics.jsonl", "eval/loss")
@@ -166,6 +168,7 @@ def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epat
   if unigram_loss is not None:
     axes.axhline(unigram_loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label="unigram model, held-out text")
   axes.set_xlabel("step")
+  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.set_ylabel("loss (nats per target token)")
   axes.grid(alpha=0.25)
   axes.spines[["top", "right"]].set_visible(False)
@@ -178,10 +181,7 @@ def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epat
   return path
 
 
-def _smooth(values: list[float]) -> list[float]:
-  """A running mean over about a fiftieth of the run, weighted towards the latest."""
-  share, mean, smoothed = 1.0 / max(1.0, len(values) / 50), None, []
-  for value in values:
-    mean = value if mean is None else mean + share * (value - mean)
-    smoothed.append(mean)
-  return smoothed
+def _smooth(values: list[float]) -> np.ndarray:
+  """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
+  window = np.ones(max(1, len(values) // 50))
+  return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
