@@ -184,7 +184,8 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
   differences = [
     f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
-    for name in sorted(found.keys() | expected.keys())
+    # Parameters before the moments that follow from them.
+    for name in sorted(found.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
     if found.get(name) != expected.get(name)
   ]
   if differences:

@@ -102,7 +102,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   try:
     rest = values(["t2t", *arguments])
   except flags.Error as error:
-    raise UserError(str(error).removeprefix("flag ")) from error
+    text = re.sub(r"invalid literal for int\(\).*", "must be an integer", str(error).removeprefix("flag "))
+    raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
   return values.config
