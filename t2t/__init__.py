@@ -1,5 +1,7 @@
 """t2t: pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod, with one config and one command."""
 
+from collections.abc import Iterable
+import difflib
 import pathlib
 
 # In a checkout `configs` and `tasks` stand beside this package, where the people who edit them look; a wheel carries
@@ -14,3 +16,9 @@ class UserError(ValueError):
 
   The `t2t` command prints the message alone and exits with code 2 (with a traceback under `--debug`).
   """
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  """The end of an error about an unknown name: "; did you mean adafactor?", or nothing where none is near."""
+  near = difflib.get_close_matches(name, list(known), n=1)
+  return f"; did you mean {near[0]}?" if near else ""

@@ -7,7 +7,6 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 
 from collections.abc import Callable
 import dataclasses
-import difflib
 import re
 
 from flax import traverse_util
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 
 Params = dict  # nested, of arrays
 
@@ -167,9 +166,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
   """
   for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
     if name not in table:
-      near = difflib.get_close_matches(name, table, n=1)
-      hint = f"; did you mean {near[0]}?" if near else ""
-      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{hint}")
+      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
   schedule = SCHEDULES[config.schedule](config, num_steps)
   parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += OPTIMIZERS[config.name](config)

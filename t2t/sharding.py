@@ -99,17 +99,21 @@ def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int])
   return PartitionSpec(*entries)
 
 
-def shard(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Constrains an activation by the logical name of each of its dimensions; without a mesh it does nothing.
-
-  None is a dimension that no device splits, "any" one that the compiler may split as it likes.
-  """
+def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.Array:
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
-  return jax.lax.with_sharding_constraint(x, _spec(axes, 0, used=mesh.shape))
+  return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=mesh.shape))
+
+
+def shard(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Constrains an activation by the logical name of each of its dimensions; without a mesh it does nothing.
+
+  None is a dimension that no device splits, "any" one that the compiler may split as it likes.
+  """
+  return _constrain(x, axes, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -127,10 +131,7 @@ def _gather_forward(x, axes):
 
 
 def _gather_backward(axes, _, cotangent):
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
-    return (cotangent,)
-  return (jax.lax.with_sharding_constraint(cotangent, _spec(axes, 1, used=mesh.shape)),)
+  return (_constrain(cotangent, axes, 1),)
 
 
 gather.defvjp(_gather_forward, _gather_backward)

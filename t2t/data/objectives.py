@@ -6,13 +6,12 @@ EOS and fit the sequence lengths.  To add one, write its preprocessors here and 
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import difflib
 import functools
 
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.data import vocabularies
 
 Features = dict[str, tf.Tensor]
@@ -344,7 +343,6 @@ def preprocessors(
     UserError: no such objective; names the nearest.
   """
   if name not in OBJECTIVES:
-    near = difflib.get_close_matches(name, OBJECTIVES, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, OBJECTIVES)
     raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
   return OBJECTIVES[name](noise_density=noise_density, mean_noise_span_length=mean_noise_span_length, pack=pack)

@@ -1,9 +1,8 @@
 """The shape of a Transformer, and the named sizes of the T5 family."""
 
 import dataclasses
-import difflib
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 
 ARCHITECTURES = ("encoder_decoder",)
 ACTIVATIONS = ("relu", "gated_gelu")
@@ -50,9 +49,9 @@ class TransformerConfig:
     ):
       value = getattr(self, field)
       if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"config.model.{field}={value!r}: known are {', '.join(known)}{hint}")
+        raise UserError(
+          f"config.model.{field}={value!r}: known are {', '.join(known)}{did_you_mean(str(value), known)}"
+        )
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       if field.type is int and value < 1:
@@ -95,10 +94,7 @@ SIZES = ("small", "base", "large", "xl", "xxl")
 
 def _sized(table, size: str, **others) -> dict:
   if size not in table:
-    near = difflib.get_close_matches(size, table, n=1)
-    raise UserError(
-      f"unknown size {size!r}: known are {', '.join(table)}" + (f"; did you mean {near[0]}?" if near else "")
-    )
+    raise UserError(f"unknown size {size!r}: known are {', '.join(table)}" + did_you_mean(size, table))
   embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *rest = table[size]
   return dict(
     architecture="encoder_decoder",
