@@ -27,16 +27,34 @@ from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 
 
-def batch_shapes(config: ConfigDict) -> dict[str, tuple[int, int]]:
-  """Shape of each feature of an encoder-decoder batch."""
+def lengths(config: ConfigDict) -> dict[str, int]:
+  """Positions of the encoder and of the decoder; a decoder alone is given a language model's batches."""
   inputs, targets = config.data.inputs_length, config.data.targets_length
-  lengths = {
-    "encoder_input_tokens": inputs,
-    "decoder_input_tokens": targets,
-    "decoder_target_tokens": targets,
-    "decoder_loss_weights": targets,
-  }
-  return {name: (config.train.batch_size, length) for name, length in lengths.items()}
+  both = {"encoder": inputs, "decoder": targets}
+  return {side: both[side] for side in both if config.model[f"num_{side}_layers"]}
+
+
+def batch_shapes(config: ConfigDict) -> dict[str, tuple[int, int]]:
+  """Shape of each feature of a batch; the last stack has targets."""
+  sides = lengths(config)
+  found = {f"{side}_input_tokens": length for side, length in sides.items()}
+  last, length = list(sides.items())[-1]
+  found |= {f"{last}_target_tokens": length, f"{last}_loss_weights": length}
+  return {name: (config.train.batch_size, length) for name, length in found.items()}
+
+
+def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
+  """Random tokens; of an encoder alone 15 % of the positions are to be predicted, of others all."""
+  rng = np.random.default_rng(0)
+  share = 0.15 if config.model.architecture == "encoder_only" else 1.0
+  batch = {}
+  for name, (rows, length) in batch_shapes(config).items():
+    if name.endswith("weights"):
+      order = np.argsort(rng.random((rows, length)), axis=1)
+      batch[name] = (order < round(share * length)).astype(np.int32)
+    else:
+      batch[name] = rng.integers(1, config.model.vocab_size, (rows, length), np.int32)
+  return batch
 
 
 def build(config: ConfigDict, mesh: jax.sharding.Mesh):
@@ -57,11 +75,8 @@ def build(config: ConfigDict, mesh: jax.sharding.Mesh):
 def measure(config: ConfigDict, *, steps: int) -> dict:
   """Times the step on the devices that are here."""
   mesh = sharding.make_mesh(config.mesh)
-  rng = np.random.default_rng(0)
-  batch = {
-    name: np.ones(shape, np.int32) if "weights" in name else rng.integers(1, config.model.vocab_size, shape, np.int32)
-    for name, shape in batch_shapes(config).items()
-  }
+  batch = random_batch(config)
+  share = losses.share_of_weights([batch])
   with jax.set_mesh(mesh):
     step, _, make = build(config, mesh)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
@@ -76,12 +91,9 @@ def measure(config: ConfigDict, *, steps: int) -> dict:
       jax.block_until_ready((state, values))
       seconds.append(time.perf_counter() - start)
   seconds = seconds[2:]
-  tokens = config.train.batch_size * (config.data.inputs_length + config.data.targets_length)
+  tokens = config.train.batch_size * sum(lengths(config).values())
   flops = metrics.model_flops(
-    TransformerConfig(**config.model),
-    batch_size=config.train.batch_size,
-    inputs_length=config.data.inputs_length,
-    targets_length=config.data.targets_length,
+    TransformerConfig(**config.model), batch_size=config.train.batch_size, lengths=lengths(config), predicted=share
   )
   device = jax.devices()[0]
   peak = metrics.PEAK_FLOPS.get(device.device_kind)

@@ -1,10 +1,8 @@
 """Every key that a run has, with its default.  An overlay changes some; `--config.SECTION.KEY=VALUE` changes one."""
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
-from t2t.models import config as sizes
+from t2t.models import sizes
 
 
 def get_config() -> ConfigDict:
@@ -12,7 +10,7 @@ def get_config() -> ConfigDict:
   config = ConfigDict()
 
   # The shape of the model: t2t/models/config.py says what each key means.
-  config.model = ConfigDict(dataclasses.asdict(sizes.TransformerConfig(**sizes.t5_1_1("small"))))
+  config.model = ConfigDict(sizes.t5_1_1("small"))
 
   config.data = ConfigDict()
   config.data.files = ""  # globs, comma-separated: .txt, .jsonl, .jsonl.gz, .parquet, .tfrecord; local or gs://
@@ -27,8 +25,8 @@ def get_config() -> ConfigDict:
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
   config.data.targets_length = 114  # positions; 512 inputs at the density and span below make 114 targets
-  config.data.noise_density = 0.15  # share of the tokens that is masked
-  config.data.mean_noise_span_length = 3.0  # tokens
+  config.data.noise_density = 0.0  # share of the tokens that is masked; 0: as the objective was published (0.15)
+  config.data.mean_noise_span_length = 0.0  # tokens; 0: as the objective was published (3)
   config.data.pack = False  # several short examples in one sequence; otherwise text is concatenated and split
   config.data.num_streams = 0  # parts of the data with a position of their own; 0: chosen at the first start, then kept
   config.data.shuffle_buffer = 256  # examples of `files` that each stream draws from
@@ -53,7 +51,7 @@ def get_config() -> ConfigDict:
   config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip
   config.optimizer.scale_by_parameter = True  # updates relative to each parameter's root mean square
   config.optimizer.weight_decay = 0.0  # times the learning rate
-  config.optimizer.no_decay = ("norm", "position_bias")  # parameters whose path matches are not decayed
+  config.optimizer.no_decay = ("norm", "bias")  # parameters whose path matches are not decayed
   config.optimizer.adafactor_decay_rate = 0.8  # second moments are averaged with 1 - step**-rate
   config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
   config.optimizer.b1 = 0.9  # adamw

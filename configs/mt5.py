@@ -10,9 +10,9 @@ Bring your own text and SentencePiece model: mT5's (250,000 pieces) or one from 
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import config as sizes
+from t2t.models import sizes
 
-SIZES = sizes.SIZES
+SIZES = sizes.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:

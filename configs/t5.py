@@ -9,9 +9,9 @@ the paper's baseline, 34 B tokens.  It pre-trained without dropout, too; fine-tu
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import config as sizes
+from t2t.models import sizes
 
-SIZES = sizes.SIZES
+SIZES = sizes.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:

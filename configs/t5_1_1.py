@@ -13,9 +13,9 @@ Your own text: --config.data.files=GLOB --config.data.vocabulary=MODEL.  Two ste
 from ml_collections import ConfigDict
 
 from t2t.configs import default
-from t2t.models import config as sizes
+from t2t.models import sizes
 
-SIZES = sizes.SIZES
+SIZES = sizes.T5_SIZES
 
 
 def get_config(size: str = "small") -> ConfigDict:

@@ -21,8 +21,8 @@ def greedy(model: nnx.Module, batch: Batch, *, max_length: int, eos_id: int) -> 
   Returns:
     int32 [batch, max_length].
   """
-  state = model.start_decode(batch, max_length)
-  batch_size = batch["encoder_input_tokens"].shape[0]
+  tokens, state = model.start_decode(batch, max_length)
+  batch_size = tokens.shape[0]
 
   def unfinished(carry):
     position, _, done, *_ = carry
@@ -35,7 +35,6 @@ def greedy(model: nnx.Module, batch: Batch, *, max_length: int, eos_id: int) -> 
     written = jax.lax.dynamic_update_slice_in_dim(written, tokens[:, None], position, axis=1)
     return position + 1, tokens, done | (tokens == eos_id), written, state
 
-  tokens = jnp.zeros(batch_size, jnp.int32)
   written = jnp.zeros((batch_size, max_length), jnp.int32)
   start = (jnp.zeros((), jnp.int32), tokens, jnp.zeros(batch_size, bool), written, state)
   return jax.lax.while_loop(unfinished, write, start)[3]

@@ -1,9 +1,21 @@
-"""Shows what a model does: fill-in-the-blank examples as text."""
+"""Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
+
+from t2t import decoding
+from t2t.models.transformer import Batch
+from t2t.train_state import TrainState
+
+Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there
+
+_PROMPT = 32  # tokens shown to a causal language model, and tokens that it then writes
 
 
 class Vocabulary(Protocol):
@@ -33,17 +45,17 @@ def fill_in_the_blank(
   *,
   vocabulary: Vocabulary,
   sentinel_ids: Sequence[int],
-  eos_id: int,
+  hidden_ids: Collection[int],
   num_blanks: int = 3,
   context: int = 24,
-) -> tuple[str, str, str]:
+) -> Example:
   """The beginning of a span-corrupted example, as text with numbered blanks: input, prediction, truth.
 
   Args:
     inputs, prediction, targets: int [length] each, one unpacked example.
     vocabulary: turns ids into text.
     sentinel_ids: of the first blank, the second, ...
-    eos_id: ends an example.
+    hidden_ids: not shown: padding, EOS, ...
     num_blanks: how many blanks are shown.
     context: tokens shown before the first blank and after the last.
 
@@ -57,14 +69,14 @@ def fill_in_the_blank(
     parts, run = [], []
     for token in [*tokens, None]:
       if token in sentinels or token is None:
-        parts += [" ".join(vocabulary.decode(run).split())] if run else []
+        parts += [_text(run, vocabulary)] if run else []
         parts += [f"[{sentinels[token]}]"] if token is not None else []
         run = []
-      elif token not in (0, eos_id):
+      elif token not in hidden_ids:
         run.append(token)
     return " ".join(part for part in parts if part)
 
-  tokens = [token for token in inputs.tolist() if token not in (0, eos_id)]
+  tokens = [token for token in inputs.tolist() if token not in hidden_ids]
   places = [index for index, token in enumerate(tokens) if token in sentinels][:num_blanks]
   if places:
     start, stop = max(0, places[0] - context), places[-1] + 1 + context
@@ -80,3 +92,133 @@ def fill_in_the_blank(
     return "  ".join(f"[{number}] {text(spans.get(number, [])) or '-'}" for number in numbers)
 
   return shown, answers(prediction), answers(targets)
+
+
+def masked_tokens(
+  prediction: np.ndarray,
+  targets: np.ndarray,
+  weights: np.ndarray,
+  *,
+  vocabulary: Vocabulary,
+  hidden_ids: Collection[int],
+) -> Example:
+  """The beginning of a masked example, with a numbered blank for each token whose loss counts.
+
+  Args:
+    prediction, targets, weights: int [length] each; the likeliest tokens, the text, and 1 where it was to be guessed.
+    vocabulary: turns ids into text.
+    hidden_ids: not shown.
+  """
+  places = np.flatnonzero(weights)
+  # Blanks are numbers below zero: no vocabulary has such ids.
+  blanks = [-1 - number for number in range(len(places))]
+  inputs = np.array(targets)
+  inputs[places] = blanks
+  answers = lambda tokens: np.array([x for pair in zip(blanks, tokens[places], strict=True) for x in pair], np.int64)
+  return fill_in_the_blank(
+    inputs,
+    answers(prediction),
+    answers(targets),
+    vocabulary=vocabulary,
+    sentinel_ids=blanks,
+    hidden_ids=hidden_ids,
+    num_blanks=6,
+    context=12,
+  )
+
+
+def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+  return " ".join(vocabulary.decode([int(token) for token in tokens]).split())
+
+
+def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: bool = False) -> str:
+  """The first `_PROMPT` tokens as text, or the last."""
+  tokens = [token for token in tokens.tolist() if token not in hidden_ids]
+  if len(tokens) <= _PROMPT:
+    return _text(tokens, vocabulary)
+  if end:
+    return "... " + _text(tokens[-_PROMPT:], vocabulary)
+  return _text(tokens[:_PROMPT], vocabulary) + " ..."
+
+
+def held_out(
+  graphdef: nnx.GraphDef,
+  state: TrainState,
+  batch: Batch,
+  *,
+  vocabulary: Vocabulary,
+  sentinel_ids: Sequence[int],
+  hidden_ids: Collection[int],
+  eos_id: int,
+  number: int,
+) -> list[Example]:
+  """What the model makes of the first rows of a batch: masked tokens, blanks, or the text behind a beginning.
+
+  Args:
+    graphdef, state: the model; every host takes part.
+    batch: model features of any architecture; of packed rows the first sequence is shown.
+    vocabulary: turns ids into text.
+    sentinel_ids: of the first blank, the second, ...
+    hidden_ids: not shown: padding, EOS, ...
+    eos_id: ends a text.
+    number: rows.
+  """
+  gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  host = {name: gather(x) for name, x in batch.items()}
+  first = {side: host[f"{side}_segment_ids"] == 1 for side in ("encoder", "decoder") if f"{side}_segment_ids" in host}
+  rows = range(min(number, len(next(iter(host.values())))))
+  if "encoder_target_tokens" in batch:
+    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, number))
+    guessed, targets = gather(guess(state, batch)), host["encoder_target_tokens"]
+    weights = host["encoder_loss_weights"] * first.get("encoder", 1)
+    ends = [np.max(np.flatnonzero(first["encoder"][i] if first else targets[i]), initial=0) + 1 for i in rows]
+    return [
+      masked_tokens(
+        *(x[i, : ends[i]] for x in (guessed, targets, weights)), vocabulary=vocabulary, hidden_ids=hidden_ids
+      )
+      for i in rows
+    ]
+  targets = np.where(first.get("decoder", True), host["decoder_target_tokens"], 0)
+  if "encoder_input_tokens" in batch:
+    inputs = np.where(first.get("encoder", True), host["encoder_input_tokens"], 0)
+    decode = decoding.make_greedy(graphdef, max_length=targets.shape[1], eos_id=eos_id)
+    written = gather(decode(state, batch))
+    if set(inputs[: len(rows)].flatten().tolist()) & set(sentinel_ids):
+      return [
+        fill_in_the_blank(
+          inputs[i], written[i], targets[i], vocabulary=vocabulary, sentinel_ids=sentinel_ids, hidden_ids=hidden_ids
+        )
+        for i in rows
+      ]
+  else:
+    batch, inputs, targets = _prompts(host, batch, targets)
+    decode = decoding.make_greedy(graphdef, max_length=min(_PROMPT, targets.shape[1]), eos_id=eos_id)
+    written = gather(decode(state, batch))
+  text = lambda tokens: _shortened(tokens, vocabulary, hidden_ids)
+  return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]
+
+
+def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:
+  return jnp.argmax(model.logits(model(batch)[:number]), axis=-1)
+
+
+def _prompts(host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray]:
+  """A batch to decode from, the prompts and what follows them: the inputs, or else the beginning of each text."""
+  if "decoder_causal_attention" in host:
+    prompt = np.array(host["decoder_causal_attention"])
+    if "decoder_segment_ids" in host:
+      prompt *= host["decoder_segment_ids"] == 1
+  else:
+    prompt = np.zeros_like(targets)
+    prompt[:, : min(_PROMPT, targets.shape[1] // 2) + 1] = 1
+  sharding = batch["decoder_input_tokens"].sharding
+  placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
+  # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
+  length = prompt.sum(axis=1)[:, None] - 1
+  columns = np.arange(targets.shape[1])[None, :]
+  inputs = np.where(columns < length, targets, 0)
+  rest = np.zeros_like(targets)
+  for row, (tokens, skipped) in enumerate(zip(targets, length[:, 0], strict=True)):
+    rest[row, : len(tokens) - skipped] = tokens[skipped:]
+  prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_causal_attention": placed}
+  return prompts, inputs, rest

@@ -65,36 +65,76 @@ def _chunk_loss(
 
 
 def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """[batch, length, ...] -> [chunks, shards, tokens, ...]: each chunk is spread over all shards of the batch."""
-  shards = sharding.num_batch_shards()
-  batch, length = arrays[0].shape[:2]
-  tokens = batch * length // shards
+  """[shards, tokens, ...] -> [chunks, shards, chunk, ...]: each chunk is spread over all shards of the batch."""
+  tokens = arrays[0].shape[1]
   num_chunks = -(-tokens // config.chunk_tokens)
   size = -(-tokens // num_chunks)
 
   def one(x):
-    x = x.reshape(shards, tokens, *x.shape[2:])
     x = jnp.pad(x, [(0, 0), (0, num_chunks * size - tokens)] + [(0, 0)] * (x.ndim - 2))
-    x = jnp.moveaxis(x.reshape(shards, num_chunks, size, *x.shape[2:]), 1, 0)
+    x = jnp.moveaxis(x.reshape(x.shape[0], num_chunks, size, *x.shape[2:]), 1, 0)
     return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
 
   return tuple(one(x) for x in arrays)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_shard(x: jax.Array) -> jax.Array:
+  """[batch, length, ...] -> [shards, tokens, ...]: what each shard of the batch holds."""
+  return x.reshape(sharding.num_batch_shards(), -1, *x.shape[2:])
+
+
+def _weighted_first(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """An order of each shard's tokens, [shards, tokens], with those that count first; and how many count, at most."""
+  counts = weights != 0
+  return jnp.argsort(~counts, axis=1, stable=True), jnp.max(jnp.sum(counts, axis=1))
+
+
+def _loop(body, carry, chunks, num_used: jax.Array | None):
+  """`jax.lax.scan`; given `num_used`, over that many chunks, with zeros for what the rest would yield."""
+  if num_used is None:
+    return jax.lax.scan(body, carry, chunks)
+  at = lambda index: jax.tree.map(lambda x: x[index], chunks)
+  outputs = jax.eval_shape(body, carry, at(0))[1]
+  outputs = jax.tree.map(lambda x: jnp.zeros((chunks[0].shape[0], *x.shape), x.dtype), outputs)
+
+  def step(index, state):
+    carry, output = body(state[0], at(index))
+    return carry, jax.tree.map(lambda all, one: all.at[index].set(one), state[1], output)
+
+  return jax.lax.fori_loop(0, num_used, step, (carry, outputs))
+
+
+def _prepared(config: CrossEntropyConfig, sparse: bool, hidden, targets, weights):
+  """The chunks of hidden, targets and weights; how many are used, if not all; and the order of tokens, if changed."""
+  arrays = tuple(_by_shard(x) for x in (hidden, targets, weights))
+  if not sparse:
+    return _chunks(config, *arrays), None, None
+  order, num = _weighted_first(arrays[2])
+  sorted_by = lambda x: jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
+  chunks = _chunks(config, *(sorted_by(x) for x in arrays))
+  return chunks, -(-num // chunks[0].shape[2]), order
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _summed(
-  config: CrossEntropyConfig, logits_fn: LogitsFn, hidden: jax.Array, targets: jax.Array, weights: jax.Array
+  config: CrossEntropyConfig,
+  sparse: bool,
+  logits_fn: LogitsFn,
+  hidden: jax.Array,
+  targets: jax.Array,
+  weights: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Loss and sums (see `_chunk_loss`) over [batch, length, embed], chunk by chunk."""
+  """Loss and sums (see `_chunk_loss`) of [batch, length, embed] by chunks; `sparse` skips what has no weight."""
 
   def body(total, chunk):
     outputs = jax.vmap(functools.partial(_chunk_loss, config, logits_fn))(*chunk)
     return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs), None
 
-  return jax.lax.scan(body, (jnp.zeros(()), jnp.zeros(3)), _chunks(config, hidden, targets, weights))[0]
+  chunks, num_used, _ = _prepared(config, sparse, hidden, targets, weights)
+  return _loop(body, (jnp.zeros(()), jnp.zeros(3)), chunks, num_used)[0]
 
 
-def _summed_forward(config, logits_fn, hidden, targets, weights):
+def _summed_forward(config, sparse, logits_fn, hidden, targets, weights):
   # The loss is a sum, so that its gradient is known up to one factor as soon as the logits are: each chunk yields
   # loss and gradients at once, its logits are computed once (not again in the backward pass) and never kept.
   def of_shard(hidden, targets, weights):
@@ -110,40 +150,54 @@ def _summed_forward(config, logits_fn, hidden, targets, weights):
 
   # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
   by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "batch", *["any"] * (x.ndim - 1)), tree)
-  chunks = _chunks(config, hidden, targets, weights)
+  chunks, num_used, order = _prepared(config, sparse, hidden, targets, weights)
   num_shards = chunks[0].shape[1]
   zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((num_shards, *w.shape), jnp.float32), logits_fn))
-  (total, gradient), hidden_gradient = jax.lax.scan(body, ((jnp.zeros(()), jnp.zeros(3)), zeros), chunks)
+  (total, gradient), hidden_gradient = _loop(body, ((jnp.zeros(()), jnp.zeros(3)), zeros), chunks, num_used)
   gradient = jax.tree.map(lambda g, w: jnp.sum(g, axis=0).astype(w.dtype), gradient, logits_fn)
   merged = jnp.moveaxis(hidden_gradient, 0, 1).reshape(num_shards, -1, hidden.shape[-1])
-  num_tokens = hidden.shape[0] * hidden.shape[1] // num_shards
+  merged = merged[:, : hidden.shape[0] * hidden.shape[1] // num_shards]
+  if order is not None:
+    merged = jnp.take_along_axis(merged, jnp.argsort(order, axis=1)[..., None], axis=1)
   # The barrier has the sum over shards made now: put off, each device would hold its whole part of it through the
   # backward pass of the decoder.
-  return total, jax.lax.optimization_barrier((gradient, merged[:, :num_tokens].reshape(hidden.shape)))
+  return total, jax.lax.optimization_barrier((gradient, merged.reshape(hidden.shape)))
 
 
-def _summed_backward(config, residuals, cotangents):
-  del config
+def _summed_backward(config, sparse, residuals, cotangents):
+  del config, sparse
   return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
+def _predicted(batch: Mapping[str, jax.Array]) -> str:
+  """Which side's targets a batch is about: an encoder alone predicts its own."""
+  return "encoder" if "encoder_target_tokens" in batch else "decoder"
+
+
+def _is_sparse(batch: Mapping[str, jax.Array]) -> bool:
+  """Whether much of a batch has no weight: in masked language models, and behind a prefix."""
+  return "encoder_target_tokens" in batch or "decoder_causal_attention" in batch
+
+
 def make_loss_fn(config: CrossEntropyConfig) -> LossFn:
   """The training loss: cross-entropy of the targets where they count, plus the z-loss.
 
   The vocabulary projection runs over chunks of tokens: logits of a whole batch never exist, forward or backward.
+  Where much of a batch has no weight, in masked language models and behind a prefix, it runs on the rest alone.
 
   Returns:
-    A function of (model, batch with decoder_target_tokens and decoder_loss_weights, dropout key or None) to the summed
-    loss and `Metrics`: loss (nats per target, without z-loss), z_loss, accuracy.
+    A function of (model, batch with decoder_target_tokens and decoder_loss_weights, or those of an encoder, dropout key
+    or None) to the summed loss and `Metrics`: loss (nats per target, without z-loss), z_loss, accuracy.
   """
 
   def loss_fn(model: nnx.Module, batch: dict[str, jax.Array], dropout_key: jax.Array | None):
     hidden = model(batch, dropout_key=dropout_key)
-    weights = batch["decoder_loss_weights"].astype(jnp.float32)
-    total, sums = _summed(config, model.logits_fn(), hidden, batch["decoder_target_tokens"], weights)
+    side = _predicted(batch)
+    weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    total, sums = _summed(config, _is_sparse(batch), model.logits_fn(), hidden, batch[f"{side}_target_tokens"], weights)
     weight = jnp.sum(weights)
     names = ("loss", "z_loss", "accuracy")
     return total, {name: WeightedSum(sums[i], weight) for i, name in enumerate(names)}
@@ -151,11 +205,23 @@ def make_loss_fn(config: CrossEntropyConfig) -> LossFn:
   return loss_fn
 
 
+def share_of_weights(batches: Sequence[Mapping[str, jax.Array]]) -> float:
+  """Which part of the last positions has its logits computed: 1 unless much of a batch is skipped.
+
+  Args:
+    batches: with decoder_loss_weights (or those of an encoder), [batch, length].
+  """
+  if not _is_sparse(batches[0]):
+    return 1.0
+  weights = [batch[f"{_predicted(batch)}_loss_weights"] for batch in batches]
+  return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)
+
+
 def unigram_loss(batches: Sequence[Mapping[str, jax.Array]], vocab_size: int) -> jax.Array:
   """Loss of the best model that knows only how often each token occurs: the entropy of the targets' own frequencies.
 
   Args:
-    batches: with decoder_target_tokens and decoder_loss_weights, [batch, length].
+    batches: with decoder_target_tokens and decoder_loss_weights (or those of an encoder), [batch, length].
     vocab_size: largest id plus one, or more.
 
   Returns:
@@ -163,6 +229,7 @@ def unigram_loss(batches: Sequence[Mapping[str, jax.Array]], vocab_size: int) ->
   """
   counts = jnp.zeros(vocab_size, jnp.float32)
   for batch in batches:
-    counts = counts.at[batch["decoder_target_tokens"]].add(batch["decoder_loss_weights"].astype(jnp.float32))
+    side = _predicted(batch)
+    counts = counts.at[batch[f"{side}_target_tokens"]].add(batch[f"{side}_loss_weights"].astype(jnp.float32))
   shares = counts / jnp.sum(counts)
   return -jnp.sum(jax.scipy.special.xlogy(shares, shares))

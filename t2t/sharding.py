@@ -4,7 +4,7 @@ Models, losses and decoding name axes ("batch", "embed", "mlp", ...) and never d
 what a name means: for activations (`shard`) and for parameters (`param_shardings`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import math
 
@@ -28,6 +28,9 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "kv": (None, None),
   "layers": (None, None),
   "buckets": (None, None),
+  "positions": (None, None),
+  "segments": (None, None),
+  "factor": (None, None),
 }
 
 
@@ -193,3 +196,27 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
   return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(one, params, is_leaf=is_variable))
+
+
+def num_shards(axis: str) -> int:
+  """In how many parts an activation is split along this logical axis, over the mesh that is set; without a mesh 1."""
+  shape, names = jax.sharding.get_abstract_mesh().shape, RULES[axis][0]
+  return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
+
+
+def per_device(
+  function: Callable[..., jax.Array], in_axes: tuple[tuple[str | None, ...], ...], out_axes: tuple[str | None, ...]
+) -> Callable[..., jax.Array]:
+  """`function` run by every device on its own part of the activations: for what the compiler cannot split, as kernels.
+
+  Args:
+    function: of arrays (or None), positional; sees a device's part, and what it returns is a device's part.
+    in_axes: logical axes of each argument; the mesh must divide these dimensions (see `num_shards`).
+    out_axes: logical axes of the result.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return function
+  in_specs = tuple(_spec(axes, 0, used=mesh.shape) for axes in in_axes)
+  # Not check_vma: the kernels do not say along which mesh axes their results vary.
+  return jax.shard_map(function, in_specs=in_specs, out_specs=_spec(out_axes, 0, used=mesh.shape), check_vma=False)

@@ -12,15 +12,12 @@ import threading
 from absl import logging
 from flax import nnx
 import jax
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
-import numpy as np
 
 from t2t import (
   UserError,
   checkpoint,
   command_line,
-  decoding,
   examples,
   losses,
   optimizers,
@@ -68,7 +65,13 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   _check_sizes(config, mesh)
 
   # ---- Data ----------------------------------------------------------------
-  pipeline.check(data, batch_size=config.train.batch_size, model_vocab_size=model_config.vocab_size)
+  pipeline.check(
+    data,
+    batch_size=config.train.batch_size,
+    model_vocab_size=model_config.vocab_size,
+    architecture=model_config.architecture,
+    model_max_length=model_config.max_length if model_config.positions == "learned" else 0,
+  )
   workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0
 
@@ -141,8 +144,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       flops_per_step=metrics_lib.model_flops(
         model_config,
         batch_size=config.train.batch_size,
-        inputs_length=config.data.inputs_length,
-        targets_length=config.data.targets_length,
+        lengths=pipeline.model_lengths(data, model_config.architecture),
+        predicted=losses.share_of_weights(eval_batches),
       ),
       devices=list(mesh.devices.flat),
     )
@@ -201,9 +204,16 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     vocabulary = pipeline.vocabulary(data)
     shown = []
     if config.eval.examples:
-      decode = decoding.make_greedy(graphdef, max_length=config.data.targets_length, eos_id=vocabulary.eos_id)
-      sentinels = vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary))
-      shown = _fill_in_the_blank(config.eval.examples, decode, state, eval_batches, vocabulary, sentinels)
+      shown = examples.held_out(
+        graphdef,
+        state,
+        eval_batches[0],
+        vocabulary=vocabulary,
+        sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)),
+        hidden_ids=vocabularies.framing_ids(vocabulary),
+        eos_id=vocabulary.eos_id,
+        number=config.eval.examples,
+      )
     if first:
       picture = writers.plot_loss(workdir, unigram_loss=unigram)
       _summarise(workdir, eval_loss, unigram, shown, saved_step, checkpoints.best_step(), picture)
@@ -238,12 +248,13 @@ def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     raise UserError(
       f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s); give a multiple"
     )
-  if config.model.num_heads % mesh.shape["tensor"]:
-    works = [n for n in range(1, config.model.num_heads + 1) if config.model.num_heads % n == 0]
-    raise UserError(
-      f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.num_heads={config.model.num_heads};"
-      f" sizes that would do: {works}"
-    )
+  for key, heads in (("num_heads", config.model.num_heads), ("num_kv_heads", config.model.num_kv_heads)):
+    if heads % mesh.shape["tensor"]:
+      works = [n for n in range(1, heads + 1) if heads % n == 0]
+      raise UserError(
+        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads};"
+        f" sizes that would do: {works}"
+      )
 
 
 def _say(text: str) -> None:
@@ -309,24 +320,6 @@ def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:
     metrics = eval_step(state, batch)
     total = metrics if total is None else metrics_lib.merge(total, metrics)
   return total
-
-
-def _fill_in_the_blank(number, decode, state, eval_batches, vocabulary, sentinels) -> list[tuple[str, str, str]]:
-  """Input, prediction and truth of the first held-out examples."""
-  batch = eval_batches[0]
-  written = multihost_utils.process_allgather(decode(state, batch), tiled=True)
-  host = {name: multihost_utils.process_allgather(x, tiled=True) for name, x in batch.items()}
-  inputs, targets = host["encoder_input_tokens"], host["decoder_target_tokens"]
-  if "encoder_segment_ids" in host:
-    inputs = np.where(host["encoder_segment_ids"] == 1, inputs, 0)
-    targets = np.where(host["decoder_segment_ids"] == 1, targets, 0)
-  present = set(inputs[:number].flatten().tolist())
-  if not present & set(sentinels):
-    return []
-  return [
-    examples.fill_in_the_blank(*rows, vocabulary=vocabulary, sentinel_ids=sentinels, eos_id=vocabulary.eos_id)
-    for rows in zip(inputs[:number], written[:number], targets[:number], strict=True)
-  ]
 
 
 class _Report:

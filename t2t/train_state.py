@@ -118,8 +118,13 @@ def _microbatches(batch: Batch, num: int) -> Batch:
 
 def _num_tokens(batch: Batch) -> jax.Array:
   """How many positions of inputs and targets hold a token."""
-  names = ("encoder_input_tokens", "decoder_target_tokens")
-  return sum(jnp.sum(batch[name] > 0) for name in names if name in batch).astype(jnp.float32)
+  total = jnp.zeros((), jnp.float32)
+  for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+    if tokens in batch:
+      # Where id 0 is a token, segment ids tell what is padding.
+      real = batch[f"{side}_segment_ids"] if f"{side}_segment_ids" in batch else batch[tokens]
+      total += jnp.sum(real > 0)
+  return total
 
 
 def make_train_step(

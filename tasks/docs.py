@@ -1,17 +1,21 @@
-"""The embedded default: span corruption of the documentation of installed packages, in a vocabulary of its own."""
+"""The embedded default: the documentation of installed packages, in a vocabulary of its own.
+
+Tasks are called docs_OBJECTIVE.
+"""
 
 import seqio
 
 from t2t.data import objectives, sources, vocabularies
 
 # Neither the source nor the vocabulary reads anything before it is used.
-_FEATURE = seqio.Feature(vocabulary=vocabularies.docs_vocabulary(extra_ids=100), add_eos=True)
+_VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)
 
-seqio.TaskRegistry.add(
-  "docs_span_corruption",
-  source=sources.DocumentationSource(),
-  preprocessors=objectives.preprocessors("span_corruption"),
-  output_features={"inputs": _FEATURE, "targets": _FEATURE},
-  # Examples that each stream draws from; small, so that training starts soon.
-  shuffle_buffer_size=128,
-)
+for _objective in objectives.OBJECTIVES:
+  seqio.TaskRegistry.add(
+    f"docs_{_objective}",
+    source=sources.DocumentationSource(),
+    preprocessors=objectives.preprocessors(_objective),
+    output_features=objectives.output_features(_objective, _VOCABULARY),
+    # Examples that each stream draws from; small, so that training starts soon.
+    shuffle_buffer_size=128,
+  )

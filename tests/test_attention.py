@@ -77,45 +77,70 @@ def platform(request, monkeypatch):
   monkeypatch.setattr(sharding, "platform", lambda: request.param)
 
 
+# Nothing is hidden.
+NO_MASK = attention.AttentionMask()
+
+
+def segments(*rows):
+  return jnp.array(rows, jnp.int32)
+
+
 def test_attend_is_its_formula(platform):
   """softmax(query keys^T + bias) values; T5 does not divide by sqrt(head_dim)."""
   query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
   bias = normal(1, 3, 4, 6)
   expected = softmax(query @ keys.swapaxes(2, 3) + bias) @ values
-  np.testing.assert_allclose(attention.attend(query, keys, values, bias=bias), expected, atol=1e-5)
+  np.testing.assert_allclose(attention.attend(query, keys, values, mask=NO_MASK, bias=bias), expected, atol=1e-5)
+
+
+def test_heads_in_a_row_share_keys_and_values(platform):
+  """Grouped queries: with 6 heads and 2 of keys, the first three heads read the first."""
+  query, keys, values = normal(2, 6, 4, 5), normal(2, 2, 7, 5, seed=1), normal(2, 2, 7, 5, seed=2)
+  bias, mask = normal(1, 6, 4, 7), attention.AttentionMask(causal=True, query_offset=3)
+  wide = lambda x: x[:, [0, 0, 0, 1, 1, 1]]
+  expected = attention.attend(query, wide(keys), wide(values), mask=mask, bias=bias)
+  np.testing.assert_allclose(attention.attend(query, keys, values, mask=mask, bias=bias), expected, atol=1e-6)
 
 
 def test_what_is_not_allowed_has_no_weight(platform):
   """Keys that are masked could as well not be there."""
   query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
-  allowed = (np.arange(6) < 4)[None, None, None]
-  masked = attention.attend(query, keys, values, allowed=allowed)
-  np.testing.assert_allclose(masked, attention.attend(query, keys[:, :, :4], values[:, :, :4]), atol=1e-6)
+  mask = attention.AttentionMask(segments(*[[1] * 4] * 2), segments(*[[1] * 4 + [0] * 2] * 2))
+  masked = attention.attend(query, keys, values, mask=mask)
+  expected = attention.attend(query, keys[:, :, :4], values[:, :, :4], mask=NO_MASK)
+  np.testing.assert_allclose(masked, expected, atol=1e-6)
 
 
 def test_a_query_that_may_see_nothing_sees_everything_alike(platform):
   """Padding has results, though nobody reads them: the mean of all values."""
   query, keys, values = normal(1, 1, 2, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
-  out = attention.attend(query, keys, values, allowed=jnp.zeros((1, 1, 1, 6), bool))
+  mask = attention.AttentionMask(segments([1, 1]), segments([0] * 6))
+  out = attention.attend(query, keys, values, mask=mask)
   np.testing.assert_allclose(out[0, 0], np.tile(values.mean(2)[0], (2, 1)), atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", ["nothing", "some", "all-of-a-query"])
-def test_gradients_of_attend_are_those_of_its_formula(platform, masked):
+def test_gradients_of_attend_are_those_of_its_formula(platform, masked, kv_heads):
   """With respect to queries, keys, values and bias."""
-  arrays = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2), normal(1, 3, 4, 6, seed=3)
-  read_out = normal(2, 3, 4, 5, seed=4)
+  arrays = normal(2, 4, 4, 5), normal(2, kv_heads, 6, 5, seed=1), normal(2, kv_heads, 6, 5, seed=2)
+  arrays += (normal(1, 4, 4, 6, seed=3),)
+  read_out = normal(2, 4, 4, 5, seed=4)
+  seen_by = segments([1, 1, 1, 1], [1, 1, 2, 1]), segments([1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1])
+  if masked == "some":
+    seen_by = seen_by[0].at[1, 2].set(1), seen_by[1]
+  mask = NO_MASK if masked == "nothing" else attention.AttentionMask(*seen_by)
   allowed = np.ones((2, 1, 4, 6), bool)
   allowed[0, 0, :, 4:] = masked == "nothing"
   allowed[1, 0, 2] = masked != "all-of-a-query"
 
   def formula(query, keys, values, bias):
+    keys, values = (jnp.repeat(x, 4 // kv_heads, axis=1) for x in (keys, values))
     logits = jnp.where(allowed, jnp.einsum("bhqk,bhsk->bhqs", query, keys) + bias, jnp.finfo(jnp.float32).min)
     return jnp.sum(read_out * jnp.einsum("bhqs,bhsk->bhqk", jax.nn.softmax(logits, axis=-1), values))
 
   def ours(query, keys, values, bias):
-    hidden = None if masked == "nothing" else allowed
-    return jnp.sum(read_out * attention.attend(query, keys, values, bias=bias, allowed=hidden))
+    return jnp.sum(read_out * attention.attend(query, keys, values, bias=bias, mask=mask))
 
   expected = jax.jit(jax.grad(formula, argnums=(0, 1, 2, 3)))(*arrays)
   found = jax.jit(jax.grad(ours, argnums=(0, 1, 2, 3)))(*arrays)
@@ -126,7 +151,7 @@ def test_gradients_of_attend_are_those_of_its_formula(platform, masked):
 def test_attention_logits_and_softmax_are_float32():
   """With bfloat16 inputs only the probabilities and the result are rounded, not the logits."""
   query, keys, values = (jnp.asarray(8 * normal(1, 1, 4, 5, seed=s), jnp.bfloat16) for s in range(3))
-  out = attention.attend(query, keys, values)
+  out = attention.attend(query, keys, values, mask=NO_MASK)
   wide = lambda x: np.asarray(x, np.float32)
   probabilities = jnp.asarray(softmax(wide(query) @ wide(keys).swapaxes(2, 3)), jnp.bfloat16)
   assert out.dtype == jnp.bfloat16
@@ -134,12 +159,15 @@ def test_attention_logits_and_softmax_are_float32():
 
 
 def test_attention_dropout_is_shared_by_the_queries():
-  """One draw of keys for all queries of a head, as T5 does it; heads draw their own."""
-  query, keys, values = np.zeros((1, 8, 4, 5), np.float32), normal(1, 8, 6, 5), normal(1, 8, 6, 5, seed=1)
-  out = np.asarray(attention.attend(query, keys, values, dropout_rate=0.5, dropout_key=jax.random.key(0)))
+  """One draw of keys for all queries of a head, as T5 does it; heads draw their own, and other models' queries too."""
+  query, keys, values = np.zeros((1, 8, 4, 5), np.float32), normal(1, 4, 6, 5), normal(1, 4, 6, 5, seed=1)
+  how = dict(mask=NO_MASK, dropout_rate=0.5, dropout_key=jax.random.key(0))
+  out = np.asarray(attention.attend(query, keys, values, **how))
   np.testing.assert_allclose(out, np.broadcast_to(out[:, :, :1], out.shape), rtol=1e-6)
-  weights = np.einsum("hk,hks->hs", out[0, :, 0], np.linalg.pinv(values[0]))
+  weights = np.einsum("hk,hks->hs", out[0, :, 0], np.linalg.pinv(values[0, [0, 0, 1, 1, 2, 2, 3, 3]]))
   assert np.any(np.abs(weights[0] - weights[1]) > 0.1)
+  others = np.asarray(attention.attend(query, keys, values, t5_dropout=False, **how))
+  assert np.any(np.abs(others - others[:, :, :1]) > 0.1)
 
 
 def test_mask_is_causal_within_segments():
@@ -148,6 +176,47 @@ def test_mask_is_causal_within_segments():
   mask = attention.AttentionMask(segments, segments, causal=True)
   expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
   np.testing.assert_array_equal(mask.allowed(5, 5)[0, 0], np.array(expected, bool))
+
+
+def allowed(length, **fields):
+  return attention.AttentionMask(**fields).allowed(length, length)[0, 0].astype(int).tolist()
+
+
+def test_a_prefix_sees_itself_in_both_directions():
+  """What comes behind is causal, and no position of the prefix sees it."""
+  assert allowed(4, causal=True, prefix=segments([1, 1, 0, 0])) == [
+    [1, 1, 0, 0],
+    [1, 1, 0, 0],
+    [1, 1, 1, 0],
+    [1, 1, 1, 1],
+  ]
+
+
+def test_packed_prefixes_do_not_see_each_other():
+  """Two examples in a row, each with a prefix of two."""
+  ids = segments([1, 1, 1, 2, 2, 2])
+  assert allowed(6, causal=True, prefix=segments([1, 1, 0, 1, 1, 0]), query_segments=ids, key_segments=ids) == [
+    [1, 1, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0],
+    [0, 0, 0, 1, 1, 0],
+    [0, 0, 0, 1, 1, 0],
+    [0, 0, 0, 1, 1, 1],
+  ]
+
+
+def test_a_window_is_so_many_positions_to_each_side():
+  """With window 1 a query sees its neighbours; of a causal mask and a prefix what lies within it."""
+  assert allowed(4, window=1) == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+  assert allowed(4, window=1, causal=True) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+  prefix = segments([1, 1, 1, 0])
+  assert allowed(4, window=1, causal=True, prefix=prefix) == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+
+
+def test_a_window_counts_from_the_offset():
+  """When decoding, too."""
+  found = attention.AttentionMask(causal=True, window=1, query_offset=jnp.array(3)).allowed(1, 6)
+  np.testing.assert_array_equal(found[0, 0], [[False, False, True, True, False, False]])
 
 
 def test_a_mask_without_structure_is_none():
@@ -186,3 +255,71 @@ def test_position_bias_depends_on_the_distance_alone():
   np.testing.assert_array_equal(whole[0, :, 3, 2], table[1])
   np.testing.assert_array_equal(whole[0, :, 2, 3], table[5])
   np.testing.assert_array_equal(whole[0, :, 1:, 1:], whole[0, :, :-1, :-1])
+
+
+def test_rotary_angles_are_those_of_their_docstring():
+  """Position times base ** -(2 i / head_dim), from the offset on."""
+  expected = np.array([[0, 0], [1, 0.1], [2, 0.2]])
+  cos, sin = attention.rotary_angles(3, 4, 100.0)
+  np.testing.assert_allclose(cos, np.cos(expected), atol=1e-6)
+  np.testing.assert_allclose(sin, np.sin(expected), atol=1e-6)
+  for whole, one in zip((cos, sin), attention.rotary_angles(1, 4, 100.0, jnp.array(2)), strict=True):
+    np.testing.assert_array_equal(one, whole[2:])
+
+
+def test_rotation_is_a_multiplication_of_complex_numbers():
+  """Features i and i + head_dim / 2 are the real and imaginary part of one."""
+  x, (cos, sin) = normal(2, 3, 5, 6), attention.rotary_angles(5, 6, 50.0)
+  turned = (x[..., :3] + 1j * x[..., 3:]) * (np.asarray(cos) + 1j * np.asarray(sin))
+  expected = np.concatenate([turned.real, turned.imag], axis=-1)
+  np.testing.assert_allclose(attention.rotate(x, (cos, sin)), expected, atol=1e-5)
+
+
+def test_rotated_products_depend_on_the_distance_alone():
+  """Query and key both moved by three positions: the same logit."""
+  query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
+
+  def logit(query_position, key_position):
+    turned = [
+      attention.rotate(x, attention.rotary_angles(1, 8, 100.0, p))
+      for x, p in ((query, query_position), (key, key_position))
+    ]
+    return np.sum(turned[0] * turned[1])
+
+  np.testing.assert_allclose(logit(5, 2), logit(8, 5), rtol=1e-4)
+  assert abs(logit(5, 2) - logit(2, 5)) > 0.01
+
+
+def test_rotation_of_bfloat16_is_computed_in_float32():
+  """Angles of far positions would have no digits left."""
+  x, angles = jnp.asarray(normal(1, 1, 4, 6), jnp.bfloat16), attention.rotary_angles(4, 6, 1e4, 10_000)
+  out = attention.rotate(x, angles)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(out, attention.rotate(x.astype(jnp.float32), angles).astype(jnp.bfloat16))
+
+
+def attention_layer(**fields):
+  config = toy.config(**fields)
+  return attention.Attention(config, nnx.Rngs(0)), normal(2, 5, 16)
+
+
+def test_scaled_attention_divides_by_the_root_of_head_dim():
+  """Otherwise the same layer."""
+  plain, x = attention_layer()
+  scaled, _ = attention_layer(scale_attention=True)
+  for name in ("query", "key", "value", "out"):
+    setattr(scaled, name, getattr(plain, name))
+  plain.query = nnx.Param(plain.query[...] / 6**0.5)
+  outputs = [layer(x, *layer.keys_and_values(x), mask=NO_MASK) for layer in (plain, scaled)]
+  np.testing.assert_allclose(*outputs, atol=1e-6)
+
+
+def test_queries_and_keys_are_normed_head_by_head():
+  """With QK-norm the length of neither counts: projections a thousand times larger give the same."""
+  layer, x = attention_layer(qk_norm=True, num_kv_heads=2, norm_epsilon=1e-12)
+  expected = layer(x, *layer.keys_and_values(x), mask=NO_MASK)
+  keys, _ = layer.keys_and_values(x)
+  assert keys.shape == (2, 2, 5, 6)
+  np.testing.assert_allclose(np.mean(np.square(keys), axis=-1), 1.0, rtol=1e-4)
+  layer.query, layer.key = (nnx.Param(1e3 * kernel[...]) for kernel in (layer.query, layer.key))
+  np.testing.assert_allclose(layer(x, *layer.keys_and_values(x), mask=NO_MASK), expected, atol=1e-4)

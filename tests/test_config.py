@@ -6,8 +6,8 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.models import config as model_config
-from t2t.models import transformer
+from t2t.models import sizes, transformer
+from t2t.models.config import TransformerConfig
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,29 @@ from t2t.models import transformer
     ("mt5", "xxl", 12_921_057_280),
     ("byt5", "small", 299_637_760),
     ("byt5", "base", 581_653_248),
+    # As released for pre-training, without the two outputs that tell whether a sentence follows another.
+    ("bert", "base", 110_106_428 - 1_538),
+    ("bert", "large", 336_226_108 - 2_050),
+    ("albert", "base", 11_813_810 - 1_538),
+    ("albert", "large", 17_847_474 - 2_050),
+    ("roberta", "base", 124_697_433),
+    ("roberta", "large", 355_412_057),
+    # The first layer of theirs has no norm before its attention; ours has one that is not used.
+    ("modern_bert", "base", 149_655_232 + 768),
+    ("modern_bert", "large", 395_881_664 + 1_024),
+    ("gpt2", "small", 124_439_808),
+    ("gpt2", "medium", 354_823_168),
+    ("gpt2", "large", 774_030_080),
+    ("gpt2", "xl", 1_557_611_200),
+    ("llama2", "1b", 1_100_048_384),
+    ("llama2", "7b", 6_738_415_616),
+    ("llama2", "13b", 13_015_864_320),
+    ("llama3", "8b", 8_030_261_248),
   ],
 )
 def test_parameter_counts_are_the_published_ones(family, size, published):
   """Each named size has as many parameters as the checkpoint released under that name."""
-  config = model_config.TransformerConfig(**getattr(model_config, family)(size))
+  config = TransformerConfig(**getattr(sizes, family)(size))
   shapes = jax.eval_shape(lambda: nnx.split(transformer.build(config, nnx.Rngs(0)), graph=False)[1])
   assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == published
 
@@ -46,12 +64,31 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"dtype": "float64"}, "config.model.dtype='float64'"),
     ({"mlp_activation": "gated_gleu"}, "did you mean gated_gelu?"),
     ({"architecture": "encoder_decodre"}, "did you mean encoder_decoder?"),
+    ({"positions": "rotray"}, "did you mean rotary?"),
+    ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
     ({"embed_dim": 0}, "config.model.embed_dim=0: must be at least 1"),
-    ({"num_decoder_layers": -1}, "config.model.num_decoder_layers=-1"),
+    ({"num_decoder_layers": -1}, "config.model.num_decoder_layers=-1: must be at least 0"),
+    ({"attention_window": -1}, "config.model.attention_window=-1: must be at least 0"),
     ({"dropout_rate": 1.0}, "config.model.dropout_rate=1.0"),
     ({"dropout_rate": -0.1}, "config.model.dropout_rate=-0.1"),
     ({"relative_position_buckets": 6}, "config.model.relative_position_buckets=6"),
+    # Layers of the architecture
+    ({"num_encoder_layers": 0}, "num_encoder_layers=0: must be 1 or more with architecture=encoder_decoder"),
+    ({"num_decoder_layers": 0}, "num_decoder_layers=0: must be 1 or more with architecture=encoder_decoder"),
+    ({"architecture": "encoder_only"}, "num_decoder_layers=3: must be 0 with architecture=encoder_only"),
+    ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with architecture=decoder_only"),
+    # What only some architectures have
+    ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
+    ({"segment_types": 2}, "config.model.segment_types=2: only with architecture=encoder_only"),
+    ({"pooler": True}, "config.model.pooler=True: only with architecture=encoder_only"),
+    ({"bidirectional_prefix": True}, "config.model.bidirectional_prefix=True: only with architecture=decoder_only"),
+    # Fields that need one another
+    ({"positions": "learned"}, "config.model.max_length=0: learned positions need"),
+    ({"positions": "rotary", "head_dim": 5}, "config.model.head_dim=5.*even"),
+    ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
+    ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
+    ({"global_attention_every": 3}, "config.model.global_attention_every=3.*set a window"),
   ],
 )
 def test_a_field_out_of_range_is_refused(fields, message):
@@ -60,7 +97,14 @@ def test_a_field_out_of_range_is_refused(fields, message):
     toy.config(**fields)
 
 
-def test_an_unknown_size_is_refused():
+@pytest.mark.parametrize("family", ["t5_1_1", "bert", "modern_bert", "gpt2", "llama2", "llama3"])
+def test_an_unknown_size_is_refused(family):
+  """The message names the sizes that there are."""
+  with pytest.raises(UserError, match="unknown size 'giant': known are"):
+    getattr(sizes, family)("giant")
+
+
+def test_a_misspelt_size_is_recognised():
   """The message names the nearest."""
   with pytest.raises(UserError, match="did you mean large?"):
-    model_config.t5_1_1("lage")
+    sizes.t5_1_1("lage")

@@ -63,55 +63,126 @@ def test_embed_looks_up_rows():
   np.testing.assert_array_equal(out, np.asarray(rows)[np.array([[3, 0], [39, 3]])])
 
 
+def test_embed_adds_positions_and_segments():
+  """Rows of three tables; positions start at the offset, and may be given."""
+  config = toy.encoder(positions="learned", max_length=5, position_offset=2, segment_types=2, embedding_norm=False)
+  embed = layers.Embed(config, nnx.Rngs(0))
+  token, place, part = (np.asarray(x[...]) for x in (embed.table, embed.positions, embed.segments))
+  assert place.shape == (7, 16)
+  tokens = jnp.array([[3, 0, 39]])
+  np.testing.assert_allclose(embed(tokens)[0], token[[3, 0, 39]] + place[2:5] + part[0], rtol=1e-6)
+  given = embed(tokens, positions=jnp.array([[4, 0, 1]]), segments=jnp.array([[1, 0, 1]]))
+  np.testing.assert_allclose(given[0], token[[3, 0, 39]] + place[[6, 2, 3]] + part[[1, 0, 1]], rtol=1e-6)
+
+
+def test_a_small_embedding_is_normed_and_then_projected():
+  """ALBERT: the table is as wide as `embedding_dim`, and so is its norm; a dense layer makes it wider."""
+  embed = layers.Embed(toy.encoder(embedding_dim=10, biases=True), nnx.Rngs(0))
+  embed.projection_bias = nnx.Param(jnp.arange(16.0))
+  rows = embed.table[...][jnp.array([[3, 7]])]
+  assert rows.shape == (1, 2, 10)
+  np.testing.assert_allclose(
+    embed(jnp.array([[3, 7]])), embed.norm(rows) @ embed.projection[...] + np.arange(16), rtol=1e-5
+  )
+
+
 def test_rms_norm_is_its_formula():
   """x / sqrt(mean(x**2) + epsilon) * scale: no mean is taken away."""
-  norm = layers.RMSNorm(toy.config(norm_epsilon=0.1))
+  norm = layers.Norm(toy.config(norm_epsilon=0.1), 16)
   norm.scale = nnx.Param(jnp.arange(16.0))
   x = normal(2, 3, 16) + 5.0
   expected = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 0.1) * np.arange(16)
   np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
 
 
+def test_layer_norm_is_its_formula():
+  """(x - mean) / sqrt(variance + epsilon) * scale + bias."""
+  norm = layers.Norm(toy.config(norm="layer", biases=True, norm_epsilon=0.1), 16)
+  norm.scale, norm.bias = nnx.Param(jnp.arange(16.0)), nnx.Param(jnp.arange(16.0)[::-1])
+  x = normal(2, 3, 16) + 5.0
+  expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1) * np.arange(16)
+  np.testing.assert_allclose(norm(x), expected + np.arange(16)[::-1], rtol=1e-4, atol=1e-5)
+  assert layers.Norm(toy.config(norm="layer"), 16).bias is None
+  assert layers.Norm(toy.config(biases=True), 16).bias is None  # root mean square norms have none
+
+
 @settings(deadline=None, max_examples=20)
 @given(strategies.floats(min_value=0.01, max_value=1e4))
 def test_rms_norm_ignores_the_scale_of_its_input(factor):
   """norm(factor * x) = norm(x) where epsilon does not count."""
-  norm = layers.RMSNorm(toy.config(norm_epsilon=1e-12))
+  norm = layers.Norm(toy.config(norm_epsilon=1e-12), 16)
   np.testing.assert_allclose(norm(factor * normal(3, 16)), norm(normal(3, 16)), rtol=1e-4)
 
 
 def test_rms_norm_computes_in_float32():
   """bfloat16 inputs are normed as if they were float32, and rounded once at the end."""
-  norm = layers.RMSNorm(toy.config())
+  norm = layers.Norm(toy.config(), 16)
   x = jnp.asarray(normal(4, 16), jnp.bfloat16)
   out = norm(x)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_array_equal(out, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("activation", ["gated_gelu", "relu"])
+def tanh_gelu(z):
+  return 0.5 * z * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (z + 0.044715 * z**3)))
+
+
+def exact_gelu(z):
+  return 0.5 * z * (1 + jax.scipy.special.erf(z / jnp.sqrt(2.0)))
+
+
+@pytest.mark.parametrize(
+  ("activation", "function"),
+  [
+    ("relu", lambda z: jnp.maximum(z, 0)),
+    ("gelu", exact_gelu),
+    ("gelu_tanh", tanh_gelu),
+    ("gated_gelu", tanh_gelu),
+    ("gated_gelu_exact", exact_gelu),
+    ("gated_silu", lambda z: z / (1 + jnp.exp(-z))),
+  ],
+)
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_mlp_is_its_formula(activation, platform, monkeypatch):
-  """gelu(x W_gate) * (x W_up) W_down with the tanh form of gelu, or relu(x W_up) W_down; and its gradient.
+def test_mlp_is_its_formula(activation, function, platform, monkeypatch):
+  """f(x W_gate) * (x W_up) W_down, or f(x W_up) W_down; and its gradient.
 
   A CPU runs the formula in another order than accelerators do.
   """
   monkeypatch.setattr(sharding, "platform", lambda: platform)
   mlp = layers.Mlp(toy.config(mlp_activation=activation), nnx.Rngs(0))
-  assert hasattr(mlp, "gate") == (activation == "gated_gelu")
+  assert (mlp.gate is not None) == activation.startswith("gated")
   up, down = mlp.up[...], mlp.down[...]
 
   def formula(x):
-    if activation == "relu":
-      return jnp.maximum(x @ up, 0) @ down
-    z = x @ mlp.gate[...]
-    gelu = 0.5 * z * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (z + 0.044715 * z**3)))
-    return (gelu * (x @ up)) @ down
+    return (function(x @ up) if mlp.gate is None else function(x @ mlp.gate[...]) * (x @ up)) @ down
 
   x = 3 * normal(2, 3, 16)
   np.testing.assert_allclose(mlp(x), formula(x), atol=1e-5, rtol=1e-5)
   found, expected = (jax.jit(jax.grad(lambda x, f=f: jnp.sum(f(x) ** 2)))(x) for f in (mlp, formula))
   np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_each_dense_layer_has_a_bias():
+  """With biases: f(x W_gate + a) * (x W_up + b) W_down + c."""
+  mlp = layers.Mlp(toy.config(mlp_activation="gated_silu", biases=True), nnx.Rngs(0))
+  for name, size in (("gate_bias", 32), ("up_bias", 32), ("down_bias", 16)):
+    setattr(mlp, name, nnx.Param(jnp.asarray(normal(size))))
+  x, read = normal(2, 3, 16), lambda name: np.asarray(getattr(mlp, name)[...])
+  gate, up = (x @ read(name) + read(f"{name}_bias") for name in ("gate", "up"))
+  expected = (gate / (1 + np.exp(-gate)) * up) @ read("down") + read("down_bias")
+  np.testing.assert_allclose(mlp(x), expected, atol=1e-4)
+
+
+def test_initial_weights_are_as_large_as_the_config_says():
+  """By fan-in, or `init_scale`; where a branch ends before its norm, over the root of twice the number of layers."""
+
+  def deviations(**fields):
+    mlp = layers.Mlp(toy.config(embed_dim=100, mlp_dim=200, **fields), nnx.Rngs(0))
+    return [float(np.std(kernel[...])) for kernel in (mlp.up, mlp.down)]
+
+  assert deviations() == pytest.approx([0.1, 200**-0.5], rel=0.05)
+  assert deviations(init_scale=0.02) == pytest.approx([0.02, 0.02 / 6**0.5], rel=0.05)
+  assert deviations(init_scale=0.02, post_norm=True) == pytest.approx([0.02, 0.02], rel=0.05)
 
 
 def test_mlp_drops_the_same_features_at_all_positions():

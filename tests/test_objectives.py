@@ -1,17 +1,28 @@
-"""Span corruption: literal ids, T5's arithmetic, and what must hold for any length."""
+"""Objectives on datasets: the docstrings' arrays, lengths that are never exceeded, and what the table says."""
 
-import hypothesis
-from hypothesis import strategies as st
+import math
+
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives
+from t2t.data import corruption, objectives, vocabularies
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
-SEEDS = (tf.constant([0, 1]), tf.constant([2, 3]))
+ALL = sorted(objectives.OBJECTIVES)
+WHOLE_TEXT = [  # whose targets are the text
+  "bart",
+  "bert_style",
+  "deshuffling",
+  "document_rotation",
+  "sentence_permutation",
+  "text_infilling",
+  "token_deletion",
+  "token_masking",
+]
+PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
 
 
 def rows(*rows_of_targets):
@@ -23,101 +34,56 @@ def lists(dataset):
   return [{key: value.tolist() for key, value in row.items()} for row in dataset.as_numpy_iterator()]
 
 
-def features(vocab_size=97, extra_ids=3):
-  vocabulary = seqio.PassThroughVocabulary(vocab_size)
-  vocabulary._extra_ids = extra_ids
-  feature = seqio.Feature(vocabulary=vocabulary)
+class Ids(seqio.PassThroughVocabulary):
+  """Ids that stand for themselves: 0 pads, 1 is EOS, the last are sentinels, 9 is a full stop."""
+
+  special_ids = frozenset({0, 1})
+
+  def __init__(self, vocab_size=97, extra_ids=3, pieces=()):
+    super().__init__(vocab_size, eos_id=1)
+    self._extra_ids = extra_ids
+    self._pieces = dict(pieces)
+
+  def encode(self, text):
+    return [50, 51]
+
+  def token_texts(self):
+    return [self._pieces.get(i, "." if i == 9 else " x") for i in range(self._base_vocab_size)]
+
+
+def features(**options):
+  feature = seqio.Feature(Ids(**options), add_eos=True)
   return {"inputs": feature, "targets": feature}
 
 
-def test_t5_lengths():
-  """568 raw tokens become 512 and 114, as in T5."""
-  assert objectives.span_lengths(512, **T5) == objectives.SpanLengths(raw=568, inputs=512, targets=114, spans=28)
-  assert objectives.span_counts(568, **T5) == (85, 28)
+def drawn(preprocessor, tokens, sequence_length, *, number=400, seed=0, **options):
+  """What a preprocessor makes of many copies of a document."""
+  with seqio.utils.map_seed_manager(seed):
+    return lists(preprocessor(rows(*[tokens] * number), sequence_length, features(), merge_documents=False, **options))
 
 
-def test_docstring_examples():
-  """What the docstrings show is what the functions do."""
-  sentinels = objectives.spans_to_sentinels(
-    tf.constant([7, 8, 9, 4, 5]), tf.constant([False, True, True, False, True]), first_sentinel=99
+def made(name, *, texts, inputs_length=64, targets_length=64, seed=0, vocabulary=None, **options):
+  """The examples of a task with this objective."""
+  vocabulary = vocabulary or vocabularies.load("bytes", extra_ids=40)
+  task = seqio.Task(
+    "made",
+    source=seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": texts}), splits=("train",)
+    ),
+    preprocessors=objectives.preprocessors(name, **options),
+    output_features=objectives.output_features(name, vocabulary),
   )
-  np.testing.assert_array_equal(sentinels, [7, 99, 4, 98])
-  corrupted = objectives.corrupt_spans(tf.range(3, 9), SEEDS, first_sentinel=99, noise_density=0.3)
-  np.testing.assert_array_equal(corrupted["inputs"], [3, 4, 5, 6, 99])
-  np.testing.assert_array_equal(corrupted["targets"], [99, 7, 8])
-  assert lists(objectives.concatenate(rows([1, 2], [3], [4, 5]), group=2)) == [
-    {"targets": [1, 2, 3]},
-    {"targets": [4, 5]},
-  ]
-  assert lists(objectives.split(rows([1, 2, 3, 4, 5]), length=2)) == [
-    {"targets": [1, 2]},
-    {"targets": [3, 4]},
-    {"targets": [5]},
-  ]
+  lengths = {"inputs": inputs_length, "targets": targets_length, "loss_weights": inputs_length}
+  return lists(task.get_dataset(lengths, "train", shuffle=False, seed=seed))
+
+
+# ---- Span corruption -------------------------------------------------------------------------------------------------
+
+
+def test_span_corruption():
+  """The docstring's example."""
   out = objectives.span_corruption(rows([3, 4, 5, 6, 7]), {"inputs": 6, "targets": 3}, features())
   assert lists(out) == [{"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}]
-
-
-def test_the_mask_of_a_seed_is_fixed():
-  """Noise is drawn statelessly: these seeds give these spans, today and after a restart."""
-
-  def draw(seeds):
-    return objectives.noise_mask(tf.constant(8), seeds, noise_density=0.4, mean_noise_span_length=1.5)
-
-  np.testing.assert_array_equal(draw(SEEDS), draw(SEEDS))
-  drawn = {tuple(draw((tf.constant([i, 1]), tf.constant([i, 2]))).numpy().tolist()) for i in range(40)}
-  assert (False, False, True, False, False, False, True, True) in drawn  # the docstring's
-  assert len(drawn) == 2 * 4  # 3 noise tokens in 2 spans, times 5 others in 2 spans: every way, and no other
-
-
-def test_partitions_are_all_reached():
-  """5 items in 3 parts: all 6 ways, each part at least 1."""
-  ways = {tuple(objectives.random_partition(5, 3, tf.constant([i, 7])).numpy().tolist()) for i in range(60)}
-  assert ways == {(1, 1, 3), (1, 3, 1), (3, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)}
-
-
-@hypothesis.settings(max_examples=25, deadline=None)
-@hypothesis.given(length=st.integers(1, 700), seed=st.integers(0, 2**30), density=st.sampled_from([0.15, 0.3, 0.5]))
-def test_inputs_and_targets_hold_the_text(length, seed, density):
-  """Sentinels replaced by the spans of the other side give the text back, and the lengths are as counted."""
-  tokens = np.arange(1, length + 1, dtype=np.int32)
-  seeds = (tf.constant([seed, 0]), tf.constant([seed, 1]))
-  out = objectives.corrupt_spans(tf.constant(tokens), seeds, first_sentinel=9999, noise_density=density)
-  inputs, targets = out["inputs"].numpy(), out["targets"].numpy()
-  spans = {}
-  for token in targets:
-    if token > 9000:
-      spans[token] = []
-    else:
-      spans[max(spans, key=lambda s: -s)].append(token)  # the latest sentinel is the smallest
-  rebuilt = []
-  for token in inputs:
-    rebuilt += spans.pop(token) if token > 9000 else [token]
-  if length > 1:
-    np.testing.assert_array_equal(rebuilt, tokens)
-    noise, count = objectives.span_counts(length, noise_density=density, mean_noise_span_length=3.0)
-    assert (len(inputs), len(targets)) == (length - noise + count, noise + count)
-    assert targets[0] == 9999
-  else:
-    assert inputs.tolist() == [1] and targets.tolist() == [9999]
-
-
-@hypothesis.settings(max_examples=30, deadline=None)
-@hypothesis.given(
-  inputs_length=st.integers(3, 600),
-  density=st.floats(0.05, 0.8),
-  mean=st.floats(1.0, 10.0),
-  shorter=st.integers(0, 599),
-)
-def test_no_piece_is_longer_than_the_full_one(inputs_length, density, mean, shorter):
-  """What is left over at the end of a document fits as well: nothing is ever trimmed."""
-  arguments = {"noise_density": density, "mean_noise_span_length": mean}
-  full = objectives.span_lengths(inputs_length, **arguments)
-  length = max(1, full.raw - shorter)
-  noise, spans = objectives.span_counts(length, **arguments)
-  assert full.inputs <= inputs_length
-  assert max(length, 2) - noise + spans + 1 <= full.inputs
-  assert noise + spans + 1 <= full.targets
 
 
 def test_every_example_is_full_when_documents_merge():
@@ -130,27 +96,279 @@ def test_every_example_is_full_when_documents_merge():
   apart = objectives.span_corruption(
     rows(*documents), lengths, features(extra_ids=100, vocab_size=900), merge_documents=False
   )
-  noise, spans = objectives.span_counts(71, **T5)
+  noise, spans = corruption.span_counts(71, **T5)
   assert [len(e["inputs"]) for e in lists(apart)] == [71 - noise + spans] * 24
 
 
-@pytest.mark.parametrize(
-  "arguments, message",
-  [
-    ({"targets_length": 113}, "config.data.targets_length=113 is too short.*targets_length=114"),
-    ({"extra_ids": 27}, "config.data.extra_ids=27.*28 noise spans.*extra_ids=28"),
-    ({"noise_density": 1.0}, "config.data.noise_density=1.0"),
-    ({"mean_noise_span_length": 0.5}, "config.data.mean_noise_span_length=0.5"),
-    ({"inputs_length": 2}, "config.data.inputs_length=2"),
-  ],
-)
-def test_lengths_that_do_not_work(arguments, message):
-  """Each names its key and what would do."""
-  given = {"inputs_length": 512, "targets_length": 114, "extra_ids": 100, **T5, **arguments}
-  with pytest.raises(UserError, match=message):
-    objectives.check_lengths(given.pop("inputs_length"), given.pop("targets_length"), **given)
+# ---- UL2 -------------------------------------------------------------------------------------------------------------
+
+
+def test_ul2_puts_the_mode_in_front():
+  """The docstring's example."""
+  out = drawn(
+    objectives.ul2, [3, 4, 5, 6, 7, 8], {"inputs": 12, "targets": 6}, number=1, denoisers=objectives.S_DENOISERS
+  )
+  assert out == [{"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}]
+
+
+def test_ul2_mixes_seven_denoisers_equally():
+  """Told apart by mode, length of the text and number of sentinels, each fills its inputs and restores its text."""
+  length, vocab_size, text = 300, 5_000, 2_000
+  modes = {"[NLU]": 10, "[S2S]": 11, "[NLG]": 12}
+
+  class Modes(Ids):
+    def encode(self, text):
+      return [modes[text]]
+
+  feature = seqio.Feature(Modes(vocab_size, 100))
+  denoisers = objectives.R_DENOISERS + objectives.S_DENOISERS + objectives.X_DENOISERS
+  kinds = [(d.noise_density, d.mean_noise_span_length) for d in denoisers]
+  assert sorted(kinds) == [(0.15, 3), (0.15, 8), (0.15, 64), (0.25, math.inf), (0.5, 3), (0.5, 8), (0.5, 64)]
+  sizes = [corruption.span_lengths(length - 1, noise_density=r, mean_noise_span_length=mu) for r, mu in kinds]
+  with seqio.utils.map_seed_manager(0):
+    document = list(range(100, 100 + text))
+    dataset = objectives.ul2(
+      rows(*[document] * 300), {"inputs": length, "targets": length}, {"targets": feature}, merge_documents=False
+    )
+    found = lists(dataset)
+  counts = np.zeros(7)
+  for example in found:
+    mode, inputs, targets = example["inputs"][0], example["inputs"][1:], example["targets"]
+    assert len(example["inputs"]) < length and len(targets) < length
+    sentinels = [token for token in targets if token > vocab_size]
+    assert sentinels == [token for token in inputs if token > vocab_size]
+    assert sentinels == [vocab_size + 99 - i for i in range(len(sentinels))]
+    spans = {}
+    for token in targets:
+      if token > vocab_size:
+        spans[token] = last = []
+      else:
+        last.append(token)
+    restored = [token for given in inputs for token in spans.get(given, [given])]
+    assert restored == list(range(restored[0], restored[0] + len(restored)))
+    if restored[-1] < 100 + text - 1:  # not what was left at the end of the document
+      signature = (mode, len(inputs) + 1, len(targets) + 1, len(sentinels))
+      match = [
+        i
+        for i, (size, denoiser) in enumerate(zip(sizes, denoisers, strict=True))
+        if signature == (modes[denoiser.mode], size.inputs, size.targets, size.spans)
+      ]
+      assert len(match) == 1
+      counts[match[0]] += 1
+  assert counts.sum() > 1_000
+  # The last piece of a document is left out above, which is more often a long one.
+  np.testing.assert_allclose(counts / counts.sum(), 1 / 7, atol=0.04)
+
+
+def test_ul2_needs_room_for_all_its_denoisers():
+  """T5's lengths do not do; the error says what would."""
+  arguments = {"texts": ["some text"], "inputs_length": 128, "vocabulary": vocabularies.load("bytes", extra_ids=100)}
+  assert made("r_denoising", targets_length=40, **arguments)
+  with pytest.raises(
+    UserError, match="config.data.targets_length=40 is too short.*set config.data.targets_length="
+  ) as e:
+    made("ul2", targets_length=40, **arguments)
+  assert made("ul2", targets_length=int(str(e.value).rsplit("=", 1)[1]), **arguments)
+  with pytest.raises(UserError, match="config.data.extra_ids=20: "):
+    made("x_denoising", targets_length=128, **{**arguments, "vocabulary": vocabularies.load("bytes", extra_ids=20)})
+
+
+# ---- Text that is continued ------------------------------------------------------------------------------------------
+
+
+def test_causal_lm():
+  """The docstring's example: documents end in EOS and are joined."""
+  out = objectives.causal_lm(rows([3, 4, 1], [5, 6, 7, 1]), {"targets": 5})
+  assert lists(out) == [{"targets": [3, 4, 1, 5, 6]}, {"targets": [7, 1]}]
+  found = made("causal_lm", texts=["ab", "cde"], targets_length=4)
+  assert found == [{"targets": [100, 101, 1, 102]}, {"targets": [103, 104, 1]}]
+  apart = made("causal_lm", texts=["ab", "cde"], targets_length=4, pack=True)
+  assert apart == [{"targets": [100, 101, 1]}, {"targets": [102, 103, 104, 1]}]
+
+
+def test_fill_in_the_middle():
+  """The docstring's examples, in the shares that it says."""
+  found = drawn(objectives.fill_in_the_middle, [3, 4, 5, 6, 7], {"targets": 12}, number=800)
+  found = [example["targets"] for example in found]
+  for row in ([3, 4, 5, 6, 7], [99, 3, 98, 6, 7, 97, 4, 5, 1], [99, 98, 6, 7, 97, 3, 4, 5, 1]):
+    assert row in found
+  plain = np.mean([row == [3, 4, 5, 6, 7] for row in found])
+  suffix_first = np.mean([row[:2] == [99, 98] for row in found])
+  assert abs(plain - 0.5) < 0.06
+  assert abs(suffix_first - (0.25 + 0.25 / 6)) < 0.05  # an empty prefix looks like it: 11 of 36 pairs of cuts, near 0
+  assert len({tuple(row) for row in found}) > 20
+
+
+def test_pieces_of_the_vocabulary_mark_the_middle():
+  """Where it has them, as Code Llama's."""
+  pieces = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
+  out = objectives.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=pieces))
+  marks = {token for example in lists(out) for token in example["targets"]} - {3, 4, 5, 1}
+  assert marks == {40, 41, 42}
+  assert any(example["targets"][0] == 40 for example in lists(out))
+
+
+def test_prefix_lm():
+  """The docstring's example; a piece fits wherever it is split."""
+  prefix_lm = lambda dataset, lengths, _, **options: objectives.prefix_lm(dataset, lengths, **options)
+  found = drawn(prefix_lm, [3, 4, 5, 6, 7], {"inputs": 8, "targets": 7})
+  assert {"inputs": [3, 4], "targets": [5, 6, 7]} in found
+  assert all(example["inputs"] + example["targets"] == [3, 4, 5, 6, 7] for example in found)
+  found = drawn(prefix_lm, [3] * 6, {"inputs": 8, "targets": 7}, number=1)
+  assert [len(example["inputs"] + example["targets"]) for example in found] == [5, 1]
+
+
+# ---- Noise and the text ----------------------------------------------------------------------------------------------
+
+
+def test_mass():
+  """The docstring's example; half of what fits the inputs must fit the targets."""
+  found = drawn(objectives.mass, [3, 4, 5, 6, 7, 8], {"inputs": 8, "targets": 4})
+  assert {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]} in found
+  found = drawn(objectives.mass, [3] * 20, {"inputs": 16, "targets": 4}, number=1)
+  assert [len(example["inputs"]) for example in found] == [6, 6, 6, 2]  # of 7 tokens 4 would be masked
+  assert max(len(example["targets"]) for example in found) <= 4
+
+
+def test_denoising():
+  """The docstring's example."""
+  noise = {"noise": corruption.mask_tokens, "facts": ("mask_id",), "noise_density": 0.3}
+  found = drawn(objectives.denoising, [3, 4, 5, 6, 7, 8], {"inputs": 8, "targets": 8}, **noise)
+  assert {"inputs": [3, 99, 5, 6, 99, 8], "targets": [3, 4, 5, 6, 7, 8]} in found
+
+
+TEXTS = ["Oh. ", "a", "No! Yes? Well.", "ab", "One two three. Four five, six? Seven eight nine ten eleven twelve." * 3]
+
+
+@pytest.mark.parametrize("name", WHOLE_TEXT)
+def test_targets_are_the_text(name):
+  """All of it, in order, with EOS; permutations keep the tokens, the others lose or hide the published share."""
+  vocabulary = vocabularies.load("bytes", extra_ids=40)
+  found = made(name, texts=TEXTS, pack=True)
+  text = [token for example in found for token in example["targets"][:-1]]
+  assert text == [token for each in TEXTS for token in vocabulary.encode(each)]
+  for example in found:
+    inputs, targets = example["inputs"], example["targets"]
+    assert inputs[-1] == targets[-1] == 1 and len(inputs) <= len(targets)
+    if name in PERMUTED:
+      assert sorted(inputs) == sorted(targets)
+    else:
+      noise = int(corruption.noise_count(len(targets) - 1, objectives.OBJECTIVES[name].published["noise_density"]))
+      hidden = len(inputs) - inputs.count(vocabularies.mask_id(vocabulary)) - 1
+      if name == "bert_style":
+        assert 0 < sum(a != b for a, b in zip(inputs, targets, strict=True)) <= noise or len(targets) < 5
+      else:
+        assert hidden == len(targets) - 1 - noise
+  assert any(example["inputs"] != example["targets"] for example in found)
+
+
+# ---- All of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_examples_fit_and_are_what_the_table_says(name, pack):
+  """Features, types and lengths: no example is so long that seqio would cut it."""
+  objective = objectives.OBJECTIVES[name]
+  letters = "abcdefgh. ij klm? nop"
+  texts = ["".join(letters[(i * k) % len(letters)] for k in range(1, 1 + size)) for i, size in enumerate(
+    (1, 2, 3, 4, 40, 61, 62, 63, 64, 65, 66, 200, 5, 1)
+  )]  # fmt: skip
+  vocabulary = vocabularies.load("bytes", extra_ids=40)
+  # Made with room to spare, but for the preprocessors: what they make is seen uncut.
+  task = seqio.Task(
+    "all",
+    source=seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": texts}), splits=("train",)
+    ),
+    preprocessors=objectives.preprocessors(name, pack=pack),
+    output_features=objectives.output_features(name, vocabulary),
+  )
+  lengths = {"inputs": 64, "targets": 64, "loss_weights": 64}
+  dataset = task.get_dataset(lengths, "train", shuffle=False, seed=0, trim_output_features=False)
+  assert set(dataset.element_spec) >= set(objective.features) == set(task.output_features)
+  assert all(dataset.element_spec[feature].dtype == tf.int32 for feature in objective.features)
+  found = lists(dataset)
+  longest = {feature: max(len(example[feature]) for example in found) for feature in objective.features}
+  assert all(1 <= length <= 64 for length in longest.values())
+  if name == "prefix_lm":  # both sides together are as long as either may be
+    longest = {"both": max(len(example["inputs"]) + len(example["targets"]) for example in found)}
+  assert max(longest.values()) == 64  # and the room is used
+  if objective.features == ("inputs", "targets"):
+    assert all(example[key][-1] == 1 and 1 not in example[key][:-1] for example in found for key in objective.features)
+  again = lists(task.get_dataset(lengths, "train", shuffle=False, seed=0, trim_output_features=False))
+  other = lists(task.get_dataset(lengths, "train", shuffle=False, seed=1, trim_output_features=False))
+  assert found == again
+  assert (found == other) == (name in ("causal_lm", "s_denoising"))
 
 
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
+  with pytest.raises(UserError, match="zzz: no such objective. There are: bart, "):
+    objectives.output_features("zzz", seqio.ByteVocabulary())
+
+
+def test_noise_is_the_published_unless_given():
+  """0 is the objective's own; a number that it has not is refused, as is one out of range."""
+  keywords = lambda *a, **k: objectives.preprocessors(*a, **k)[1].keywords
+  assert keywords("mass")["noise_density"] == 0.5
+  assert keywords("bart")["noise_density"] == 0.3 and keywords("bart")["mean_noise_span_length"] == 3.0
+  assert keywords("bart", noise_density=0.4)["noise_density"] == 0.4
+  assert keywords("masked_lm", pack=True) == {**keywords("masked_lm"), "merge_documents": False}
+  for name in ("masked_lm", "whole_word_masked_lm", "span_masked_lm", "bert_style"):
+    assert keywords(name)["noise_density"] == 0.15
+  with pytest.raises(UserError, match="config.data.mean_noise_span_length=3.0: .*masked_lm has none.*=0.0"):
+    objectives.preprocessors("masked_lm", mean_noise_span_length=3.0)
+  with pytest.raises(UserError, match="config.data.noise_density=0.2: .*causal_lm has none"):
+    objectives.preprocessors("causal_lm", noise_density=0.2)
+  with pytest.raises(UserError, match="config.data.noise_density=1.5"):
+    objectives.preprocessors("masked_lm", noise_density=1.5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_table_is_consistent(name):
+  """What an objective yields is what its architectures take."""
+  objective = objectives.OBJECTIVES[name]
+  assert set(objective.architectures) <= {"encoder_decoder", "decoder_only", "encoder_only"}
+  assert ("loss_weights" in objective.features) == (objective.architectures == ("encoder_only",))
+  output_features = objectives.output_features(name, seqio.ByteVocabulary(10))
+  assert tuple(output_features) == objective.features
+  for feature, definition in output_features.items():
+    assert definition.dtype == tf.int32 and definition.add_eos == (feature != "loss_weights")
+    assert isinstance(definition.vocabulary, seqio.PassThroughVocabulary) == (feature == "loss_weights")
+
+
+def test_which_objective_fits_which_architecture():
+  with pytest.raises(UserError) as error:
+    objectives.check_fits("masked_lm", "decoder_only")
+  assert str(error.value).startswith(
+    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; these do: causal_lm, fill_in"
+  )
+  objectives.check_fits("masked_lm", "encoder_only")
+  assert {name for name, each in objectives.OBJECTIVES.items() if "encoder_only" in each.architectures} == {
+    "masked_lm",
+    "whole_word_masked_lm",
+    "span_masked_lm",
+  }
+
+
+def task(name, preprocessors):
+  source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: rows([1]), splits=("train",))
+  return seqio.Task(name, source=source, preprocessors=preprocessors, output_features=features())
+
+
+def test_tasks_know_their_objectives():
+  """Also behind preprocessors of one's own, in mixtures of mixtures, and after seqio changed the vocabulary."""
+  plain = task("plain", [seqio.preprocessors.append_eos])
+  spans = task("spans", [seqio.preprocessors.append_eos, *objectives.preprocessors("span_corruption")])
+  prefix = task("prefix", objectives.preprocessors("prefix_lm"))
+  assert objectives.of(plain) == set()
+  assert objectives.of(spans) == {"span_corruption"} and objectives.of(prefix) == {"prefix_lm"}
+  mixture = seqio.Mixture("both", [(seqio.Mixture("inner", [(spans, 1), (plain, 1)]), 1), (prefix, 1)])
+  assert objectives.of(mixture) == {"span_corruption", "prefix_lm"}
+  for each in (spans, prefix):
+    changed = seqio.helpers.mixture_or_task_with_new_vocab(
+      each, f"{each.name}_changed", new_vocab=seqio.ByteVocabulary(), add_to_seqio_registry=False
+    )
+    assert objectives.of(changed) == objectives.of(each)

@@ -81,13 +81,27 @@ def test_parameters_lie_over_fsdp_and_tensor():
   shardings = sharding.param_shardings(abstract_params(), sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
   specs = {path: tuple(x.spec) for path, x in toy.flat(shardings).items()}
   assert specs["embed/table"] == ("tensor", "fsdp")
-  assert specs["projection"] == ("fsdp", "tensor")
+  assert specs["head/projection"] == ("fsdp", "tensor")
   assert specs["encoder/position_bias/table"] == (None, "tensor")
   assert specs["encoder/norm/scale"] == ("fsdp",)
   assert specs["encoder/layers/mlp/up"] == (None, "fsdp", "tensor")
   assert specs["decoder/layers/mlp/down"] == (None, "tensor", "fsdp")
   assert specs["decoder/layers/self_attention/query"] == (None, "fsdp", "tensor")
   assert specs["decoder/layers/cross_attention/out"] == (None, "tensor", "fsdp")
+
+
+@pytest.mark.parametrize("kind", toy.KINDS)
+def test_every_parameter_has_a_place_on_the_mesh(kind):
+  """Matrices of a layer are split over fsdp and tensor; no mesh axis is used twice, whatever the model is made of."""
+  model = jax.eval_shape(lambda: transformer.build(toy.KINDS[kind], nnx.Rngs(0)))
+  mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+  shardings = sharding.param_shardings(nnx.split(model, graph=False)[1], mesh)
+  specs = {path: tuple(x.spec) for path, x in toy.flat(shardings).items()}
+  for path, spec in specs.items():
+    if path.rsplit("/", 1)[-1] in ("query", "key", "value", "out", "gate", "up", "down"):
+      assert sorted(filter(None, spec)) == ["fsdp", "tensor"], path
+    if path.endswith(("query_bias", "key_bias", "up_bias")):
+      assert spec[-1] == "tensor", path
 
 
 def test_a_dimension_that_does_not_divide_is_refused():

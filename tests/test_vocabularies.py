@@ -1,7 +1,8 @@
-"""Loading, checking and training vocabularies."""
+"""Loading and checking vocabularies, and what their ids mean."""
 
 import pathlib
 
+import numpy as np
 import pytest
 import sentencepiece
 
@@ -22,8 +23,9 @@ def shared(name):
 def trained(tmp_path, **options):
   """A SentencePiece model as some other trainer might have made it."""
   prefix = tmp_path / "other"
+  options = {"vocab_size": 60} | options
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXT), model_prefix=str(prefix), vocab_size=60, minloglevel=2, **options
+    sentence_iterator=iter(TEXT), model_prefix=str(prefix), minloglevel=2, hard_vocab_limit=False, **options
   )
   return f"{prefix}.model"
 
@@ -65,7 +67,7 @@ def test_an_id_beyond_the_embedding():
 def test_files_that_are_no_vocabulary(tmp_path):
   with pytest.raises(UserError, match="nowhere.model: no such file"):
     vocabularies.load(str(tmp_path / "nowhere.model"))
-  with pytest.raises(UserError, match="is a folder"):
+  with pytest.raises(UserError, match=r"a folder with no vocabulary in it; looked for \*.model, tokenizer.json, vocab"):
     vocabularies.load(str(tmp_path))
   (tmp_path / "text.model").write_text("not a model")
   with pytest.raises(UserError, match="text.model: not a SentencePiece model"):
@@ -81,34 +83,107 @@ def test_a_model_with_sentinels_inside():
     vocabularies.load(path)
 
 
+def test_a_folder_holds_one_vocabulary(tmp_path):
+  """A SentencePiece model goes before the files that Hugging Face makes from it."""
+  path = trained(tmp_path, pad_id=0, unk_id=1, eos_id=2, bos_id=-1)
+  (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[SEP]\na\n")
+  assert vocabularies.load(str(tmp_path)) == vocabularies.load(path)
+  pathlib.Path(path).rename(tmp_path / "one.model")
+  (tmp_path / "two.model").write_bytes((tmp_path / "one.model").read_bytes())
+  with pytest.raises(UserError, match=r"has 2 of \*.model; give one of them, for example .*one.model"):
+    vocabularies.load(str(tmp_path))
+  for name in ("one.model", "two.model"):
+    (tmp_path / name).unlink()
+  assert vocabularies.load(str(tmp_path), extra_ids=0).vocab_size == 4
+
+
+def test_a_model_that_needs_no_pad(tmp_path):
+  """Llama's models: id 0 is the unknown piece, or a control piece, and pads as well."""
+  for i, options in enumerate(({}, {"byte_fallback": True}, {"unk_id": 2, "bos_id": 0, "eos_id": 1})):
+    (tmp_path / str(i)).mkdir()
+    path = trained(tmp_path / str(i), pad_id=-1, vocab_size=320, **options)
+    vocabulary = vocabularies.load(path, extra_ids=2)
+    assert vocabularies.pads_with_zero(vocabulary)
+    assert vocabularies.bos_id(vocabulary) == (0 if "bos_id" in options else 1)
+    assert 0 not in vocabularies.ordinary_ids(vocabulary)
+
+
 def test_a_model_without_pad_or_eos(tmp_path):
-  with pytest.raises(UserError, match="has no pad piece; padding must be id 0"):
-    vocabularies.load(trained(tmp_path, pad_id=-1))
+  with pytest.raises(UserError, match='has no pad piece and id 0 is ".*"; padding must be id 0'):
+    vocabularies.load(trained(tmp_path, pad_id=-1, unk_id=5, bos_id=-1, eos_id=6))
   with pytest.raises(UserError, match="pads with id 3"):
     vocabularies.load(trained(tmp_path, pad_id=3))
   with pytest.raises(UserError, match="has no EOS piece"):
     vocabularies.load(trained(tmp_path, pad_id=0, unk_id=1, eos_id=-1, bos_id=-1))
 
 
-def test_vocab_train(tmp_path, capsys):
-  """The command writes a model that `load` takes, shows three lines, and does not overwrite."""
-  (tmp_path / "text.txt").write_text("\n".join(TEXT))
-  argv = ["train", "--input", str(tmp_path / "*.txt"), "--size", "80", "--output", str(tmp_path / "vocabulary")]
-  assert vocabularies.main(argv) == 0
-  shown = capsys.readouterr().out.splitlines()
-  assert "spiece.model: 80 pieces" in shown[0] and len(shown) == 1 + 2 * 3
-  vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
-  assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
-  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
-  with pytest.raises(UserError, match="exists already.*--overwrite"):
-    vocabularies.main(argv)
-  with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
-    vocabularies.main([*argv, "--overwrite", "--size", "30000"])
-  with pytest.raises(UserError, match="--input: no file matches"):
-    vocabularies.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
+# ---- What ids mean ---------------------------------------------------------------------------------------------------
 
 
-def test_long_lines_are_cut_and_not_dropped():
-  text = "word " * 3000
-  lines = list(vocabularies._lines([text], 100))
-  assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()
+def bert(folder):
+  """A WordPiece vocabulary: 12 pieces and 2 sentinels."""
+  pieces = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", ".", "!", "'"]
+  (folder / "vocab.txt").write_text("\n".join(pieces))
+  return vocabularies.load(str(folder / "vocab.txt"), extra_ids=2)
+
+
+def texts_where(vocabulary, chosen):
+  texts = vocabularies.token_texts(vocabulary)
+  return [texts[i] for i in np.flatnonzero(chosen)]
+
+
+def test_what_masks_begins_and_separates(tmp_path):
+  t5 = vocabularies.load(trained(tmp_path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1), extra_ids=3)
+  masked = vocabularies.load(
+    trained(tmp_path / "..", pad_id=0, eos_id=1, unk_id=2, bos_id=3, user_defined_symbols=["[MASK]", "[CLS]"])
+  )
+  of = lambda v: [f(v) for f in (vocabularies.mask_id, vocabularies.bos_id, vocabularies.cls_id, vocabularies.sep_id)]
+  assert of(t5) == [t5.vocab_size - 1, 0, None, None]
+  assert of(masked) == [4, 3, 5, None]
+  assert of(bert(tmp_path)) == [5, 0, 3, 4]
+  assert of(vocabularies.load("bytes", extra_ids=0)) == [258, 0, None, None]
+  with pytest.raises(UserError, match=r"neither a \[MASK\] or <mask> piece nor sentinels.*config.data.extra_ids=1"):
+    vocabularies.mask_id(vocabularies.load(t5.sentencepiece_model_file, extra_ids=0))
+
+
+def test_what_gpt2_pads_and_begins_with():
+  """Its id 0 is an exclamation mark; it has <|endoftext|> and nothing else."""
+  vocabulary = vocabularies.load(shared("gpt2"), extra_ids=1)
+  assert not vocabularies.pads_with_zero(vocabulary) and vocabularies.token_texts(vocabulary)[0] == "!"
+  assert vocabularies.bos_id(vocabulary) == vocabulary.pad_id == 50256
+  assert vocabularies.mask_id(vocabulary) == 50257
+  assert len(vocabularies.ordinary_ids(vocabulary)) == 50256
+
+
+def test_words_and_sentences_of_wordpiece(tmp_path):
+  vocabulary = bert(tmp_path)
+  assert vocabularies.token_texts(vocabulary)[5:] == [
+    "[MASK]", " the", " cat", "s", " .", " !", " '", "<extra_id_1>", "<extra_id_0>"
+  ]  # fmt: skip
+  assert np.flatnonzero(~vocabularies.starts_word(vocabulary)).tolist() == [8]
+  assert np.flatnonzero(vocabularies.ends_sentence(vocabulary)).tolist() == [9, 10]
+  assert vocabularies.ordinary_ids(vocabulary).tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_words_and_sentences_of_bytes():
+  vocabulary = vocabularies.load("bytes", extra_ids=1)
+  starts = texts_where(vocabulary, vocabularies.starts_word(vocabulary))
+  assert [text for text in starts if not text.isspace()] == ["<pad>", "</s>", "<unk>", "<extra_id_0>"]
+  assert texts_where(vocabulary, vocabularies.ends_sentence(vocabulary)) == ["\n", "!", ".", "?"]
+  assert vocabularies.ordinary_ids(vocabulary).tolist() == list(range(3, 259))
+
+
+@pytest.mark.parametrize("name", ["t5_spiece/spiece.model", "gpt2/encoder.json", "bert_uncased/vocab.txt"])
+def test_words_of_a_text(name):
+  """Cut where words start, a sentence falls into its words; in BERT's, punctuation into its own."""
+  vocabulary = vocabularies.load(shared(name))
+  texts, starts = vocabularies.token_texts(vocabulary), vocabularies.starts_word(vocabulary)
+  words = []
+  for i in vocabulary.encode("Unbelievably, antidisestablishmentarianism <extra_id_0> perseveres in 1976."):
+    words.append(texts[i]) if starts[i] or not words else words.append(words.pop() + texts[i])
+  joined = " ".join(word.strip() for word in words).lower()
+  if name.startswith("bert"):
+    assert joined == "unbelievably , antidisestablishmentarianism <extra_id_0> perseveres in 1976 ."
+  else:
+    assert joined == "unbelievably, antidisestablishmentarianism <extra_id_0> perseveres in 1976."
+  assert vocabularies.ends_sentence(vocabulary)[i] and not starts[i] or name.startswith("bert")

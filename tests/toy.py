@@ -25,6 +25,59 @@ def config(**fields) -> TransformerConfig:
   return TransformerConfig(**(sizes | layers | positions | others | fields))
 
 
+def encoder(**fields) -> TransformerConfig:
+  """An encoder alone, of parts that are not T5's."""
+  others = dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)
+  layers = dict(num_encoder_layers=3, num_decoder_layers=0)
+  return config(**(dict(architecture="encoder_only", t5_dropout=False) | layers | others | fields))
+
+
+def decoder(**fields) -> TransformerConfig:
+  """A decoder alone."""
+  return config(**(dict(architecture="decoder_only", num_encoder_layers=0, t5_dropout=False) | fields))
+
+
+_LEARNED = dict(positions="learned", max_length=40)
+_ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
+_BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2, pooler=True)
+
+# What models there are, by what is told apart: each switch of the config is thrown in one of each architecture that has
+# it.  The initial weights are T5's, for BERT's and GPT-2's are so small that hardly anything depends on anything.
+KINDS: dict[str, TransformerConfig] = {
+  "t5_1_1": config(),
+  "t5_1_0": config(mlp_activation="relu", tied_logits=True),
+  "modern_t5": config(qk_norm=True, mlp_activation="gated_silu", **_ROTARY),
+  "shared_stacks": config(share_stacks=True, num_encoder_layers=3),
+  "shared_everything": config(
+    share_stacks=True, share_layers=True, num_encoder_layers=3, post_norm=True, norm="layer", biases=True, **_LEARNED
+  ),
+  "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
+  "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
+  "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),
+  "prefix_lm": decoder(bidirectional_prefix=True, num_kv_heads=1),
+  "learned_prefix_lm": decoder(bidirectional_prefix=True, share_layers=True, post_norm=True, **_LEARNED),
+  "local_prefix_lm": decoder(
+    bidirectional_prefix=True, attention_window=3, global_attention_every=2, local_rotary_base=100.0, **_ROTARY
+  ),
+  "bert": encoder(**_BERT),
+  "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1, pooler=False))),
+  "albert": encoder(embedding_dim=10, share_layers=True, **_BERT),
+  "modern_bert": encoder(
+    attention_window=2,
+    global_attention_every=2,
+    local_rotary_base=100.0,
+    mlp_activation="gated_gelu_exact",
+    **_ROTARY,
+  ),
+  "local_bert": encoder(attention_window=1, num_kv_heads=2),
+}
+
+
+def kinds(*architectures: str) -> list[str]:
+  """Names of the kinds of these architectures."""
+  return [name for name, config in KINDS.items() if config.architecture in architectures]
+
+
 def loss_config(**fields) -> losses.CrossEntropyConfig:
   return losses.CrossEntropyConfig(**(dict(z_loss=1e-2, label_smoothing=0.0, chunk_tokens=1_024) | fields))
 
@@ -69,24 +122,68 @@ def model(config: TransformerConfig, *, seed: int = 0) -> nnx.Module:
 
 
 def batch(
-  inputs: Sequence[int] = (7, 4), targets: Sequence[int] = (3, 5), *, padded_to: tuple[int, int] = (8, 6), seed: int = 0
+  inputs: Sequence[int] = (7, 4),
+  targets: Sequence[int] = (3, 5),
+  *,
+  padded_to: tuple[int, int] = (8, 6),
+  seed: int = 0,
+  architecture: str = "encoder_decoder",
 ) -> dict[str, jax.Array]:
-  """Examples with so many random tokens each, EOS last, the same tokens however far they are padded."""
+  """Examples with so many random tokens each, EOS last, the same tokens however far they are padded.
+
+  A decoder alone reads the inputs and then the targets, both together in a row; an encoder alone the inputs.
+  """
   random = np.random.default_rng(seed)
 
-  def side(lengths, length):
-    tokens = np.zeros((len(lengths), length), np.int32)
-    for row, number in zip(tokens, lengths, strict=True):
-      row[:number] = [*random.integers(2, 40, number - 1), EOS]
-    return tokens
+  def side(lengths):
+    return [np.array([*random.integers(2, 40, number - 1), EOS], np.int32) for number in lengths]
 
-  encoder, decoder = side(inputs, padded_to[0]), side(targets, padded_to[1])
-  return {
-    "encoder_input_tokens": jnp.asarray(encoder),
-    "decoder_target_tokens": jnp.asarray(decoder),
-    "decoder_input_tokens": jnp.asarray(np.pad(decoder, [(0, 0), (1, 0)])[:, :-1]),
-    "decoder_loss_weights": jnp.asarray(decoder > 0, jnp.float32),
-  }
+  def padded(rows, length):
+    return np.stack([np.pad(row, (0, length - len(row))) for row in rows])
+
+  inputs, targets = side(inputs), side(targets)
+  if architecture == "encoder_only":
+    masked = [random.random(len(row)) < 0.3 for row in inputs]
+    features = {
+      "encoder_input_tokens": [np.where(hidden, 39, row) for row, hidden in zip(inputs, masked, strict=True)],
+      "encoder_target_tokens": inputs,
+      "encoder_loss_weights": [hidden.astype(np.float32) for hidden in masked],
+      "encoder_token_types": [np.arange(len(row)) >= len(row) // 2 for row in inputs],
+    }
+    features = {name: padded(rows, padded_to[0]) for name, rows in features.items()}
+    features["encoder_token_types"] = features["encoder_token_types"].astype(np.int32)
+    return jax.tree.map(jnp.asarray, features)
+  features = {}
+  if architecture == "encoder_decoder":
+    features["encoder_input_tokens"] = padded(inputs, padded_to[0])
+    decoder = padded(targets, padded_to[1])
+    features["decoder_loss_weights"] = (decoder > 0).astype(np.float32)
+  else:
+    decoder = padded([np.concatenate(pair) for pair in zip(inputs, targets, strict=True)], sum(padded_to))
+    read = [np.ones(len(row) + 1, np.int32) for row in inputs]  # and what starts the sequence
+    features["decoder_causal_attention"] = padded(read, sum(padded_to))
+    is_input = padded([np.ones_like(row) for row in inputs], sum(padded_to))
+    features["decoder_loss_weights"] = ((decoder > 0) & (is_input == 0)).astype(np.float32)
+  features["decoder_target_tokens"] = decoder
+  features["decoder_input_tokens"] = np.pad(decoder, [(0, 0), (1, 0)])[:, :-1]
+  return jax.tree.map(jnp.asarray, features)
+
+
+def packed(batch: transformer.Batch) -> dict[str, jax.Array]:
+  """All examples of a batch in one row, with segment ids and positions, and padding behind."""
+  found = {}
+  for side in ("encoder", "decoder"):
+    features = {name: np.asarray(x) for name, x in batch.items() if name.startswith(side)}
+    if features:
+      # What a decoder is fed starts with 0, which is no padding.
+      tokens = features.get(f"{side}_target_tokens", features.get(f"{side}_input_tokens"))
+      lengths = np.sum(tokens > 0, axis=1)
+      features[f"{side}_segment_ids"] = np.broadcast_to(np.arange(1, len(lengths) + 1)[:, None], tokens.shape)
+      features[f"{side}_positions"] = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+      for name, x in features.items():
+        row = np.concatenate([x[index, :length] for index, length in enumerate(lengths)])
+        found[name] = jnp.asarray(np.pad(row, (0, 2))[None])
+  return found
 
 
 @jax.jit

@@ -1,255 +1,28 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
-An objective turns documents, {"text": string}, into examples, {"inputs": int32 [n], "targets": int32 [m]}, that end in
-EOS and fit the sequence lengths.  To add one, write its preprocessors here and name them in `OBJECTIVES`.
+An objective turns documents, {"text": string}, into examples that fit the sequence lengths: {"inputs", "targets"} for
+any model with a decoder, {"targets"} alone for text that is simply continued, and for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length; all int32 [n].  To add one, write what it does to a sequence in corruption.py
+or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import math
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t2t import UserError, did_you_mean
-from t2t.data import vocabularies
+from t2t.data import corruption, masking, pieces, vocabularies
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
 
-GROUP = 128  # pieces of documents that are concatenated before they are split, as T5 does with whole documents
-MAX_DOCUMENT = 65_536  # tokens; of a longer document one part is drawn, as T5
 
-
-# ---- How long things are ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class SpanLengths:
-  """Lengths that belong together, all in tokens; inputs and targets include EOS."""
-
-  raw: int  # tokens of text that one example holds
-  inputs: int
-  targets: int
-  spans: int  # noise spans, so also sentinels in inputs and in targets
-
-
-def span_counts(length: int, *, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """(noise tokens, noise spans) in `length` tokens, both at least 1, and at least one token that is not noise.
-
-  In:  568, 0.15, 3.0
-  Out: (85, 28)
-  """
-  length = max(length, 2)  # a single token is treated as if there were a second, which is then cut off
-  noise_tokens = min(max(round(length * noise_density), 1), length - 1)
-  # Each noise span follows a span of text, so that there cannot be more of them than there are tokens of either kind.
-  spans = min(max(round(noise_tokens / mean_noise_span_length), 1), length - noise_tokens)
-  return noise_tokens, spans
-
-
-def span_lengths(inputs_length: int, *, noise_density: float, mean_noise_span_length: float) -> SpanLengths:
-  """The most text whose inputs, corrupted, fit in `inputs_length`, and how long its targets are.
-
-  In:  512, 0.15, 3.0
-  Out: SpanLengths(raw=568, inputs=512, targets=114, spans=28)
-
-  Inputs are the text that is left, a sentinel for each noise span and EOS; targets the noise, as many sentinels, EOS.
-
-  Source: the arithmetic of T5's C4 span corruption (Raffel et al. 2020, section 3.3.4).
-  """
-
-  def lengths(raw: int) -> SpanLengths:
-    noise, spans = span_counts(raw, noise_density=noise_density, mean_noise_span_length=mean_noise_span_length)
-    return SpanLengths(raw, max(raw, 2) - noise + spans + 1, noise + spans + 1, spans)
-
-  raw = 1
-  # Inputs never get shorter as text is added: of one more token, noise takes at most one, and a span then adds one.
-  while lengths(raw + 1).inputs <= inputs_length:
-    raw += 1
-  # At density 0.5 both halves are equal and rounding may make targets the longer by one; T5 keeps targets the shorter.
-  if noise_density == 0.5 and lengths(raw).targets > lengths(raw).inputs and raw > 1:
-    raw -= 1
-  return lengths(raw)
-
-
-def check_lengths(
-  inputs_length: int, targets_length: int, *, noise_density: float, mean_noise_span_length: float, extra_ids: int
-) -> SpanLengths:
-  """`span_lengths`, having seen that targets fit and that there are sentinels enough.
-
-  Raises:
-    UserError: names the configuration key and a value that would do.
-  """
-  if not 0 < noise_density < 1:
-    raise UserError(f"config.data.noise_density={noise_density}: must lie between 0 and 1; T5 has 0.15")
-  if mean_noise_span_length < 1:
-    raise UserError(f"config.data.mean_noise_span_length={mean_noise_span_length}: must be 1 or more; T5 has 3.0")
-  if inputs_length < 3:
-    raise UserError(f"config.data.inputs_length={inputs_length}: one token, a sentinel and EOS need 3; T5 has 512")
-  lengths = span_lengths(inputs_length, noise_density=noise_density, mean_noise_span_length=mean_noise_span_length)
-  if lengths.targets > targets_length:
-    raise UserError(
-      f"config.data.targets_length={targets_length} is too short: inputs_length={inputs_length} holds"
-      f" {lengths.raw} tokens of text, whose targets are {lengths.targets} long;"
-      f" set config.data.targets_length={lengths.targets}"
-    )
-  if lengths.spans > extra_ids:
-    raise UserError(
-      f"config.data.extra_ids={extra_ids}: inputs_length={inputs_length} makes {lengths.spans} noise spans, each with a"
-      f" sentinel of its own; set config.data.extra_ids={lengths.spans} (and room in config.model.vocab_size)"
-      " or a shorter config.data.inputs_length"
-    )
-  return lengths
-
-
-# ---- Span corruption of one sequence ---------------------------------------------------------------------------------
-
-
-def random_partition(num_items: tf.Tensor, num_parts: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Splits `num_items` into `num_parts` of at least one item, every way equally likely.
-
-  In:  num_items 5, num_parts 3
-  Out: [1, 3, 1]                            cuts behind items 1 and 4, drawn from the places 1..4
-
-  Args:
-    num_items: int32 scalar, at least `num_parts`.
-    num_parts: int32 scalar, at least 1.
-    seed: int [2], stateless.
-  """
-  # The first num_parts - 1 places of a random order are the cuts.
-  places = tf.argsort(tf.random.stateless_uniform([num_items - 1], seed)) + 1
-  cuts = tf.sort(places[: num_parts - 1])
-  return tf.concat([cuts, [num_items]], 0) - tf.concat([[0], cuts], 0)
-
-
-def noise_mask(
-  length: tf.Tensor, seeds: Sequence[tf.Tensor], *, noise_density: float, mean_noise_span_length: float
-) -> tf.Tensor:
-  """Which tokens are noise: spans of text and of noise take turns, text first, their lengths drawn at random.
-
-  In:  length 8, noise_density 0.4, mean_noise_span_length 1.5
-  Out: [F, F, T, F, F, F, T, T]             3 noise tokens in 2 spans, [1, 2]; 5 others in [2, 3]
-
-  Args:
-    length: int32 scalar, at least 1; a single token is never noise.
-    seeds: two of int [2], stateless.
-
-  Returns:
-    bool [length].
-
-  Source: Raffel et al. 2020, section 3.1.4, with the random partition of T5's code.
-  """
-  padded = tf.maximum(length, 2)
-  # The same numbers as `span_counts`: tf.round and Python's round both round halves to even, and both count in float64.
-  noise_tokens = tf.cast(tf.round(tf.cast(padded, tf.float64) * noise_density), tf.int32)
-  noise_tokens = tf.clip_by_value(noise_tokens, 1, padded - 1)
-  spans = tf.cast(tf.round(tf.cast(noise_tokens, tf.float64) / mean_noise_span_length), tf.int32)
-  spans = tf.clip_by_value(spans, 1, padded - noise_tokens)
-  noise_spans = random_partition(noise_tokens, spans, seeds[0])
-  text_spans = random_partition(padded - noise_tokens, spans, seeds[1])
-  span_ends = tf.cumsum(tf.reshape(tf.stack([text_spans, noise_spans], 1), [-1]))
-  # Token i lies in the span whose number is how many spans have ended by then; odd numbers are noise.
-  span_of_token = tf.searchsorted(span_ends, tf.range(length), side="right")
-  return span_of_token % 2 == 1
-
-
-def spans_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, *, first_sentinel: int) -> tf.Tensor:
-  """Puts one sentinel in place of each run of masked tokens, counting down from `first_sentinel`.
-
-  In:  tokens [7, 8, 9, 4, 5], mask [F, T, T, F, T], first_sentinel 99
-  Out: [7, 99, 4, 98]
-
-  Args:
-    tokens: int32 [length].
-    mask: bool [length].
-    first_sentinel: id of <extra_id_0>.
-  """
-  starts = mask & ~tf.concat([[False], mask[:-1]], 0)
-  sentinels = first_sentinel + 1 - tf.cumsum(tf.cast(starts, tokens.dtype))
-  return tf.boolean_mask(tf.where(starts, sentinels, tokens), starts | ~mask)
-
-
-def corrupt_spans(
-  tokens: tf.Tensor,
-  seeds: Sequence[tf.Tensor],
-  *,
-  first_sentinel: int,
-  noise_density: float = 0.15,
-  mean_noise_span_length: float = 3.0,
-) -> Features:
-  """Inputs without the noise spans, and targets with nothing else; sentinels say which span goes where.
-
-  In:  [3, 4, 5, 6, 7, 8], noise_density 0.3, first_sentinel 99
-  Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7, 8]}              2 noise tokens in 1 span, which is the last
-
-  Args:
-    tokens: int32 [length].
-    seeds: two of int [2], stateless.
-  """
-  mask = noise_mask(tf.size(tokens), seeds, noise_density=noise_density, mean_noise_span_length=mean_noise_span_length)
-  return {
-    "inputs": spans_to_sentinels(tokens, mask, first_sentinel=first_sentinel),
-    "targets": spans_to_sentinels(tokens, ~mask, first_sentinel=first_sentinel),
-  }
-
-
-# ---- Preprocessors ---------------------------------------------------------------------------------------------------
-
-
-def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-  """Text to ids, without EOS; documents without a token are left out.
-
-  In:  {"text": "a b"}                      with a vocabulary that has "a" 5 and "b" 6
-  Out: {"targets": [5, 6]}
-  """
-  vocabulary = output_features["targets"].vocabulary
-  dataset = dataset.map(
-    lambda document: {"targets": vocabulary.encode_tf(document["text"])}, num_parallel_calls=tf.data.AUTOTUNE
-  )
-  return dataset.filter(lambda features: tf.size(features["targets"]) > 0)
-
-
-@seqio.map_over_dataset(num_seeds=1)
-def random_chunk(features: Features, seed: tf.Tensor) -> Features:
-  """Draws one of the parts of `MAX_DOCUMENT` tokens that a document consists of.
-
-  In:  {"targets": [1, 2, 3, 4, 5]}         if MAX_DOCUMENT were 2
-  Out: {"targets": [3, 4]}                  part 1 of [1, 2], [3, 4], [5]
-  """
-  tokens = features["targets"]
-  num_parts = (tf.size(tokens) + MAX_DOCUMENT - 1) // MAX_DOCUMENT
-  start = MAX_DOCUMENT * tf.random.stateless_uniform([], seed, 0, num_parts, tf.int32)
-  return {"targets": tokens[start : start + MAX_DOCUMENT]}
-
-
-def concatenate(dataset: tf.data.Dataset, *, group: int = GROUP) -> tf.data.Dataset:
-  """Joins each `group` documents into one sequence.
-
-  In:  {"targets": [1, 2]}, {"targets": [3]}, {"targets": [4, 5]}        group 2
-  Out: {"targets": [1, 2, 3]}, {"targets": [4, 5]}
-  """
-  return dataset.ragged_batch(group).map(lambda features: {"targets": features["targets"].flat_values})
-
-
-def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
-  """Cuts each sequence into pieces of `length`; the last one of a sequence is what is left.
-
-  In:  {"targets": [1, 2, 3, 4, 5]}         length 2
-  Out: {"targets": [1, 2]}, {"targets": [3, 4]}, {"targets": [5]}
-  """
-
-  def pieces(features: Features) -> Features:
-    tokens = features["targets"]
-    size = tf.size(tokens, tf.int64)
-    splits = tf.concat([tf.range(0, size, length, tf.int64), [size]], 0)
-    return {"targets": tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)}
-
-  # A ragged tensor that is taken apart: a dataset inside the dataset for each document would cost milliseconds each.
-  return dataset.map(pieces, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
-
-
-def _sentinels(output_features: Mapping[str, seqio.Feature], count: int) -> list[int]:
-  return vocabularies.sentinel_ids(output_features["targets"].vocabulary, count)
+# ---- Objectives ------------------------------------------------------------------------------------------------------
 
 
 def span_corruption(
@@ -287,21 +60,19 @@ def span_corruption(
 
   Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
   """
-  lengths = check_lengths(
+  lengths = corruption.check_lengths(
     sequence_length["inputs"],
     sequence_length["targets"],
     noise_density=noise_density,
     mean_noise_span_length=mean_noise_span_length,
     extra_ids=vocabularies.num_sentinels(output_features["targets"].vocabulary),
   )
-  first_sentinel = _sentinels(output_features, 1)[0]
-  if merge_documents:
-    dataset = concatenate(split(random_chunk(dataset), length=lengths.raw))
-  dataset = split(dataset, length=lengths.raw)
+  first_sentinel = vocabularies.sentinel_ids(output_features["targets"].vocabulary, 1)[0]
+  dataset = pieces.cut(dataset, length=lengths.raw, merge_documents=merge_documents)
 
   @seqio.map_over_dataset(num_seeds=2)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
-    return corrupt_spans(
+    return corruption.corrupt_spans(
       features["targets"],
       seeds,
       first_sentinel=first_sentinel,
@@ -312,37 +83,383 @@ def span_corruption(
   return corrupt(dataset)
 
 
-def _span_corruption(*, noise_density: float, mean_noise_span_length: float, pack: bool) -> list[Preprocessor]:
-  corrupt = functools.partial(
-    span_corruption,
-    noise_density=noise_density,
-    mean_noise_span_length=mean_noise_span_length,
-    merge_documents=not pack,
+@dataclasses.dataclass(frozen=True)
+class Denoiser:
+  """One of the seven tasks that UL2 mixes."""
+
+  mode: str  # text in front of the inputs
+  noise_density: float
+  mean_noise_span_length: float  # infinite: one span, which ends the text
+
+
+R_DENOISERS = (Denoiser("[NLU]", 0.15, 3.0), Denoiser("[NLU]", 0.15, 8.0))
+S_DENOISERS = (Denoiser("[S2S]", 0.25, math.inf),)
+X_DENOISERS = (
+  Denoiser("[NLG]", 0.5, 3.0),
+  Denoiser("[NLG]", 0.5, 8.0),
+  Denoiser("[NLG]", 0.15, 64.0),
+  Denoiser("[NLG]", 0.5, 64.0),
+)
+
+
+def ul2(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  denoisers: Sequence[Denoiser] = R_DENOISERS + S_DENOISERS + X_DENOISERS,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Span corruption with a denoiser drawn for each example, all equally likely, and its mode in front of the inputs.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      S_DENOISERS, [50, 51] the ids of its mode and 99 the last id
+  Out: {"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}        EOS is added by the next preprocessor
+
+  Each example holds as much text as its own denoiser needs to fill the inputs.  The modes are the texts of the
+  released checkpoints for the paper's [R], [S] and [X]; a vocabulary without pieces for them spells them.
+
+  Args and errors: as in `span_corruption`; the targets of each denoiser must fit.
+
+  Source: Tay et al. 2023, section 3.1.2 and table 1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  modes = [list(vocabulary.encode(denoiser.mode)) for denoiser in denoisers]
+  lengths = corruption.check_mixture(
+    sequence_length["inputs"],
+    sequence_length["targets"],
+    noise=[(denoiser.noise_density, denoiser.mean_noise_span_length) for denoiser in denoisers],
+    extra_ids=vocabularies.num_sentinels(vocabulary),
+    mode_length=max(len(mode) for mode in modes),
   )
-  return [tokenize, corrupt, seqio.preprocessors.append_eos_after_trim]
+  first_sentinel = vocabularies.sentinel_ids(vocabulary, 1)[0]
+  dataset = pieces.cut_into_kinds(dataset, lengths=[kind.raw for kind in lengths], merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    kind = features["kind"]
+    corrupted = corruption.corrupt_spans(
+      features["targets"],
+      seeds,
+      first_sentinel=first_sentinel,
+      noise_density=tf.constant([d.noise_density for d in denoisers], tf.float64)[kind],
+      mean_noise_span_length=tf.constant([d.mean_noise_span_length for d in denoisers], tf.float64)[kind],
+    )
+    mode = tf.ragged.constant(modes, tf.int32)[kind]
+    return {**corrupted, "inputs": tf.concat([mode, corrupted["inputs"]], 0)}
+
+  return corrupt(dataset)
 
 
-# name -> preprocessors from {"text": string} to {"inputs", "targets"}, given the keywords of `preprocessors`
-OBJECTIVES: dict[str, Callable[..., list[Preprocessor]]] = {
-  "span_corruption": _span_corruption,
+def causal_lm(
+  dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
+) -> tf.data.Dataset:
+  """Text as it stands, each document with EOS behind it, in pieces of exactly the length of the targets.
+
+  In:  {"targets": [3, 4, 1]}, {"targets": [5, 6, 7, 1]}    with sequence_length {"targets": 5} and EOS 1
+  Out: {"targets": [3, 4, 1, 5, 6]}, {"targets": [7, 1]}
+
+  The last piece of a group of documents, or of a document that stays apart, is what is left.
+
+  Args: as in `span_corruption`; the documents have EOS.
+
+  Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for the joined documents.
+  """
+  length = pieces.room(sequence_length, {"targets": 0})
+  return pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+
+def fill_in_the_middle(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Half of the pieces as in `causal_lm`, the others with a middle part moved to the end, marked in two ways.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with [99, 98, 97] as marks and EOS 1, kinds drawn 0, 2 and 3
+  Out: {"targets": [3, 4, 5, 6, 7]}
+       {"targets": [99, 3, 98, 6, 7, 97, 4, 5, 1]}          PSM, a quarter
+       {"targets": [99, 98, 6, 7, 97, 3, 4, 5, 1]}          SPM, a quarter
+
+  The marks are the vocabulary's own where it has pieces for them, <fim_prefix> or the like, else the first three
+  sentinels.
+
+  Args: as in `span_corruption`; the documents have EOS.
+
+  Raises:
+    UserError: no room, or fewer than three sentinels.
+
+  Source: Bavarian et al. 2022, section 3; a rate of 0.5 and both orders alike are its defaults.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)
+  marked = pieces.room(sequence_length, {"targets": 4})
+  plain = sequence_length["targets"]
+  dataset = pieces.cut_into_kinds(dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def rearrange(features: Features, seed: tf.Tensor) -> Features:
+    tokens = features["targets"]
+    kinds = [
+      lambda: tokens,
+      lambda: tokens,
+      lambda: move(tokens, seed),
+      lambda: move(tokens, seed, suffix_first=True),
+    ]
+    return {"targets": tf.switch_case(features["kind"], kinds)}
+
+  return rearrange(dataset)
+
+
+_MIDDLE_MARKS = (  # StarCoder, Qwen, Code Llama
+  ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+  ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+  ("<PRE>", "<SUF>", "<MID>"),
+)
+
+
+def _middle_marks(vocabulary: seqio.Vocabulary) -> tuple[int, ...]:
+  ids = {text.strip(): i for i, text in enumerate(vocabularies.token_texts(vocabulary))}
+  for marks in _MIDDLE_MARKS:
+    if all(mark in ids for mark in marks):
+      return tuple(ids[mark] for mark in marks)
+  return tuple(vocabularies.sentinel_ids(vocabulary, 3))
+
+
+def prefix_lm(
+  dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
+) -> tf.data.Dataset:
+  """The beginning of a piece of text as inputs, the rest as targets; see `corruption.random_prefix`.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 8, "targets": 7}
+  Out: {"inputs": [3, 4], "targets": [5, 6, 7]}             EOS is added by the next preprocessor
+
+  A piece is so long that it fits wherever it is split: both lengths should be the same, the longer is not filled.
+
+  Args: as in `span_corruption`.
+  """
+  # Both sides end in EOS; together they are then as long as either may be, so that two fill a decoder's sequence.
+  length = pieces.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def divide(features: Features, seed: tf.Tensor) -> Features:
+    return corruption.random_prefix(features["targets"], seed)
+
+  return divide(dataset)
+
+
+def mass(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.5,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """A contiguous half of the text is masked token by token, and is the target; see `corruption.mask_fragment`.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask
+  Out: {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]}            EOS is added by the next preprocessor
+
+  Args: as in `span_corruption`.
+  """
+  mask_id = vocabularies.mask_id(output_features["targets"].vocabulary)
+  pieces.room(sequence_length, {"targets": 1})
+  length = pieces.room(sequence_length, {"inputs": 1})
+  while round(length * noise_density) > sequence_length["targets"] - 1:
+    length -= 1
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    return corruption.mask_fragment(features["targets"], seed, mask_id=mask_id, noise_density=noise_density)
+
+  return corrupt(dataset)
+
+
+# what a noise may have to know of the vocabulary
+_FACTS: dict[str, Callable[[seqio.Vocabulary], Any]] = {
+  "mask_id": vocabularies.mask_id,
+  "ordinary_ids": vocabularies.ordinary_ids,
+  "sentence_ends": vocabularies.ends_sentence,
 }
 
 
+def denoising(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise: Callable[..., tf.Tensor],
+  facts: Sequence[str] = (),
+  merge_documents: bool = True,
+  **options: float,
+) -> tf.data.Dataset:
+  """The corrupted text as inputs, and the whole text as targets.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      masks as noise, with 99 as mask
+  Out: {"inputs": [3, 99, 5, 6, 99, 8], "targets": [3, 4, 5, 6, 7, 8]}    EOS is added by the next preprocessor
+
+  Pieces fit both lengths, which should be the same: the longer is not filled.
+
+  Args:
+    dataset: as in `span_corruption`.
+    sequence_length: as there.
+    output_features: as there.
+    noise: makes the inputs of ids and a seed, given `facts` and `options`; they are not longer than the ids.
+    facts: keys of `_FACTS`.
+    merge_documents: as there.
+    **options: noise_density and mean_noise_span_length, where the noise has them.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  corrupt_tokens = functools.partial(noise, **{fact: _FACTS[fact](vocabulary) for fact in facts}, **options)
+  length = pieces.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    return {"inputs": corrupt_tokens(features["targets"], seed), "targets": features["targets"]}
+
+  return corrupt(dataset)
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """What an objective is for, what its examples have, and how they are made."""
+
+  architectures: tuple[str, ...]
+  features: tuple[str, ...]
+  make: Callable[..., list[Preprocessor]]  # given merge_documents, and noise_density and the like as in `published`
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
+  """Text to ids, the preprocessor, and EOS behind what it made."""
+  return lambda **options: [
+    pieces.tokenize,
+    functools.partial(preprocessor, **fixed, **options),
+    seqio.preprocessors.append_eos_after_trim,
+  ]
+
+
+def _of_documents_with_eos(preprocessor: Preprocessor) -> Callable[..., list[Preprocessor]]:
+  """Text to ids, EOS behind each document, and the preprocessor."""
+  return lambda **options: [
+    pieces.tokenize,
+    seqio.preprocessors.append_eos,
+    functools.partial(preprocessor, **options),
+  ]
+
+
+_ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
+_TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "targets", "loss_weights")
+_T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
+_BERT = {"noise_density": 0.15}
+_BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
+
+
+def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[str, float] | None = None) -> Objective:
+  return Objective(_ENCODER_DECODER, _PAIR, _with_eos(denoising, noise=noise, facts=facts), published or {})
+
+
+def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
+  return Objective(_ENCODER, _ALIGNED, make, _BERT)
+
+
+OBJECTIVES: dict[str, Objective] = {
+  "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
+  "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2)),
+  "r_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=R_DENOISERS)),
+  "s_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=S_DENOISERS)),
+  "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS)),
+  "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
+  "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
+  "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
+  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), {"noise_density": 0.5}),
+  "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
+  "deshuffling": _denoiser(corruption.shuffle),
+  # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
+  "token_masking": _denoiser(corruption.mask_tokens, "mask_id", published=_BERT),
+  "token_deletion": _denoiser(corruption.delete_tokens, published=_BERT),
+  "text_infilling": _denoiser(corruption.infill, "mask_id", published=_BART),
+  "sentence_permutation": _denoiser(corruption.permute_sentences, "sentence_ends"),
+  "document_rotation": _denoiser(corruption.rotate),
+  "bart": _denoiser(corruption.permute_and_infill, "mask_id", "sentence_ends", published=_BART),
+  "masked_lm": _masked(masking.random_tokens),
+  "whole_word_masked_lm": _masked(masking.whole_words),
+  "span_masked_lm": _masked(masking.word_spans),
+}
+
+
+def _find(name: str) -> Objective:
+  if name not in OBJECTIVES:
+    hint = did_you_mean(name, OBJECTIVES) or "."
+    raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
+  return OBJECTIVES[name]
+
+
 def preprocessors(
-  name: str, *, noise_density: float = 0.15, mean_noise_span_length: float = 3.0, pack: bool = False
+  name: str, *, noise_density: float = 0.0, mean_noise_span_length: float = 0.0, pack: bool = False
 ) -> list[Preprocessor]:
   """The preprocessors of an objective, for a seqio task whose source yields {"text": string}.
 
   Args:
     name: a key of `OBJECTIVES`.
-    noise_density: part of the tokens that is taken out.
-    mean_noise_span_length: tokens.
+    noise_density: part of the tokens that is noise; 0 is the published one.
+    mean_noise_span_length: tokens; 0 is the published one.
     pack: examples are kept apart because the feature converter packs them.
+
+  Raises:
+    UserError: no such objective, which names the nearest; or a number that it has not, or not in that range.
+  """
+  objective = _find(name)
+  options = dict(objective.published)
+  for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
+    if value and key not in objective.published:
+      raise UserError(f"config.data.{key}={value}: config.data.objective={name} has none; set config.data.{key}=0.0")
+    if value:
+      options[key] = value
+  if options:
+    corruption.check_noise(**options)
+  first, *others = objective.make(merge_documents=not pack, **options)
+  first = functools.partial(first)
+  first.objective = name  # what `of` finds
+  return [first, *others]
+
+
+def of(task: seqio.Task | seqio.Mixture) -> set[str]:
+  """The objectives that a task, or the tasks of a mixture, were made with by `preprocessors`; empty if by none."""
+  tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
+  marks = {getattr(preprocessor, "objective", None) for each in tasks for preprocessor in each.preprocessors}
+  return marks - {None}
+
+
+def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+  """The output features that a task with this objective is registered with.
 
   Raises:
     UserError: no such objective; names the nearest.
   """
-  if name not in OBJECTIVES:
-    hint = did_you_mean(name, OBJECTIVES)
-    raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
-  return OBJECTIVES[name](noise_density=noise_density, mean_noise_span_length=mean_noise_span_length, pack=pack)
+  text = seqio.Feature(vocabulary, add_eos=True)
+  weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
+  return {feature: weights if feature == "loss_weights" else text for feature in _find(name).features}
+
+
+def check_fits(name: str, architecture: str) -> None:
+  """Whether a model can be trained with an objective.
+
+  Raises:
+    UserError: it cannot; names the objectives that do.
+  """
+  if architecture not in _find(name).architectures:
+    fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
+    raise UserError(
+      f"config.data.objective={name} does not fit config.model.architecture={architecture};"
+      f" these do: {', '.join(fitting)}"
+    )

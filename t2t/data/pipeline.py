@@ -4,7 +4,6 @@
 streams and hosts is in streams.py.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import itertools
@@ -18,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import objectives, registry, scan, sources, streams, vocabularies
+from t2t.data import converters, objectives, registry, scan, sources, streams, vocabularies
 
 DEFAULT_STREAMS = (
   8  # enough for two cores as for eight hosts, few enough that filling their buffers does not delay the start
@@ -52,21 +51,15 @@ class DataConfig:
   # Tokens of an example, EOS included.
   inputs_length: int = 512
   targets_length: int = 114
-  # Span corruption of `files`: part of the tokens that is taken out, and tokens in a row.
-  noise_density: float = 0.15
-  mean_noise_span_length: float = 3.0
+  # What the objective does to `files`: part of the tokens that is taken out, and tokens in a row; 0: as published.
+  noise_density: float = 0.0
+  mean_noise_span_length: float = 0.0
   # Several short examples in one sequence, kept apart by segment ids.
   pack: bool = False
   # Parts of the data with a position each; 0: chosen when training first starts, and recorded in the checkpoint.
   num_streams: int = 0
   # Examples of `files` that each stream draws from; a registered task names its own.
   shuffle_buffer: int = 256
-
-
-# architecture -> its feature converter, given whether to pack
-FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
-  "encoder_decoder": seqio.EncDecFeatureConverter,
-}
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------
@@ -95,6 +88,24 @@ def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
   return found
 
 
+def _with_vocabulary(
+  task: seqio.Task | seqio.Mixture, wanted: seqio.Vocabulary, *, name: str
+) -> seqio.Task | seqio.Mixture:
+  """The task or mixture with another vocabulary for its features of text; the registry stays as it was."""
+  changed = {
+    feature: dataclasses.replace(old, vocabulary=wanted)
+    if not isinstance(old.vocabulary, seqio.PassThroughVocabulary)
+    else old
+    for feature, old in task.output_features.items()
+  }
+  if changed == dict(task.output_features):
+    return task
+  # seqio makes a new task, or a mixture of new tasks, that shares everything but the vocabulary.
+  return seqio.helpers.mixture_or_task_with_new_vocab(
+    task, name, new_output_features=changed, add_to_seqio_registry=False
+  )
+
+
 def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
   """The registered task or mixture, or one made for the user's files; the registry stays as it was."""
   if bool(data.files) == bool(data.mixture):
@@ -104,13 +115,9 @@ def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
     )
   if not data.files:
     found = _registered(data)
-    # seqio makes a new task, or a mixture of new tasks, that shares everything but the vocabulary.
-    if data.vocabulary:
-      wanted = vocabulary(data)
-      if any(feature.vocabulary != wanted for feature in found.output_features.values()):
-        name = f"{data.mixture}_with_vocabulary"
-        return seqio.helpers.mixture_or_task_with_new_vocab(found, name, new_vocab=wanted, add_to_seqio_registry=False)
-    return found
+    return (
+      _with_vocabulary(found, vocabulary(data), name=f"{data.mixture}_with_vocabulary") if data.vocabulary else found
+    )
   files = sources.find_files(data.files)
   if data.eval_files:
     source = sources.FileSource(
@@ -121,7 +128,6 @@ def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
   else:
     held_out_below = scan.held_out_below(scan.scan(files, field=data.field))
     source = sources.FileSource({"train": files, "validation": files}, field=data.field, held_out_below=held_out_below)
-  feature = seqio.Feature(vocabulary=vocabulary(data), add_eos=True)
   return seqio.Task(
     "files",
     source=source,
@@ -131,7 +137,7 @@ def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
       mean_noise_span_length=data.mean_noise_span_length,
       pack=data.pack,
     ),
-    output_features={"inputs": feature, "targets": feature},
+    output_features=objectives.output_features(data.objective, vocabulary(data)),
     shuffle_buffer_size=data.shuffle_buffer,
   )
 
@@ -153,11 +159,9 @@ def _examples(
   repeat: bool = False,
 ) -> tf.data.Dataset:
   """Model features of one example (or of one packed sequence) after another."""
-  if architecture not in FEATURE_CONVERTERS:
-    raise UserError(f"architecture {architecture!r}: no feature converter; there are {', '.join(FEATURE_CONVERTERS)}")
-  lengths = {"inputs": data.inputs_length, "targets": data.targets_length}
+  lengths = _feature_lengths(data, architecture, task)
   examples = task.get_dataset(
-    sequence_length=lengths,
+    sequence_length={name: length for name, length in lengths.items() if name in task.output_features},
     split=_split(data, train=train),
     shuffle=train,
     seed=seed,
@@ -167,8 +171,20 @@ def _examples(
     # A dataset cached in memory has one order for ever, and a position that cannot be saved in a few bytes.
     try_in_mem_cache=False,
   )
-  converter = FEATURE_CONVERTERS[architecture](pack=data.pack, apply_length_check=False)
-  return converter(examples, task_feature_lengths=lengths)
+  return converters.convert(
+    examples, architecture, lengths, vocabulary=task.output_features["targets"].vocabulary, pack=data.pack
+  )
+
+
+def _feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
+  return converters.feature_lengths(
+    architecture, tuple(task.output_features), inputs_length=data.inputs_length, targets_length=data.targets_length
+  )
+
+
+def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
+  """Positions of the model's "encoder" and "decoder" for this data."""
+  return converters.model_lengths(architecture, _feature_lengths(data, architecture, _task(data)))
 
 
 def _options(num_iterators: int) -> tf.data.Options:
@@ -199,7 +215,7 @@ def stream_dataset(
 
   Args:
     data: what is read.
-    architecture: a key of `FEATURE_CONVERTERS`.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
     task: from which the examples come.
     stream: which part of the data, of `num_streams`.
     num_streams: in how many parts the data is split.
@@ -244,7 +260,7 @@ def train_batches(
 
   Args:
     data: what is read.
-    architecture: a key of `FEATURE_CONVERTERS`.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     seed: of shuffling and of the preprocessors' noise.
@@ -320,7 +336,7 @@ def eval_batches(
 
   Args:
     data: what is read.
-    architecture: a key of `FEATURE_CONVERTERS`.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     max_batches: at most so many.
@@ -343,14 +359,22 @@ def _at(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
   return array[index]
 
 
-def check(data: DataConfig, *, batch_size: int, model_vocab_size: int, architecture: str = "encoder_decoder") -> None:
+def check(
+  data: DataConfig,
+  *,
+  batch_size: int,
+  model_vocab_size: int,
+  architecture: str = "encoder_decoder",
+  model_max_length: int = 0,
+) -> None:
   """Finds what is wrong with the data, before any work on a device.
 
   Args:
     data: what is to be read.
     batch_size: sequences of a global batch.
     model_vocab_size: rows of the embedding.
-    architecture: a key of `FEATURE_CONVERTERS`.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    model_max_length: positions that the model has learned; 0: any number.
 
   Raises:
     UserError: what was wrong, where, and what would be right.
@@ -364,9 +388,18 @@ def check(data: DataConfig, *, batch_size: int, model_vocab_size: int, architect
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if data.files:
     # Before the files are looked through, which takes longer.
-    objectives.preprocessors(data.objective)
+    objectives.check_fits(data.objective, architecture)
     vocabularies.check(vocabulary(data), model_vocab_size)
   task = _task(data)
+  for objective in sorted(objectives.of(task)):
+    objectives.check_fits(objective, architecture)
+  for side, length in converters.model_lengths(architecture, _feature_lengths(data, architecture, task)).items():
+    if model_max_length and length > model_max_length:
+      keys = [key for key in ("inputs", "targets") if key in _feature_lengths(data, architecture, task)]
+      raise UserError(
+        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
+        f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
+      )
   if data.files:
     sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
     for where, patterns in sources_of.items():

@@ -1,22 +1,21 @@
-"""Vocabularies: loading and checking them, the ids of sentinels, and training a SentencePiece model."""
+"""Vocabularies: loading and checking them, and what their ids mean: sentinels, masks, words, ends of sentences."""
 
-import argparse
-from collections.abc import Iterable
-import contextlib
-import io
 import json
 import pathlib
 import re
 
 from absl import logging
 from etils import epath
+import numpy as np
 import sentencepiece
 import seqio
 
 from t2t import UserError
-from t2t.data import cache, documentation, progress
+from t2t.data import documentation, subwords, vocabulary_training
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
+_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
+_SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
 _DOCS_CHARACTERS = 4_000_000  # what the small vocabulary is trained on: 4 s on two cores, and more changes few pieces
 
 
@@ -24,36 +23,59 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   """The vocabulary that `spec` names, with `extra_ids` sentinels behind its own ids.
 
   Args:
-    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as ByT5), or the path or URL of a SentencePiece model.
+    spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as ByT5), or the path or URL of a vocabulary's file, or of
+      the folder of a published model: what `_FILES` lists is looked for, from the first to the last.
     extra_ids: number of sentinels; the last id is <extra_id_0> and they count down from there.
 
   Raises:
-    UserError: no such file, not a SentencePiece model, a model that holds sentinels already, or lacks pad or EOS.
+    UserError: no such file, not a vocabulary, one that holds sentinels already, or lacks what it needs.
   """
   if extra_ids < 0:
     raise UserError(f"config.data.extra_ids={extra_ids}: the number of sentinels cannot be negative; T5 has 100")
   if not spec:
-    raise UserError('config.data.vocabulary is empty: give "bytes" or the path of a SentencePiece .model file')
+    raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
     return seqio.ByteVocabulary(extra_ids=extra_ids)
-  _check_model(spec, extra_ids)
-  return seqio.SentencePieceVocabulary(str(epath.Path(spec).expanduser()), extra_ids=extra_ids)
-
-
-def _check_model(spec: str, extra_ids: int) -> None:
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
-    raise UserError(f'{where}: no such file; give "bytes" or the path of a SentencePiece .model file')
+    raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
   if path.is_dir():
-    models = sorted(str(found) for found in path.glob("*.model"))
-    raise UserError(f"{where}: is a folder; give a file, for example {models[0] if models else path / 'spiece.model'}")
+    path = _file_in(path, where)
+  if subwords.is_subword_file(path):
+    vocabulary = subwords.SubwordVocabulary(str(path), extra_ids=extra_ids)
+    vocabulary.load_model()
+    return vocabulary
+  _check_model(path, extra_ids, where)
+  return seqio.SentencePieceVocabulary(str(path), extra_ids=extra_ids)
+
+
+# What a published model's folder may hold. A SentencePiece model first: the tokenizer.json that Hugging Face lays
+# beside it is made from it, and T5's has the sentinels inside.
+_FILES = ("*.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
+_WHAT_TO_GIVE = (
+  'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or of the'
+  " encoder.json or vocab.json of a BPE vocabulary"
+)
+
+
+def _file_in(folder: epath.Path, where: str) -> epath.Path:
+  for pattern in _FILES:
+    found = sorted(folder.glob(pattern))
+    if len(found) > 1:
+      raise UserError(f"{where}: has {len(found)} of {pattern}; give one of them, for example {found[0]}")
+    if found:
+      return found[0]
+  raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {', '.join(_FILES)}")
+
+
+def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   try:
     model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
   except (RuntimeError, OSError) as error:
     raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` makes one") from error
   pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
-  sentinels = [i for i, piece in enumerate(pieces) if re.fullmatch("▁?<extra_id_[0-9]+>", piece)]
+  sentinels = [i for i, piece in enumerate(pieces) if _SENTINEL.fullmatch(piece)]
   if sentinels and extra_ids:
     raise UserError(
       f"{where}: the model already contains {len(sentinels)} sentinel pieces"
@@ -61,9 +83,13 @@ def _check_model(spec: str, extra_ids: int) -> None:
       f" {extra_ids} more behind them would give each sentinel two ids."
       " Give a model without sentinels, as T5's is published"
     )
-  if model.pad_id() != seqio.vocabularies.PAD_ID:
-    found = "has no pad piece" if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
+  # Llama's has no pad piece; id 0 is its unknown piece, which text never has since unknown characters are bytes.
+  free = model.is_unknown(0) or model.is_control(0)
+  if model.pad_id() != seqio.vocabularies.PAD_ID and not (model.pad_id() < 0 and free):
+    found = f'has no pad piece and id 0 is "{pieces[0]}"' if model.pad_id() < 0 else f"pads with id {model.pad_id()}"
     raise UserError(f"{where}: the model {found}; padding must be id 0 (train it with pad_id=0, as `t2t vocab train`)")
+  if model.pad_id() < 0 and model.is_unknown(0) and not any(model.is_byte(i) for i in range(len(pieces))):
+    logging.warning("%s: id 0 is both padding and %s: unknown characters of the text are not learned", where, pieces[0])
   if model.eos_id() < 0:
     raise UserError(f"{where}: the model has no EOS piece; targets must end in one (`t2t vocab train` makes </s> id 1)")
 
@@ -112,112 +138,123 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
   return [vocabulary.vocab_size - 1 - i for i in range(count)]
 
 
-def train_sentencepiece(
-  texts: Iterable[str],
-  *,
-  size: int,
-  output_dir: str | pathlib.Path,
-  max_sentences: int = 1_000_000,
-  character_coverage: float = 0.9995,
-) -> pathlib.Path:
-  """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
+def pads_with_zero(vocabulary: seqio.Vocabulary) -> bool:
+  """Whether id 0 is padding; in GPT-2 it stands for "!", in RoBERTa for <s>."""
+  return vocabulary.pad_id == 0
 
-  Args:
-    texts: documents; long ones are cut into pieces of at most 4,000 bytes at spaces.
-    size: number of pieces, the three special ones included.
-    output_dir: local folder; made if it is not there.
-    max_sentences: at most so many lines are used, from the beginning.
-    character_coverage: part of the characters that get a piece; 1.0 for small alphabets, T5 had 0.9995.
 
-  Returns:
-    The path of the model.
+def bos_id(vocabulary: seqio.Vocabulary) -> int:
+  """The id that decoder inputs start with: the vocabulary's own BOS, else 0 where it pads (T5), else EOS (GPT-2)."""
+  own = None if isinstance(vocabulary, seqio.ByteVocabulary) else vocabulary.bos_id
+  if own is not None and own >= 0:
+    return own
+  return 0 if pads_with_zero(vocabulary) else vocabulary.eos_id
+
+
+def mask_id(vocabulary: seqio.Vocabulary) -> int:
+  """The id that hides a token: the vocabulary's own [MASK] or <mask>, else <extra_id_0>.
 
   Raises:
-    UserError: no text, or more pieces asked for than the text can give; says the largest number that works.
-
-  Source: Kudo 2018 (unigram), Raffel et al. 2020 section 2.2.1 (the special pieces).
+    UserError: there is neither.
   """
-  if size < 4:
-    raise UserError(f"--size {size}: a vocabulary needs room for pad, </s>, <unk> and at least one piece")
-  model = io.BytesIO()
-  lines = _lines(texts, max_sentences)
-  first = next(lines, None)
-  if first is None:
-    raise UserError("--input: there is no text to train a vocabulary on")
-
-  def with_first():
-    yield first
-    yield from lines
-
-  try:
-    with _quiet():
-      sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=with_first(),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=size,
-        character_coverage=character_coverage,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        pad_piece="<pad>",
-        max_sentence_length=_MAX_LINE_BYTES + 1,
-        # The default 1,000,000 suits corpora of gigabytes; a small vocabulary of a small corpus needs far fewer seeds.
-        seed_sentencepiece_size=min(1_000_000, max(20 * size, 50_000)),
-        train_extremely_large_corpus=False,
-        minloglevel=2,
-      )
-  except (RuntimeError, OSError) as error:
-    raise _trainer_error(error, size) from error
-  path = pathlib.Path(output_dir) / "spiece.model"
-  cache.write_atomically(path, model.getvalue())
-  return path
-
-
-_MAX_LINE_BYTES = 4000
-
-
-def _lines(texts: Iterable[str], max_sentences: int):
-  """Lines that the trainer takes whole; it would silently drop those that are longer than its limit."""
-  count = 0
-  for text in texts:
-    for line in text.splitlines():
-      line = line.strip().replace("\0", "")
-      while line:
-        if count >= max_sentences:
-          return
-        # A character has at most 4 bytes in UTF-8.
-        if len(line) <= _MAX_LINE_BYTES // 4 or len(line.encode()) <= _MAX_LINE_BYTES:
-          head, line = line, ""
-        else:
-          cut = line.rfind(" ", 1, _MAX_LINE_BYTES // 4)
-          cut = cut if cut > 0 else _MAX_LINE_BYTES // 4
-          head, line = line[:cut], line[cut:].lstrip()
-        count += 1
-        yield head
-
-
-@contextlib.contextmanager
-def _quiet():
-  """SentencePiece's progress is hundreds of lines; ours is two."""
-  logging.info("training a SentencePiece vocabulary ...")
-  yield
-  logging.info("training a SentencePiece vocabulary: done")
-
-
-def _trainer_error(error: Exception, size: int) -> UserError:
-  message = str(error)
-  largest = re.search(r"set it to a value <= (\d+)", message)
-  if largest:
-    return UserError(f"--size {size}: too large for this text; the largest that works is {largest.group(1)}")
-  required = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
-  if required:
-    return UserError(
-      f"--size {size}: too small, the characters of this text alone need {required.group(2)};"
-      " take at least a few times that, or lower --character_coverage"
+  own = _own_id(vocabulary, "mask_id", _MASK_PIECES)
+  if own is not None:
+    return own
+  if not num_sentinels(vocabulary):
+    raise UserError(
+      "config.data.vocabulary: has neither a [MASK] or <mask> piece nor sentinels, and masking needs one id;"
+      " set config.data.extra_ids=1 or more, and <extra_id_0> is it"
     )
-  return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
+  return sentinel_ids(vocabulary, 1)[0]
+
+
+def cls_id(vocabulary: seqio.Vocabulary) -> int | None:
+  """The id that BERT's inputs start with ([CLS], in RoBERTa <s>), if there is one."""
+  return _own_id(vocabulary, "cls_id", _CLS_PIECES)
+
+
+def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
+  """The id that ends each text of BERT's inputs ([SEP], in RoBERTa </s>), if there is one."""
+  return _own_id(vocabulary, "sep_id", _SEP_PIECES)
+
+
+_MASK_PIECES = ("[MASK]", "<mask>")
+_CLS_PIECES = ("[CLS]", "<cls>")
+_SEP_PIECES = ("[SEP]", "<sep>")
+
+
+def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
+  """Ids that stand around a text and are no part of it: padding, BOS, EOS, [CLS], [SEP]."""
+  padding = 0 if pads_with_zero(vocabulary) else vocabulary.pad_id
+  return {padding, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
+
+
+def _own_id(vocabulary: seqio.Vocabulary, attribute: str, pieces: tuple[str, ...]) -> int | None:
+  if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    return getattr(vocabulary, attribute, None)
+  model = vocabulary.tokenizer
+  # What the model does not have it calls unknown.
+  found = [model.piece_to_id(piece) for piece in pieces if model.piece_to_id(piece) != model.unk_id()]
+  return found[0] if found else None
+
+
+def token_texts(vocabulary: seqio.Vocabulary) -> list[str]:
+  """What each id stands for, with a space in front where a word starts; special ids and sentinels by their names.
+
+  In:  T5's 32,000 pieces and 100 sentinels
+  Out: [0] "<pad>", [1] "</s>", [3] " ", [8774] " Hello", [32099] "<extra_id_0>"
+
+  A part of a character (byte-level BPE and bytes) is the replacement character, U+FFFD.
+  """
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    pieces = vocabulary.tokenizer.id_to_piece(list(range(vocabulary.vocab_size)))
+    return [piece[1:] if _SENTINEL.fullmatch(piece) else piece.replace("▁", " ") for piece in pieces]
+  if isinstance(vocabulary, seqio.ByteVocabulary):
+    texts = ["<pad>", "</s>", "<unk>", *(bytes([byte]).decode(errors="replace") for byte in range(256))]
+  else:
+    texts = vocabulary.token_texts()
+  return texts + [f"<extra_id_{i}>" for i in reversed(range(vocabulary.extra_ids))]
+
+
+def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
+  """Ids that no text has: padding, EOS, unknown, mask, what the vocabulary keeps for later, and added sentinels."""
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    model = vocabulary.tokenizer
+    special = {
+      i
+      for i in range(vocabulary.vocab_size)
+      if model.is_control(i) or model.is_unknown(i) or model.is_unused(i) or _SENTINEL.fullmatch(model.id_to_piece(i))
+    }
+    named = (_own_id(vocabulary, "", pieces) for pieces in (_MASK_PIECES, _CLS_PIECES, _SEP_PIECES))
+    return special | {own for own in named if own is not None}
+  own = {0, 1, 2} if isinstance(vocabulary, seqio.ByteVocabulary) else set(vocabulary.special_ids)
+  return own | set(range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size))
+
+
+def starts_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
+  """For each id, bool [vocab_size]: a word starts with it; special ids and sentinels are words of their own.
+
+  White space separates words, and in a WordPiece vocabulary punctuation as well, as in BERT's whole-word masking.  The
+  first piece of a text may lack the space: it starts a word, whatever this says.
+  """
+  starts = np.array([text[:1].isspace() for text in token_texts(vocabulary)])
+  starts[list(special_ids(vocabulary))] = True
+  return starts
+
+
+def ends_sentence(vocabulary: seqio.Vocabulary) -> np.ndarray:
+  """For each id, bool [vocab_size]: it ends in . ! ? or their like, and quotes or brackets, or in a line break."""
+  ends = np.array([_SENTENCE_END.search(text) is not None for text in token_texts(vocabulary)])
+  ends[list(special_ids(vocabulary))] = False
+  return ends
+
+
+def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
+  """The ids that text is made of, int32 and ascending: neither special ids nor sentinels."""
+  special = special_ids(vocabulary)
+  # Bytes without added sentinels take them from their last ids.
+  text_ids = vocabulary.vocab_size - num_sentinels(vocabulary) if vocabulary.extra_ids == 0 else vocabulary.vocab_size
+  return np.array([i for i in range(text_ids) if i not in special], np.int32)
 
 
 class _DocsVocabulary(seqio.SentencePieceVocabulary):
@@ -247,7 +284,7 @@ def _docs_model() -> pathlib.Path:
       break
     texts.append(json.loads(line)["text"])
     characters += len(texts[-1])
-  return train_sentencepiece(texts, size=DOCS_SIZE, output_dir=path.parent, character_coverage=1.0)
+  return vocabulary_training.train_sentencepiece(texts, size=DOCS_SIZE, output_dir=path.parent, character_coverage=1.0)
 
 
 def docs_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
@@ -257,65 +294,3 @@ def docs_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
   10 s), later ones load it from the cache folder.
   """
   return _DocsVocabulary(extra_ids=extra_ids)
-
-
-def main(argv: list[str]) -> int:
-  """`t2t vocab train`: trains a SentencePiece model on the user's files.
-
-  Args:
-    argv: what follows `t2t vocab`.
-
-  Raises:
-    UserError: input that cannot be read or is too small, or an output that is there already.
-  """
-  parser = argparse.ArgumentParser(prog="t2t vocab", description="Vocabularies for your own text.")
-  commands = parser.add_subparsers(dest="command", required=True)
-  train = commands.add_parser(
-    "train",
-    help="train a SentencePiece model that T5 models can use",
-    description="Trains a unigram SentencePiece model with T5's special ids (pad 0, </s> 1,\n<unk> 2, no sentinels)"
-    " and writes it as spiece.model. Use it with\n--config.data.vocabulary=DIR/spiece.model.",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    epilog="example:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary",
-  )
-  train.add_argument("--input", required=True, help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
-  train.add_argument(
-    "--field", default="text", help="text field of JSON lines, Parquet and TFRecord files; default: text"
-  )
-  train.add_argument(
-    "--size", type=int, default=32_000, help="number of pieces, the three special ones included; default: 32000"
-  )
-  train.add_argument("--output", required=True, help="folder to write spiece.model in")
-  train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
-  train.add_argument("--character_coverage", type=float, default=0.9995, help="part of the characters to give a piece")
-  train.add_argument("--overwrite", action="store_true", help="replace a spiece.model that is already there")
-  arguments = parser.parse_args(argv)
-
-  # Imported here: only this command reads files, and it brings TensorFlow along.
-  from t2t.data import sources
-
-  path = pathlib.Path(arguments.output).expanduser() / "spiece.model"
-  if path.exists() and not arguments.overwrite:
-    raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
-  files = sources.find_files(arguments.input, where="--input")
-  examples: list[str] = []
-
-  def texts():
-    for file in progress.track(files, "reading text"):
-      for text in sources.read_texts(file, field=arguments.field, where="--input"):
-        if len(examples) < 3:
-          examples.append(" ".join(text.split())[:80])
-        yield text
-
-  written = train_sentencepiece(
-    texts(),
-    size=arguments.size,
-    output_dir=path.parent,
-    max_sentences=arguments.max_sentences,
-    character_coverage=arguments.character_coverage,
-  )
-  model = sentencepiece.SentencePieceProcessor(model_file=str(written))
-  print(f"wrote {written}: {model.get_piece_size()} pieces (pad 0, </s> 1, <unk> 2)")
-  for text in examples:
-    print(f"  {text}\n    {' '.join(model.encode_as_pieces(text))}")
-  return 0

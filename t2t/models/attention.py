@@ -1,4 +1,4 @@
-"""Multi-head attention, its mask as structure, relative positions, and the cache for decoding."""
+"""Multi-head attention, its mask as structure, relative and rotary positions, and the cache for decoding."""
 
 import dataclasses
 
@@ -19,21 +19,31 @@ class AttentionMask:
 
   query_segments, key_segments: int [batch, length]; a query sees the keys of its own segment. 0 is padding. Without
     packing a sequence is one segment, so these are `tokens > 0`. None: all of them.
+  prefix: int [batch, length], 1 for the positions of a causal sequence that all see each other. None: there are none.
   query_offset: int [], position of the first query among the keys (when decoding).
   causal: a query sees no key to its right.
+  window: a query sees the keys that are at most so many positions away; 0: all.
   """
 
   query_segments: jax.Array | None = None
   key_segments: jax.Array | None = None
+  prefix: jax.Array | None = None
   query_offset: jax.Array | int = 0
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  window: int = dataclasses.field(default=0, metadata={"static": True})
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""
     allowed = None
+    # How far to the left of the query a key lies.
+    distance = (jnp.arange(query_length)[:, None] + self.query_offset - jnp.arange(key_length)[None, :])[None, None]
     if self.causal:
-      queries = jnp.arange(query_length)[:, None] + self.query_offset
-      allowed = (queries >= jnp.arange(key_length)[None, :])[None, None]
+      allowed = distance >= 0
+      if self.prefix is not None:
+        allowed |= (self.prefix[:, None, :, None] > 0) & (self.prefix[:, None, None, :] > 0)
+    if self.window:
+      near = jnp.abs(distance) <= self.window
+      allowed = near if allowed is None else allowed & near
     if self.key_segments is not None:
       same = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
       allowed = same if allowed is None else allowed & same
@@ -43,13 +53,13 @@ class AttentionMask:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-  """Keys and values of the positions decoded so far, [batch, heads, max_length, kv]; unwritten ones are zero."""
+  """Keys and values of the positions decoded so far, [batch, kv heads, max_length, kv]; unwritten ones are zero."""
 
   keys: jax.Array
   values: jax.Array
 
   def write(self, keys: jax.Array, values: jax.Array, position: jax.Array) -> "KVCache":
-    """The cache with [batch, heads, 1, kv] written at `position`, int []."""
+    """The cache with [batch, kv heads, 1, kv] written at `position`, int []."""
     update = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), position, axis=2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
@@ -91,9 +101,8 @@ class RelativePositionBias(nnx.Module):
     self.num_buckets = config.relative_position_buckets
     self.max_distance = config.relative_position_max_distance
     self.bidirectional = bidirectional
-    self.table = layers.param(
-      rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=config.embed_dim**-0.5
-    )
+    scale = layers.into(config, config.embed_dim)
+    self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
 
   def __call__(self, query_length: int, key_length: int, query_offset: jax.Array | int = 0) -> jax.Array:
     """float32 [1, heads, query, key]."""
@@ -108,66 +117,120 @@ class RelativePositionBias(nnx.Module):
     return sharding.shard(bias[None], None, "heads", "length", "length")
 
 
+def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
+  """Cosine and sine of the angle by which each position turns each pair of features.
+
+  In:  length 3, head_dim 4, base 100.0
+  Out: cos and sin of [[0, 0], [1, 0.1], [2, 0.2]]
+
+  Args:
+    length: positions.
+    head_dim: features of a head; feature i and feature i + head_dim / 2 are a pair.
+    base: the slowest pair turns once in almost 2 pi * base positions.
+    offset: int [], the first position.
+
+  Returns:
+    float32 [length, head_dim / 2], twice.
+
+  Source: Su et al. 2021 (RoFormer), with the pairs as in GPT-NeoX and Llama.
+  """
+  frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+  angles = (jnp.arange(length) + offset)[:, None] * frequencies[None, :]
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Turns queries or keys, [batch, heads, length, kv], by `rotary_angles`; computed in float32."""
+  cos, sin = angles
+  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
 def attend(
   query: jax.Array,
   keys: jax.Array,
   values: jax.Array,
   *,
-  allowed: jax.Array | None = None,
+  mask: AttentionMask,
   bias: jax.Array | None = None,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
+  t5_dropout: bool = True,
 ) -> jax.Array:
   """softmax(query keys^T + bias) values, with the softmax in float32 and no scaling.
 
   Args:
     query: [batch, heads, query, kv].
-    keys, values: [batch, heads, key, kv].
-    allowed: bool, broadcastable to [batch, heads, query, key]; a query that may see nothing sees everything alike.
+    keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
+    mask: a query that may see nothing sees everything alike, or anything else that is finite.
     bias: float32 [1, heads, query, key].
-    dropout_rate, dropout_key: on the probabilities, one draw for all queries (as T5 does).
+    dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
   """
   dropped = dropout_key is not None and dropout_rate > 0.0
+  allowed = mask.allowed(query.shape[2], keys.shape[2])
+  groups = query.shape[1] // keys.shape[1]
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped:
+    if groups > 1:
+      keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
     return cpu.attend(query, keys, values, bias, allowed)
-  logits = jnp.einsum("bhqk,bhsk->bhqs", query, keys, preferred_element_type=jnp.float32)
+  # [batch, kv heads, group, query, kv]
+  grouped = query.reshape(query.shape[0], -1, groups, *query.shape[2:])
+  logits = jnp.einsum("bhgqk,bhsk->bhgqs", grouped, keys, preferred_element_type=jnp.float32)
+  logits = logits.reshape(query.shape[0], -1, *logits.shape[3:])
   if bias is not None:
     logits = logits + bias
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(jnp.float32).min)
   probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
-  probabilities = layers.dropout(probabilities, dropout_rate, dropout_key, broadcast_axis=-2)
-  return jnp.einsum("bhqs,bhsk->bhqk", probabilities, values)
+  probabilities = layers.dropout(
+    probabilities, dropout_rate, dropout_key, broadcast_axis=-2 if t5_dropout else None
+  ).reshape(*grouped.shape[:-1], -1)
+  return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(query.shape)
 
 
 class Attention(nnx.Module):
-  """Multi-head attention (Vaswani et al. 2017), without biases and without scaling, as in T5.
+  """Multi-head attention (Vaswani et al. 2017); with fewer key heads than query heads, grouped-query (Ainslie 2023).
 
   The projections are matrices: num_heads * head_dim is one dimension, so that Adafactor factors it as T5's did.
   """
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    embed, joined = config.embed_dim, config.num_heads * config.head_dim
-    self.num_heads = config.num_heads
+    embed, head_dim = config.embed_dim, config.head_dim
+    joined, kv_joined = config.num_heads * head_dim, config.kv_heads * head_dim
+    self.head_dim = head_dim
     self.dropout_rate = config.dropout_rate
-    # The initializer carries the 1/sqrt(head_dim) that the logits are not scaled by.
-    self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=(embed * config.head_dim) ** -0.5)
-    self.key = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=embed**-0.5)
-    self.value = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=embed**-0.5)
-    self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=joined**-0.5)
+    self.t5_dropout = config.t5_dropout
+    self.window = config.attention_window
+    self.scale = head_dim**-0.5 if config.scale_attention else 1.0
+    # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
+    query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
+    self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
+    self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
+    self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
+    self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.out_of(config, joined))
+    self.query_bias = layers.bias(config, joined, "heads")
+    self.key_bias = layers.bias(config, kv_joined, "heads")
+    self.value_bias = layers.bias(config, kv_joined, "heads")
+    self.out_bias = layers.bias(config, embed, "embed")
+    self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
+    self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
 
-  def _project(self, x: jax.Array, kernel: nnx.Param) -> jax.Array:
+  def _project(self, x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    projected = layers.dense(x, kernel)
-    split = projected.reshape(*projected.shape[:-1], self.num_heads, -1)
+    projected = layers.dense(x, kernel, bias)
+    split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
-  def keys_and_values(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values, each [batch, heads, length, kv], of [batch, length, embed]."""
-    return self._project(memory, self.key), self._project(memory, self.value)
+  def keys_and_values(
+    self, memory: jax.Array, angles: tuple[jax.Array, jax.Array] | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Keys and values, each [batch, kv heads, length, kv], of [batch, length, embed]; `angles` turn the keys."""
+    keys, values = self._project(memory, self.key, self.key_bias), self._project(memory, self.value, self.value_bias)
+    keys = keys if self.key_norm is None else self.key_norm(keys)
+    return keys if angles is None else rotate(keys, angles), values
 
   def __call__(
     self,
@@ -177,18 +240,35 @@ class Attention(nnx.Module):
     *,
     mask: AttentionMask,
     bias: jax.Array | None = None,
+    angles: tuple[jax.Array, jax.Array] | None = None,
+    is_local: jax.Array | bool = False,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
-    """Attends from `x`, [batch, length, embed], to `keys_and_values(memory)`; the same shape as `x`."""
-    query = self._project(x, self.query)
-    attended = attend(
-      query,
-      keys,
-      values,
-      allowed=mask.allowed(query.shape[2], keys.shape[2]),
-      bias=bias,
-      dropout_rate=self.dropout_rate,
-      dropout_key=dropout_key,
-    )
+    """Attends from `x`, [batch, length, embed], to `keys_and_values(memory)`; the same shape as `x`.
+
+    Args:
+      x: what asks.
+      keys, values: of what is attended to.
+      mask: who sees whom.
+      bias: float32 [1, heads, query, key].
+      angles: by which queries turn, if positions are rotary.
+      is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
+      dropout_key: None at evaluation.
+    """
+    query = self._project(x, self.query, self.query_bias)
+    query = query if self.query_norm is None else self.query_norm(query)
+    query = (query if angles is None else rotate(query, angles)) * self.scale
+
+    def attend_with(mask):
+      rate, key = self.dropout_rate, dropout_key
+      return attend(
+        query, keys, values, mask=mask, bias=bias, dropout_rate=rate, dropout_key=key, t5_dropout=self.t5_dropout
+      )
+
+    local = dataclasses.replace(mask, window=self.window)
+    if isinstance(is_local, bool):
+      attended = attend_with(local if is_local else mask)
+    else:
+      attended = jax.lax.cond(is_local, lambda: attend_with(local), lambda: attend_with(mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
-    return layers.dense(sharding.shard(merged, "batch", "length", "heads"), self.out)
+    return layers.dense(sharding.shard(merged, "batch", "length", "heads"), self.out, self.out_bias)

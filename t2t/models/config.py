@@ -1,39 +1,94 @@
-"""The shape of a Transformer, and the named sizes of the T5 family."""
+"""The shape of a Transformer: one frozen record for every architecture and family."""
 
 import dataclasses
 
 from t2t import UserError, did_you_mean
 
-ARCHITECTURES = ("encoder_decoder",)
-ACTIVATIONS = ("relu", "gated_gelu")
+ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
+POSITIONS = ("relative", "rotary", "learned")
+NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full")
 DTYPES = ("bfloat16", "float32")
+
+# May be 0: that means without, or the number that another field implies.
+_MAY_BE_ZERO = (
+  "num_encoder_layers",
+  "num_decoder_layers",
+  "num_kv_heads",
+  "embedding_dim",
+  "max_length",
+  "position_offset",
+  "attention_window",
+  "global_attention_every",
+  "segment_types",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """Shape of a Transformer; every field is an integer count, a rate, a switch or a name.
 
+  The defaults are T5 1.1's; sizes.py has the fields of the published families.
+
   Raises:
     UserError: a field that is out of range or an unknown name; names the config key.
   """
 
-  architecture: str  # encoder_decoder
+  architecture: str  # encoder_decoder, decoder_only, encoder_only
   vocab_size: int  # rows of the embedding; at least the vocabulary's, best a multiple of 128
   embed_dim: int  # width of the residual stream
   num_heads: int  # of each attention
   head_dim: int  # num_heads * head_dim need not be embed_dim
   mlp_dim: int  # width inside the feed-forward layers
-  num_encoder_layers: int
-  num_decoder_layers: int
-  mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1) or relu (T5 1.0)
-  tied_logits: bool = False  # logits from the embedding, scaled by embed_dim**-0.5 (T5 1.0)
+  num_encoder_layers: int = 0  # 0 in decoder_only
+  num_decoder_layers: int = 0  # 0 in encoder_only
+  # What is known of positions
+  positions: str = "relative"  # relative (a bias, T5), rotary (RoFormer) or learned (a table of max_length rows)
   relative_position_buckets: int = 32
   relative_position_max_distance: int = 128  # positions; all that lie further share the last bucket
+  rotary_base: float = 10_000.0
+  local_rotary_base: float = 0.0  # of the layers with a window; 0: rotary_base
+  max_length: int = 0  # learned positions: the longest sequence
+  position_offset: int = 0  # learned positions: rows of the table before that of the first position (RoBERTa 2)
+  # Attention
+  num_kv_heads: int = 0  # grouped-query attention: heads of keys and values; 0: num_heads
+  scale_attention: bool = False  # logits / sqrt(head_dim); T5's initializer carries that instead
+  qk_norm: bool = False  # queries and keys are normed, each head by itself
+  attention_window: int = 0  # positions that a query sees to each side; 0: all
+  global_attention_every: int = 0  # with a window, layers 0, n, 2n, ... see all positions; 0: none does
+  bidirectional_prefix: bool = False  # decoder_only: the inputs see each other in both directions
+  # Blocks
+  norm: str = "rms"  # rms or layer
+  norm_epsilon: float = 1e-6
+  post_norm: bool = False  # norms behind the residual sums (BERT) instead of at the start of each branch
+  biases: bool = False  # in projections, feed-forward layers and layer norms
+  mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
+  share_layers: bool = False  # the layers of a stack are one and the same (ALBERT)
+  share_stacks: bool = False  # encoder_decoder: the decoder's layers are the encoder's, with cross-attention of its own
+  # Embedding and head
+  embedding_dim: int = 0  # width of the embedding, projected up to embed_dim (ALBERT); 0: embed_dim
+  embedding_norm: bool = False  # the embedded tokens are normed (BERT)
+  segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
+  tied_logits: bool = False  # logits from the embedding
+  logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
+  pooler: bool = False  # encoder_only: a dense layer with tanh on the first position (BERT)
+  init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
+  # How it is computed
   dropout_rate: float = 0.0  # T5 pre-trains without, and fine-tunes with 0.1
+  t5_dropout: bool = True  # one draw for all positions, and also behind the last norm; otherwise a draw for each
   dtype: str = "bfloat16"  # of activations; parameters, norms, softmax and logits are float32
   remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
-  norm_epsilon: float = 1e-6
+
+  @property
+  def kv_heads(self) -> int:
+    """Heads of keys and values."""
+    return self.num_kv_heads or self.num_heads
+
+  @property
+  def gated(self) -> bool:
+    """Whether the feed-forward layers have a gate."""
+    return self.mlp_activation.startswith("gated_")
 
   def __post_init__(self):
     if self.dtype == "float16":
@@ -43,6 +98,8 @@ class TransformerConfig:
       )
     for field, known in (
       ("architecture", ARCHITECTURES),
+      ("positions", POSITIONS),
+      ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),
       ("remat", REMAT_POLICIES),
       ("dtype", DTYPES),
@@ -53,9 +110,9 @@ class TransformerConfig:
           f"config.model.{field}={value!r}: known are {', '.join(known)}{did_you_mean(str(value), known)}"
         )
     for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.type is int and value < 1:
-        raise UserError(f"config.model.{field.name}={value}: must be at least 1")
+      value, least = getattr(self, field.name), 0 if field.name in _MAY_BE_ZERO else 1
+      if field.type is int and value < least:
+        raise UserError(f"config.model.{field.name}={value}: must be at least {least}")
     if not 0.0 <= self.dropout_rate < 1.0:
       raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:
@@ -63,67 +120,41 @@ class TransformerConfig:
         f"config.model.relative_position_buckets={self.relative_position_buckets}: must be a multiple of 4"
         " (half for each direction, half of those for exact distances)"
       )
+    self._check_layers()
+    self._check_attention()
 
+  def _check_layers(self) -> None:
+    for stack, without in (("encoder", "decoder_only"), ("decoder", "encoder_only")):
+      key, layers = f"num_{stack}_layers", getattr(self, f"num_{stack}_layers")
+      if bool(layers) == (self.architecture == without):
+        wanted = "0" if layers else "1 or more"
+        raise UserError(f"config.model.{key}={layers}: must be {wanted} with architecture={self.architecture}")
+    if self.share_stacks and (
+      self.architecture != "encoder_decoder" or self.num_encoder_layers != self.num_decoder_layers
+    ):
+      raise UserError(
+        "config.model.share_stacks=True: needs architecture=encoder_decoder and as many encoder as decoder layers,"
+        f" not {self.num_encoder_layers} and {self.num_decoder_layers}"
+      )
+    for key in ("segment_types", "pooler"):
+      if getattr(self, key) and self.architecture != "encoder_only":
+        raise UserError(f"config.model.{key}={getattr(self, key)}: only with architecture=encoder_only")
+    if self.bidirectional_prefix and self.architecture != "decoder_only":
+      raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
+    if self.positions == "learned" and not self.max_length:
+      raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")
 
-# embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each).
-# 1.0: Raffel et al. 2020, section 3.7 (3B and 11B are its xl and xxl); 1.1: Shazeer 2020 and the released t5.1.1
-# checkpoints; mT5: Xue et al. 2021; ByT5: Xue et al. 2022, table 1 (encoder and decoder layers differ).
-_T5_1_0 = {
-  "small": (512, 8, 64, 2048, 6),
-  "base": (768, 12, 64, 3072, 12),
-  "large": (1024, 16, 64, 4096, 24),
-  "xl": (1024, 32, 128, 16384, 24),
-  "xxl": (1024, 128, 128, 65536, 24),
-}
-_T5_1_1 = {
-  "small": (512, 6, 64, 1024, 8),
-  "base": (768, 12, 64, 2048, 12),
-  "large": (1024, 16, 64, 2816, 24),
-  "xl": (2048, 32, 64, 5120, 24),
-  "xxl": (4096, 64, 64, 10240, 24),
-}
-_BYT5 = {
-  "small": (1472, 6, 64, 3584, 12, 4),
-  "base": (1536, 12, 64, 3968, 18, 6),
-  "large": (1536, 16, 64, 3840, 36, 12),
-  "xl": (2560, 32, 64, 6720, 36, 12),
-  "xxl": (4672, 64, 64, 12352, 36, 12),
-}
-SIZES = ("small", "base", "large", "xl", "xxl")
-
-
-def _sized(table, size: str, **others) -> dict:
-  if size not in table:
-    raise UserError(f"unknown size {size!r}: known are {', '.join(table)}" + did_you_mean(size, table))
-  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *rest = table[size]
-  return dict(
-    architecture="encoder_decoder",
-    embed_dim=embed_dim,
-    num_heads=num_heads,
-    head_dim=head_dim,
-    mlp_dim=mlp_dim,
-    num_encoder_layers=num_encoder_layers,
-    num_decoder_layers=rest[0] if rest else num_encoder_layers,
-    **others,
-  )
-
-
-def t5_1_0(size: str) -> dict:
-  """The original T5: relu, logits from the embedding. Fields of `TransformerConfig`."""
-  return _sized(_T5_1_0, size, vocab_size=32_128, mlp_activation="relu", tied_logits=True)
-
-
-def t5_1_1(size: str) -> dict:
-  """T5 1.1: gated gelu, logits of their own. Fields of `TransformerConfig`."""
-  return _sized(_T5_1_1, size, vocab_size=32_128)
-
-
-def mt5(size: str) -> dict:
-  """mT5: T5 1.1 over 101 languages, 250,112 rows in the embedding. Fields of `TransformerConfig`."""
-  # The released mT5 small has 6 heads and 8 layers as 1.1 small; all sizes agree with 1.1.
-  return _sized(_T5_1_1, size, vocab_size=250_112)
-
-
-def byt5(size: str) -> dict:
-  """ByT5: bytes instead of pieces, a deep encoder and a shallow decoder. Fields of `TransformerConfig`."""
-  return _sized(_BYT5, size, vocab_size=384)
+  def _check_attention(self) -> None:
+    if self.num_heads % self.kv_heads:
+      works = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
+      raise UserError(
+        f"config.model.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads};"
+        f" numbers that would do: {works}"
+      )
+    if self.positions == "rotary" and self.head_dim % 2:
+      raise UserError(f"config.model.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+    if self.global_attention_every and not self.attention_window:
+      raise UserError(
+        f"config.model.global_attention_every={self.global_attention_every}: without config.model.attention_window"
+        " every layer sees all positions; set a window, or global_attention_every=0"
+      )

@@ -1,4 +1,7 @@
-"""What every Transformer block is made of: embeddings, norms, dropout, feed-forward layers."""
+"""What every Transformer block is made of: dense layers, embeddings, norms, dropout, feed-forward layers."""
+
+from collections.abc import Callable
+import functools
 
 from flax import nnx
 import jax
@@ -8,16 +11,48 @@ from t2t import sharding
 from t2t.models import cpu
 from t2t.models.config import TransformerConfig
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "relu": jax.nn.relu,
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  # T5 1.1's "gelu" is the approximation, ModernBERT's is not.
+  "gated_gelu": functools.partial(jax.nn.gelu, approximate=True),
+  "gated_gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+  "gated_silu": jax.nn.silu,
+}
+
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, scale: float) -> nnx.Param:
   """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
-def dense(x: jax.Array, kernel: nnx.Param) -> jax.Array:
-  """x @ kernel for [..., in] and [in, out], in the dtype of `x`."""
+def bias(config: TransformerConfig, size: int, axis: str) -> nnx.Param | None:
+  """A vector of zeros to add behind a dense layer, if the model has biases."""
+  return nnx.Param(jnp.zeros(size, jnp.float32), axes=(axis,)) if config.biases else None
+
+
+def into(config: TransformerConfig, fan_in: int) -> float:
+  """Standard deviation of the initial weights of a layer that reads `fan_in` features."""
+  return config.init_scale or fan_in**-0.5
+
+
+def out_of(config: TransformerConfig, fan_in: int) -> float:
+  """Standard deviation of the initial weights of a layer that ends a branch, whose output is added to the residual sum.
+
+  Where branches are normed on their way in and all weights start alike, the sum over the layers would grow with their
+  number; GPT-2 divides by its square root (Radford et al. 2019, section 2.3).
+  """
+  if config.init_scale and not config.post_norm:
+    return config.init_scale * (2 * max(config.num_encoder_layers, config.num_decoder_layers)) ** -0.5
+  return into(config, fan_in)
+
+
+def dense(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None = None) -> jax.Array:
+  """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`."""
   kernel = kernel[...].astype(x.dtype)
-  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+  y = cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+  return y if bias is None else y + bias[...].astype(x.dtype)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis: int | None = None) -> jax.Array:
@@ -38,53 +73,113 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis:
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
-class Embed(nnx.Module):
-  """A table of vectors, looked up by id."""
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    # Standard deviation 1: T5 does not scale embeddings up on their way in.
-    self.table = param(rngs, (config.vocab_size, config.embed_dim), ("vocab", "embed"), scale=1.0)
-    self.dtype = config.dtype
-
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    """int [batch, length] -> [batch, length, embed]."""
-    # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
-    table = sharding.shard(self.table[...].astype(self.dtype), "vocab", "embed")
-    return sharding.shard(jnp.take(table, tokens, axis=0), "batch", "length", "embed")
+def normalise(
+  x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float, centered: bool
+) -> jax.Array:
+  """Root mean square norm, or layer norm if `centered`, of float32 [..., size] over its last axis."""
+  if centered:
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+  variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+  normed = x * jax.lax.rsqrt(variance + epsilon) * scale
+  return normed if bias is None else normed + bias
 
 
-class RMSNorm(nnx.Module):
-  """Scales by the root mean square, in float32; no mean, no bias (Zhang & Sennrich 2019)."""
+class Norm(nnx.Module):
+  """Root mean square norm (Zhang & Sennrich 2019) or layer norm (Ba et al. 2016) over the last axis, in float32."""
 
-  def __init__(self, config: TransformerConfig):
-    self.scale = nnx.Param(jnp.ones(config.embed_dim, jnp.float32), axes=("embed",))
+  def __init__(self, config: TransformerConfig, size: int, *, axis: str = "embed"):
+    self.centered = config.norm == "layer"
     self.epsilon = config.norm_epsilon
+    self.scale = nnx.Param(jnp.ones(size, jnp.float32), axes=(axis,))
+    self.bias = bias(config, size, axis) if self.centered else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """[..., embed] -> the same, in the dtype of `x`."""
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]).astype(x.dtype)
+    """[..., size] -> the same, in the dtype of `x`."""
+    shift = None if self.bias is None else self.bias[...]
+    normed = normalise(x.astype(jnp.float32), self.scale[...], shift, epsilon=self.epsilon, centered=self.centered)
+    return normed.astype(x.dtype)
+
+
+class Embed(nnx.Module):
+  """Vectors of token ids; with learned positions and segments, those of the position and of the segment added."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    width = config.embedding_dim or config.embed_dim
+    axis = "embed" if width == config.embed_dim else "factor"
+    # Standard deviation 1 by default: T5 does not scale embeddings up on their way in.
+    scale = config.init_scale or 1.0
+    self.table = param(rngs, (config.vocab_size, width), ("vocab", axis), scale=scale)
+    rows = config.max_length + config.position_offset
+    learned = config.positions == "learned"
+    self.positions = param(rngs, (rows, width), ("positions", axis), scale=scale) if learned else None
+    types = config.segment_types
+    self.segments = param(rngs, (types, width), ("segments", axis), scale=scale) if types else None
+    self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
+    factored = bool(config.embedding_dim)
+    shape, axes = (width, config.embed_dim), ("factor", "embed")
+    self.projection = param(rngs, shape, axes, scale=into(config, width)) if factored else None
+    self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
+    self.position_offset = config.position_offset
+    self.max_length = config.max_length
+    self.dtype = config.dtype
+
+  def __call__(
+    self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
+  ) -> jax.Array:
+    """int [batch, length] -> [batch, length, embed].
+
+    Args:
+      tokens: ids.
+      positions: int [batch, length]; None: 0, 1, 2, ...
+      segments: int [batch, length], which part of its sequence a token belongs to; None: the first.
+
+    Raises:
+      ValueError: more positions than are learned.
+    """
+    # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
+    table = sharding.shard(self.table[...].astype(self.dtype), "vocab", "embed")
+    x = sharding.shard(jnp.take(table, tokens, axis=0), "batch", "length", "embed")
+    if self.positions is not None:
+      if tokens.shape[1] > self.max_length:
+        raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")
+      # One row per position of the batch where they are the same for all sequences: no gather, and a small gradient.
+      learned = self.positions[...].astype(self.dtype)[self.position_offset :]
+      x = x + (learned[: tokens.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
+    if self.segments is not None:
+      types = self.segments[...].astype(self.dtype)
+      x = x + (types[0] if segments is None else jnp.take(types, segments, axis=0))
+    if self.norm is not None:
+      x = self.norm(x)
+    if self.projection is not None:
+      x = dense(x, self.projection, self.projection_bias)
+    return sharding.shard(x, "batch", "length", "embed")
 
 
 class Mlp(nnx.Module):
-  """relu(x W_up) W_down, or gelu(x W_gate) * (x W_up) W_down (Shazeer 2020)."""
+  """activation(x W_up) W_down, or activation(x W_gate) * (x W_up) W_down (Shazeer 2020)."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     embed, mlp = config.embed_dim, config.mlp_dim
-    self.gated = config.mlp_activation == "gated_gelu"
+    self.activation = config.mlp_activation
+    self.broadcast_axis = -2 if config.t5_dropout else None
     self.dropout_rate = config.dropout_rate
-    if self.gated:
-      self.gate = param(rngs, (embed, mlp), ("embed", "mlp"), scale=embed**-0.5)
-    self.up = param(rngs, (embed, mlp), ("embed", "mlp"), scale=embed**-0.5)
-    self.down = param(rngs, (mlp, embed), ("mlp", "embed"), scale=mlp**-0.5)
+    scale = into(config, embed)
+    self.gate = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
+    self.gate_bias = bias(config, mlp, "mlp") if config.gated else None
+    self.up = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale)
+    self.up_bias = bias(config, mlp, "mlp")
+    self.down = param(rngs, (mlp, embed), ("mlp", "embed"), scale=out_of(config, mlp))
+    self.down_bias = bias(config, embed, "embed")
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
-    hidden = dense(x, self.up)
-    hidden = jax.nn.gelu(dense(x, self.gate), approximate=True) * hidden if self.gated else jax.nn.relu(hidden)
-    # T5 draws one dropout mask for all positions of a sequence.
+    activation = ACTIVATIONS[self.activation]
+    hidden = dense(x, self.up, self.up_bias)
+    hidden = activation(hidden) if self.gate is None else activation(dense(x, self.gate, self.gate_bias)) * hidden
     hidden = dropout(
-      sharding.shard(hidden, "batch", "length", "mlp"), self.dropout_rate, dropout_key, broadcast_axis=-2
+      sharding.shard(hidden, "batch", "length", "mlp"),
+      self.dropout_rate,
+      dropout_key,
+      broadcast_axis=self.broadcast_axis,
     )
-    return dense(hidden, self.down)
+    return dense(hidden, self.down, self.down_bias)

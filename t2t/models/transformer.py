@@ -1,4 +1,8 @@
-"""Blocks, the layer scan, and the models made of them."""
+"""The three architectures: how stacks of blocks are put together, and which batch features each one reads.
+
+All have one interface: `__call__` (batch -> hidden states of the positions whose tokens are predicted), `logits_fn` and
+`logits` (hidden states -> vocabulary), and those that write text `start_decode` and `decode_step`.
+"""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -10,113 +14,10 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models import attention, layers
 from t2t.models.config import TransformerConfig
+from t2t.models.head import Head
+from t2t.models.stack import Stack, split_key
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
-
-# What the backward pass finds saved; the rest is computed again.  "none" of the config is no jax.checkpoint at all.
-_REMAT_POLICIES = {
-  "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-  "full": jax.checkpoint_policies.nothing_saveable,
-}
-
-
-def _split(key: jax.Array | None, num: int):
-  return [None] * num if key is None else list(jax.random.split(key, num))
-
-
-class Layer(nnx.Module):
-  """Pre-norm residual block: self-attention, cross-attention if `cross`, feed-forward."""
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool):
-    self.dropout_rate = config.dropout_rate
-    self.self_attention_norm = layers.RMSNorm(config)
-    self.self_attention = attention.Attention(config, rngs)
-    if cross:
-      self.cross_attention_norm = layers.RMSNorm(config)
-      self.cross_attention = attention.Attention(config, rngs)
-    self.mlp_norm = layers.RMSNorm(config)
-    self.mlp = layers.Mlp(config, rngs)
-
-  def _residual(self, x: jax.Array, update: jax.Array, key: jax.Array | None) -> jax.Array:
-    update = sharding.shard(update, "batch", "length", "embed")
-    return x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=-2)
-
-  def __call__(
-    self,
-    x: jax.Array,
-    *,
-    mask: attention.AttentionMask,
-    bias: jax.Array,
-    memory: jax.Array | None = None,
-    memory_mask: attention.AttentionMask | None = None,
-    dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
-    """[batch, length, embed] -> the same; `memory` is what the cross-attention reads."""
-    keys = _split(dropout_key, 6)
-    normed = self.self_attention_norm(x)
-    update = self.self_attention(
-      normed, *self.self_attention.keys_and_values(normed), mask=mask, bias=bias, dropout_key=keys[0]
-    )
-    x = self._residual(x, update, keys[1])
-    if memory is not None:
-      normed = self.cross_attention_norm(x)
-      update = self.cross_attention(
-        normed, *self.cross_attention.keys_and_values(memory), mask=memory_mask, dropout_key=keys[2]
-      )
-      x = self._residual(x, update, keys[3])
-    return self._residual(x, self.mlp(self.mlp_norm(x), keys[4]), keys[5])
-
-  def decode(
-    self,
-    x: jax.Array,
-    cache: attention.KVCache,
-    memory: attention.KVCache,
-    *,
-    position: jax.Array,
-    bias: jax.Array,
-    memory_mask: attention.AttentionMask,
-  ) -> tuple[jax.Array, attention.KVCache]:
-    """One position, [batch, 1, embed], against what is cached; also the cache with it added."""
-    normed = self.self_attention_norm(x)
-    cache = cache.write(*self.self_attention.keys_and_values(normed), position)
-    mask = attention.AttentionMask(causal=True, query_offset=position)
-    x = x + self.self_attention(normed, cache.keys, cache.values, mask=mask, bias=bias)
-    normed = self.cross_attention_norm(x)
-    x = x + self.cross_attention(normed, memory.keys, memory.values, mask=memory_mask)
-    return x + self.mlp(self.mlp_norm(x)), cache
-
-
-class Stack(nnx.Module):
-  """Layers of one shape, each parameter with a leading "layers" axis, run with one `jax.lax.scan`.
-
-  One layer is compiled, whatever their number.
-  """
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, num_layers: int, cross: bool):
-    self.num_layers = num_layers
-    self.remat = config.remat
-    self.dropout_rate = config.dropout_rate
-    self.position_bias = attention.RelativePositionBias(config, rngs, bidirectional=not cross)
-    layer_keys = jax.random.split(rngs.params(), num_layers)
-    self.layers = jax.vmap(lambda key: Layer(config, nnx.Rngs(key), cross=cross))(layer_keys)
-    self.norm = layers.RMSNorm(config)
-
-  def __call__(self, x: jax.Array, *, dropout_key: jax.Array | None = None, **inputs) -> jax.Array:
-    """[batch, length, embed] -> the same, normed; `inputs` go to every layer."""
-    embed_key, layers_key, out_key = _split(dropout_key, 3)
-    bias = self.position_bias(x.shape[1], x.shape[1])
-    keys = None if layers_key is None else jax.random.split(layers_key, self.num_layers)
-
-    def body(x, scanned):
-      layer, key = scanned
-      return layer(x, bias=bias, dropout_key=key, **inputs), None
-
-    if self.remat != "none":
-      # The scan itself keeps XLA from merging the recomputation with the forward pass.
-      body = jax.checkpoint(body, policy=_REMAT_POLICIES[self.remat], prevent_cse=False)
-    x = layers.dropout(x, self.dropout_rate, embed_key, broadcast_axis=-2)
-    x, _ = jax.lax.scan(body, sharding.shard(x, "batch", "length", "embed"), (self.layers, keys))
-    return layers.dropout(self.norm(x), self.dropout_rate, out_key, broadcast_axis=-2)
 
 
 @jax.tree_util.register_dataclass
@@ -125,15 +26,19 @@ class DecodeState:
   """What decoding carries from one position to the next.
 
   cache: keys and values of the decoded positions, with a leading "layers" axis.
-  memory: those of the encoder's output for each layer's cross-attention, with the same leading axis.
+  position: int [], where in the cache the next token belongs.
+  segments: int [batch, max_length], 0 for positions of the cache that hold nothing; None: all hold something.
+  padding: int [batch], positions before a sequence's first token; None: there are none.
+  memory: keys and values of the encoder's output for each layer's cross-attention, with a leading "layers" axis.
   memory_mask: which of the encoder's positions are real.
-  position: int [], the next position to be decoded.
   """
 
   cache: attention.KVCache
-  memory: attention.KVCache
-  memory_mask: attention.AttentionMask
   position: jax.Array
+  segments: jax.Array | None = None
+  padding: jax.Array | None = None
+  memory: attention.KVCache | None = None
+  memory_mask: attention.AttentionMask | None = None
 
 
 def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
@@ -142,109 +47,227 @@ def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
   return (tokens > 0).astype(jnp.int32) if segments is None else segments
 
 
-def _tied_logits(table: jax.Array, hidden: jax.Array) -> jax.Array:
-  # Scaled, because the embedding's entries have standard deviation 1.
-  return jnp.einsum("...e,ve->...v", hidden * hidden.shape[-1] ** -0.5, table, preferred_element_type=jnp.float32)
+def _empty_cache(config: TransformerConfig, num_layers: int, batch_size: int, max_length: int) -> attention.KVCache:
+  empty = jnp.zeros((num_layers, batch_size, config.kv_heads, max_length, config.head_dim), config.dtype)
+  return attention.KVCache(empty, empty)
 
 
-def _projected_logits(kernel: jax.Array, hidden: jax.Array) -> jax.Array:
-  return jnp.einsum("...e,ev->...v", hidden, kernel, preferred_element_type=jnp.float32)
-
-
-class EncoderDecoder(nnx.Module):
-  """T5 (Raffel et al. 2020) and its descendants: an encoder reads the inputs, a decoder writes the targets."""
+class _Transformer(nnx.Module):
+  """What all three share: a config, an embedding and a head."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
     self.embed = layers.Embed(config, rngs)
-    self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, cross=False)
-    self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, cross=True)
-    if not config.tied_logits:
-      self.projection = layers.param(
-        rngs, (config.embed_dim, config.vocab_size), ("embed", "vocab"), scale=config.embed_dim**-0.5
-      )
+    self.head = Head(config, rngs)
+
+  def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
+    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `Head`."""
+    return self.head.logits_fn(self.embed)
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """float32 [batch, length, vocab] from [batch, length, embed]."""
+    return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
+
+
+class EncoderDecoder(_Transformer):
+  """T5 (Raffel et al. 2020) and its descendants: an encoder reads the inputs, a decoder writes the targets."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    super().__init__(config, rngs)
+    self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
+    self.decoder = Stack(
+      config, rngs, num_layers=config.num_decoder_layers, causal=True, cross=True, only_cross=config.share_stacks
+    )
+
+  def _body(self):
+    """The layers that the decoder borrows, with `share_stacks`."""
+    return self.encoder.own_layers if self.config.share_stacks else None
 
   def encode(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """The encoder's output [batch, length, embed] and its segments int [batch, length]."""
     tokens = batch["encoder_input_tokens"]
     segments = _segments(batch, "encoder", tokens)
     mask = attention.AttentionMask(segments, segments)
-    return self.encoder(self.embed(tokens), mask=mask, dropout_key=dropout_key), segments
+    x = self.embed(tokens, positions=batch.get("encoder_positions"))
+    return self.encoder(x, mask=mask, dropout_key=dropout_key)[0], segments
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
 
     Args:
-      batch: encoder_input_tokens, decoder_input_tokens int [batch, length]; packed, also encoder_segment_ids and
-        decoder_segment_ids. 0 is padding.
+      batch: encoder_input_tokens, decoder_input_tokens int [batch, length]; packed, also their segment_ids and
+        positions. 0 is padding.
       dropout_key: None at evaluation.
     """
-    encoder_key, decoder_key = _split(dropout_key, 2)
+    encoder_key, decoder_key = split_key(dropout_key, 2)
     memory, memory_segments = self.encode(batch, dropout_key=encoder_key)
     tokens = batch["decoder_input_tokens"]
     # Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more.
     segments = batch.get("decoder_segment_ids")
     return self.decoder(
-      self.embed(tokens),
+      self.embed(tokens, positions=batch.get("decoder_positions")),
       mask=attention.AttentionMask(segments, segments, causal=True),
+      body=self._body(),
       memory=memory,
       memory_mask=attention.AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
       dropout_key=decoder_key,
-    )
+    )[0]
 
-  def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights.
-
-    The weights are gathered and cast once, however often the function is called.
-    """
-    dtype = self.config.dtype
-    if self.config.tied_logits:
-      return jax.tree_util.Partial(
-        _tied_logits, sharding.gather(self.embed.table[...].astype(dtype), ("vocab", "embed"))
-      )
-    return jax.tree_util.Partial(
-      _projected_logits, sharding.gather(self.projection[...].astype(dtype), ("embed", "vocab"))
-    )
-
-  def logits(self, hidden: jax.Array) -> jax.Array:
-    """float32 [batch, length, vocab] from [batch, length, embed]."""
-    return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
-
-  def start_decode(self, batch: Batch, max_length: int) -> DecodeState:
+  def start_decode(self, batch: Batch, max_length: int) -> tuple[jax.Array, DecodeState]:
     """Encodes the inputs and makes room for `max_length` positions.
 
     Args:
-      batch: encoder_input_tokens, int [batch, length].
+      batch: encoder_input_tokens, int [batch, length]; decoder_input_tokens, whose first column starts each sequence,
+        if that is not 0.
       max_length: how many positions `decode_step` may be called for.
+
+    Returns:
+      The token that starts each sequence, int32 [batch], and the state.
     """
-    config = self.config
     memory, segments = self.encode(batch)
+    batch_size = memory.shape[0]
     # [layers, batch, heads, length, kv]
-    keys, values = jax.lax.map(lambda layer: layer.cross_attention.keys_and_values(memory), self.decoder.layers)
-    shape = (config.num_decoder_layers, memory.shape[0], config.num_heads, max_length, config.head_dim)
-    empty = jnp.zeros(shape, config.dtype)
-    return DecodeState(
-      cache=attention.KVCache(empty, empty),
-      memory=attention.KVCache(keys, values),
-      memory_mask=attention.AttentionMask(jnp.ones((memory.shape[0], 1), jnp.int32), segments),
+    one = lambda layer: layer.cross_attention.keys_and_values(memory)
+    if self.config.share_layers:
+      keys_and_values = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (self.config.num_decoder_layers, *x.shape)), one(self.decoder.layer)
+      )
+    else:
+      keys_and_values = jax.lax.map(one, self.decoder.layers)
+    first = jnp.zeros(batch_size, jnp.int32)
+    return batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else first, DecodeState(
+      cache=_empty_cache(self.config, self.config.num_decoder_layers, batch_size, max_length),
       position=jnp.zeros((), jnp.int32),
+      memory=attention.KVCache(*keys_and_values),
+      memory_mask=attention.AttentionMask(jnp.ones((batch_size, 1), jnp.int32), segments),
     )
 
   def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; 0 starts a sequence."""
-    x = self.embed(tokens[:, None])
-    bias = self.decoder.position_bias(1, state.cache.keys.shape[3], state.position)
+    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
+    positions = jnp.broadcast_to(state.position, (tokens.shape[0], 1))
+    x, cache = self.decoder(
+      self.embed(tokens[:, None], positions=positions),
+      mask=attention.AttentionMask(causal=True, query_offset=state.position),
+      body=self._body(),
+      memory=state.memory,
+      memory_mask=state.memory_mask,
+      cache=state.cache,
+      position=state.position,
+      keep_cache=True,
+    )
+    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
 
-    def body(x, scanned):
-      layer, cache, memory = scanned
-      return layer.decode(x, cache, memory, position=state.position, bias=bias, memory_mask=state.memory_mask)
 
-    x, cache = jax.lax.scan(body, x, (self.decoder.layers, state.cache, state.memory))
-    logits = self.logits(self.decoder.norm(x))[:, 0]
-    return logits, dataclasses.replace(state, cache=cache, position=state.position + 1)
+class DecoderOnly(_Transformer):
+  """GPT (Radford et al. 2018) and Llama; with `bidirectional_prefix` a prefix language model (Dong et al. 2019; T5)."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    super().__init__(config, rngs)
+    self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
+
+  def _prefix(self, batch: Batch) -> jax.Array | None:
+    return batch.get("decoder_causal_attention") if self.config.bidirectional_prefix else None
+
+  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Hidden states [batch, length, embed] for seqio's decoder features.
+
+    Args:
+      batch: decoder_input_tokens int [batch, length]; packed, also decoder_segment_ids and decoder_positions; with
+        inputs, decoder_causal_attention, 1 where they are read. Padding ends a sequence.
+      dropout_key: None at evaluation.
+    """
+    segments = batch.get("decoder_segment_ids")
+    return self.decoder(
+      self.embed(batch["decoder_input_tokens"], positions=batch.get("decoder_positions")),
+      mask=attention.AttentionMask(segments, segments, prefix=self._prefix(batch), causal=True),
+      dropout_key=dropout_key,
+    )[0]
+
+  def start_decode(self, batch: Batch, max_length: int) -> tuple[jax.Array, DecodeState]:
+    """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
+
+    The prompts are moved to the right, so that all sequences go on at the same position.
+
+    Args:
+      batch: decoder_input_tokens int [batch, length] and decoder_causal_attention, 1 where the prompt is read (what
+        starts a sequence included); without it the first token alone is the prompt.
+      max_length: how many positions `decode_step` may be called for.
+
+    Returns:
+      The last token of each prompt, int32 [batch], to be given to `decode_step`, and the state.
+    """
+    tokens = batch["decoder_input_tokens"]
+    prompt = batch.get("decoder_causal_attention")
+    if prompt is None:
+      tokens, prompt = tokens[:, :1], jnp.ones((tokens.shape[0], 1), jnp.int32)
+    width = tokens.shape[1]
+    padding = width - jnp.sum(prompt, axis=1)
+    columns = jnp.arange(width)[None, :] - padding[:, None]
+    tokens = jnp.take_along_axis(tokens, jnp.maximum(columns, 0), axis=1)
+    real = (columns >= 0).astype(jnp.int32)
+    segments = jnp.pad(real, [(0, 0), (0, max_length - 1)], constant_values=1)
+    _, cache = self.decoder(
+      self.embed(tokens, positions=jnp.maximum(columns, 0)),
+      mask=attention.AttentionMask(real, real, prefix=real if self.config.bidirectional_prefix else None, causal=True),
+      keep_cache=True,
+    )
+    room = [(0, 0), (0, 0), (0, 0), (0, max_length - 1), (0, 0)]
+    # The last token of the prompt is written once more, by the first step, which also gives its logits.
+    return tokens[:, -1], DecodeState(
+      cache=jax.tree.map(lambda x: jnp.pad(x, room), cache),
+      position=jnp.asarray(width - 1, jnp.int32),
+      segments=segments,
+      padding=padding,
+    )
+
+  def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
+    ones = jnp.ones((tokens.shape[0], 1), jnp.int32)
+    x, cache = self.decoder(
+      self.embed(tokens[:, None], positions=(state.position - state.padding)[:, None]),
+      mask=attention.AttentionMask(ones, state.segments, causal=True, query_offset=state.position),
+      cache=state.cache,
+      position=state.position,
+      keep_cache=True,
+    )
+    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
 
 
-ARCHITECTURES = {"encoder_decoder": EncoderDecoder}
+class EncoderOnly(_Transformer):
+  """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: reads a text in both directions."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    super().__init__(config, rngs)
+    self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
+    if config.pooler:
+      scale = layers.into(config, config.embed_dim)
+      self.pooler = layers.param(rngs, (config.embed_dim, config.embed_dim), ("embed", None), scale=scale)
+      self.pooler_bias = layers.bias(config, config.embed_dim, "embed")
+
+  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Hidden states [batch, length, embed] for seqio's encoder features.
+
+    Args:
+      batch: encoder_input_tokens int [batch, length]; encoder_token_types int [batch, length], which part of its
+        sequence a token belongs to, if there are several; packed, also encoder_segment_ids and encoder_positions.
+        0 is padding.
+      dropout_key: None at evaluation.
+    """
+    tokens = batch["encoder_input_tokens"]
+    segments = _segments(batch, "encoder", tokens)
+    x = self.embed(tokens, positions=batch.get("encoder_positions"), segments=self._token_types(batch))
+    return self.encoder(x, mask=attention.AttentionMask(segments, segments), dropout_key=dropout_key)[0]
+
+  def _token_types(self, batch: Batch) -> jax.Array | None:
+    return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
+
+  def pooled(self, hidden: jax.Array) -> jax.Array:
+    """The first position of each sequence through BERT's pooler, [batch, embed]; without one, as it is."""
+    first = hidden[:, 0]
+    return jnp.tanh(layers.dense(first, self.pooler, self.pooler_bias)) if self.config.pooler else first
+
+
+ARCHITECTURES = {"encoder_decoder": EncoderDecoder, "decoder_only": DecoderOnly, "encoder_only": EncoderOnly}
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:

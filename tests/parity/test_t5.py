@@ -38,7 +38,7 @@ def names(config: TransformerConfig) -> dict[str, tuple[str, int | None]]:
   """Hugging Face's name of a parameter -> ours and the layer; matrices are transposed there."""
   found = {"shared.weight": ("embed/table", None)}
   if not config.tied_logits:
-    found["lm_head.weight"] = ("projection", None)
+    found["lm_head.weight"] = ("head/projection", None)
   for stack, num_layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
     found[f"{stack}.final_layer_norm.weight"] = (f"{stack}/norm/scale", None)
     table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -1,0 +1,179 @@
+"""Architectures crossed with objectives, as in T5's comparison: every cell trained on the same number of positions.
+
+  python benchmarks/matrix.py                                   # all cells: about half an hour on two cores
+  python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps 300
+
+Each cell is a `t2t train` of the tiny config: the same text, vocabulary, width, depth, optimizer and steps, and batches of the same number of positions (inputs and targets together).  Prints a table, writes matrix.json and curves
+of the held-out loss, matrix.png.  A held-out loss is comparable within an objective: other objectives have other
+targets, which the loss of the unigram model on those targets tells.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import io
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+from typing import Any
+
+from etils import epath
+import matplotlib.figure
+from ml_collections import ConfigDict
+
+from t2t import UserError, command_line, losses, train, writers
+from t2t.data import objectives, pipeline
+from t2t.models import cpu
+
+# Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of the tiny config's model.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+  "encoder_decoder": {},
+  "shared": {"share_stacks": True},
+  "prefix_lm": {"architecture": "decoder_only", "num_encoder_layers": 0, "bidirectional_prefix": True},
+  "language_model": {"architecture": "decoder_only", "num_encoder_layers": 0},
+  "encoder_only": {"architecture": "encoder_only", "num_decoder_layers": 0},
+}
+# Objectives whose targets are as long as their inputs; span corruption's are not.
+_LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66)}
+
+
+def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
+  """The config of one cell."""
+  config = command_line.load_config("tiny")
+  config.model.update(ARCHITECTURES[row])
+  config.data.mixture = f"docs_{objective}"
+  inputs, targets = _LENGTHS.get(objective, (128, 128))
+  config.data.inputs_length, config.data.targets_length = inputs, targets
+  features = objectives.OBJECTIVES[objective].features
+  length = {"encoder_only": inputs}.get(row, targets if features == ("targets",) else inputs + targets)
+  config.train.batch_size = max(1, positions // length)
+  config.train.steps = steps
+  config.optimizer.warmup_steps = min(50, steps // 4)
+  config.eval.every = config.checkpoint.every = max(1, steps // 10)
+  config.eval.examples = 0
+  return config
+
+
+def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
+  """Trains one cell, quietly; what its metrics say."""
+  shutil.rmtree(workdir, ignore_errors=True)
+  started = time.monotonic()
+  with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    train.train(config, str(workdir))
+  metrics = epath.Path(workdir) / "metrics.jsonl"
+  held_out = writers.read_metrics(metrics, "eval/loss")
+  speed = writers.read_metrics(metrics, "train/steps_per_second")
+  tokens = writers.read_metrics(metrics, "train/tokens")
+  data = command_line.section(config, "data", pipeline.DataConfig)
+  batches = pipeline.eval_rows(
+    data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches
+  )
+  return {
+    "held_out_loss": held_out[config.train.steps],
+    "unigram_loss": float(losses.unigram_loss(batches, config.model.vocab_size)),
+    "steps_per_second": speed[config.train.steps],
+    "tokens": sum(tokens.values()),
+    "seconds": time.monotonic() - started,
+    "curve": held_out,
+  }
+
+
+def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
+  """One panel for each objective, one curve for each architecture."""
+  panels = sorted({key.split("/")[1] for key in results}, key=list(objectives.OBJECTIVES).index)
+  columns = min(4, len(panels))
+  lines = -(-len(panels) // columns)
+  figure = matplotlib.figure.Figure(figsize=(3.4 * columns, 2.6 * lines), dpi=110, layout="constrained")
+  axes = figure.subplots(lines, columns, squeeze=False).flatten()
+  colours = dict(zip(ARCHITECTURES, ("#1f5fa8", "#5ba3cf", "#c8442e", "#e39a3b", "#3c8d5a"), strict=True))
+  for panel, axis in zip(panels, axes, strict=False):
+    for row, colour in colours.items():
+      found = results.get(f"{row}/{panel}")
+      if found:
+        axis.plot(list(found["curve"]), list(found["curve"].values()), color=colour, linewidth=1.5)
+        axis.axhline(found["unigram_loss"], color="#8a8a8a", linestyle="--", linewidth=0.8)
+    axis.set_title(panel, fontsize=9)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+  for axis in axes[len(panels) :]:
+    axis.set_axis_off()
+  handles = [matplotlib.lines.Line2D([], [], color=colour, label=row) for row, colour in colours.items()]
+  handles.append(matplotlib.lines.Line2D([], [], color="#8a8a8a", linestyle="--", label="unigram model"))
+  figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+  figure.supxlabel("step", fontsize=8)
+  figure.supylabel("held-out loss (nats per target token)", fontsize=8)
+  figure.savefig(path)
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+  """A line for each cell, objective by objective."""
+  head = f"{'objective':<22}{'architecture':<17}{'held-out':>9}{'unigram':>9}{'steps/s':>9}{'tokens':>10}"
+  lines = [head, "-" * len(head)]
+  for objective in objectives.OBJECTIVES:
+    for row in ARCHITECTURES:
+      found = results.get(f"{row}/{objective}")
+      if found:
+        lines.append(
+          f"{objective:<22}{row:<17}{found['held_out_loss']:>9.3f}{found['unigram_loss']:>9.3f}"
+          f"{found['steps_per_second']:>9.2f}{writers.short(found['tokens']):>10}"
+        )
+  return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(
+    prog="python benchmarks/matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--architectures", default="*", help=f"patterns, comma-separated; of {', '.join(ARCHITECTURES)}")
+  parser.add_argument("--objectives", default="*", help="patterns, comma-separated; `t2t tasks` lists docs_OBJECTIVE")
+  parser.add_argument("--steps", type=int, default=200, help="of each cell")
+  parser.add_argument("--positions", type=int, default=2_592, help="of a batch, inputs and targets together")
+  parser.add_argument(
+    "--output", default="runs/matrix", help="folder for matrix.json, matrix.png and the cells' workdirs"
+  )
+  options = parser.parse_args(argv)
+  chosen = lambda name, patterns: any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
+  cells = [
+    (row, objective)
+    for objective, found in objectives.OBJECTIVES.items()
+    for row, fields in ARCHITECTURES.items()
+    if fields.get("architecture", "encoder_decoder") in found.architectures
+    and chosen(row, options.architectures)
+    and chosen(objective, options.objectives)
+  ]
+  if not cells:
+    raise UserError(
+      f"no cell fits --architectures {options.architectures} --objectives {options.objectives};"
+      f" objectives are {', '.join(objectives.OBJECTIVES)}"
+    )
+  cpu.keep_freed_memory()
+  output = pathlib.Path(options.output)
+  output.mkdir(parents=True, exist_ok=True)
+  results: dict[str, dict[str, Any]] = {}
+  for number, (row, objective) in enumerate(cells, start=1):
+    config = cell(row, objective, steps=options.steps, positions=options.positions)
+    results[f"{row}/{objective}"] = found = run(config, output / row / objective)
+    print(
+      f"{number}/{len(cells)}  {objective}, {row}: held-out loss {found['held_out_loss']:.3f}"
+      f" in {found['seconds']:.0f} s",
+      file=sys.stderr,
+      flush=True,
+    )
+    # After each cell: an interrupted run keeps what it has.
+    (output / "matrix.json").write_text(json.dumps(results, indent=1))
+    draw(results, output / "matrix.png")
+  print(table(results))
+  print(f"\ncurves  {os.path.relpath(output / 'matrix.png')}")
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,37 @@
+"""BERT (Devlin et al. 2019): masked language modelling in both directions, without the next-sentence task.
+
+  t2t train --config bert_base --workdir gs://BUCKET/bert_base --config.data.vocabulary=gs://BUCKET/vocab.txt
+
+Sizes: base 110 M, large 336 M parameters.  A million steps of 256 sequences, as published, here all of 512 tokens on
+English Wikipedia; RoBERTa found the next-sentence task of no use (Liu et al. 2019, section 4.2).
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import default
+from t2t.models import sizes
+
+SIZES = sizes.BERT_SIZES
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = default.get_config()
+  config.model.update(sizes.bert(size))
+  config.model.remat = {"base": "none", "large": "minimal"}[size]
+  config.data.mixture = "wikipedia_masked_lm"
+  config.data.task_modules = ("t2t.tasks.wikipedia",)
+  config.data.inputs_length = 512
+  config.data.extra_ids = 0
+  config.train.steps = 1_000_000
+  config.train.batch_size = 256
+  config.train.z_loss = 0.0
+  config.optimizer.name = "adamw"
+  config.optimizer.learning_rate = 1e-4
+  config.optimizer.schedule = "linear"
+  config.optimizer.warmup_steps = 10_000
+  config.optimizer.scale_by_parameter = False
+  config.optimizer.weight_decay = 0.01
+  config.optimizer.epsilon = 1e-6
+  config.optimizer.clip_norm = 1.0
+  return config

@@ -1,0 +1,23 @@
+"""Llama 3 (Llama team 2024): Llama 2 with grouped queries, a vocabulary of 128,256 and 8,192 tokens a sequence.
+
+  t2t train --config llama3_8b --workdir gs://BUCKET/llama3_8b --config.data.vocabulary=gs://BUCKET/tokenizer.json
+
+8.03 B parameters.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import llama2
+from t2t.models import sizes
+
+SIZES = sizes.LLAMA3_SIZES
+
+
+def get_config(size: str = "8b") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = llama2.get_config()
+  config.model.update(sizes.llama3(size))
+  config.data.vocabulary = ""
+  config.data.targets_length = 8_192
+  config.optimizer.warmup_steps = 8_000
+  return config

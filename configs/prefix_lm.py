@@ -1,0 +1,22 @@
+"""Prefix language model (Raffel et al. 2020, section 3.2): one stack that reads inputs both ways and writes targets.
+
+  t2t train --config prefix_lm_base --workdir gs://BUCKET/prefix_lm_base
+
+The shapes of T5 1.1 without the encoder: base 124 M parameters.  Trained by span corruption, which T5's comparison
+found better for it than language modelling; with --config.data.mixture=c4_prefix_lm --config.data.inputs_length=512
+--config.data.targets_length=512 it is trained as its name says.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import t5_1_1
+from t2t.models import sizes
+
+SIZES = sizes.T5_SIZES
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = t5_1_1.get_config(size)
+  config.model.update(sizes.prefix_lm(size))
+  return config

@@ -1,0 +1,23 @@
+"""UL2 (Tay et al. 2023): an encoder-decoder trained on a mixture of seven denoisers, each announced by a mode token.
+
+  t2t train --config ul2_base --workdir gs://BUCKET/ul2_base
+
+T5 1.1's shapes with SwiGLU, and 20b as published.  512 tokens on both sides.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import t5_1_1
+from t2t.models import sizes
+
+SIZES = sizes.UL2_SIZES
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = t5_1_1.get_config("xxl" if size == "20b" else size)
+  config.model.update(sizes.ul2(size))
+  config.data.mixture = "c4_ul2"
+  config.data.inputs_length = 512
+  config.data.targets_length = 512
+  return config

@@ -1,0 +1,185 @@
+"""Feature converters: which of a task's features become which of a model's, by architecture.
+
+They are seqio's, but for the encoder's, which takes the positions where loss counts from the task.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import vocabularies
+
+ENCODER_FEATURES = ("inputs", "targets", "loss_weights", "token_types")
+# Features of a task that are ids of its vocabulary; the others are counts or switches.
+_IDS = ("inputs", "targets")
+
+
+class EncoderFeatureConverter(seqio.FeatureConverter):
+  """For masked language models: seqio's converter of that name, with loss weights and token types from the task.
+
+  Packed, two examples:
+    [{"inputs": [8, 9, 4, 1], "targets": [8, 7, 4, 1], "loss_weights": [0, 1, 0, 0], "token_types": [0, 0, 0, 0]},
+     {"inputs": [8, 9, 1], "targets": [8, 3, 1], "loss_weights": [0, 1, 0], "token_types": [0, 0, 0]}]
+  become, 8 long:
+     encoder_input_tokens [8, 9, 4, 1, 8, 9, 1, 0]
+    encoder_target_tokens [8, 7, 4, 1, 8, 3, 1, 0]
+     encoder_loss_weights [0, 1, 0, 0, 0, 1, 0, 0]
+      encoder_token_types [0, 0, 0, 0, 0, 0, 0, 0]
+      encoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
+        encoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
+  """
+
+  _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
+  TASK_FEATURES = dict.fromkeys(ENCODER_FEATURES, _SPEC)
+  MODEL_FEATURES = dict.fromkeys(
+    ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights", "encoder_token_types"), _SPEC
+  )
+  PACKING_FEATURE_DTYPES = {"encoder_segment_ids": tf.int32, "encoder_positions": tf.int32}
+
+  def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
+    def convert(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      model_features = {
+        "encoder_input_tokens": features["inputs"],
+        "encoder_target_tokens": features["targets"],
+        "encoder_loss_weights": features["loss_weights"],
+        "encoder_token_types": features["token_types"],
+      }
+      if self.pack:
+        model_features["encoder_segment_ids"] = features["inputs_segment_ids"]
+        model_features["encoder_positions"] = features["inputs_positions"]
+      return model_features
+
+    return self._pack_or_pad(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+
+  def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
+    """All features are as long as the inputs."""
+    names = [*self.MODEL_FEATURES, *(self.PACKING_FEATURE_DTYPES if self.pack else ())]
+    return dict.fromkeys(names, task_feature_lengths["inputs"])
+
+
+# architecture -> its feature converter
+FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
+  "encoder_decoder": seqio.EncDecFeatureConverter,
+  # "inputs" and "targets" one after the other, the loss on targets; or "targets" alone.
+  "decoder_only": seqio.DecoderFeatureConverter,
+  "encoder_only": EncoderFeatureConverter,
+}
+
+
+def feature_lengths(
+  architecture: str, features: Sequence[str], *, inputs_length: int, targets_length: int
+) -> dict[str, int]:
+  """How long each feature of a task may be, in the order that the converter expects.
+
+  Args:
+    architecture: a key of `FEATURE_CONVERTERS`.
+    features: those that the task yields.
+    inputs_length, targets_length: of the config; an encoder alone has but inputs, whose targets are as long.
+
+  Raises:
+    UserError: no such architecture.
+  """
+  if architecture not in FEATURE_CONVERTERS:
+    raise UserError(f"architecture {architecture!r}: no feature converter; there are {', '.join(FEATURE_CONVERTERS)}")
+  if architecture == "encoder_only":
+    return dict.fromkeys(ENCODER_FEATURES, inputs_length)
+  lengths = {"inputs": inputs_length, "targets": targets_length}
+  return lengths if architecture == "encoder_decoder" or "inputs" in features else {"targets": targets_length}
+
+
+def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, int]:
+  """Positions of the encoder and of the decoder, given `feature_lengths`."""
+  if architecture == "encoder_only":
+    return {"encoder": lengths["inputs"]}
+  if architecture == "decoder_only":
+    return {"decoder": sum(lengths.values())}
+  return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Completed:
+  """Adds what an architecture needs and a task need not say."""
+
+  architecture: str
+  vocabulary: seqio.Vocabulary
+
+  def __call__(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    features = dict(features)
+    if self.architecture == "encoder_decoder" and "inputs" not in features:
+      # A language model without a prompt: the encoder has one token to read.
+      features["inputs"] = tf.constant([self.vocabulary.eos_id], tf.int32)
+    if self.architecture == "encoder_only":
+      inputs = features["inputs"]
+      if "loss_weights" not in features:
+        # seqio's convention: loss where there is a mask.
+        mask = vocabularies.mask_id(self.vocabulary)
+        features["loss_weights"] = tf.cast(inputs == mask, tf.int32)
+      features["token_types"] = token_types(features["targets"], vocabularies.sep_id(self.vocabulary))
+    return features
+
+
+def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
+  """Which part of a pair each token belongs to, as BERT counts them: 0 up to the first separator, 1 after it.
+
+  In:  [CLS] a b [SEP] c [SEP]
+  Out: [0, 0, 0, 0, 1, 1]
+  """
+  if sep_id is None:
+    return tf.zeros_like(tokens)
+  before = tf.cumsum(tf.cast(tokens == sep_id, tf.int32), exclusive=True)
+  return tf.minimum(before, 1)
+
+
+def convert(
+  examples: tf.data.Dataset,
+  architecture: str,
+  lengths: Mapping[str, int],
+  *,
+  vocabulary: seqio.Vocabulary,
+  pack: bool,
+) -> tf.data.Dataset:
+  """Model features of one example, or of one packed sequence, after another.
+
+  seqio pads with 0, and finds padding by it.  While it converts, every number is one higher than it is, so that the
+  vocabulary's token 0 and a weight of 0 are not taken for padding.
+
+  Args:
+    examples: what a task yields.
+    architecture: a key of `FEATURE_CONVERTERS`.
+    lengths: see `feature_lengths`.
+    vocabulary: of the targets.
+    pack: several examples in one sequence.
+  """
+  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and architecture != "encoder_only"
+  shift = 0 if zero_is_padding else 1
+  bos_id = vocabularies.bos_id(vocabulary)
+  converter = FEATURE_CONVERTERS[architecture](pack=pack, apply_length_check=False, bos_id=bos_id + shift)
+  complete = _Completed(architecture, vocabulary)
+  names = tuple(lengths)
+  raised = examples.map(
+    lambda features: {name: tf.cast(x, tf.int32) + shift for name, x in complete(features).items() if name in names},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+  converted = converter(raised, lengths)
+  if not shift:
+    return converted
+  padding = max(vocabulary.pad_id, 0)
+
+  def lower(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    features = dict(features)
+    for side in ("encoder", "decoder"):
+      tokens = features.get(f"{side}_input_tokens" if side == "encoder" else f"{side}_target_tokens")
+      if tokens is not None:
+        # A model that finds no segment ids takes id 0 for padding.
+        features.setdefault(f"{side}_segment_ids", tf.cast(tokens > 0, tf.int32))
+    for name, x in features.items():
+      if name.endswith("_tokens"):
+        features[name] = tf.where(x > 0, x - 1, padding)
+      elif name in ("encoder_loss_weights", "encoder_token_types"):
+        features[name] = tf.maximum(x - 1, 0)
+    return features
+
+  return converted.map(lower, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,329 @@
+"""Training vocabularies on text of one's own: SentencePiece, WordPiece, byte-level BPE; the command `t2t vocab`."""
+
+import argparse
+import collections
+from collections.abc import Iterable, Iterator
+import contextlib
+import io
+import pathlib
+import re
+
+from absl import logging
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from t2t import UserError
+from t2t.data import cache, progress
+
+
+def train_sentencepiece(
+  texts: Iterable[str],
+  *,
+  size: int,
+  output_dir: str | pathlib.Path,
+  max_sentences: int = 1_000_000,
+  character_coverage: float = 0.9995,
+) -> pathlib.Path:
+  """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
+
+  Args:
+    texts: documents; long ones are cut into pieces of at most 4,000 bytes at spaces.
+    size: number of pieces, the three special ones included.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+    character_coverage: part of the characters that get a piece; 1.0 for small alphabets, T5 had 0.9995.
+
+  Returns:
+    The path of the model.
+
+  Raises:
+    UserError: no text, or more pieces asked for than the text can give; says the largest number that works.
+
+  Source: Kudo 2018 (unigram), Raffel et al. 2020 section 2.2.1 (the special pieces).
+  """
+  if size < 4:
+    raise UserError(f"--size {size}: a vocabulary needs room for pad, </s>, <unk> and at least one piece")
+  model = io.BytesIO()
+  lines = _lines(texts, max_sentences)
+  first = next(lines, None)
+  if first is None:
+    raise UserError("--input: there is no text to train a vocabulary on")
+
+  def with_first():
+    yield first
+    yield from lines
+
+  try:
+    with _quiet():
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=with_first(),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=size,
+        character_coverage=character_coverage,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        pad_piece="<pad>",
+        max_sentence_length=_MAX_LINE_BYTES + 1,
+        # The default 1,000,000 suits corpora of gigabytes; a small vocabulary of a small corpus needs far fewer seeds.
+        seed_sentencepiece_size=min(1_000_000, max(20 * size, 50_000)),
+        train_extremely_large_corpus=False,
+        minloglevel=2,
+      )
+  except (RuntimeError, OSError) as error:
+    raise _trainer_error(error, size) from error
+  path = pathlib.Path(output_dir) / "spiece.model"
+  cache.write_atomically(path, model.getvalue())
+  return path
+
+
+_MAX_LINE_BYTES = 4000
+
+
+def _lines(texts: Iterable[str], max_sentences: int):
+  """Lines that the trainer takes whole; it would silently drop those that are longer than its limit."""
+  count = 0
+  for text in texts:
+    for line in text.splitlines():
+      line = line.strip().replace("\0", "")
+      while line:
+        if count >= max_sentences:
+          return
+        # A character has at most 4 bytes in UTF-8.
+        if len(line) <= _MAX_LINE_BYTES // 4 or len(line.encode()) <= _MAX_LINE_BYTES:
+          head, line = line, ""
+        else:
+          cut = line.rfind(" ", 1, _MAX_LINE_BYTES // 4)
+          cut = cut if cut > 0 else _MAX_LINE_BYTES // 4
+          head, line = line[:cut], line[cut:].lstrip()
+        count += 1
+        yield head
+
+
+@contextlib.contextmanager
+def _quiet():
+  """SentencePiece's progress is hundreds of lines; ours is two."""
+  logging.info("training a SentencePiece vocabulary ...")
+  yield
+  logging.info("training a SentencePiece vocabulary: done")
+
+
+def _trainer_error(error: Exception, size: int) -> UserError:
+  message = str(error)
+  largest = re.search(r"set it to a value <= (\d+)", message)
+  if largest:
+    return UserError(f"--size {size}: too large for this text; the largest that works is {largest.group(1)}")
+  required = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
+  if required:
+    return UserError(
+      f"--size {size}: too small, the characters of this text alone need {required.group(2)};"
+      " take at least a few times that, or lower --character_coverage"
+    )
+  return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
+
+
+_ALPHABET_SIZE = 1000  # characters that get a piece, the most frequent ones; BERT's uncased vocabulary has 997
+
+
+def train_wordpiece(
+  texts: Iterable[str],
+  *,
+  size: int,
+  output_dir: str | pathlib.Path,
+  max_sentences: int = 1_000_000,
+  cased: bool = False,
+) -> pathlib.Path:
+  """Trains a WordPiece vocabulary that BERT can use ([PAD] 0, then [UNK], [CLS], [SEP], [MASK]), writes vocab.txt.
+
+  Args:
+    texts: documents.
+    size: number of pieces, the five special ones included.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+    cased: keep capitals and accents.
+
+  Returns:
+    The path of vocab.txt.
+
+  Raises:
+    UserError: no text, more pieces asked for than the text can give, or fewer than its characters need.
+
+  Source: Wu et al. 2016; the pieces are merged by frequency, as in BPE.
+  """
+  tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  documents = list(_whole(texts, max_sentences))
+  characters = collections.Counter()
+  for document in documents:
+    characters.update(tokenizer.normalizer.normalize_str(document))
+  alphabet = [character for character, _ in sorted(characters.items(), key=lambda item: (-item[1], item[0]))]
+  alphabet = [character for character in alphabet if not character.isspace()][:_ALPHABET_SIZE]
+  inner = [f"##{c}" for c in sorted(alphabet) if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1]
+  # The trainer would number the inner letters as they come out of a hash table, another way in each process, and
+  # settle ties by those numbers: named as if they were special they come first and in order.
+  special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=size,
+    special_tokens=[*special, *inner],
+    initial_alphabet=alphabet,
+    limit_alphabet=_ALPHABET_SIZE,
+    show_progress=False,
+  )
+  _train(tokenizer, trainer, documents, size)
+  ids = tokenizer.get_vocab()
+  path = pathlib.Path(output_dir) / "vocab.txt"
+  cache.write_atomically(path, "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__)).encode())
+  return path
+
+
+def train_bpe(
+  texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path, max_sentences: int = 1_000_000
+) -> pathlib.Path:
+  """Trains a byte-level BPE vocabulary (<pad> 0, </s> 1, then the 256 bytes) and writes tokenizer.json.
+
+  Args:
+    texts: documents.
+    size: number of pieces, the special ones and the bytes included.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+
+  Returns:
+    The path of tokenizer.json.
+
+  Raises:
+    UserError: no text, more pieces asked for than the text can give, or fewer than the 256 bytes need.
+
+  Source: Radford et al. 2019, section 2.2.
+  """
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=size,
+    special_tokens=["<pad>", "</s>"],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  _train(tokenizer, trainer, _whole(texts, max_sentences), size)
+  path = pathlib.Path(output_dir) / "tokenizer.json"
+  cache.write_atomically(path, tokenizer.to_str(pretty=True).encode())
+  return path
+
+
+def _whole(texts: Iterable[str], max_sentences: int) -> Iterator[str]:
+  """Documents as they are, since byte-level BPE has pieces for line breaks, until there are enough lines."""
+  lines = 0
+  for text in texts:
+    if lines >= max_sentences:
+      return
+    lines += text.count("\n") + 1
+    yield text
+
+
+def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], size: int) -> None:
+  empty = True
+
+  def noted():
+    nonlocal empty
+    for document in documents:
+      empty = False
+      yield document
+
+  logging.info("training a vocabulary ...")
+  tokenizer.train_from_iterator(noted(), trainer)
+  logging.info("training a vocabulary: done")
+  if empty:
+    raise UserError("--input: there is no text to train a vocabulary on")
+  found = tokenizer.get_vocab_size()
+  if found < size:
+    raise UserError(f"--size {size}: too large for this text; the largest that works is {found}")
+  if found > size:
+    raise UserError(f"--size {size}: too small, special pieces and single characters alone are {found}")
+
+
+# --type -> what is trained, the file that is written
+_TRAINERS = {
+  "sentencepiece": (train_sentencepiece, "spiece.model"),
+  "wordpiece": (train_wordpiece, "vocab.txt"),
+  "bpe": (train_bpe, "tokenizer.json"),
+}
+
+
+def main(argv: list[str]) -> int:
+  """`t2t vocab train`: trains a vocabulary on the user's files.
+
+  Args:
+    argv: what follows `t2t vocab`.
+
+  Raises:
+    UserError: input that cannot be read or is too small, or an output that is there already.
+  """
+  parser = argparse.ArgumentParser(prog="t2t vocab", description="Vocabularies for your own text.")
+  commands = parser.add_subparsers(dest="command", required=True)
+  train = commands.add_parser(
+    "train",
+    help="train a vocabulary on your own text",
+    description="Trains a vocabulary and writes it as one file:\n\n"
+    "  sentencepiece  unigram model with T5's special ids (pad 0, </s> 1,\n"
+    "                 <unk> 2, no sentinels): spiece.model\n"
+    "  wordpiece      as BERT's, without capitals and accents: vocab.txt\n"
+    "  bpe            byte-level, as GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
+    "Use it with --config.data.vocabulary=DIR/FILE.",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="example:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary",
+  )
+  train.add_argument("--type", choices=_TRAINERS, default="sentencepiece", help="default: sentencepiece")
+  train.add_argument("--input", required=True, help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
+  train.add_argument(
+    "--field", default="text", help="text field of JSON lines, Parquet and TFRecord files; default: text"
+  )
+  train.add_argument("--size", type=int, default=32_000, help="number of pieces, special ones included; default: 32000")
+  train.add_argument("--output", required=True, help="folder to write the file in")
+  train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
+  train.add_argument(
+    "--character_coverage", type=float, help="sentencepiece: part of the characters to give a piece; default: 0.9995"
+  )
+  train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
+  train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
+  arguments = parser.parse_args(argv)
+
+  # Imported here: only this command reads files, and it brings TensorFlow along.
+  from t2t.data import sources, vocabularies
+
+  function, name = _TRAINERS[arguments.type]
+  options = {}
+  if arguments.character_coverage is not None:
+    if arguments.type != "sentencepiece":
+      raise UserError(f"--character_coverage: only for --type sentencepiece, not {arguments.type}")
+    options["character_coverage"] = arguments.character_coverage
+  if arguments.cased:
+    if arguments.type != "wordpiece":
+      raise UserError(f"--cased: only for --type wordpiece; {arguments.type} keeps capitals anyway")
+    options["cased"] = True
+  path = pathlib.Path(arguments.output).expanduser() / name
+  if path.exists() and not arguments.overwrite:
+    raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
+  files = sources.find_files(arguments.input, where="--input")
+  examples: list[str] = []
+
+  def texts():
+    for file in progress.track(files, "reading text"):
+      for text in sources.read_texts(file, field=arguments.field, where="--input"):
+        if len(examples) < 3:
+          examples.append(" ".join(text.split())[:80])
+        yield text
+
+  written = function(
+    texts(), size=arguments.size, output_dir=path.parent, max_sentences=arguments.max_sentences, **options
+  )
+  vocabulary = vocabularies.load(str(written), extra_ids=0)
+  pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
+  named = [f"{pieces[i]} {i}" for i in sorted(vocabularies.special_ids(vocabulary))]
+  print(f"wrote {written}: {len(pieces)} pieces ({', '.join(named)})")
+  for text in examples:
+    print(f"  {text}\n    {' '.join(pieces[i] for i in vocabulary.encode(text))}")
+  return 0

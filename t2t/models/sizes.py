@@ -1,0 +1,257 @@
+"""The published shapes of Transformers: one function for each family, from the name of a size to its fields.
+
+The fields are those of `TransformerConfig`, all of them, as a dict that a config may change.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.models.config import TransformerConfig
+
+# embed_dim, num_heads, head_dim, mlp_dim, layers (encoder and decoder each).
+# 1.0: Raffel et al. 2020, section 3.7 (3B and 11B are its xl and xxl); 1.1: Shazeer 2020 and the released t5.1.1
+# checkpoints; mT5: Xue et al. 2021; ByT5: Xue et al. 2022, table 1 (encoder and decoder layers differ).
+_T5_1_0 = {
+  "small": (512, 8, 64, 2048, 6),
+  "base": (768, 12, 64, 3072, 12),
+  "large": (1024, 16, 64, 4096, 24),
+  "xl": (1024, 32, 128, 16384, 24),
+  "xxl": (1024, 128, 128, 65536, 24),
+}
+_T5_1_1 = {
+  "small": (512, 6, 64, 1024, 8),
+  "base": (768, 12, 64, 2048, 12),
+  "large": (1024, 16, 64, 2816, 24),
+  "xl": (2048, 32, 64, 5120, 24),
+  "xxl": (4096, 64, 64, 10240, 24),
+}
+_BYT5 = {
+  "small": (1472, 6, 64, 3584, 12, 4),
+  "base": (1536, 12, 64, 3968, 18, 6),
+  "large": (1536, 16, 64, 3840, 36, 12),
+  "xl": (2560, 32, 64, 6720, 36, 12),
+  "xxl": (4672, 64, 64, 12352, 36, 12),
+}
+# embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
+_BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
+# Warner et al. 2024, table 4.
+_MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
+# Radford et al. 2019, table 2, as released: small is the 124 M that is often called gpt2.
+_GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
+_GPT2["xl"] = (1600, 25, 6400, 48)
+# embed_dim, heads, kv heads, head_dim, mlp_dim, layers.  Touvron et al. 2023; 1b is TinyLlama (Zhang et al. 2024).
+_LLAMA2 = {
+  "1b": (2048, 32, 4, 64, 5632, 22),
+  "7b": (4096, 32, 32, 128, 11008, 32),
+  "13b": (5120, 40, 40, 128, 13824, 40),
+}
+# Llama team 2024, table 3.
+_LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32)}
+# Tay et al. 2023, section 5.
+_UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
+
+T5_SIZES = tuple(_T5_1_1)
+BERT_SIZES = tuple(_BERT)
+MODERN_BERT_SIZES = tuple(_MODERN_BERT)
+GPT2_SIZES = tuple(_GPT2)
+LLAMA2_SIZES = tuple(_LLAMA2)
+LLAMA3_SIZES = tuple(_LLAMA3)
+UL2_SIZES = tuple(_UL2)
+
+
+def _row(table: Mapping[str, tuple], size: str) -> tuple:
+  if size not in table:
+    raise UserError(f"unknown size {size!r}: known are {', '.join(table)}{did_you_mean(size, table)}")
+  return table[size]
+
+
+def _fields(**fields: Any) -> dict[str, Any]:
+  """All fields of `TransformerConfig`: a config that took another family's keeps nothing of it."""
+  return dataclasses.asdict(TransformerConfig(**fields))
+
+
+def _t5(table: Mapping[str, tuple], size: str, **others: Any) -> dict[str, Any]:
+  embed_dim, num_heads, head_dim, mlp_dim, num_encoder_layers, *rest = _row(table, size)
+  return _fields(
+    architecture="encoder_decoder",
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=head_dim,
+    mlp_dim=mlp_dim,
+    num_encoder_layers=num_encoder_layers,
+    num_decoder_layers=rest[0] if rest else num_encoder_layers,
+    **others,
+  )
+
+
+def t5_1_0(size: str) -> dict[str, Any]:
+  """The original T5: relu, logits from the embedding."""
+  return _t5(_T5_1_0, size, vocab_size=32_128, mlp_activation="relu", tied_logits=True)
+
+
+def t5_1_1(size: str) -> dict[str, Any]:
+  """T5 1.1: gated gelu, logits of their own."""
+  return _t5(_T5_1_1, size, vocab_size=32_128)
+
+
+def mt5(size: str) -> dict[str, Any]:
+  """mT5: T5 1.1 over 101 languages, 250,112 rows in the embedding."""
+  # The released mT5 small has 6 heads and 8 layers as 1.1 small; all sizes agree with 1.1.
+  return _t5(_T5_1_1, size, vocab_size=250_112)
+
+
+def byt5(size: str) -> dict[str, Any]:
+  """ByT5: bytes instead of pieces, a deep encoder and a shallow decoder."""
+  return _t5(_BYT5, size, vocab_size=384)
+
+
+def modern_t5(size: str) -> dict[str, Any]:
+  """An encoder-decoder of T5 1.1's sizes from today's parts: rotary positions, grouped queries, SwiGLU, QK-norm.
+
+  One head of keys and values for four of queries (three in small).
+  """
+  fields = t5_1_1(size)
+  group = 4 if fields["num_heads"] % 4 == 0 else 3
+  return fields | dict(
+    positions="rotary",
+    num_kv_heads=fields["num_heads"] // group,
+    scale_attention=True,
+    qk_norm=True,
+    mlp_activation="gated_silu",
+    init_scale=0.02,
+  )
+
+
+def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
+  embed_dim, num_heads, mlp_dim, num_layers = row
+  return _fields(
+    architecture="encoder_only",
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=embed_dim // num_heads,
+    mlp_dim=mlp_dim,
+    num_encoder_layers=num_layers,
+    scale_attention=True,
+    norm="layer",
+    embedding_norm=True,
+    tied_logits=True,
+    logits_transform=True,
+    init_scale=0.02,
+    t5_dropout=False,
+    **others,
+  )
+
+
+def bert(size: str) -> dict[str, Any]:
+  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments, a pooler."""
+  return _encoder(
+    _row(_BERT, size),
+    vocab_size=30_522,
+    positions="learned",
+    max_length=512,
+    segment_types=2,
+    post_norm=True,
+    biases=True,
+    norm_epsilon=1e-12,
+    mlp_activation="gelu",
+    pooler=True,
+    dropout_rate=0.1,
+  )
+
+
+def roberta(size: str) -> dict[str, Any]:
+  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, one segment and no pooler."""
+  # Its positions count from the padding id, 1, plus 1: the first two rows of the table are never looked up.
+  changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, pooler=False, position_offset=2)
+  return bert(size) | changed
+
+
+def albert(size: str) -> dict[str, Any]:
+  """ALBERT version 2 (Lan et al. 2020): one layer run twelve times, an embedding of 128 features projected up."""
+  changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
+  return bert(size) | changed
+
+
+def modern_bert(size: str) -> dict[str, Any]:
+  """ModernBERT (Warner et al. 2024): rotary positions, norms before the branches, GeGLU, every third layer global."""
+  return _encoder(
+    _row(_MODERN_BERT, size),
+    vocab_size=50_368,
+    positions="rotary",
+    rotary_base=160_000.0,
+    local_rotary_base=10_000.0,
+    attention_window=64,
+    global_attention_every=3,
+    norm_epsilon=1e-5,
+    mlp_activation="gated_gelu_exact",
+  )
+
+
+def gpt2(size: str) -> dict[str, Any]:
+  """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, logits from the embedding."""
+  embed_dim, num_heads, mlp_dim, num_layers = _row(_GPT2, size)
+  return _fields(
+    architecture="decoder_only",
+    vocab_size=50_257,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=embed_dim // num_heads,
+    mlp_dim=mlp_dim,
+    num_decoder_layers=num_layers,
+    positions="learned",
+    max_length=1024,
+    scale_attention=True,
+    norm="layer",
+    norm_epsilon=1e-5,
+    biases=True,
+    mlp_activation="gelu_tanh",
+    tied_logits=True,
+    init_scale=0.02,
+    t5_dropout=False,
+  )
+
+
+def prefix_lm(size: str) -> dict[str, Any]:
+  """A T5 1.1 without its encoder: one stack reads the inputs in both directions and writes the targets.
+
+  Source: Raffel et al. 2020, section 3.2.1 ("prefix LM").
+  """
+  changed = dict(architecture="decoder_only", num_encoder_layers=0, bidirectional_prefix=True)
+  return t5_1_1(size) | changed
+
+
+def ul2(size: str) -> dict[str, Any]:
+  """UL2 (Tay et al. 2023): T5 1.1 with SwiGLU."""
+  return _t5(_UL2, size, vocab_size=32_128, mlp_activation="gated_silu")
+
+
+def _llama(row: tuple[int, ...], **others: Any) -> dict[str, Any]:
+  embed_dim, num_heads, num_kv_heads, head_dim, mlp_dim, num_layers = row
+  return _fields(
+    architecture="decoder_only",
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    num_kv_heads=num_kv_heads if num_kv_heads < num_heads else 0,
+    head_dim=head_dim,
+    mlp_dim=mlp_dim,
+    num_decoder_layers=num_layers,
+    positions="rotary",
+    scale_attention=True,
+    norm_epsilon=1e-5,
+    mlp_activation="gated_silu",
+    init_scale=0.02,
+    t5_dropout=False,
+    **others,
+  )
+
+
+def llama2(size: str) -> dict[str, Any]:
+  """Llama 2 (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU; 1b with grouped queries."""
+  return _llama(_row(_LLAMA2, size), vocab_size=32_000)
+
+
+def llama3(size: str) -> dict[str, Any]:
+  """Llama 3 (Llama team 2024): grouped queries and a vocabulary of 128,256."""
+  return _llama(_row(_LLAMA3, size), vocab_size=128_256, rotary_base=500_000.0)

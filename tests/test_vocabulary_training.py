@@ -1,0 +1,95 @@
+"""Training vocabularies, by function and by command."""
+
+import pytest
+
+from t2t import UserError
+from t2t.data import vocabularies, vocabulary_training
+
+TEXT = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs in the garden" for i in range(300)]
+
+
+def argv_for(folder, *options):
+  (folder / "text.txt").write_text("\n".join(TEXT))
+  return ["train", "--input", str(folder / "*.txt"), "--output", str(folder / "vocabulary"), *options]
+
+
+def test_sentencepiece(tmp_path, capsys):
+  """The command writes a model that `load` takes, shows three lines, and does not overwrite."""
+  argv = argv_for(tmp_path, "--size", "80")
+  assert vocabulary_training.main(argv) == 0
+  shown = capsys.readouterr().out.splitlines()
+  assert "spiece.model: 80 pieces (<pad> 0, </s> 1, <unk> 2)" in shown[0] and len(shown) == 1 + 2 * 3
+  vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
+  assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
+  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
+  with pytest.raises(UserError, match="exists already.*--overwrite"):
+    vocabulary_training.main(argv)
+  with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
+    vocabulary_training.main([*argv, "--overwrite", "--size", "30000"])
+  with pytest.raises(UserError, match="--input: no file matches"):
+    vocabulary_training.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
+
+
+def test_wordpiece(tmp_path, capsys):
+  argv = argv_for(tmp_path, "--type", "wordpiece", "--size", "120")
+  assert vocabulary_training.main(argv) == 0
+  shown = capsys.readouterr().out.splitlines()
+  assert "vocab.txt: 120 pieces ([PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4)" in shown[0] and len(shown) == 1 + 2 * 3
+  vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
+  assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
+  assert vocabulary.encode("THE FÓX") == vocabulary.encode("the fox")
+  with pytest.raises(UserError, match="exists already.*--overwrite"):
+    vocabulary_training.main(argv)
+  with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
+    vocabulary_training.main([*argv, "--overwrite", "--size", "30000"])
+  with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
+    vocabulary_training.main([*argv, "--overwrite", "--size", "10"])
+
+
+def test_cased_wordpiece(tmp_path):
+  path = vocabulary_training.train_wordpiece(["The cat saw The dog"] * 5, size=30, output_dir=tmp_path, cased=True)
+  vocabulary = vocabularies.load(str(path), extra_ids=0)
+  assert vocabulary.decode(vocabulary.encode("The cat")) == "The cat"
+
+
+def test_bpe(tmp_path, capsys):
+  """Every byte has a piece, so that any text comes back; line breaks are learned."""
+  argv = argv_for(tmp_path, "--type", "bpe", "--size", "300")
+  assert vocabulary_training.main(argv) == 0
+  assert "tokenizer.json: 300 pieces (<pad> 0, </s> 1)" in capsys.readouterr().out
+  vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
+  assert (vocabulary.vocab_size, vocabulary.pad_id, vocabulary.eos_id) == (310, 0, 1)
+  text = "the fox\n\n  naïve 校服 😀"
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+  assert len(vocabulary.encode(TEXT[0])) < len(TEXT[0]) / 2
+  with pytest.raises(UserError, match="--size 200: too small, .* alone are 258"):
+    vocabulary_training.main([*argv, "--overwrite", "--size", "200"])
+
+
+def test_the_same_text_gives_the_same_vocabulary(tmp_path):
+  for function in (vocabulary_training.train_wordpiece, vocabulary_training.train_bpe):
+    written = [function(TEXT, size=280, output_dir=tmp_path / str(i)).read_bytes() for i in range(3)]
+    assert written[0] == written[1] == written[2]
+
+
+def test_no_text(tmp_path):
+  for function in (
+    vocabulary_training.train_sentencepiece,
+    vocabulary_training.train_wordpiece,
+    vocabulary_training.train_bpe,
+  ):
+    with pytest.raises(UserError, match="--input: there is no text"):
+      function([], size=300, output_dir=tmp_path)
+
+
+def test_options_of_another_type(tmp_path):
+  with pytest.raises(UserError, match="--cased: only for --type wordpiece"):
+    vocabulary_training.main(argv_for(tmp_path, "--cased"))
+  with pytest.raises(UserError, match="--character_coverage: only for --type sentencepiece, not bpe"):
+    vocabulary_training.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
+
+
+def test_long_lines_are_cut_and_not_dropped():
+  text = "word " * 3000
+  lines = list(vocabulary_training._lines([text], 100))
+  assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()
