@@ -3,9 +3,10 @@
   python benchmarks/matrix.py                                   # all cells: about half an hour on two cores
   python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps 300
 
-Each cell is a `t2t train` of the tiny config: the same text, vocabulary, width, depth, optimizer and steps, and batches of the same number of positions (inputs and targets together).  Prints a table, writes matrix.json and curves
-of the held-out loss, matrix.png.  A held-out loss is comparable within an objective: other objectives have other
-targets, which the loss of the unigram model on those targets tells.
+Each cell is a `t2t train` of the tiny config: the same text, vocabulary, width, depth, optimizer and steps, and batches
+of the same number of positions (inputs and targets together).  Prints a table, writes matrix.json and curves of the
+held-out loss, matrix.png.  A held-out loss is comparable within an objective: other objectives have other targets,
+which the loss of the unigram model on those targets tells.
 """
 
 import argparse

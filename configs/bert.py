@@ -18,6 +18,7 @@ def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = default.get_config()
   config.model.update(sizes.bert(size))
+  config.model.vocab_size = 30_592  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"base": "none", "large": "minimal"}[size]
   config.data.mixture = "wikipedia_masked_lm"
   config.data.task_modules = ("t2t.tasks.wikipedia",)

@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
   config.data.train_split = "train"  # of the mixture
   config.data.eval_split = "validation"  # of the mixture
-  config.data.vocabulary = ""  # "bytes" or a SentencePiece model; empty: the registered task's own
+  config.data.vocabulary = ""  # "bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task's
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
   config.data.targets_length = 114  # positions; 512 inputs at the density and span below make 114 targets

@@ -80,7 +80,7 @@ def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, 
 
 def _by_shard(x: jax.Array) -> jax.Array:
   """[batch, length, ...] -> [shards, tokens, ...]: what each shard of the batch holds."""
-  return x.reshape(sharding.num_batch_shards(), -1, *x.shape[2:])
+  return x.reshape(sharding.num_shards("batch"), -1, *x.shape[2:])
 
 
 def _weighted_first(weights: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -30,7 +30,7 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "buckets": (None, None),
   "positions": (None, None),
   "segments": (None, None),
-  "factor": (None, None),
+  "factor": (None, "fsdp"),
 }
 
 
@@ -156,12 +156,6 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def num_batch_shards(mesh: jax.sharding.Mesh | None = None) -> int:
-  """In how many parts a batch is split over `mesh`, by default the one that is set; without a mesh 1."""
-  shape = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
-  return math.prod(shape.get(axis, 1) for axis in RULES["batch"][0])
-
-
 def logical_axes(path: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
   """The axis names of a parameter; a stacked layer has one more dimension than its module declared."""
   if len(shape) == len(axes) + 1:
@@ -198,9 +192,9 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
   return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(one, params, is_leaf=is_variable))
 
 
-def num_shards(axis: str) -> int:
-  """In how many parts an activation is split along this logical axis, over the mesh that is set; without a mesh 1."""
-  shape, names = jax.sharding.get_abstract_mesh().shape, RULES[axis][0]
+def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
+  """In how many parts an activation is split along a logical axis, on `mesh` or else the one that is set; or 1."""
+  shape, names = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape, RULES[axis][0]
   return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
 

@@ -235,7 +235,7 @@ def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   ):
     if config[section][key] < 1:
       raise UserError(f"config.{section}.{key}={config[section][key]}: must be at least 1")
-  shards = sharding.num_batch_shards(mesh)
+  shards = sharding.num_shards("batch", mesh)
   rows = shards * config.train.microbatches
   if config.train.batch_size % rows:
     low = config.train.batch_size // rows * rows

@@ -123,7 +123,7 @@ def test_the_number_of_hosts_changes_nothing(data, mesh, num_hosts):
   whole = take(batches(data, mesh), 3)
   per_host = 8 // num_hosts
   hosts = {host: {(host * per_host, (host + 1) * per_host)} for host in range(num_hosts)}
-  task = pipeline._task(data)
+  task = pipeline.load_task(data)
   parts = []
   for host in range(num_hosts):
     own = streams.host_streams(hosts[host], batch_size=8, num_streams=4)
@@ -194,7 +194,7 @@ def test_held_out_text_is_not_trained_on(data, mesh):
   data = dataclasses.replace(data, pack=True)
   held_out = pipeline.eval_rows(data, "encoder_decoder", batch_size=8, max_batches=9)
   assert sum(batch["decoder_loss_weights"].sum() for batch in held_out) > 0
-  task = pipeline._task(data)
+  task = pipeline.load_task(data)
   texts = {
     split: {element["text"] for element in task.source.get_dataset(split).as_numpy_iterator()}
     for split in ("train", "validation")
@@ -321,7 +321,7 @@ def test_another_vocabulary_for_a_mixture(registered):
   data = dataclasses.replace(registered, vocabulary="bytes", extra_ids=50)
   pipeline.check(data, batch_size=8, model_vocab_size=384)
   assert pipeline.vocabulary(data).vocab_size == 309
-  assert pipeline._task(data).output_features["targets"].vocabulary.vocab_size == 309
+  assert pipeline.load_task(data).output_features["targets"].vocabulary.vocab_size == 309
   assert set(seqio.TaskRegistry.names()) - before == {"pipeline_test_task"}
 
 

@@ -70,10 +70,10 @@ def test_batch_lies_over_data_and_fsdp():
   mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
   assert sharding.batch_sharding(mesh).shard_shape((8, 5)) == (2, 5)
   assert sharding.replicated(mesh).shard_shape((8, 5)) == (8, 5)
-  assert sharding.num_batch_shards(mesh) == 4
-  assert sharding.num_batch_shards() == 1
+  assert sharding.num_shards("batch", mesh) == 4
+  assert sharding.num_shards("batch") == 1
   with jax.set_mesh(mesh):
-    assert sharding.num_batch_shards() == 4
+    assert sharding.num_shards("batch") == 4
 
 
 def test_parameters_lie_over_fsdp_and_tensor():

@@ -22,7 +22,7 @@ from t2t.data import converters, objectives, registry, scan, sources, streams, v
 DEFAULT_STREAMS = (
   8  # enough for two cores as for eight hosts, few enough that filling their buffers does not delay the start
 )
-_EVAL_SEED = 0  # held-out batches are the same in every run
+EVAL_SEED = 0  # held-out batches are the same in every run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DataConfig:
   # Splits of `mixture`.
   train_split: str = "train"
   eval_split: str = "validation"
-  # "bytes" or the path or URL of a SentencePiece .model; empty: the one that `mixture` was registered with.
+  # "bytes", or a file or folder that `vocabularies.load` knows; empty: the one that `mixture` was registered with.
   vocabulary: str = ""
   # Sentinels behind the vocabulary's own ids.
   extra_ids: int = 100
@@ -73,8 +73,8 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   """
   if data.files and not data.vocabulary:
     raise UserError(
-      'config.data.vocabulary is empty: with config.data.files, give "bytes" or the path of a SentencePiece .model file'
-      " (`t2t vocab train` makes one from your text)"
+      'config.data.vocabulary is empty: with config.data.files, give "bytes", or the path of a SentencePiece model, a'
+      " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
     )
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
@@ -106,7 +106,7 @@ def _with_vocabulary(
   )
 
 
-def _task(data: DataConfig) -> seqio.Task | seqio.Mixture:
+def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
   """The registered task or mixture, or one made for the user's files; the registry stays as it was."""
   if bool(data.files) == bool(data.mixture):
     raise UserError(
@@ -148,6 +148,59 @@ def _split(data: DataConfig, *, train: bool) -> str:
   return data.train_split if train else data.eval_split
 
 
+def task_examples(
+  data: DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  *,
+  split: str,
+  shuffle: bool,
+  seed: int,
+  shard_info: seqio.ShardInfo | None = None,
+  repeat: bool = False,
+  trim: bool = True,
+) -> tf.data.Dataset:
+  """What a task yields, one example after another, before a feature converter.
+
+  Args:
+    data: what is read.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    task: see `load_task`.
+    split: of the task.
+    shuffle: files and examples.
+    seed: of that and of the preprocessors' noise.
+    shard_info: which part of the data.
+    repeat: for ever.
+    trim: cut to `feature_lengths`, as training does.
+  """
+  lengths = feature_lengths(data, architecture, task)
+  return task.get_dataset(
+    sequence_length={name: length for name, length in lengths.items() if name in task.output_features},
+    split=split,
+    shuffle=shuffle,
+    seed=seed,
+    shard_info=shard_info,
+    # seqio repeats before it preprocesses: each epoch draws its own noise and its own order of files and examples.
+    num_epochs=None if repeat else 1,
+    trim_output_features=trim,
+    # A dataset cached in memory has one order for ever, and a position that cannot be saved in a few bytes.
+    try_in_mem_cache=False,
+  )
+
+
+def model_features(
+  data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, examples: tf.data.Dataset
+) -> tf.data.Dataset:
+  """What the model gets of a task's examples: features of one example, or of one packed sequence, after another."""
+  return converters.convert(
+    examples,
+    architecture,
+    feature_lengths(data, architecture, task),
+    vocabulary=task.output_features["targets"].vocabulary,
+    pack=data.pack,
+  )
+
+
 def _examples(
   data: DataConfig,
   architecture: str,
@@ -159,24 +212,21 @@ def _examples(
   repeat: bool = False,
 ) -> tf.data.Dataset:
   """Model features of one example (or of one packed sequence) after another."""
-  lengths = _feature_lengths(data, architecture, task)
-  examples = task.get_dataset(
-    sequence_length={name: length for name, length in lengths.items() if name in task.output_features},
+  examples = task_examples(
+    data,
+    architecture,
+    task,
     split=_split(data, train=train),
     shuffle=train,
     seed=seed,
     shard_info=shard_info,
-    # seqio repeats before it preprocesses: each epoch draws its own noise and its own order of files and examples.
-    num_epochs=None if repeat else 1,
-    # A dataset cached in memory has one order for ever, and a position that cannot be saved in a few bytes.
-    try_in_mem_cache=False,
+    repeat=repeat,
   )
-  return converters.convert(
-    examples, architecture, lengths, vocabulary=task.output_features["targets"].vocabulary, pack=data.pack
-  )
+  return model_features(data, architecture, task, examples)
 
 
-def _feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
+def feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
+  """How long each feature of the task may be."""
   return converters.feature_lengths(
     architecture, tuple(task.output_features), inputs_length=data.inputs_length, targets_length=data.targets_length
   )
@@ -184,10 +234,11 @@ def _feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seq
 
 def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
   """Positions of the model's "encoder" and "decoder" for this data."""
-  return converters.model_lengths(architecture, _feature_lengths(data, architecture, _task(data)))
+  return converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
 
 
-def _options(num_iterators: int) -> tf.data.Options:
+def dataset_options(num_iterators: int) -> tf.data.Options:
+  """How tf.data runs where so many iterators share the cores of a host."""
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
   options = tf.data.Options()
   options.deterministic = True
@@ -226,7 +277,7 @@ def stream_dataset(
   own_seed = int(np.random.SeedSequence([seed, stream]).generate_state(1)[0]) % 2**31
   shard_info = seqio.ShardInfo(index=stream, num_shards=num_streams) if num_streams > 1 else None
   examples = _examples(data, architecture, task, train=True, seed=own_seed, shard_info=shard_info, repeat=True)
-  return examples.batch(rows, drop_remainder=True).prefetch(2).with_options(_options(num_iterators))
+  return examples.batch(rows, drop_remainder=True).prefetch(2).with_options(dataset_options(num_iterators))
 
 
 # ---- What training calls ---------------------------------------------------------------------------------------------
@@ -269,7 +320,7 @@ def train_batches(
   Raises:
     UserError: what the user gave cannot be used.
   """
-  task = _task(data)
+  task = load_task(data)
   batch_sharding = sharding.batch_sharding(mesh)
   rows = streams.host_rows(batch_sharding, batch_size)
   documents = _num_documents(data)
@@ -309,8 +360,8 @@ def _num_documents(data: DataConfig) -> int | None:
 
 def eval_rows(data: DataConfig, architecture: str, *, batch_size: int, max_batches: int) -> list[dict[str, np.ndarray]]:
   """The held-out batches in the memory of this host, whole; see `eval_batches`."""
-  examples = _examples(data, architecture, _task(data), train=False, seed=_EVAL_SEED)
-  dataset = examples.batch(batch_size).take(max_batches).with_options(_options(1))
+  examples = _examples(data, architecture, load_task(data), train=False, seed=EVAL_SEED)
+  dataset = examples.batch(batch_size).take(max_batches).with_options(dataset_options(1))
   try:
     batches = [streams.arrays(features) for features in dataset]
   except tf.errors.OpError as error:
@@ -390,12 +441,12 @@ def check(
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
     vocabularies.check(vocabulary(data), model_vocab_size)
-  task = _task(data)
+  task = load_task(data)
   for objective in sorted(objectives.of(task)):
     objectives.check_fits(objective, architecture)
-  for side, length in converters.model_lengths(architecture, _feature_lengths(data, architecture, task)).items():
+  for side, length in converters.model_lengths(architecture, feature_lengths(data, architecture, task)).items():
     if model_max_length and length > model_max_length:
-      keys = [key for key in ("inputs", "targets") if key in _feature_lengths(data, architecture, task)]
+      keys = [key for key in ("inputs", "targets") if key in feature_lengths(data, architecture, task)]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
         f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
@@ -425,7 +476,7 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
     return
-  count = sum(1 for _ in itertools.islice(examples.with_options(_options(1)), batch_size))
+  count = sum(1 for _ in itertools.islice(examples.with_options(dataset_options(1)), batch_size))
   if count < batch_size:
     raise UserError(
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import pathlib
+import pkgutil
 import sys
 import traceback
 
@@ -13,32 +14,82 @@ import seqio
 
 from t2t import UserError
 
+_TASK_MODULES = "config.data.task_modules"
 
-def find(name: str, *, modules: Sequence[str]) -> seqio.Task | seqio.Mixture:
+
+def shipped() -> tuple[str, ...]:
+  """The modules of tasks that come with t2t; nothing is imported of them."""
+  package = importlib.import_module("t2t.tasks")
+  return tuple(f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__))
+
+
+def names() -> list[str]:
+  """Every registered task and mixture, sorted."""
+  return sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+
+
+def load(module: str, *, where: str = _TASK_MODULES) -> tuple[str, ...]:
+  """Imports a module or .py file; the names that it registered when it was first loaded, sorted.
+
+  Args:
+    module: an importable name, or the path of a .py file.
+    where: what the user set, for messages.
+
+  Raises:
+    UserError: it cannot be imported; says why, and in which line.
+  """
+  key = _module_name(module)
+  if key not in _loaded:
+    before = set(names())
+    _import(module, where=f"{where}: {module}")
+    _loaded[key] = tuple(name for name in names() if name not in before)
+  return _loaded[key]
+
+
+_loaded: dict[str, tuple[str, ...]] = {}
+
+
+def description(module: str) -> str:
+  """The first line of a loaded module's docstring, "" where it has none."""
+  return (sys.modules[_module_name(module)].__doc__ or "").strip().partition("\n")[0]
+
+
+def _module_name(module: str) -> str:
+  if not module.endswith(".py"):
+    return module
+  # Named for its whole path: two files called tasks.py are two modules, and the same file is imported once.
+  path = pathlib.Path(module).expanduser()
+  return f"t2t_task_module_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+
+
+def find(
+  name: str, *, modules: Sequence[str], where: str = "config.data.mixture=", modules_where: str = _TASK_MODULES
+) -> seqio.Task | seqio.Mixture:
   """The task or mixture of this name.
 
   Args:
     name: as registered.
     modules: modules or .py files, imported first.
+    where: what stands before the name in messages.
+    modules_where: what the user names modules with.
 
   Raises:
     UserError: a module that cannot be imported, or no such name; lists the nearest, and what was imported.
   """
   for module in modules:
-    _import(module)
-  known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    load(module, where=modules_where)
+  known = names()
   if name in known:
     return seqio.get_mixture_or_task(name)
   near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:10]
   raise UserError(
-    f"config.data.mixture={name}: no task or mixture of that name;"
+    f"{where}{name}: no task or mixture of that name;"
     f" {'the nearest are ' + ', '.join(near) if near else 'none is registered'}."
-    f" Imported from config.data.task_modules: {', '.join(modules) or 'nothing'}"
+    f" Imported: {', '.join(modules) or 'nothing'}; {modules_where} names modules"
   )
 
 
-def _import(module: str) -> None:
-  where = f"config.data.task_modules: {module}"
+def _import(module: str, *, where: str) -> None:
   try:
     if module.endswith(".py"):
       _import_file(pathlib.Path(module).expanduser(), where=where)
@@ -58,8 +109,7 @@ def _import(module: str) -> None:
 def _import_file(path: pathlib.Path, *, where: str) -> None:
   if not path.is_file():
     raise UserError(f"{where}: no such file")
-  # Named for its whole path: two files called tasks.py are two modules, and the same file is imported once.
-  name = f"t2t_task_module_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+  name = _module_name(str(path))
   if name in sys.modules:
     return
   spec = importlib.util.spec_from_file_location(name, path)

@@ -44,7 +44,7 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
   try:
     indices = batch_sharding.devices_indices_map((batch_size,))
   except ValueError as error:
-    parts = sharding.num_batch_shards(batch_sharding.mesh)
+    parts = sharding.num_shards("batch", batch_sharding.mesh)
     raise UserError(
       f"config.train.batch_size={batch_size} does not divide over the mesh's axes data and fsdp, {parts} parts;"
       f" a multiple of {parts} does, for example {max(1, round(batch_size / parts)) * parts}"

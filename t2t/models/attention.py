@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import sharding
-from t2t.models import cpu, layers
+from t2t.models import cpu, kernels, layers
 from t2t.models.config import TransformerConfig
 
 
@@ -170,6 +170,21 @@ def attend(
     [batch, heads, query, kv] in the dtype of `query`.
   """
   dropped = dropout_key is not None and dropout_rate > 0.0
+  choice = kernels.choose(
+    query.shape,
+    keys.shape,
+    query.dtype,
+    mask,
+    platform=sharding.platform(),
+    bias=bias is not None,
+    dropout=dropped,
+    compute_capability=kernels.compute_capability(),
+    batch_shards=sharding.num_shards("batch"),
+    head_shards=sharding.num_shards("heads"),
+  )
+  # Only decoding has an offset, and one query, for which no kernel is made.
+  if choice.kernel != "plain" and isinstance(mask.query_offset, int):
+    return kernels.attend(query, keys, values, mask, kernel=choice.kernel)
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped:

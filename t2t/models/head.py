@@ -56,8 +56,7 @@ class Head(nnx.Module):
     scale, rows = layers.into(config, config.embed_dim), config.vocab_size
     self.projection = None if config.tied_logits else layers.param(rngs, (width, rows), (axis, "vocab"), scale=scale)
     if config.logits_transform:
-      out_axis = None if axis == "embed" else axis  # a square matrix is split along one of its sides
-      self.transform = layers.param(rngs, (config.embed_dim, width), ("embed", out_axis), scale=scale)
+      self.transform = layers.param(rngs, (config.embed_dim, width), ("embed", None), scale=scale)
       self.transform_bias = layers.bias(config, width, axis)
       self.norm = layers.Norm(config, width, axis=axis)
       self.bias = nnx.Param(jnp.zeros(rows, jnp.float32), axes=("vocab",))

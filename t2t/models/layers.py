@@ -116,7 +116,7 @@ class Embed(nnx.Module):
     self.segments = param(rngs, (types, width), ("segments", axis), scale=scale) if types else None
     self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
     factored = bool(config.embedding_dim)
-    shape, axes = (width, config.embed_dim), ("factor", "embed")
+    shape, axes = (width, config.embed_dim), ("factor", None)
     self.projection = param(rngs, shape, axes, scale=into(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
     self.position_offset = config.position_offset

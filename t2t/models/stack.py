@@ -5,12 +5,16 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, layers
+from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 
 # What the backward pass finds saved; the rest is computed again.  "none" of the config is no jax.checkpoint at all.
 _REMAT_POLICIES = {
-  "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+  "minimal": jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+    # A kernel's output: it would run forward twice.
+    jax.checkpoint_policies.save_only_these_names(kernels.SAVED),
+  ),
   "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -1,0 +1,168 @@
+"""Which of a task's features become which of a model's, as literal arrays."""
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import converters
+
+
+class Vocabulary(seqio.PassThroughVocabulary):
+  """Ids that stand for themselves; 1 is EOS, 9 the mask and 7 the separator."""
+
+  mask_id, sep_id, cls_id = 9, 7, None
+
+  def __init__(self, *, pad_id=0, bos_id=0):
+    super().__init__(100, eos_id=1)
+    self._pad, self._bos = pad_id, bos_id
+
+  @property
+  def pad_id(self):
+    return self._pad
+
+  @property
+  def bos_id(self):
+    return self._bos
+
+
+ZERO_PADS = Vocabulary()
+# As GPT-2's: 0 is a token like others, EOS pads and begins.
+ZERO_IS_TEXT = Vocabulary(pad_id=1, bos_id=1)
+
+
+def convert(examples, architecture, *, inputs_length=8, targets_length=6, vocabulary=ZERO_PADS, pack=False):
+  features = tuple(examples[0])
+  lengths = converters.feature_lengths(
+    architecture, features, inputs_length=inputs_length, targets_length=targets_length
+  )
+  signature = {name: tf.TensorSpec([None], tf.int32) for name in features}
+  dataset = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
+  converted = converters.convert(dataset, architecture, lengths, vocabulary=vocabulary, pack=pack)
+  return [{name: x.tolist() for name, x in row.items()} for row in converted.as_numpy_iterator()]
+
+
+def test_encoder_decoder_features_are_seqios():
+  """Where 0 pads nothing is done but what seqio does."""
+  assert convert([{"inputs": [3, 4, 1], "targets": [5, 1]}], "encoder_decoder", inputs_length=4, targets_length=3) == [
+    {
+      "encoder_input_tokens": [3, 4, 1, 0],
+      "decoder_target_tokens": [5, 1, 0],
+      "decoder_input_tokens": [0, 5, 1],
+      "decoder_loss_weights": [1, 1, 0],
+    }
+  ]
+
+
+def test_an_encoder_without_inputs_reads_one_token():
+  """A language model as an encoder-decoder: the inputs are EOS."""
+  found = convert([{"targets": [5, 6, 1]}], "encoder_decoder", inputs_length=3)
+  assert found[0]["encoder_input_tokens"] == [1, 0, 0]
+  assert found[0]["decoder_target_tokens"] == [5, 6, 1, 0, 0, 0]
+
+
+def test_a_decoder_takes_targets_alone():
+  """A causal language model."""
+  assert convert([{"targets": [5, 6, 1]}], "decoder_only", targets_length=4) == [
+    {
+      "decoder_target_tokens": [5, 6, 1, 0],
+      "decoder_input_tokens": [0, 5, 6, 1],
+      "decoder_loss_weights": [1, 1, 1, 0],
+    }
+  ]
+
+
+def test_a_decoder_takes_inputs_before_targets():
+  """The loss is on targets; the prefix has what starts the sequence and the inputs."""
+  assert convert([{"inputs": [3, 4], "targets": [5, 1]}], "decoder_only", inputs_length=3, targets_length=3) == [
+    {
+      "decoder_target_tokens": [3, 4, 5, 1, 0, 0],
+      "decoder_input_tokens": [0, 3, 4, 5, 1, 0],
+      "decoder_loss_weights": [0, 0, 1, 1, 0, 0],
+      "decoder_causal_attention": [1, 1, 1, 0, 0, 0],
+    }
+  ]
+
+
+def test_a_token_0_is_no_padding():
+  """Where 0 stands for text it has a loss and a segment, packed or not; the vocabulary's own id pads and begins."""
+  examples = [{"targets": [0, 5, 0]}, {"targets": [0, 6]}]
+  assert convert(examples, "decoder_only", targets_length=4, vocabulary=ZERO_IS_TEXT) == [
+    {
+      "decoder_target_tokens": [0, 5, 0, 1],
+      "decoder_input_tokens": [1, 0, 5, 0],
+      "decoder_loss_weights": [1, 1, 1, 0],
+      "decoder_segment_ids": [1, 1, 1, 0],
+    },
+    {
+      "decoder_target_tokens": [0, 6, 1, 1],
+      "decoder_input_tokens": [1, 0, 6, 1],
+      "decoder_loss_weights": [1, 1, 0, 0],
+      "decoder_segment_ids": [1, 1, 0, 0],
+    },
+  ]
+  packed = convert(examples, "decoder_only", vocabulary=ZERO_IS_TEXT, pack=True)
+  assert packed == [
+    {
+      "decoder_target_tokens": [0, 5, 0, 0, 6, 1],
+      "decoder_input_tokens": [1, 0, 5, 1, 0, 1],
+      "decoder_loss_weights": [1, 1, 1, 1, 1, 0],
+      "decoder_segment_ids": [1, 1, 1, 2, 2, 0],
+      "decoder_positions": [0, 1, 2, 0, 1, 0],
+    }
+  ]
+
+
+def test_an_encoder_takes_weights_from_the_task():
+  """Loss where the task says so, also where the token is not the mask; a weight of 0 is no padding."""
+  examples = [
+    {"inputs": [8, 9, 4, 1], "targets": [8, 7, 4, 1], "loss_weights": [0, 1, 0, 0]},
+    {"inputs": [8, 5, 1], "targets": [8, 3, 1], "loss_weights": [0, 1, 0]},
+  ]
+  assert convert(examples, "encoder_only", pack=True) == [
+    {
+      "encoder_input_tokens": [8, 9, 4, 1, 8, 5, 1, 0],
+      "encoder_target_tokens": [8, 7, 4, 1, 8, 3, 1, 0],
+      "encoder_loss_weights": [0, 1, 0, 0, 0, 1, 0, 0],
+      "encoder_token_types": [0, 0, 1, 1, 0, 0, 0, 0],
+      "encoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 0],
+      "encoder_positions": [0, 1, 2, 3, 0, 1, 2, 0],
+    }
+  ]
+  first = convert(examples, "encoder_only", inputs_length=5)[0]
+  assert first["encoder_loss_weights"] == [0, 1, 0, 0, 0]
+  assert first["encoder_segment_ids"] == [1, 1, 1, 1, 0]
+
+
+def test_an_encoder_without_weights_has_loss_where_the_mask_is():
+  """seqio's convention, for tasks that were made elsewhere."""
+  found = convert([{"inputs": [8, 9, 9, 1], "targets": [8, 3, 4, 1]}], "encoder_only", inputs_length=5)[0]
+  assert found["encoder_loss_weights"] == [0, 1, 1, 0, 0]
+
+
+def test_token_types():
+  """BERT's: the first part with its separator, then the rest."""
+  cls, a, b, sep, c = 2, 5, 6, 7, 8
+  tokens = tf.constant([cls, a, b, sep, c, sep])
+  np.testing.assert_array_equal(converters.token_types(tokens, sep), [0, 0, 0, 0, 1, 1])
+  np.testing.assert_array_equal(converters.token_types(tokens, None), [0] * 6)
+
+
+def test_lengths_of_the_model():
+  """A decoder alone has inputs and targets in one sequence; an encoder alone has its inputs."""
+
+  def lengths(architecture, *features):
+    found = converters.feature_lengths(architecture, features, inputs_length=8, targets_length=6)
+    return converters.model_lengths(architecture, found)
+
+  assert lengths("encoder_decoder", "inputs", "targets") == {"encoder": 8, "decoder": 6}
+  assert lengths("decoder_only", "inputs", "targets") == {"decoder": 14}
+  assert lengths("decoder_only", "targets") == {"decoder": 6}
+  assert lengths("encoder_only", "inputs", "targets", "loss_weights") == {"encoder": 8}
+
+
+def test_an_unknown_architecture_is_refused():
+  """The message lists those there are."""
+  with pytest.raises(UserError, match="encoder_decoder, decoder_only, encoder_only"):
+    converters.feature_lengths("encoder", ("targets",), inputs_length=8, targets_length=6)
