@@ -9,6 +9,7 @@ from t2t import UserError
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
   "train": ("t2t.train", "pre-train or fine-tune a model; the same command again resumes"),
+  "tasks": ("t2t.data.show", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.data.vocabulary_training", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
 }
 

@@ -192,7 +192,10 @@ def held_out(
       ]
   else:
     batch, inputs, targets = _prompts(host, batch, targets)
-    decode = decoding.make_greedy(graphdef, max_length=min(_PROMPT, targets.shape[1]), eos_id=eos_id)
+    # No more positions than in training: learned ones end there.
+    longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
+    room = targets.shape[1] + 1 - longest
+    decode = decoding.make_greedy(graphdef, max_length=min(_PROMPT, room), eos_id=eos_id)
     written = gather(decode(state, batch))
   text = lambda tokens: _shortened(tokens, vocabulary, hidden_ids)
   return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]

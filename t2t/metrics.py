@@ -84,7 +84,8 @@ def model_flops(
   width = config.embedding_dim or config.embed_dim
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
   logits = projected * predicted * (decoder_length or encoder_length)
-  return 6.0 * batch_size * (encoder + decoder + logits)
+  embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
+  return 6.0 * batch_size * (embedding + encoder + decoder + logits)
 
 
 class Throughput:

@@ -140,6 +140,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     eval_batches = pipeline.eval_batches(
       data, model_config.architecture, mesh, batch_size=eval_batch_size, max_batches=config.eval.batches
     )
+    chosen = transformer.attention_kernels(model_config, eval_batches[0])
+    _say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
     throughput = metrics_lib.Throughput(
       flops_per_step=metrics_lib.model_flops(
         model_config,

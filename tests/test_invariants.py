@@ -107,7 +107,7 @@ def test_every_config_builds_at_full_size(name):
   _, state, _ = train_state.abstract_train_state(model_fn, tx, mesh, freeze=config.train.freeze)
   sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params)]
   per_device = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params)]
-  assert sum(sizes) > 2_000_000
+  assert sum(sizes) > 500_000
   assert sum(per_device) < 0.15 * sum(sizes)
 
 
@@ -132,12 +132,16 @@ def test_every_config_trains_at_toy_size(name):
   """Its architecture, optimizer and loss take steps on a small model, and the loss falls."""
   config = command_line.load_config(name)
   fields = config.model.to_dict() | dict(vocab_size=40, embed_dim=16, num_heads=4, head_dim=6, mlp_dim=32)
+  # After so few steps the draws of dropout would decide which loss is the lower; what sizes differ in is left out, so
+  # that a family compiles once.
+  fields |= dict(dropout_rate=0.0, remat="none")
+  optimizer = config.optimizer.to_dict() | dict(warmup_steps=1, learning_rate=0.01)
   # What a family does not have, it does not have at toy size, either.
   toys = dict(num_encoder_layers=2, num_decoder_layers=2, num_kv_heads=2, embedding_dim=8, attention_window=2)
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   train = config.train
   loss_config = losses.CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
-  found = first_losses(model_config, loss_config, optimizers.OptimizerConfig(**config.optimizer))
+  found = first_losses(model_config, loss_config, optimizers.OptimizerConfig(**optimizer))
   assert all(math.isfinite(loss) for loss in found)
   assert found[2] < found[0]
 

@@ -1,3 +1,7 @@
+from collections.abc import Callable
+import dataclasses
+import functools
+
 from flax import nnx
 from hypothesis import given, settings, strategies
 import jax
@@ -6,7 +10,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import losses
+from t2t import losses, sharding
 
 TIED, UNTIED = (toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=tied) for tied in (True, False))
 
@@ -42,16 +46,17 @@ def test_cross_entropy_of_uniform_logits():
 
 def plain_loss(graphdef, batch, config):
   """The loss as one would write it with all logits at hand, for JAX to differentiate."""
+  side = "encoder" if "encoder_target_tokens" in batch else "decoder"
 
   def loss(params):
     model = nnx.merge(graphdef, params)
     cross_entropy, z_term, _ = losses.token_cross_entropy(
       model.logits(model(batch)),
-      batch["decoder_target_tokens"],
+      batch[f"{side}_target_tokens"],
       z_loss=config.z_loss,
       label_smoothing=config.label_smoothing,
     )
-    return jnp.sum((cross_entropy + z_term) * batch["decoder_loss_weights"])
+    return jnp.sum((cross_entropy + z_term) * batch[f"{side}_loss_weights"])
 
   return loss
 
@@ -86,6 +91,125 @@ def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
   logits = toy.logits(nnx.merge(graphdef, params), batch)
   right = (np.argmax(logits, -1) == batch["decoder_target_tokens"]) * batch["decoder_loss_weights"]
   np.testing.assert_allclose(metrics["accuracy"].total, right.sum(), rtol=1e-5)
+
+
+# One layer each: the loss is what is looked at.
+ENCODER = toy.encoder(num_encoder_layers=1, biases=True)
+PREFIX = toy.decoder(num_decoder_layers=1, bidirectional_prefix=True, tied_logits=True)
+SPARSE_CONFIG = toy.loss_config(z_loss=0.05, label_smoothing=0.1, chunk_tokens=6)
+
+
+def weights(kind, shape):
+  """Of each target: all the same, none, one in five with another number each, or all of one row alone."""
+  random = np.random.default_rng(0)
+  uneven = random.uniform(0.1, 2.0, shape) * (random.random(shape) < 0.2)
+  one_row = np.zeros(shape)
+  one_row[5] = 1.0
+  return {"all": np.ones(shape), "none": np.zeros(shape), "uneven": uneven, "one-row": one_row}[kind]
+
+
+@functools.cache
+def sparse_and_plain(config, mesh_shape=()):
+  """Functions of (parameters, batch) to loss and gradients: by the chunks that have weight, and with all logits.
+
+  What is compiled on one mesh is for no other.
+  """
+  graphdef, params = toy.split(toy.model(config))
+  loss_fn = losses.make_loss_fn(SPARSE_CONFIG)
+  sparse = lambda params, batch: loss_fn(nnx.merge(graphdef, params), batch, None)[0]
+  plain = lambda params, batch: plain_loss(graphdef, batch, SPARSE_CONFIG)(params)
+  return *(jax.jit(jax.value_and_grad(function)) for function in (sparse, plain)), params
+
+
+def eight_rows(config, kind):
+  batch = toy.batch((7, 3, 8, 5, 1, 8, 2, 6), (6, 1, 5, 2, 3, 6, 4, 1), architecture=config.architecture)
+  name = next(name for name in batch if name.endswith("loss_weights"))
+  return batch | {name: jnp.asarray(weights(kind, batch[name].shape), jnp.float32)}
+
+
+@pytest.mark.parametrize("kind", ["all", "none", "uneven", "one-row"])
+@pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
+def test_loss_of_what_has_weight_equals_the_plain_one(config, kind):
+  """Masked language models and prefixes skip most positions; loss and gradients do not change."""
+  batch = eight_rows(config, kind)
+  sparse, plain, params = sparse_and_plain(config)
+  (loss, gradient), (expected, expected_gradient) = sparse(params, batch), plain(params, batch)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+  if kind == "none":
+    assert loss == 0.0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["8", "2-2-2"])
+@pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
+def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape):
+  """Shards with much, little and no weight go through as many chunks as the fullest."""
+  _, plain, params = sparse_and_plain(config)
+  mesh = sharding.make_mesh(mesh_shape)
+  for kind in ("uneven", "one-row"):
+    batch = eight_rows(config, kind)
+    expected, expected_gradient = plain(params, batch)
+    with jax.set_mesh(mesh):
+      sparse, *_ = sparse_and_plain(config, tuple(mesh_shape.items()))
+      loss, gradient = sparse(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    toy.assert_trees_close(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counting:
+  """Hidden states that are given, and a head that notes each time when it is run."""
+
+  hidden: jax.Array
+  table: jax.Array
+  note: Callable[[], None] = dataclasses.field(metadata={"static": True})
+
+  def __call__(self, batch, *, dropout_key=None):
+    return self.hidden
+
+  def logits_fn(self):
+    def logits(table, hidden):
+      jax.debug.callback(self.note)
+      return hidden @ table
+
+    return jax.tree_util.Partial(logits, self.table)
+
+
+def chunks_run(batch, *, with_gradients):
+  """How many chunks of 10 positions a loss, or its gradient, projects to the vocabulary."""
+  runs, random = [], np.random.default_rng(0)
+  hidden, table = random.normal(size=(4, 25, 3)), random.normal(size=(3, 7))
+  model = Counting(hidden.astype(np.float32), table.astype(np.float32), lambda: runs.append(0))
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=10))
+  function = lambda model: loss_fn(model, batch, None)[0]
+  jax.block_until_ready(jax.jit(jax.grad(function) if with_gradients else function)(model))
+  jax.effects_barrier()
+  return len(runs)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize(("num_weights", "num_chunks"), [(0, 0), (1, 1), (10, 1), (11, 2), (100, 10)])
+def test_only_what_has_weight_is_projected(with_gradients, num_weights, num_chunks):
+  """Of 100 positions in chunks of 10 so many chunks are computed as the weights fill, wherever they stand."""
+  weights, targets = np.zeros(100, np.float32), np.ones((4, 25), np.int32)
+  weights[np.random.default_rng(0).permutation(100)[:num_weights]] = 1.0
+  weights = jnp.asarray(weights.reshape(4, 25))
+  masked = {"encoder_target_tokens": targets, "encoder_loss_weights": weights}
+  plain = {"decoder_target_tokens": targets, "decoder_loss_weights": weights}
+  behind = plain | {"decoder_causal_attention": targets}
+  for batch, expected in ((masked, num_chunks), (behind, num_chunks), (plain, 10)):
+    assert chunks_run(batch, with_gradients=with_gradients) == expected
+
+
+def test_share_of_weights_is_what_is_projected():
+  """3 of 8 positions where most is skipped; all where each target has its weight."""
+  weights = np.array([[0, 1, 0, 0], [0.5, 0, 0, 2.0]])
+  masked = {"encoder_target_tokens": np.ones((2, 4)), "encoder_loss_weights": weights}
+  behind = {"decoder_loss_weights": weights, "decoder_causal_attention": np.ones((2, 4))}
+  assert losses.share_of_weights([masked]) == losses.share_of_weights([behind, behind]) == 3 / 8
+  assert losses.share_of_weights([{"decoder_loss_weights": weights}]) == 1.0
 
 
 def test_positions_without_weight_do_not_count():

@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 from flax import nnx
@@ -29,16 +30,13 @@ def test_merge_adds_each_metric():
   assert {name: float(metric.value()) for name, metric in merged.items()} == {"loss": 2.0, "z": 1.0}
 
 
-@pytest.mark.parametrize("activation", ["gated_gelu", "relu"])
-def test_model_flops_are_the_matmuls_of_a_step(activation):
-  """Two for each multiply-add of every matrix product in the program, forward and backward.
+def counted_flops(config, batch, *, chunk_tokens):
+  """Two for each multiply-add of every matrix product in the program of a step, forward and backward.
 
-  In bfloat16, for in float32 a CPU computes attention's scores twice.
+  A loop whose length is not known counts once.  In bfloat16, for in float32 a CPU computes attention's scores twice.
   """
-  config = toy.config(mlp_activation=activation, dtype="bfloat16")
-  graphdef, params = toy.split(toy.model(config))
-  batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=12))
+  graphdef, params = toy.split(toy.model(dataclasses.replace(config, dtype="bfloat16")))
+  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=chunk_tokens))
   function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
   counted = 0
   for equation, repeated in toy.equations(jax.make_jaxpr(function)(params).jaxpr):
@@ -46,7 +44,32 @@ def test_model_flops_are_the_matmuls_of_a_step(activation):
       (contracted, _), _ = equation.params["dimension_numbers"]
       depth = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
       counted += 2 * repeated * depth * np.prod(equation.outvars[0].aval.shape)
-  assert metrics.model_flops(config, batch_size=4, inputs_length=8, targets_length=6) == counted
+  return counted
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "t5_1_0", "modern_t5", "shared_stacks"])
+def test_model_flops_are_the_matmuls_of_a_step(kind):
+  """Of encoder, decoder and cross-attention, with grouped queries as well."""
+  batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
+  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
+  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=12)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "prefix_lm"])
+def test_model_flops_of_a_decoder_alone(kind):
+  """All positions are predicted where the batch says nothing of a prompt."""
+  batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6), architecture="decoder_only")
+  del batch["decoder_causal_attention"]
+  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"decoder": 14})
+  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=14)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_model_flops_of_an_encoder_alone(kind):
+  """A quarter of the positions are predicted: one chunk of 8 tokens out of 32."""
+  batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
+  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
+  assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=8)
 
 
 def throughput(monkeypatch, device_kind):

@@ -16,18 +16,19 @@ ONE_DEVICE = {"data": 1}
 ADAMW = toy.optimizer_config(name="adamw", epsilon=0.1, scale_by_parameter=True, clip_norm=1.0)
 
 
-def uneven_batch():
+def uneven_batch(kind="t5_1_1"):
   """Eight rows, of one token to all."""
-  return toy.batch((8, 1, 5, 3, 8, 2, 7, 4), (1, 6, 1, 1, 6, 6, 2, 1), padded_to=(8, 6))
+  inputs, targets = (8, 1, 5, 3, 8, 2, 7, 4), (1, 6, 1, 1, 6, 6, 2, 1)
+  return toy.batch(inputs, targets, padded_to=(8, 6), architecture=toy.KINDS[kind].architecture)
 
 
 @functools.cache
-def made(mesh_shape, *, microbatches=1, freeze=(), dropout_rate=0.0):
+def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0.0):
   """A maker of fresh states, always the same, and their train step on a mesh."""
   shape = dict(mesh_shape)
   devices = jax.devices()[:1] if shape == ONE_DEVICE else None
   mesh = sharding.make_mesh(shape, devices=devices)
-  config = toy.config(dropout_rate=dropout_rate)
+  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=dropout_rate)
   tx, _ = optimizers.make_optimizer(ADAMW, 10)
   model = toy.model(config)
   loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
@@ -87,10 +88,12 @@ def test_microbatches_equal_the_full_batch():
   ],
   ids=lambda x: "-".join(f"{axis}{size}" for axis, size in x.items()) if isinstance(x, dict) else None,
 )
-def test_a_mesh_trains_as_one_device_does(mesh_shape, microbatches):
-  """Loss, metrics and updated parameters do not depend on where they lie."""
-  alone = train(ONE_DEVICE, uneven_batch())
-  assert_same_training(train(mesh_shape, uneven_batch(), microbatches=microbatches), alone)
+@pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "albert"])
+def test_a_mesh_trains_as_one_device_does(mesh_shape, microbatches, kind):
+  """Loss, metrics and updated parameters do not depend on where they lie, in any of the three architectures."""
+  batch = uneven_batch(kind)
+  alone = train(ONE_DEVICE, batch, kind=kind)
+  assert_same_training(train(mesh_shape, batch, microbatches=microbatches, kind=kind), alone)
 
 
 def test_state_is_sharded():

@@ -61,7 +61,7 @@ KINDS: dict[str, TransformerConfig] = {
   ),
   "bert": encoder(**_BERT),
   "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1, pooler=False))),
-  "albert": encoder(embedding_dim=10, share_layers=True, **_BERT),
+  "albert": encoder(embedding_dim=12, share_layers=True, **_BERT),
   "modern_bert": encoder(
     attention_window=2,
     global_attention_every=2,

@@ -5,7 +5,7 @@ import os
 
 
 @contextlib.contextmanager
-def _quiet_stderr():
+def quiet_stderr():
   """Drops what C++ code writes to standard error; Python's exceptions come through."""
   kept = os.dup(2)
   nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -20,7 +20,7 @@ def _quiet_stderr():
 
 # TensorFlow only reads text here: left alone it would take the memory of the accelerators that JAX computes on.  That
 # it has found no GPU, it says in several lines that no setting turns off.
-with _quiet_stderr():
+with quiet_stderr():
   import tensorflow as tf
 
   tf.config.set_visible_devices([], "GPU")

@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t import data as t2t_data
 from t2t.data import pipeline, sources, streams, vocabularies
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
@@ -77,25 +78,44 @@ def preview(
   """
   lengths = pipeline.feature_lengths(data, architecture, task)
   try:
-    records = {each.name: _take(_records(each, split), num_records) for each in tasks_of(task, split)}
-    dataset = pipeline.task_examples(
-      data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED, trim=False
-    )
-    examples = _take(dataset, num_examples + 1)
-    complete = len(examples) <= num_examples
-    examples = examples[:num_examples]
-    one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
+    # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
+    with t2t_data.quiet_stderr():
+      return _preview(data, architecture, task, split=split, num_records=num_records, num_examples=num_examples)
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise
     raise explain(error, task, split=split, lengths=lengths) from error
+
+
+def _preview(
+  data: pipeline.DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  *,
+  split: str,
+  num_records: int,
+  num_examples: int,
+) -> Preview:
+  lengths = pipeline.feature_lengths(data, architecture, task)
+  records = {each.name: _read(each, split, num_records) for each in tasks_of(task, split)}
+  dataset = pipeline.task_examples(
+    data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED, trim=False
+  )
+  examples = _take(dataset, num_examples + 1)
+  complete = len(examples) <= num_examples
+  examples = examples[:num_examples]
+  one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
   if not examples:
-    read = max((len(found) for found in records.values()), default=0)
+    read = any(_read(each, split, 1) for each in tasks_of(task, split))
     what = "its preprocessors leave none of the source's records" if read else "its source has no record"
     raise UserError(f"{task.name}, split {split}: no example; {what}")
-  features = {name: spec for name, spec in dataset.element_spec.items() if name in task.output_features}
-  again = tf.data.Dataset.from_generator(
-    lambda: ({name: example[name] for name in features} for example in examples), output_signature=features
+  # The examples once more as a dataset, not made a second time.
+  again = tf.data.Dataset.from_tensor_slices(
+    {
+      name: tf.ragged.stack([tf.constant(example[name]) for example in examples])
+      for name in task.output_features
+      if name in examples[0]
+    }
   )
   trimmed = seqio.utils.trim_dataset(again, lengths, task.output_features)
   model_features = pipeline.model_features(data, architecture, task, trimmed)
@@ -108,7 +128,7 @@ def preview(
     one_to_one=one_to_one,
     examples=examples,
     complete=complete,
-    sequences=[streams.arrays(features) for features in model_features.with_options(pipeline.dataset_options(1))],
+    sequences=[streams.arrays(features) for features in model_features.with_options(_options())],
   )
 
 
@@ -118,13 +138,26 @@ def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list
   return [each for each in tasks if split is None or split in each.splits]
 
 
+def _options() -> tf.data.Options:
+  options = pipeline.dataset_options(1)
+  # Nothing is resumed here; with it, Python functions in a source or preprocessor give a page of warnings.
+  options.experimental_symbolic_checkpoint = False
+  return options
+
+
 def _take(dataset: tf.data.Dataset, number: int) -> list[Features]:
-  iterator = dataset.with_options(pipeline.dataset_options(1)).as_numpy_iterator()
+  iterator = dataset.with_options(_options()).as_numpy_iterator()
   return list(itertools.islice(iterator, number))
 
 
 def _records(task: seqio.Task, split: str) -> tf.data.Dataset:
   return task.source.get_dataset(split=split, shuffle=False, seed=pipeline.EVAL_SEED)
+
+
+def _read(task: seqio.Task, split: str, number: int) -> list[Features]:
+  """The first records, also those that are not features but a string, or several values without names."""
+  records = _take(_records(task, split), number)
+  return [record if isinstance(record, Mapping) else {"record": record} for record in records]
 
 
 def _preprocessed(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Dataset:
@@ -167,7 +200,7 @@ def summarize(preview: Preview) -> Summary:
   of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
   lengths = {
     name: np.array([np.shape(example[name])[0] for example in preview.examples])
-    for name in task.output_features
+    for name in of_ids
     if all(np.ndim(example.get(name, 0)) == 1 for example in preview.examples)
   }
   # The last packed sequence is not full because there were no more examples, and would be in training.
@@ -178,11 +211,7 @@ def summarize(preview: Preview) -> Summary:
   everything = preview.sequences
   positions = sum(real_positions(sequence, side).sum() for sequence in everything for side in real)
   losses = sum(loss_positions(sequence, side).sum() for sequence in everything for side in real)
-  ids = {
-    name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))])
-    for name in of_ids
-    if name in lengths
-  }
+  ids = {name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))]) for name in lengths}
   all_ids = np.concatenate([np.zeros(0, np.int32), *ids.values()])
   return Summary(
     lengths=lengths,
@@ -205,7 +234,7 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
       (~np.isin(sequence["encoder_target_tokens"], framing) & real_positions(sequence, "encoder")).sum()
       for sequence in preview.sequences
     )
-    return ("of the text is masked or replaced, and counts in the loss", float(losses) / max(int(text), 1))
+    return ("of the text is masked, replaced or kept, to be guessed", float(losses) / max(int(text), 1))
   if "inputs" not in ids or "targets" not in ids:
     return None
   sentinels = sentinel_ids(vocabulary)
@@ -266,9 +295,7 @@ def unknown_id(vocabulary: seqio.Vocabulary) -> int:
 _MOST_RECORDS = 2**16  # a failure further behind is told without its record
 
 
-def explain(
-  error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, lengths: Mapping[str, int]
-) -> UserError:
+def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, lengths: Mapping[str, int]) -> UserError:
   """What failed when a task's examples were made: the record, the preprocessor, its file and line.
 
   The task is run again, with fewer and fewer records and preprocessors.
@@ -279,17 +306,17 @@ def explain(
     split: of the task.
     lengths: feature -> most tokens.
   """
-  if isinstance(error, UserError):
-    return error
-  told = sources.user_error(error) if isinstance(error, tf.errors.OpError) else None
-  if told is not None:
-    return told
-  for each in tasks_of(task):
-    where = f"{each.name}, split {split}" if split in each.splits else each.name
-    found = _failure(each, split, lengths) if split in each.splits else None
+  if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
+    return sources.user_error(error)
+  for each in tasks_of(task, split):
+    with t2t_data.quiet_stderr():
+      found = _failure(each, split, lengths)
     if found is not None:
-      return UserError(f"{where}{found}")
-  return UserError(f"{task.name}, split {split}: {_reason(error)}")
+      return UserError(f"{each.name}, split {split}{found}")
+  # Every step works, but what comes out of the last is not what the task promises.
+  first = tasks_of(task, split)[0]
+  yielded = _yielded(first, split, lengths, len(first.preprocessors))
+  return UserError(f"{task.name}, split {split}: {_reason(error)}; its preprocessors yield {yielded}")
 
 
 def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | None:
@@ -300,7 +327,7 @@ def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | 
     part = task.replace(preprocessors=task.preprocessors[:num_preprocessors])
     try:
       dataset = _preprocessed(part, _records(part, split).take(num_records), lengths)
-      for _ in dataset.with_options(pipeline.dataset_options(1)):
+      for _ in dataset.with_options(_options()):
         pass
     except Exception as error:  # whatever it is, it is to be told
       return error
@@ -335,11 +362,16 @@ def _given(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) 
   """What the failing preprocessor has been given."""
   if not step:
     return ""
-  part = task.replace(preprocessors=task.preprocessors[: step - 1])
+  return f"; it is given {_yielded(task, split, lengths, step - 1)}"
+
+
+def _yielded(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
+  """What comes out of so many preprocessors."""
+  part = task.replace(preprocessors=task.preprocessors[:step])
   spec = _preprocessed(part, _records(part, split), lengths).element_spec
   if not isinstance(spec, Mapping):
-    return f"; it is given {getattr(spec, 'dtype', spec)!r}, not a dict of features"
-  return f"; it is given {', '.join(f'{name} ({x.dtype.name}, rank {x.shape.rank})' for name, x in spec.items())}"
+    return f"{spec!r}, not a dict of features"
+  return ", ".join(f"{name} ({x.dtype.name}, rank {x.shape.rank})" for name, x in spec.items()) or "no feature"
 
 
 def _record(task: seqio.Task, split: str, number: int) -> str:
@@ -353,7 +385,7 @@ def _reason(error: Exception) -> str:
   lines = [line.strip() for line in (message or "").splitlines() if line.strip()] or [""]
   # Autograph tells the user's code first and the error last.
   line = lines[-1] if lines[0].startswith("in user code") else lines[0]
-  line = re.sub(r"\{\{.*?\}\}|\[\[.*|\[Op:.*", "", line).strip()
+  line = re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", line).strip()
   return line if re.match(r"\w*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
 
 

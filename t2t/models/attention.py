@@ -141,9 +141,41 @@ def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | i
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Turns queries or keys, [batch, heads, length, kv], by `rotary_angles`; computed in float32."""
-  cos, sin = angles
-  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+  cos, sin = (
+    jnp.concatenate([first, second], axis=-1) for first, second in ((angles[0], angles[0]), (-angles[1], angles[1]))
+  )
+  x32 = x.astype(jnp.float32)
+  return (x32 * cos + jnp.roll(x32, x.shape[-1] // 2, axis=-1) * sin).astype(x.dtype)
+
+
+def choose(
+  query: jax.Array | jax.ShapeDtypeStruct,
+  keys: jax.Array | jax.ShapeDtypeStruct,
+  mask: AttentionMask,
+  *,
+  bias: bool,
+  dropout: bool,
+) -> kernels.Choice:
+  """The kernel that `attend` runs on under the mesh that is set; shapes will do.
+
+  Args:
+    query, keys: see `attend`.
+    mask: what it has matters, not the numbers in it.
+    bias: there is a bias on the logits.
+    dropout: probabilities are dropped.
+  """
+  return kernels.choose(
+    query.shape,
+    keys.shape,
+    query.dtype,
+    mask,
+    platform=sharding.platform(),
+    bias=bias,
+    dropout=dropout,
+    compute_capability=kernels.compute_capability(),
+    batch_shards=sharding.num_shards("batch"),
+    head_shards=sharding.num_shards("heads"),
+  )
 
 
 def attend(
@@ -170,18 +202,7 @@ def attend(
     [batch, heads, query, kv] in the dtype of `query`.
   """
   dropped = dropout_key is not None and dropout_rate > 0.0
-  choice = kernels.choose(
-    query.shape,
-    keys.shape,
-    query.dtype,
-    mask,
-    platform=sharding.platform(),
-    bias=bias is not None,
-    dropout=dropped,
-    compute_capability=kernels.compute_capability(),
-    batch_shards=sharding.num_shards("batch"),
-    head_shards=sharding.num_shards("heads"),
-  )
+  choice = choose(query, keys, mask, bias=bias is not None, dropout=dropped)
   # Only decoding has an offset, and one query, for which no kernel is made.
   if choice.kernel != "plain" and isinstance(mask.query_offset, int):
     return kernels.attend(query, keys, values, mask, kernel=choice.kernel)

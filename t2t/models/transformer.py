@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, layers
+from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.head import Head
 from t2t.models.stack import Stack, split_key
@@ -273,3 +273,45 @@ ARCHITECTURES = {"encoder_decoder": EncoderDecoder, "decoder_only": DecoderOnly,
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
   """The model that `config.architecture` names."""
   return ARCHITECTURES[config.architecture](config, rngs)
+
+
+def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kernels.Choice]:
+  """What each kind of attention runs on in training, "encoder", "decoder" and "cross", under the mesh that is set.
+
+  Args:
+    config: of the model.
+    batch: model features, or their shapes.
+  """
+  lengths = {
+    side: batch[f"{side}_input_tokens"].shape for side in ("encoder", "decoder") if f"{side}_input_tokens" in batch
+  }
+
+  def choose(queries: str, keys: str, mask: attention.AttentionMask) -> kernels.Choice:
+    def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
+      rows, length = lengths[side]
+      return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
+
+    return attention.choose(
+      array(queries, config.num_heads),
+      array(keys, config.kv_heads),
+      dataclasses.replace(
+        mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
+      ),
+      bias=config.positions == "relative" and queries == keys,
+      dropout=config.dropout_rate > 0,
+    )
+
+  found = {}
+  if "encoder" in lengths:
+    segments = batch["encoder_input_tokens"]
+    found["encoder"] = choose("encoder", "encoder", attention.AttentionMask(segments, segments))
+  if "decoder" in lengths:
+    segments = batch.get("decoder_segment_ids")
+    prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
+    mask = attention.AttentionMask(segments, segments, prefix=prefix, causal=True)
+    found["decoder"] = choose("decoder", "decoder", mask)
+  if len(lengths) == 2:
+    found["cross"] = choose(
+      "decoder", "encoder", attention.AttentionMask(*[batch[f"{side}_input_tokens"] for side in ("decoder", "encoder")])
+    )
+  return found

@@ -123,8 +123,10 @@ def as_torch(x: jax.Array) -> torch.Tensor:
 
 def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
   """What their models of one stack are called with."""
-  tokens = {"input_ids": as_torch(batch[f"{side(batch)}_input_tokens"]), "attention_mask": as_torch(real(batch))}
-  return tokens | ({"token_type_ids": as_torch(batch["encoder_token_types"])} if "encoder_token_types" in batch else {})
+  features = {"input_ids": as_torch(batch[f"{side(batch)}_input_tokens"]), "attention_mask": as_torch(real(batch))}
+  if "encoder_token_types" in batch:
+    features["token_type_ids"] = as_torch(batch["encoder_token_types"])
+  return features
 
 
 def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: bool = False) -> None:
