@@ -166,6 +166,8 @@ def main(argv: list[str]) -> None:
       config.model.dtype = "float32"
     if "config.train.batch_size" not in given:
       config.train.batch_size = 8
+    if "config.train.chunk_tokens" not in given and config.model.architecture != "encoder_only":
+      config.train.chunk_tokens = 1_024
   if options.topology:
     result = compile_for(config, options.topology, hlo=options.hlo)
   else:

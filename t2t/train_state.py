@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -137,7 +138,7 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
   """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
 
-  Gradients are of the summed loss, added up over microbatches in float32 and divided once by the weight of the whole
+  Gradients are of the summed loss, added up over microbatches in float32, divided once by the weight of the whole
   batch: the result does not depend on how the batch was cut, however unevenly its tokens lie.
 
   Args:
@@ -148,12 +149,14 @@ def make_train_step(
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
 
   Returns:
-    Metrics are those of `loss_fn`, and grad_norm, param_norm (before the update) and tokens (without padding).
+    Metrics are those of `loss_fn`, and grad_norm, param_norm (of the next state) and tokens (without padding).
   """
 
-  def gradients(state: TrainState, batch: Batch, key: jax.Array):
+  def gradients(state: TrainState, batch: Batch, key: jax.Array, *, whole: bool):
     def of_params(params):
-      return loss_fn(dataclasses.replace(state, params=params).model(graphdef), batch, key)
+      total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), batch, key)
+      # Of a batch in one piece the loss is divided, which spares a pass over all gradients.
+      return total / jnp.maximum(metrics["loss"].weight, 1.0) if whole else total, metrics
 
     (_, metrics), grads = jax.value_and_grad(of_params, has_aux=True)(state.params)
     return grads, metrics
@@ -162,27 +165,29 @@ def make_train_step(
     # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
     key = jax.random.fold_in(key, state.step)
     if num_microbatches == 1:
-      grads, metrics = gradients(state, batch, key)
+      grads, metrics = gradients(state, batch, key, whole=True)
     else:
+      part = functools.partial(gradients, whole=False)
       batches = _microbatches(batch, num_microbatches)
       first = jax.tree.map(lambda x: x[0], batches)
-      zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients, state, first, key))
+      zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, state, first, key))
 
       def body(total, scanned):
         index, batch = scanned
-        grads, metrics = gradients(state, batch, jax.random.fold_in(key, index))
+        grads, metrics = part(state, batch, jax.random.fold_in(key, index))
         return (jax.tree.map(jnp.add, total[0], grads), metrics_lib.merge(total[1], metrics)), None
 
       (grads, metrics), _ = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))
-    weight = jnp.maximum(metrics["loss"].weight, 1.0)
-    grads = jax.tree.map(lambda g: g / weight, grads)
+      weight = jnp.maximum(metrics["loss"].weight, 1.0)
+      grads = jax.tree.map(lambda g: g / weight, grads)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     one = jnp.ones(())
     metrics["grad_norm"] = metrics_lib.WeightedSum(optax.tree.norm(grads), one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
-    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(state.params), one)
     params = optax.apply_updates(state.params, updates)
+    # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
+    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
     return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))

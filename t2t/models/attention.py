@@ -211,7 +211,9 @@ def attend(
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped:
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
-    return cpu.attend(query, keys, values, bias, allowed)
+    square = query.shape[2] == keys.shape[2] and isinstance(mask.query_offset, int)
+    attend_on_cpu = cpu.attend_causally if mask.causal and mask.prefix is None and square else cpu.attend
+    return attend_on_cpu(query, keys, values, bias, allowed)
   # [batch, kv heads, group, query, kv]
   grouped = query.reshape(query.shape[0], -1, groups, *query.shape[2:])
   logits = jnp.einsum("bhgqk,bhsk->bhgqs", grouped, keys, preferred_element_type=jnp.float32)

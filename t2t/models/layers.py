@@ -22,6 +22,27 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def activate(name: str, x: jax.Array) -> jax.Array:
+  """One of `ACTIVATIONS`, elementwise; its derivative is all that the backward pass finds saved.
+
+  Left to itself, automatic differentiation saves five arrays of the size of `x` for a gelu.
+  """
+  return ACTIVATIONS[name](x)
+
+
+def _activate_forward(name, x):
+  return jax.jvp(ACTIVATIONS[name], (x,), (jnp.ones_like(x),))
+
+
+def _activate_backward(name, derivative, cotangent):
+  del name
+  return (derivative * cotangent,)
+
+
+activate.defvjp(_activate_forward, _activate_backward)
+
+
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, scale: float) -> nnx.Param:
   """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
@@ -173,9 +194,11 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
-    activation = ACTIVATIONS[self.activation]
     hidden = dense(x, self.up, self.up_bias)
-    hidden = activation(hidden) if self.gate is None else activation(dense(x, self.gate, self.gate_bias)) * hidden
+    if self.gate is None:
+      hidden = activate(self.activation, hidden)
+    else:
+      hidden = activate(self.activation, dense(x, self.gate, self.gate_bias)) * hidden
     hidden = dropout(
       sharding.shard(hidden, "batch", "length", "mlp"),
       self.dropout_rate,
