@@ -3,7 +3,8 @@
   t2t train --config tiny --workdir runs/tiny                # a T5 1.1: about four minutes on two cores
   t2t train --config tiny_bert --workdir runs/tiny_bert      # the others: under two minutes each
 
-Expect a held-out loss a whole nat below the unigram model's.
+Expect a held-out loss well below the unigram model's; of the masked language models that of tiny_modern_bert, for
+learned positions take more steps to find out what they are good for.
 """
 
 from ml_collections import ConfigDict
@@ -49,6 +50,8 @@ def get_config(family: str | None = None) -> ConfigDict:
     config.model.embedding_dim = 64
   if config.model.attention_window:
     config.model.attention_window = 16
+  if config.model.positions == "rotary" and config.model.init_scale:
+    config.model.init_scale = 0.1  # by the width of 128, as 0.02 by those that the families have
   config.data.mixture = f"docs_{objective}"
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths

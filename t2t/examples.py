@@ -165,63 +165,70 @@ def held_out(
   """
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   host = {name: gather(x) for name, x in batch.items()}
-  first = {side: host[f"{side}_segment_ids"] == 1 for side in ("encoder", "decoder") if f"{side}_segment_ids" in host}
-  rows = range(min(number, len(next(iter(host.values())))))
-  if "encoder_target_tokens" in batch:
+  masked = "encoder_target_tokens" in host
+  first = _first_sequence(host, "encoder" if masked else "decoder")
+  # Where held-out text ends before a batch does, rows of nothing fill it.
+  rows = range(min(number, np.count_nonzero(first.any(axis=1))))
+  if masked:
     guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, number))
-    guessed, targets = gather(guess(state, batch)), host["encoder_target_tokens"]
-    weights = host["encoder_loss_weights"] * first.get("encoder", 1)
-    ends = [np.max(np.flatnonzero(first["encoder"][i] if first else targets[i]), initial=0) + 1 for i in rows]
+    arrays = gather(guess(state, batch)), host["encoder_target_tokens"], host["encoder_loss_weights"]
+    ends = first.sum(axis=1)
     return [
-      masked_tokens(
-        *(x[i, : ends[i]] for x in (guessed, targets, weights)), vocabulary=vocabulary, hidden_ids=hidden_ids
+      masked_tokens(*(x[i, : ends[i]] for x in arrays), vocabulary=vocabulary, hidden_ids=hidden_ids) for i in rows
+    ]
+  # Nothing is EOS from here on, which is hidden: id 0 may be a token.
+  targets = np.where(first, host["decoder_target_tokens"], eos_id)
+  has_inputs = "encoder_input_tokens" in host or "decoder_causal_attention" in host
+  if "encoder_input_tokens" in host:
+    inputs = np.where(_first_sequence(host, "encoder"), host["encoder_input_tokens"], eos_id)
+    max_length = targets.shape[1]
+  else:
+    batch, inputs, targets = _prompts(host, batch, targets, first=first, eos_id=eos_id)
+    # No more positions than in training: learned ones end there.
+    longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
+    max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
+  written = gather(decoding.make_greedy(graphdef, max_length=max_length, eos_id=eos_id)(state, batch))
+  written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
+  # Sentinels in the inputs alone are no blanks: they stand for masked tokens where a vocabulary has no mask.
+  blanks = set(sentinel_ids).intersection(*(x[: len(rows)].flatten().tolist() for x in (inputs, targets)))
+  if has_inputs and blanks:
+    return [
+      fill_in_the_blank(
+        inputs[i], written[i], targets[i], vocabulary=vocabulary, sentinel_ids=sentinel_ids, hidden_ids=hidden_ids
       )
       for i in rows
     ]
-  targets = np.where(first.get("decoder", True), host["decoder_target_tokens"], 0)
-  if "encoder_input_tokens" in batch:
-    inputs = np.where(first.get("encoder", True), host["encoder_input_tokens"], 0)
-    decode = decoding.make_greedy(graphdef, max_length=targets.shape[1], eos_id=eos_id)
-    written = gather(decode(state, batch))
-    if set(inputs[: len(rows)].flatten().tolist()) & set(sentinel_ids):
-      return [
-        fill_in_the_blank(
-          inputs[i], written[i], targets[i], vocabulary=vocabulary, sentinel_ids=sentinel_ids, hidden_ids=hidden_ids
-        )
-        for i in rows
-      ]
-  else:
-    batch, inputs, targets = _prompts(host, batch, targets)
-    # No more positions than in training: learned ones end there.
-    longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
-    room = targets.shape[1] + 1 - longest
-    decode = decoding.make_greedy(graphdef, max_length=min(_PROMPT, room), eos_id=eos_id)
-    written = gather(decode(state, batch))
   text = lambda tokens: _shortened(tokens, vocabulary, hidden_ids)
   return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]
+
+
+def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
+  """Where each row has the tokens of its first sequence, bool [batch, length]."""
+  if f"{side}_segment_ids" in host:
+    return host[f"{side}_segment_ids"] == 1
+  # What a decoder is fed may start with padding; what it writes does not.
+  return host.get(f"{side}_target_tokens", host.get(f"{side}_input_tokens")) > 0
 
 
 def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:
   return jnp.argmax(model.logits(model(batch)[:number]), axis=-1)
 
 
-def _prompts(host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray]:
+def _prompts(
+  host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray, *, first: np.ndarray, eos_id: int
+) -> tuple[Batch, np.ndarray, np.ndarray]:
   """A batch to decode from, the prompts and what follows them: the inputs, or else the beginning of each text."""
+  columns = np.arange(targets.shape[1])[None, :]
   if "decoder_causal_attention" in host:
-    prompt = np.array(host["decoder_causal_attention"])
-    if "decoder_segment_ids" in host:
-      prompt *= host["decoder_segment_ids"] == 1
+    prompt = host["decoder_causal_attention"] * first
   else:
-    prompt = np.zeros_like(targets)
-    prompt[:, : min(_PROMPT, targets.shape[1] // 2) + 1] = 1
+    prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
   sharding = batch["decoder_input_tokens"].sharding
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
-  # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
-  length = prompt.sum(axis=1)[:, None] - 1
-  columns = np.arange(targets.shape[1])[None, :]
-  inputs = np.where(columns < length, targets, 0)
-  rest = np.zeros_like(targets)
-  for row, (tokens, skipped) in enumerate(zip(targets, length[:, 0], strict=True)):
-    rest[row, : len(tokens) - skipped] = tokens[skipped:]
   prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_causal_attention": placed}
-  return prompts, inputs, rest
+  # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
+  lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
+  shown = columns < lengths[:, None]
+  rest = np.where(shown, eos_id, targets)
+  rest = np.stack([np.roll(row, -length) for row, length in zip(rest, lengths, strict=True)])
+  return prompts, np.where(shown, targets, eos_id), rest

@@ -1,4 +1,5 @@
 import bisect
+import dataclasses
 
 from flax import nnx
 from hypothesis import given, settings, strategies
@@ -9,7 +10,7 @@ import pytest
 import toy
 
 from t2t import sharding
-from t2t.models import attention
+from t2t.models import attention, cpu, transformer
 
 # The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
 # ceil(8 * 16**(k/8)) in each direction, and ceil(16 * 8**(k/16)) where only the past is seen.
@@ -146,6 +147,42 @@ def test_gradients_of_attend_are_those_of_its_formula(platform, masked, kv_heads
   found = jax.jit(jax.grad(ours, argnums=(0, 1, 2, 3)))(*arrays)
   for name, one, other in zip(("query", "keys", "values", "bias"), found, expected, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
+
+
+def causal_arrays(length):
+  """Queries, keys, values, a bias, and what a causal mask allows in rows of several sequences and padding."""
+  ids = np.minimum(np.arange(length)[None] * 5 // length + 1, [[9], [2]])
+  ids[1, length - length // 7 :] = 0
+  allowed = attention.AttentionMask(segments(*ids), segments(*ids), causal=True).allowed(length, length)
+  return tuple(normal(2, 2, length, 4, seed=seed) for seed in range(3)) + (
+    normal(1, 2, length, length, seed=3),
+    allowed,
+  )
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
+def test_causal_blocks_are_the_whole(length):
+  """Whether or not they divide the length: the same result and the same gradients, with and without a bias."""
+  *arrays, bias, allowed = causal_arrays(length)
+  read_out = normal(2, 2, length, 4, seed=4)
+  for arguments in ((*arrays, bias), (*arrays, None)):
+    found, expected = (
+      jax.jit(jax.value_and_grad(lambda x, attend=attend: jnp.sum(read_out * attend(*x, allowed))))(arguments)
+      for attend in (cpu.attend_causally, cpu.attend)
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-4)
+    for name, one, other in zip(("query", "keys", "values", "bias"), found[1], expected[1], strict=True):
+      if other is not None:
+        np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
+
+
+def test_causal_blocks_do_not_touch_the_keys_behind_them():
+  """What is hidden from a whole block is not multiplied by zero: it is not read."""
+  query, keys, values, bias, allowed = causal_arrays(300)
+  values[:, :, 256:] = np.nan
+  attended = np.asarray(cpu.attend_causally(query, keys, values, bias, allowed))
+  assert np.all(np.isfinite(attended[:, :, :256]))
+  assert np.all(np.isnan(attended[:, :, 256:]))
 
 
 def test_attention_logits_and_softmax_are_float32():
@@ -323,3 +360,56 @@ def test_queries_and_keys_are_normed_head_by_head():
   np.testing.assert_allclose(np.mean(np.square(keys), axis=-1), 1.0, rtol=1e-4)
   layer.query, layer.key = (nnx.Param(1e3 * kernel[...]) for kernel in (layer.query, layer.key))
   np.testing.assert_allclose(layer(x, *layer.keys_and_values(x), mask=NO_MASK), expected, atol=1e-4)
+
+
+# ---- Which kernel a model's attention runs on ------------------------------------------------------------------------
+
+
+def features(config, *, length):
+  """Model features of two rows: their shapes, which is all that is asked for."""
+  batch = toy.batch(architecture=config.architecture, padded_to=(length, length if config.num_encoder_layers else 0))
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+
+
+def chosen(config, *, length):
+  return {
+    part: str(choice) for part, choice in transformer.attention_kernels(config, features(config, length=length)).items()
+  }
+
+
+def test_a_cpu_has_no_kernels():
+  """Each kind of attention that a model has is told."""
+  assert chosen(toy.KINDS["t5_1_1"], length=256) == dict.fromkeys(("encoder", "decoder", "cross"), "plain (CPU)")
+  assert chosen(toy.KINDS["llama"], length=256) == {"decoder": "plain (CPU)"}
+  assert chosen(toy.KINDS["bert"], length=256) == {"encoder": "plain (CPU)"}
+
+
+def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
+  """A relative bias and dropout rule them out, and a sequence that is shorter than a block."""
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  splash, biased = "splash (TPU, no bias)", "plain (bias on the logits)"
+  assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
+  assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
+  assert chosen(toy.KINDS["prefix_lm"], length=128) == {"decoder": biased}
+  assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": biased, "decoder": biased, "cross": splash}
+  assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
+  assert chosen(toy.KINDS["llama"], length=127) == {"decoder": "plain (length 127, a block has 128)"}
+  dropped = dataclasses.replace(toy.KINDS["llama"], dropout_rate=0.1)
+  assert chosen(dropped, length=128) == {"decoder": "plain (dropout of probabilities)"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5_1_1", "modern_t5", "bert"])
+def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
+  """In the program of a model there is a kernel for each attention that is said to have one, and no other."""
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  config = toy.KINDS[kind]
+  if config.max_length:
+    config = dataclasses.replace(config, max_length=128)
+  batch = features(config, length=128)
+  choices = transformer.attention_kernels(config, batch)
+  layers_of = dict(
+    encoder=config.num_encoder_layers, decoder=config.num_decoder_layers, cross=config.num_decoder_layers
+  )
+  program = jax.make_jaxpr(lambda batch: transformer.build(config, nnx.Rngs(0))(batch))(batch)
+  ran = sum(repeated for equation, repeated in toy.equations(program.jaxpr) if equation.primitive.name == "pallas_call")
+  assert ran == sum(layers_of[part] for part, choice in choices.items() if choice.kernel == "splash")

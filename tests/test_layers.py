@@ -162,6 +162,38 @@ def test_mlp_is_its_formula(activation, function, platform, monkeypatch):
   np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
+def test_gradients_of_activations_are_jaxs(activation):
+  """Though the derivative is computed on the way forward; in bfloat16 to its precision, and from shards as from one."""
+  x, read_out = jnp.asarray([[-3.0, -0.5, 0.0, 2.0], *normal(7, 4)]), normal(8, 4, seed=1)
+  plain = layers.ACTIVATIONS[activation]
+  ours = lambda x: layers.activate(activation, x)
+  np.testing.assert_array_equal(ours(x), plain(x))
+
+  def gradient(function, x):
+    return jax.jit(jax.grad(lambda x: jnp.sum(read_out * function(x))))(x)
+
+  expected = gradient(plain, x)
+  np.testing.assert_allclose(gradient(ours, x), expected, atol=1e-6)
+  narrow = gradient(ours, x.astype(jnp.bfloat16))
+  assert narrow.dtype == jnp.bfloat16
+  np.testing.assert_allclose(narrow.astype(jnp.float32), expected, atol=0.05)
+  spread = jax.device_put(x, sharding.batch_sharding(sharding.make_mesh({"fsdp": -1})))
+  found = gradient(ours, spread)
+  assert found.sharding.is_equivalent_to(spread.sharding, 2)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
+def test_an_activation_saves_one_array(activation):
+  """Of the size of its input; what automatic differentiation would save is told for comparison."""
+  x = jnp.asarray(normal(5, 7))
+  saved = lambda function: sum(leaf.size == x.size for leaf in jax.tree.leaves(jax.vjp(function, x)[1]))
+  assert saved(lambda x: layers.activate(activation, x)) == 1
+  if activation == "gelu_tanh":
+    assert saved(layers.ACTIVATIONS[activation]) > 3
+
+
 def test_each_dense_layer_has_a_bias():
   """With biases: f(x W_gate + a) * (x W_up + b) W_down + c."""
   mlp = layers.Mlp(toy.config(mlp_activation="gated_silu", biases=True), nnx.Rngs(0))

@@ -228,8 +228,8 @@ def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch)
 # ---- What `check` refuses --------------------------------------------------------------------------------------------
 
 
-def check(data, *, batch_size=8, model_vocab_size=384):
-  pipeline.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size)
+def check(data, *, batch_size=8, model_vocab_size=384, **model):
+  pipeline.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
 
 
 def test_good_data_passes(data):
@@ -260,6 +260,39 @@ def test_bad_settings(data, changes, message):
 def test_a_vocabulary_that_does_not_fit_the_model(data):
   with pytest.raises(UserError, match="config.model.vocab_size=300 is too small"):
     check(data, model_vocab_size=300)
+
+
+def test_an_objective_of_another_architecture(data):
+  """The message lists those that would do."""
+  with pytest.raises(
+    UserError, match="config.data.objective=masked_lm does not fit .*=decoder_only; these do: causal_lm"
+  ):
+    check(dataclasses.replace(data, objective="masked_lm"), architecture="decoder_only")
+  with pytest.raises(UserError, match="span_corruption does not fit .*=encoder_only; these do: masked_lm"):
+    check(data, architecture="encoder_only")
+
+
+@pytest.mark.parametrize(
+  "architecture, objective, longest, keys",
+  [
+    ("encoder_decoder", "span_corruption", 128, "^config.data.inputs_length: .* 128 in the encoder"),
+    (
+      "decoder_only",
+      "prefix_lm",
+      168,
+      "^config.data.inputs_length . config.data.targets_length: .* 168 in the decoder",
+    ),
+    ("decoder_only", "causal_lm", 40, "^config.data.targets_length: .* 40 in the decoder"),
+    ("encoder_only", "masked_lm", 128, "^config.data.inputs_length: .* 128 in the encoder"),
+  ],
+)
+def test_a_sequence_longer_than_learned_positions(data, architecture, objective, longest, keys):
+  """One position too few is refused; what has other positions takes any length."""
+  data = dataclasses.replace(data, objective=objective)
+  check(data, architecture=architecture, model_max_length=longest)
+  check(data, architecture=architecture)
+  with pytest.raises(UserError, match=keys):
+    check(data, architecture=architecture, model_max_length=longest - 1)
 
 
 def test_a_corpus_smaller_than_a_batch(data):
@@ -313,6 +346,15 @@ def test_a_users_own_mixture(registered, mesh):
   resumed = batches(registered, mesh, num_streams=2)
   resumed.restore(state)
   assert_same(take(resumed, 3), expected)
+
+
+def test_a_mixture_of_another_architecture(registered):
+  """What its tasks were made with is known, though the config does not name it."""
+  with pytest.raises(
+    UserError, match="config.data.mixture=pipeline_test_mixture: its objective span_corruption does no"
+  ):
+    check(registered, architecture="encoder_only")
+  check(registered, architecture="decoder_only")
 
 
 def test_another_vocabulary_for_a_mixture(registered):

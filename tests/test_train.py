@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,18 +14,17 @@ import pytest
 
 from t2t import __main__ as command
 from t2t import writers
+from t2t.data import vocabulary_training
 
 # A model and a corpus so small that what takes time is Python.
 SMALL = (
-  "--config=t5_1_1_small",
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
   "--config.model.num_heads=2",
   "--config.model.head_dim=8",
   "--config.model.mlp_dim=32",
-  "--config.model.num_encoder_layers=2",
-  "--config.model.num_decoder_layers=2",
   "--config.model.dtype=float32",
+  "--config.model.dropout_rate=0.1",
   "--config.data.vocabulary=bytes",
   "--config.data.inputs_length=64",
   "--config.data.targets_length=32",
@@ -34,7 +34,12 @@ SMALL = (
   "--config.eval.batches=2",
   "--config.eval.every=3",
   "--config.checkpoint.every=3",
-  "--config.model.dropout_rate=0.1",
+)
+T5 = (
+  "--config=t5_1_1_small",
+  *SMALL,
+  "--config.model.num_encoder_layers=2",
+  "--config.model.num_decoder_layers=2",
 )
 
 
@@ -55,9 +60,9 @@ def text(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> list[str]:
+def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str, model: tuple[str, ...] = T5) -> list[str]:
   files = (f"--config.data.files={text}/train.jsonl.gz", f"--config.data.eval_files={text}/validation.jsonl")
-  return ["train", *SMALL, *files, "--workdir", str(workdir), *overrides]
+  return ["train", *model, *files, "--workdir", str(workdir), *overrides]
 
 
 def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
@@ -93,12 +98,78 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
     assert f"train/{name}" in last
 
 
-def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
+def shown(out: str) -> list[dict[str, str]]:
+  """The examples of a summary: input, prediction and truth of each."""
+  found: list[dict[str, str]] = []
+  label = ""
+  for line in out.partition("\ncheckpoints ")[0].splitlines():
+    if line.startswith("example "):
+      found.append(dict.fromkeys(("input", "prediction", "truth"), ""))
+    elif found and line:
+      label = line[2:15].strip() or label
+      found[-1][label] += f" {line[15:]}"
+  return found
+
+
+def letters(text: str) -> str:
+  """Of words alone: a space may be masked, or what joins two lines."""
+  return re.sub("[^a-z]", "", text.replace('{"text": ', ""))
+
+
+# Every architecture with an objective of its own, of the parts that a family is known for.
+FAMILIES = {
+  "masked_lm": ("--config=tiny_bert", *SMALL, "--config.model.num_encoder_layers=2", "--config.model.max_length=64"),
+  "causal_lm": ("--config=tiny_gpt", *SMALL, "--config.model.num_decoder_layers=2", "--config.model.max_length=32"),
+  "prefix_lm": ("--config=tiny_prefix_lm", *SMALL, "--config.model.num_decoder_layers=2"),
+  "ul2": (
+    "--config=tiny_modern_t5",
+    *SMALL,
+    "--config.model.num_encoder_layers=2",
+    "--config.model.num_decoder_layers=2",
+    "--config.model.num_kv_heads=1",
+    "--config.data.targets_length=64",
+  ),
+}
+
+
+def family(objective: str) -> tuple[str, ...]:
+  """Arguments for a run whose loss falls within a few steps."""
+  schedule = ("--config.optimizer.schedule=constant", "--config.optimizer.warmup_steps=0")
+  return (*FAMILIES[objective], f"--config.data.objective={objective}", *schedule)
+
+
+@pytest.mark.parametrize("objective", FAMILIES)
+def test_every_architecture_trains(objective, text, tmp_path, capsys):
+  """The held-out loss falls, and the summary shows what the model makes of three texts of the validation file."""
+  more = ("--config.train.steps=12", "--config.eval.every=4", "--config.checkpoint.every=12")
+  workdir = tmp_path / "run"
+  assert command.main(arguments(text, workdir, *more, model=family(objective))) == 0
+  held_out = losses(workdir, "eval/loss")
+  assert list(held_out) == [4, 8, 12]
+  assert held_out[12] < held_out[4] - 0.1
+  captured = capsys.readouterr()
+  architecture = json.loads((workdir / "config.json").read_text())["model"]["architecture"]
+  parts = {"encoder_only": ["encoder"], "decoder_only": ["decoder"]}.get(architecture, ["encoder", "decoder", "cross"])
+  assert "attention: " + "; ".join(f"{part} plain (CPU)" for part in parts) in captured.err
+  found = shown(captured.out)
+  assert len(found) == 3
+  for example in found:
+    given, _, truth = (example[label] for label in ("input", "prediction", "truth"))
+    spans = dict(re.findall(r"\[(\d+)\] ([^\[]*)", truth))
+    whole = re.sub(r"\[(\d+)\]", lambda blank, spans=spans: spans[blank[1]], given) + ("" if spans else truth)
+    assert bool(spans) == (objective in ("masked_lm", "ul2"))
+    assert len(letters(whole)) > 20
+    assert letters(whole) in letters((text / "validation.jsonl").read_text())
+
+
+@pytest.mark.parametrize("objective", [None, "prefix_lm"])
+def test_resumed_run_equals_uninterrupted_run(objective, text, tmp_path):
   """Three steps, then the same command for three more: bit for bit the losses of six, dropout and data included."""
+  model = (*(family(objective) if objective else T5), "--config.eval.examples=0")
   whole, parts = tmp_path / "whole", tmp_path / "parts"
-  assert command.main(arguments(text, whole)) == 0
-  assert command.main(arguments(text, parts, "--config.train.steps=3")) == 0
-  assert command.main(arguments(text, parts)) == 0
+  assert command.main(arguments(text, whole, model=model)) == 0
+  assert command.main(arguments(text, parts, "--config.train.steps=3", model=model)) == 0
+  assert command.main(arguments(text, parts, model=model)) == 0
   assert losses(parts) == losses(whole)
   assert losses(parts, "eval/loss") == losses(whole, "eval/loss")
 
@@ -192,7 +263,43 @@ BAD_INPUT = {
   "optimizer": (lambda t: ["--config.optimizer.name=adafactro"], ["adafactor"]),
   "warm start from nowhere": (lambda t: [f"--config.init.checkpoint={t}/none"], ["config.init.checkpoint"]),
   "no vocabulary": (lambda t: ["--config.data.vocabulary="], ["config.data.vocabulary"]),
+  "unknown config of a family": (lambda t: ["--config=bert_bse"], ["bert_bse", "nearest", "bert_base"]),
+  "heads that do not share keys": (
+    lambda t: ["--config.model.num_kv_heads=3"],
+    ["config.model.num_kv_heads=3", "num_heads=2", "[1, 2]"],
+  ),
+  "objective of another architecture": (
+    lambda t: ["--config.data.objective=masked_lm"],
+    ["config.data.objective=masked_lm", "architecture=encoder_decoder", "span_corruption", "causal_lm"],
+  ),
+  "inputs longer than learned positions": (
+    lambda t: ["--config.model.positions=learned", "--config.model.max_length=63"],
+    ["config.data.inputs_length", "sequences of 64 in the encoder", "config.model.max_length=63"],
+  ),
+  "targets longer than learned positions": (
+    lambda t: ["--config.model.positions=learned", "--config.model.max_length=64", "--config.data.targets_length=65"],
+    ["config.data.targets_length", "sequences of 65 in the decoder", "config.model.max_length=64"],
+  ),
+  "inputs and targets longer than learned positions": (
+    lambda t: [
+      *("--config.model.architecture=decoder_only", "--config.model.num_encoder_layers=0"),
+      *("--config.model.positions=learned", "--config.model.max_length=95"),
+    ],
+    ["config.data.inputs_length + config.data.targets_length", "sequences of 96 in the decoder"],
+  ),
+  "no mask": (
+    lambda t: [
+      *(f"--config.data.vocabulary={sentencepiece(t)}", "--config.data.extra_ids=0"),
+      "--config.data.objective=text_infilling",
+    ],
+    ["config.data.vocabulary", "[MASK]", "config.data.extra_ids=1"],
+  ),
 }
+
+
+def sentencepiece(folder: pathlib.Path) -> pathlib.Path:
+  """A model that has neither a mask nor sentinels."""
+  return vocabulary_training.train_sentencepiece(documents(50), size=40, output_dir=folder / "pieces")
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
@@ -206,6 +313,8 @@ def test_bad_input_is_one_clear_error(name, text, tmp_path, capsys):
   for part in expected:
     assert part in error
   assert not (tmp_path / "run" / "metrics.jsonl").exists()
+  # What a workdir's own checkpoints or another's are needed for is found out with the workdir at hand.
+  assert (tmp_path / "run").exists() == (name == "warm start from nowhere")
 
 
 def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys):

@@ -451,15 +451,18 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
   return {feature: weights if feature == "loss_weights" else text for feature in _find(name).features}
 
 
-def check_fits(name: str, architecture: str) -> None:
+def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:
   """Whether a model can be trained with an objective.
+
+  Args:
+    name: a key of `OBJECTIVES`.
+    architecture: of the model.
+    mixture: the registered task or mixture that was made with the objective; empty: the config names it.
 
   Raises:
     UserError: it cannot; names the objectives that do.
   """
   if architecture not in _find(name).architectures:
     fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
-    raise UserError(
-      f"config.data.objective={name} does not fit config.model.architecture={architecture};"
-      f" these do: {', '.join(fitting)}"
-    )
+    where = f"config.data.mixture={mixture}: its objective {name}" if mixture else f"config.data.objective={name}"
+    raise UserError(f"{where} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")

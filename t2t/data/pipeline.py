@@ -443,10 +443,11 @@ def check(
     vocabularies.check(vocabulary(data), model_vocab_size)
   task = load_task(data)
   for objective in sorted(objectives.of(task)):
-    objectives.check_fits(objective, architecture)
-  for side, length in converters.model_lengths(architecture, feature_lengths(data, architecture, task)).items():
+    objectives.check_fits(objective, architecture, mixture=data.mixture)
+  lengths = feature_lengths(data, architecture, task)
+  for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
-      keys = [key for key in ("inputs", "targets") if key in feature_lengths(data, architecture, task)]
+      keys = lengths if architecture == "decoder_only" else [{"encoder": "inputs", "decoder": "targets"}[side]]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
         f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"

@@ -1,0 +1,66 @@
+"""The benchmark that crosses architectures with objectives: what its cells have in common."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+from t2t import UserError, command_line
+from t2t.data import objectives, pipeline
+from t2t.models.config import TransformerConfig
+
+_PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "matrix.py"
+
+
+@pytest.fixture(scope="module")
+def matrix():
+  spec = importlib.util.spec_from_file_location("matrix", _PATH)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def architecture(matrix, row):
+  return matrix.ARCHITECTURES[row].get("architecture", "encoder_decoder")
+
+
+def test_every_architecture_has_objectives_and_every_objective_an_architecture(matrix):
+  """None was forgotten when another was added."""
+  names = {architecture(matrix, row) for row in matrix.ARCHITECTURES}
+  assert names == {name for objective in objectives.OBJECTIVES.values() for name in objective.architectures}
+
+
+@pytest.mark.parametrize("objective", objectives.OBJECTIVES)
+def test_cells_have_as_many_positions(matrix, objective):
+  """Batches of one objective hold as many positions for every architecture, to less than a sequence."""
+  for row in matrix.ARCHITECTURES:
+    if architecture(matrix, row) not in objectives.OBJECTIVES[objective].architectures:
+      continue
+    config = matrix.cell(row, objective, steps=40, positions=2_592)
+    model = command_line.section(config, "model", TransformerConfig)
+    assert model.architecture == architecture(matrix, row)
+    lengths = pipeline.model_lengths(command_line.section(config, "data", pipeline.DataConfig), model.architecture)
+    if "inputs" not in objectives.OBJECTIVES[objective].features:
+      lengths.pop("encoder", None)  # of padding, but for one token
+    assert 0 <= 2_592 - config.train.batch_size * sum(lengths.values()) < sum(lengths.values())
+
+
+def test_results_are_told_objective_by_objective(matrix, tmp_path):
+  """A line for each cell that was run, in the order of the tables, and a picture."""
+  found = dict(held_out_loss=1.5, unigram_loss=3.25, steps_per_second=10.0, tokens=12_345, curve={1: 3.0, 2: 1.5})
+  results = {"prefix_lm/prefix_lm": found, "prefix_lm/span_corruption": found, "encoder_decoder/span_corruption": found}
+  lines = matrix.table(results).splitlines()[2:]
+  assert [line.split()[:4] for line in lines] == [
+    ["span_corruption", "encoder_decoder", "1.500", "3.250"],
+    ["span_corruption", "prefix_lm", "1.500", "3.250"],
+    ["prefix_lm", "prefix_lm", "1.500", "3.250"],
+  ]
+  matrix.draw(results, tmp_path / "matrix.png")
+  assert (tmp_path / "matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_patterns_that_fit_nothing_are_an_error(matrix, tmp_path):
+  """Before anything is written."""
+  with pytest.raises(UserError, match="no cell fits --architectures encoder_only --objectives span_corruption"):
+    matrix.main(["--architectures=encoder_only", "--objectives=span_corruption", f"--output={tmp_path}/out"])
+  assert not (tmp_path / "out").exists()
