@@ -23,6 +23,7 @@ from typing import Any
 
 from etils import epath
 import matplotlib.figure
+import matplotlib.lines
 from ml_collections import ConfigDict
 
 from t2t import UserError, command_line, losses, train, writers
@@ -102,10 +103,13 @@ def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
   for axis in axes[len(panels) :]:
     axis.set_axis_off()
-  handles = [matplotlib.lines.Line2D([], [], color=colour, label=row) for row, colour in colours.items()]
-  handles.append(matplotlib.lines.Line2D([], [], color="#8a8a8a", linestyle="--", label="unigram model"))
+  for axis in axes[max(0, len(panels) - columns) : len(panels)]:
+    axis.set_xlabel("step", fontsize=8)
+  drawn = {key.split("/")[0] for key in results}
+  line = matplotlib.lines.Line2D
+  handles = [line([], [], color=colour, label=row) for row, colour in colours.items() if row in drawn]
+  handles.append(line([], [], color="#8a8a8a", linestyle="--", label="unigram model"))
   figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-  figure.supxlabel("step", fontsize=8)
   figure.supylabel("held-out loss (nats per target token)", fontsize=8)
   figure.savefig(path)
 

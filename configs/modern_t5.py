@@ -2,7 +2,7 @@
 
   t2t train --config modern_t5_base --workdir gs://BUCKET/modern_t5_base
 
-Sizes: small 71 M, base 212 M, large 657 M, xl 2.25 B, xxl 8.7 B parameters.  AdamW and a cosine, which gave nanoT5 a
+Sizes: small 71 M, base 216 M, large 670 M, xl 2.40 B, xxl 9.3 B parameters.  AdamW and a cosine, which gave nanoT5 a
 lower loss than Adafactor.
 """
 

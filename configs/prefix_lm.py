@@ -2,9 +2,10 @@
 
   t2t train --config prefix_lm_base --workdir gs://BUCKET/prefix_lm_base
 
-The shapes of T5 1.1 without the encoder: base 124 M parameters.  Trained by span corruption, which T5's comparison
-found better for it than language modelling; with --config.data.mixture=c4_prefix_lm --config.data.inputs_length=512
---config.data.targets_length=512 it is trained as its name says.
+The shapes of T5 1.1 without the encoder: small 52 M, base 134 M, large 374 M, xl 1.29 B, xxl 4.9 B parameters.
+Trained by span corruption, which T5's comparison found better for it than language modelling; with
+--config.data.mixture=c4_prefix_lm --config.data.inputs_length=512 --config.data.targets_length=512 it is trained as
+its name says.
 """
 
 from ml_collections import ConfigDict

@@ -2,7 +2,7 @@
 
   t2t train --config ul2_base --workdir gs://BUCKET/ul2_base
 
-T5 1.1's shapes with SwiGLU, and 20b as published.  512 tokens on both sides.
+T5 1.1's shapes with SwiGLU, and 20b (19.6 B parameters) as published.  512 tokens on both sides.
 """
 
 from ml_collections import ConfigDict
