@@ -225,7 +225,9 @@ def test_with_a_config(printed, tmp_path, module):
   assert "encoder_token_types    int32 [16]" in text
   with pytest.raises(UserError, match="config.model.vocab_size=100 is too small"):
     printed("show", "--config", str(path), "--config.model.vocab_size=100")
-  with pytest.raises(UserError, match="objective=span_corruption does not fit config.model.architecture=encoder_only"):
+  with pytest.raises(
+    UserError, match="its objective span_corruption does not fit config.model.architecture=encoder_only"
+  ):
     printed("show", "show_test_span_corruption", "--config", str(path))
 
 
