@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import decoding
+from t2t.models import transformer
 from t2t.models.transformer import Batch
 from t2t.train_state import TrainState
 
@@ -204,10 +205,8 @@ def held_out(
 
 def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
   """Where each row has the tokens of its first sequence, bool [batch, length]."""
-  if f"{side}_segment_ids" in host:
-    return host[f"{side}_segment_ids"] == 1
-  # What a decoder is fed may start with padding; what it writes does not.
-  return host.get(f"{side}_target_tokens", host.get(f"{side}_input_tokens")) > 0
+  segments = host.get(f"{side}_segment_ids")
+  return transformer.real_positions(host, side) if segments is None else segments == 1
 
 
 def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:

@@ -70,7 +70,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     batch_size=config.train.batch_size,
     model_vocab_size=model_config.vocab_size,
     architecture=model_config.architecture,
-    model_max_length=model_config.max_length if model_config.positions == "learned" else 0,
+    model_max_length=model_config.most_positions,
   )
   workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0

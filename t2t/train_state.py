@@ -13,6 +13,7 @@ from t2t import metrics as metrics_lib
 from t2t import optimizers, sharding
 from t2t.losses import LossFn
 from t2t.metrics import Metrics
+from t2t.models import transformer
 from t2t.models.transformer import Batch
 from t2t.optimizers import Params
 
@@ -119,13 +120,8 @@ def _microbatches(batch: Batch, num: int) -> Batch:
 
 def _num_tokens(batch: Batch) -> jax.Array:
   """How many positions of inputs and targets hold a token."""
-  total = jnp.zeros((), jnp.float32)
-  for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
-    if tokens in batch:
-      # Where id 0 is a token, segment ids tell what is padding.
-      real = batch[f"{side}_segment_ids"] if f"{side}_segment_ids" in batch else batch[tokens]
-      total += jnp.sum(real > 0)
-  return total
+  real = (transformer.real_positions(batch, side) for side in transformer.sides(batch))
+  return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
 
 
 def make_train_step(

@@ -7,21 +7,13 @@ import seqio
 
 from t2t.data import objectives
 
-# The vocabulary is read when a task is used.
-_MODEL = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
-_VOCABULARY = seqio.SentencePieceVocabulary(_MODEL, extra_ids=100)
-# At 512 tokens half of them in short spans need more sentinels; the 32,128 rows of T5's embedding hold these, too.
-_MORE_SENTINELS = seqio.SentencePieceVocabulary(_MODEL, extra_ids=127)
-
 
 def _add(name: str, objective: str, **options) -> None:
   seqio.TaskRegistry.add(
     name,
     source=seqio.TfdsDataSource(tfds_name="c4/en:3.0.1", splits=("train", "validation")),
     preprocessors=objectives.preprocessors(objective, **options),
-    output_features=objectives.output_features(
-      objective, _MORE_SENTINELS if objective in ("ul2", "x_denoising") else _VOCABULARY
-    ),
+    output_features=objectives.t5_features(objective),
   )
 
 

@@ -336,6 +336,7 @@ class Objective:
   features: tuple[str, ...]
   make: Callable[..., list[Preprocessor]]  # given merge_documents, and noise_density and the like as in `published`
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  sentinels: int = 100  # enough at T5's 512 tokens
 
 
 def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
@@ -360,6 +361,8 @@ _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder"
 _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "targets", "loss_weights")
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
+# Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
+_MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
 
 
@@ -374,10 +377,10 @@ def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
 
 OBJECTIVES: dict[str, Objective] = {
   "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
-  "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2)),
+  "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2), sentinels=_MANY),
   "r_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=R_DENOISERS)),
   "s_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=S_DENOISERS)),
-  "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS)),
+  "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS), sentinels=_MANY),
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
   "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
@@ -449,6 +452,11 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
   text = seqio.Feature(vocabulary, add_eos=True)
   weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
   return {feature: weights if feature == "loss_weights" else text for feature in _find(name).features}
+
+
+def t5_features(name: str) -> dict[str, seqio.Feature]:
+  """`output_features` in T5's vocabulary, with as many sentinels as the objective needs at 512 tokens."""
+  return output_features(name, vocabularies.t5_vocabulary(extra_ids=_find(name).sentinels))
 
 
 def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t import data as t2t_data
 from t2t.data import pipeline, sources, streams, vocabularies
+from t2t.models import transformer
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
 
@@ -80,7 +81,9 @@ def preview(
   try:
     # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
     with t2t_data.quiet_stderr():
-      return _preview(data, architecture, task, split=split, num_records=num_records, num_examples=num_examples)
+      return _preview(
+        data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
+      )
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise
@@ -91,12 +94,12 @@ def _preview(
   data: pipeline.DataConfig,
   architecture: str,
   task: seqio.Task | seqio.Mixture,
+  lengths: Mapping[str, int],
   *,
   split: str,
   num_records: int,
   num_examples: int,
 ) -> Preview:
-  lengths = pipeline.feature_lengths(data, architecture, task)
   records = {each.name: _read(each, split, num_records) for each in tasks_of(task, split)}
   dataset = pipeline.task_examples(
     data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED, trim=False
@@ -206,10 +209,11 @@ def summarize(preview: Preview) -> Summary:
   # The last packed sequence is not full because there were no more examples, and would be in training.
   sequences = preview.sequences[:-1] if 1 < len(preview.sequences) < len(preview.examples) else preview.sequences
   real = {
-    side: np.concatenate([real_positions(sequence, side) for sequence in sequences]) for side in sides(sequences[0])
+    side: np.concatenate([transformer.real_positions(sequence, side) for sequence in sequences])
+    for side in transformer.sides(sequences[0])
   }
   everything = preview.sequences
-  positions = sum(real_positions(sequence, side).sum() for sequence in everything for side in real)
+  positions = sum(transformer.real_positions(sequence, side).sum() for sequence in everything for side in real)
   losses = sum(loss_positions(sequence, side).sum() for sequence in everything for side in real)
   ids = {name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))]) for name in lengths}
   all_ids = np.concatenate([np.zeros(0, np.int32), *ids.values()])
@@ -231,7 +235,7 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
   if preview.architecture == "encoder_only":
     losses = sum(loss_positions(sequence, "encoder").sum() for sequence in preview.sequences)
     text = sum(
-      (~np.isin(sequence["encoder_target_tokens"], framing) & real_positions(sequence, "encoder")).sum()
+      (~np.isin(sequence["encoder_target_tokens"], framing) & transformer.real_positions(sequence, "encoder")).sum()
       for sequence in preview.sequences
     )
     return ("of the text is masked, replaced or kept, to be guessed", float(losses) / max(int(text), 1))
@@ -244,18 +248,6 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
     return ("of the text is taken out of the inputs", float(text["targets"]) / max(int(sum(text.values())), 1))
   masks = hides["inputs"] | (ids["inputs"] == mask_id(vocabulary))
   return ("of the inputs are masks", float(np.mean(masks))) if masks.any() else None
-
-
-def sides(sequence: Features) -> list[str]:
-  """Which of "encoder" and "decoder" a model's features are for."""
-  return [side for side in ("encoder", "decoder") if any(name.startswith(side) for name in sequence)]
-
-
-def real_positions(sequence: Features, side: str) -> np.ndarray:
-  """bool [length], the positions of one side of a model that are not padding."""
-  if f"{side}_segment_ids" in sequence:
-    return sequence[f"{side}_segment_ids"] > 0
-  return sequence["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] > 0
 
 
 def loss_positions(sequence: Features, side: str) -> np.ndarray:

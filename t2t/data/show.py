@@ -145,8 +145,12 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
     model = command_line.section(config, "model", TransformerConfig)
     split = options.split or (data.eval_split if data.mixture else "validation")
     choice = _Choice(data, model.architecture, task, _split(split, task, data))
-    max_length = model.max_length if model.positions == "learned" else 0
-    _check(choice, batch_size=config.train.batch_size, model_vocab_size=model.vocab_size, model_max_length=max_length)
+    _check(
+      choice,
+      batch_size=config.train.batch_size,
+      model_vocab_size=model.vocab_size,
+      model_max_length=model.most_positions,
+    )
     return choice
   given = {argument.lstrip("-").partition("=")[0] for argument in overrides}
   split = options.split or next((name for name in ("validation", "train") if name in task.splits), min(task.splits))

@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Pieces with a meaning of their own, the first that a vocabulary has. [SEP] before </s> and <|endoftext|>: a
 # vocabulary of the BERT family may hold those from the text of another (ModernBERT), never the other way round.
-_NAMES = {
+NAMES = {
   "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>"),
   "eos": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
   "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]"),
@@ -254,7 +254,7 @@ class _File:
   content: str  # the tokenizer as JSON
   ids: dict[str, int]  # of every piece
   size: int
-  special: dict[str, int | None]  # by the keys of `_NAMES`
+  special: dict[str, int | None]  # by the keys of `NAMES`
   special_ids: frozenset[int]
   unseen_ids: frozenset[int]  # special, and not shown in decoded text
   texts: tuple[str, ...]
@@ -406,11 +406,11 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
     configured = configured.get("content") if isinstance(configured, dict) else configured
-    return next((ids[name] for name in (configured, *_NAMES[kind]) if name in ids), None)
+    return next((ids[name] for name in (configured, *NAMES[kind]) if name in ids), None)
 
-  named = {kind: special(kind) for kind in _NAMES}
+  named = {kind: special(kind) for kind in NAMES}
   if named["eos"] is None:
-    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {' '.join(_NAMES['eos'])}")
+    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {' '.join(NAMES['eos'])}")
   if named["mask"] is not None and named["cls"] is None:
     # RoBERTa: the ends of a text are the ends of BERT's.
     named |= {"cls": named["bos"], "sep": named["eos"]}

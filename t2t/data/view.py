@@ -11,6 +11,7 @@ import rich.text
 import seqio
 
 from t2t.data import objectives, pipeline, preview, sources, vocabularies
+from t2t.models import transformer
 
 _RECORD_LINES = 3  # of each text of a record
 
@@ -199,9 +200,8 @@ def _kinds(vocabulary: seqio.Vocabulary) -> dict[int, str]:
   """Id -> a key of `_STYLES`; ordinary pieces have none."""
   kinds = dict.fromkeys(preview.sentinel_ids(vocabulary), "sentinel")
   kinds |= dict.fromkeys(vocabularies.framing_ids(vocabulary), "EOS and the like")
-  padding = 0 if vocabularies.pads_with_zero(vocabulary) else vocabulary.pad_id
-  if padding != vocabulary.eos_id:
-    kinds[padding] = "padding"
+  if vocabulary.pad_id != vocabulary.eos_id:
+    kinds[vocabulary.pad_id] = "padding"
   kinds[preview.unknown_id(vocabulary)] = "unknown"
   mask = preview.mask_id(vocabulary)
   if mask is not None and mask not in preview.sentinel_ids(vocabulary):
@@ -216,16 +216,16 @@ def _print_sequence(console: rich.console.Console, sequence: Mapping[str, np.nda
   """The features of a model, how long they are, and what they begin and end with."""
   console.print(rich.text.Text(title, "bold"))
   rows = []
-  for side in preview.sides(sequence):
-    real = preview.real_positions(sequence, side)
+  for side in transformer.sides(sequence):
+    real = transformer.real_positions(sequence, side)
     rows += [
       [name, f"{values.dtype} {list(values.shape)}", _ends(values, real)]
       for name, values in sequence.items()
       if name.startswith(side)
     ]
   print_columns(console, rows)
-  for side in preview.sides(sequence):
-    real, loss = preview.real_positions(sequence, side), preview.loss_positions(sequence, side)
+  for side in transformer.sides(sequence):
+    real, loss = transformer.real_positions(sequence, side), preview.loss_positions(sequence, side)
     padding = len(real) - int(real.sum())
     text = f"  {side}: {padding} of {len(real)} positions are padding ({padding / len(real):.0%})"
     if loss.size:

@@ -157,7 +157,7 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
   Raises:
     UserError: there is neither.
   """
-  own = _own_id(vocabulary, "mask_id", _MASK_PIECES)
+  own = _own_id(vocabulary, "mask")
   if own is not None:
     return own
   if not num_sentinels(vocabulary):
@@ -170,31 +170,26 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
 
 def cls_id(vocabulary: seqio.Vocabulary) -> int | None:
   """The id that BERT's inputs start with ([CLS], in RoBERTa <s>), if there is one."""
-  return _own_id(vocabulary, "cls_id", _CLS_PIECES)
+  return _own_id(vocabulary, "cls")
 
 
 def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
   """The id that ends each text of BERT's inputs ([SEP], in RoBERTa </s>), if there is one."""
-  return _own_id(vocabulary, "sep_id", _SEP_PIECES)
-
-
-_MASK_PIECES = ("[MASK]", "<mask>")
-_CLS_PIECES = ("[CLS]", "<cls>")
-_SEP_PIECES = ("[SEP]", "<sep>")
+  return _own_id(vocabulary, "sep")
 
 
 def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
   """Ids that stand around a text and are no part of it: padding, BOS, EOS, [CLS], [SEP]."""
-  padding = 0 if pads_with_zero(vocabulary) else vocabulary.pad_id
-  return {padding, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
+  return {vocabulary.pad_id, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
 
 
-def _own_id(vocabulary: seqio.Vocabulary, attribute: str, pieces: tuple[str, ...]) -> int | None:
+def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
+  """The id of a piece by what it is for, a key of `subwords.NAMES`."""
   if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    return getattr(vocabulary, attribute, None)
+    return getattr(vocabulary, f"{kind}_id", None)
   model = vocabulary.tokenizer
   # What the model does not have it calls unknown.
-  found = [model.piece_to_id(piece) for piece in pieces if model.piece_to_id(piece) != model.unk_id()]
+  found = [model.piece_to_id(piece) for piece in subwords.NAMES[kind] if model.piece_to_id(piece) != model.unk_id()]
   return found[0] if found else None
 
 
@@ -225,7 +220,7 @@ def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
       for i in range(vocabulary.vocab_size)
       if model.is_control(i) or model.is_unknown(i) or model.is_unused(i) or _SENTINEL.fullmatch(model.id_to_piece(i))
     }
-    named = (_own_id(vocabulary, "", pieces) for pieces in (_MASK_PIECES, _CLS_PIECES, _SEP_PIECES))
+    named = (_own_id(vocabulary, kind) for kind in ("mask", "cls", "sep"))
     return special | {own for own in named if own is not None}
   own = {0, 1, 2} if isinstance(vocabulary, seqio.ByteVocabulary) else set(vocabulary.special_ids)
   return own | set(range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size))
@@ -255,6 +250,11 @@ def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
   # Bytes without added sentinels take them from their last ids.
   text_ids = vocabulary.vocab_size - num_sentinels(vocabulary) if vocabulary.extra_ids == 0 else vocabulary.vocab_size
   return np.array([i for i in range(text_ids) if i not in special], np.int32)
+
+
+def t5_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
+  """T5's 32,000 pieces and `extra_ids` sentinels; the bucket that holds them is read when the vocabulary is used."""
+  return seqio.SentencePieceVocabulary("gs://t5-data/vocabs/cc_all.32000/sentencepiece.model", extra_ids=extra_ids)
 
 
 class _DocsVocabulary(seqio.SentencePieceVocabulary):

@@ -86,6 +86,11 @@ class TransformerConfig:
     return self.num_kv_heads or self.num_heads
 
   @property
+  def most_positions(self) -> int:
+    """The longest sequence that the model can read; 0: any."""
+    return self.max_length if self.positions == "learned" else 0
+
+  @property
   def gated(self) -> bool:
     """Whether the feed-forward layers have a gate."""
     return self.mlp_activation.startswith("gated_")

@@ -15,9 +15,24 @@ from t2t import sharding
 from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.head import Head
-from t2t.models.stack import Stack, split_key
+from t2t.models.stack import Layer, Stack, split_key
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
+
+
+def sides(batch: Batch) -> list[str]:
+  """Which of "encoder" and "decoder" a batch has features for."""
+  return [side for side in ("encoder", "decoder") if any(name.startswith(side) for name in batch)]
+
+
+def real_positions(batch: Batch, side: str) -> jax.Array:
+  """Which positions of one side are not padding: bool, in the shape of the features, which may be NumPy's.
+
+  Where id 0 is a token, segment ids tell.  What a decoder is fed may start with padding; what it writes does not.
+  """
+  if f"{side}_segment_ids" in batch:
+    return batch[f"{side}_segment_ids"] > 0
+  return batch["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] > 0
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +62,13 @@ def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
   return (tokens > 0).astype(jnp.int32) if segments is None else segments
 
 
+def _decoder_mask(config: TransformerConfig, batch: Batch) -> attention.AttentionMask:
+  """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
+  segments = batch.get("decoder_segment_ids")
+  prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
+  return attention.AttentionMask(segments, segments, prefix=prefix, causal=True)
+
+
 def _empty_cache(config: TransformerConfig, num_layers: int, batch_size: int, max_length: int) -> attention.KVCache:
   empty = jnp.zeros((num_layers, batch_size, config.kv_heads, max_length, config.head_dim), config.dtype)
   return attention.KVCache(empty, empty)
@@ -68,6 +90,22 @@ class _Transformer(nnx.Module):
     """float32 [batch, length, vocab] from [batch, length, embed]."""
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
 
+  def _advance(
+    self, x: jax.Array, state: DecodeState, mask: attention.AttentionMask, *, body: Layer | None = None
+  ) -> tuple[jax.Array, DecodeState]:
+    """`decode_step` from the embedded tokens, [batch, 1, embed], on."""
+    x, cache = self.decoder(
+      x,
+      mask=mask,
+      body=body,
+      memory=state.memory,
+      memory_mask=state.memory_mask,
+      cache=state.cache,
+      position=state.position,
+      keep_cache=True,
+    )
+    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
+
 
 class EncoderDecoder(_Transformer):
   """T5 (Raffel et al. 2020) and its descendants: an encoder reads the inputs, a decoder writes the targets."""
@@ -79,7 +117,7 @@ class EncoderDecoder(_Transformer):
       config, rngs, num_layers=config.num_decoder_layers, causal=True, cross=True, only_cross=config.share_stacks
     )
 
-  def _body(self):
+  def _body(self) -> Layer | None:
     """The layers that the decoder borrows, with `share_stacks`."""
     return self.encoder.own_layers if self.config.share_stacks else None
 
@@ -101,12 +139,10 @@ class EncoderDecoder(_Transformer):
     """
     encoder_key, decoder_key = split_key(dropout_key, 2)
     memory, memory_segments = self.encode(batch, dropout_key=encoder_key)
-    tokens = batch["decoder_input_tokens"]
-    # Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more.
-    segments = batch.get("decoder_segment_ids")
+    tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     return self.decoder(
       self.embed(tokens, positions=batch.get("decoder_positions")),
-      mask=attention.AttentionMask(segments, segments, causal=True),
+      mask=_decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,
       memory_mask=attention.AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
@@ -145,17 +181,8 @@ class EncoderDecoder(_Transformer):
   def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
     """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
     positions = jnp.broadcast_to(state.position, (tokens.shape[0], 1))
-    x, cache = self.decoder(
-      self.embed(tokens[:, None], positions=positions),
-      mask=attention.AttentionMask(causal=True, query_offset=state.position),
-      body=self._body(),
-      memory=state.memory,
-      memory_mask=state.memory_mask,
-      cache=state.cache,
-      position=state.position,
-      keep_cache=True,
-    )
-    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
+    mask = attention.AttentionMask(causal=True, query_offset=state.position)
+    return self._advance(self.embed(tokens[:, None], positions=positions), state, mask, body=self._body())
 
 
 class DecoderOnly(_Transformer):
@@ -165,9 +192,6 @@ class DecoderOnly(_Transformer):
     super().__init__(config, rngs)
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
 
-  def _prefix(self, batch: Batch) -> jax.Array | None:
-    return batch.get("decoder_causal_attention") if self.config.bidirectional_prefix else None
-
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Hidden states [batch, length, embed] for seqio's decoder features.
 
@@ -176,10 +200,9 @@ class DecoderOnly(_Transformer):
         inputs, decoder_causal_attention, 1 where they are read. Padding ends a sequence.
       dropout_key: None at evaluation.
     """
-    segments = batch.get("decoder_segment_ids")
     return self.decoder(
       self.embed(batch["decoder_input_tokens"], positions=batch.get("decoder_positions")),
-      mask=attention.AttentionMask(segments, segments, prefix=self._prefix(batch), causal=True),
+      mask=_decoder_mask(self.config, batch),
       dropout_key=dropout_key,
     )[0]
 
@@ -223,14 +246,9 @@ class DecoderOnly(_Transformer):
   def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
     """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
     ones = jnp.ones((tokens.shape[0], 1), jnp.int32)
-    x, cache = self.decoder(
-      self.embed(tokens[:, None], positions=(state.position - state.padding)[:, None]),
-      mask=attention.AttentionMask(ones, state.segments, causal=True, query_offset=state.position),
-      cache=state.cache,
-      position=state.position,
-      keep_cache=True,
-    )
-    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
+    positions = (state.position - state.padding)[:, None]
+    mask = attention.AttentionMask(ones, state.segments, causal=True, query_offset=state.position)
+    return self._advance(self.embed(tokens[:, None], positions=positions), state, mask)
 
 
 class EncoderOnly(_Transformer):
@@ -282,13 +300,11 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
     config: of the model.
     batch: model features, or their shapes.
   """
-  lengths = {
-    side: batch[f"{side}_input_tokens"].shape for side in ("encoder", "decoder") if f"{side}_input_tokens" in batch
-  }
+  tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
 
   def choose(queries: str, keys: str, mask: attention.AttentionMask) -> kernels.Choice:
     def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
-      rows, length = lengths[side]
+      rows, length = tokens[side].shape
       return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
 
     return attention.choose(
@@ -302,16 +318,11 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
     )
 
   found = {}
-  if "encoder" in lengths:
-    segments = batch["encoder_input_tokens"]
-    found["encoder"] = choose("encoder", "encoder", attention.AttentionMask(segments, segments))
-  if "decoder" in lengths:
-    segments = batch.get("decoder_segment_ids")
-    prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
-    mask = attention.AttentionMask(segments, segments, prefix=prefix, causal=True)
-    found["decoder"] = choose("decoder", "decoder", mask)
-  if len(lengths) == 2:
-    found["cross"] = choose(
-      "decoder", "encoder", attention.AttentionMask(*[batch[f"{side}_input_tokens"] for side in ("decoder", "encoder")])
-    )
+  # That an encoder's positions have segments matters, not which.
+  if "encoder" in tokens:
+    found["encoder"] = choose("encoder", "encoder", attention.AttentionMask(tokens["encoder"], tokens["encoder"]))
+  if "decoder" in tokens:
+    found["decoder"] = choose("decoder", "decoder", _decoder_mask(config, batch))
+  if len(tokens) == 2:
+    found["cross"] = choose("decoder", "encoder", attention.AttentionMask(tokens["decoder"], tokens["encoder"]))
   return found
