@@ -1,0 +1,191 @@
+"""What a model wrote as a value that can be compared with what is right: seqio's postprocess functions.
+
+Each function here makes a `postprocess(text, example=None, is_target=False)`.  A prediction's value comes from the
+text, a target's from the fields of the example, whatever the text is: the text of a target has been through a
+vocabulary, which need not give it back unchanged.
+
+Text that names no answer is `UNPARSEABLE`, None or "": never right, and `is_unparseable` counts it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from t2t import UserError
+
+UNPARSEABLE = -1  # as the label that a text names
+
+Postprocess = Callable[..., Any]
+
+# Words that say nothing about who is meant: articles, possessives, demonstratives, quantifiers.
+_DETERMINER = re.compile(
+  "a|an|the|her|his|its|my|our|their|whose|your|that|these|this|those|which|each|every|few|many|much|some"
+)
+_WORD = re.compile(r"\w[\w']*")
+
+
+def is_unparseable(value: Any) -> bool:
+  """Whether a prediction's value stands for text that names no answer; an empty text names none."""
+  if isinstance(value, Mapping) and "value" in value:
+    value = value["value"]
+  # -1.0 is a number that a model may well write; only a label is never -1.
+  return value is None or (isinstance(value, str | int | np.integer) and value in ("", UNPARSEABLE))
+
+
+def field(example: Mapping[str, Any] | None, name: str) -> Any:
+  """A field of an example.
+
+  Raises:
+    UserError: the example lacks it, and what it has.
+  """
+  if example is None or name not in example:
+    found = ", ".join(sorted(example)) if example else "no fields at all"
+    raise UserError(f"an example has no field {name!r}, which the task's preprocessors must keep; it has {found}")
+  return example[name]
+
+
+def indices(example: Mapping[str, Any] | None) -> tuple[int, ...]:
+  """Which example it is: its "idx", one number, of MultiRC three and of ReCoRD two."""
+  return tuple(int(part) for part in np.ravel(field(example, "idx")))
+
+
+def texts(example: Mapping[str, Any] | None, name: str) -> list[str]:
+  """A field that is a list of strings."""
+  return [_text(value) for value in field(example, name)]
+
+
+# ---- Postprocess functions -------------------------------------------------------------------------------------------
+
+
+def label(labels: Sequence[str]) -> Postprocess:
+  """The index of the label that a text names.
+
+  "neutral"       -> 2       labels ("entailment", "contradiction", "neutral")
+  "it is neutral" -> -1
+  target          -> the example's "label"
+  """
+  return _postprocess(lambda text, _: _index(text, labels), _label)
+
+
+def number() -> Postprocess:
+  """The number that a text is.
+
+  "2.8"  -> 2.8
+  "high" -> None
+  target -> the example's "label"
+  """
+
+  def parse(text: str, _) -> float | None:
+    try:
+      value = float(text)
+    except ValueError:
+      return None
+    return value if math.isfinite(value) else None
+
+  return _postprocess(parse, lambda example: float(field(example, "label")))
+
+
+def multirc() -> Postprocess:
+  """Whether an answer is right, and of which question it is one.
+
+  "True" -> {"group": (3, 14), "value": 1}      the example's "idx" is [3, 14, 15]: paragraph, question, answer
+  target -> the same, from the example's "label"
+
+  The paragraph belongs to the group, for questions need not be numbered through all paragraphs.
+  """
+
+  def group(example: Mapping[str, Any]) -> tuple[int, int]:
+    paragraph, question, _ = indices(example)
+    return paragraph, question
+
+  return _postprocess(
+    lambda text, example: {"group": group(example), "value": _index(text, ("False", "True"))},
+    lambda example: {"group": group(example), "value": _label(example)},
+  )
+
+
+def axg() -> Postprocess:
+  """The label that a text names, for sentences that come in pairs which differ in a pronoun's gender.
+
+  "not_entailment" -> 1
+  target           -> {"label": 1, "pair": 7}      the example's "label" and "pair"
+  """
+  return _postprocess(
+    lambda text, _: _index(text, ("entailment", "not_entailment")),
+    lambda example: {"label": _label(example), "pair": int(field(example, "pair"))},
+  )
+
+
+def record() -> Postprocess:
+  """The text, without white space around it; for a target all right answers and of which query they are.
+
+  " Bhutto" -> "Bhutto"
+  target    -> {"group": (0, 7), "answers": ["Benazir Bhutto", "Bhutto"]}      "idx" is [0, 7]: passage, query
+  """
+  return _postprocess(
+    lambda text, _: text, lambda example: {"group": indices(example), "answers": texts(example, "answers")}
+  )
+
+
+def wsc() -> Postprocess:
+  """Whether a text names what the example's "targets_pretokenized" names: 1 or 0, and `UNPARSEABLE` without words.
+
+  "the councilmen" -> 1      of "The city councilmen"
+  "demonstrators"  -> 0
+  target           -> the example's "label"
+
+  Case, punctuation and determiners aside, one has all words of the other, and both have a possessive or neither: "Bob"
+  is not "Bob's hat".  A model so rates a candidate without ever having learnt to reject one (Raffel et al. 2020,
+  section 2.4; Kocijan et al. 2019).
+  """
+
+  def refers(text: str, example: Mapping[str, Any] | None) -> int:
+    written, meant = (_content_words(noun) for noun in (text, _text(field(example, "targets_pretokenized"))))
+    if not written:
+      return UNPARSEABLE
+    possessive = [any("'" in word for word in words) for words in (written, meant)]
+    return int(bool(meant) and possessive[0] == possessive[1] and (written <= meant or meant <= written))
+
+  return _postprocess(refers, _label)
+
+
+def squad() -> Postprocess:
+  """The text, without white space around it; for a target the list of all right "answers"."""
+  return _postprocess(lambda text, _: text, lambda example: texts(example, "answers"))
+
+
+def text() -> Postprocess:
+  """The text, without white space around it; for a target the example's "targets_pretokenized"."""
+  return _postprocess(lambda text, _: text, lambda example: _text(field(example, "targets_pretokenized")).strip())
+
+
+# ---- Their parts -----------------------------------------------------------------------------------------------------
+
+
+def _postprocess(prediction: Callable[[str, Mapping | None], Any], target: Callable[[Mapping | None], Any]):
+  def postprocess(text: str, example: Mapping[str, Any] | None = None, is_target: bool = False) -> Any:
+    return target(example) if is_target else prediction(text.strip(), example)
+
+  return postprocess
+
+
+def _index(text: str, labels: Sequence[str]) -> int:
+  return labels.index(text) if text in labels else UNPARSEABLE
+
+
+def _label(example: Mapping[str, Any] | None) -> int:
+  return int(field(example, "label"))
+
+
+def _text(value: Any) -> str:
+  if isinstance(value, np.ndarray):
+    value = value.item()
+  return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def _content_words(noun: str) -> set[str]:
+  words = _WORD.findall(noun.lower().replace("’", "'"))
+  return {word for word in words if not _DETERMINER.fullmatch(word)}
