@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import decoding
+from t2t import decoding, optimizers
 from t2t.models import transformer
 from t2t.models.transformer import Batch
 from t2t.train_state import TrainState
@@ -188,7 +188,9 @@ def held_out(
     # No more positions than in training: learned ones end there.
     longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
-  written = gather(decoding.make_greedy(graphdef, max_length=max_length, eos_id=eos_id)(state, batch))
+  write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length), eos_id=eos_id)
+  params = optimizers.join_frozen(state.params, state.frozen_params)
+  written = gather(write(params, batch).tokens)[:, 0]
   written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
   # Sentinels in the inputs alone are no blanks: they stand for masked tokens where a vocabulary has no mask.
   blanks = set(sentinel_ids).intersection(*(x[: len(rows)].flatten().tolist() for x in (inputs, targets)))

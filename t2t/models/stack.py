@@ -1,5 +1,7 @@
 """Blocks, and the stack of them that one layer scan runs: the same for encoders and decoders."""
 
+from typing import Any
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -65,7 +67,6 @@ class Layer(nnx.Module):
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: attention.AttentionMask | None = None,
     cache: attention.KVCache | None = None,
-    position: jax.Array | int = 0,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache]:
     """[batch, length, embed] -> the same, and the keys and values that the self-attention read.
@@ -81,7 +82,6 @@ class Layer(nnx.Module):
       memory: what the cross-attention reads, [batch, length, embed], or its keys and values.
       memory_mask: of the cross-attention.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
-      position: int [], where in the cache `x` belongs.
       dropout_key: None at evaluation.
     """
     keys = split_key(dropout_key, 6)
@@ -89,7 +89,7 @@ class Layer(nnx.Module):
     if is_normed is not False:
       normed = jnp.where(is_normed, x, normed)
     own = attention.KVCache(*self.self_attention.keys_and_values(normed, angles))
-    cache = own if cache is None else cache.write(own.keys, own.values, position)
+    cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(
       normed, cache.keys, cache.values, mask=mask, bias=bias, angles=angles, is_local=is_local, dropout_key=keys[0]
     )
@@ -103,6 +103,15 @@ class Layer(nnx.Module):
       x = self._add(x, update, cross.cross_attention_norm, keys[3])
     update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
     return self._add(x, update, self.mlp_norm, keys[5]), cache
+
+
+Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
+Caches = attention.KVCache | tuple[attention.KVCache, ...]  # with a leading "layers" axis, or one for each layer
+
+
+def one_by_one(stacked: Any, num_layers: int) -> tuple:
+  """A tree of stacked arrays as a tuple with a tree for each layer."""
+  return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
 
 class Stack(nnx.Module):
@@ -142,10 +151,34 @@ class Stack(nnx.Module):
     """The stacked layers, or the one that is run again and again."""
     return self.layer if self.config.share_layers else self.layers
 
-  def _positions(self, query_length: int, key_length: int, offset: jax.Array | int):
+  def weights(self, body: Layer | None = None) -> Weights:
+    """What is scanned: layers that are all the same layer are no part of it."""
+    return (None, None) if self.config.share_layers else (self.layers, body)
+
+  def ready_weights(self, body: Layer | None = None) -> Weights | tuple[Weights, ...]:
+    """`weights` as many calls read them fastest: matrices in the activations' dtype, on a CPU each layer by itself."""
+    # Vectors, which have two dimensions here, stay as they are: norms are computed in float32.
+    cast = lambda x: x.astype(self.config.dtype) if x.ndim > 2 else x
+    weights = jax.tree.map(cast, self.weights(body))
+    return one_by_one(weights, self.num_layers) if sharding.platform() == "cpu" else weights
+
+  def read(self, memory: jax.Array) -> attention.KVCache:
+    """Keys and values of [batch, length, embed] for each layer's cross-attention, with a leading "layers" axis."""
+    one = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
+    if self.config.share_layers:
+      return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), one(self.layer))
+    unroll = self.num_layers if sharding.platform() == "cpu" else 1
+    return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unroll)[1]
+
+  def _positions(self, query_length: int, key_length: int, mask: attention.AttentionMask):
     """Relative position bias, and rotary angles of global and of local layers; None of what the model has not."""
-    config = self.config
-    bias = None if self.position_bias is None else self.position_bias(query_length, key_length, offset)
+    config, bias, offset = self.config, None, mask.query_offset
+    # Beams are all at one position.
+    query_length = query_length if mask.ancestors is None else 1
+    if self.position_bias is not None:
+      places = mask.key_positions(key_length)
+      bias = self.position_bias(query_length, places[-1] + 1, offset)
+      bias = bias if mask.ancestors is None else bias[..., places]
     if config.positions != "rotary":
       return bias, None, None
     angles = attention.rotary_angles(query_length, config.head_dim, config.rotary_base, offset)
@@ -165,44 +198,42 @@ class Stack(nnx.Module):
     *,
     mask: attention.AttentionMask,
     body: Layer | None = None,
-    memory: jax.Array | attention.KVCache | None = None,
+    weights: Weights | tuple[Weights, ...] | None = None,
+    memory: jax.Array | Caches | None = None,
     memory_mask: attention.AttentionMask | None = None,
-    cache: attention.KVCache | None = None,
-    position: jax.Array | int = 0,
+    cache: Caches | None = None,
     keep_cache: bool = False,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, attention.KVCache | None]:
+  ) -> tuple[jax.Array, Caches | None]:
     """[batch, length, embed] -> the same, normed; and keys and values of all layers, if `keep_cache`.
 
     Args:
       x: embedded tokens.
       mask: of the self-attention.
       body: stacked layers whose self-attention and feed-forward layers are used, if this stack's have none.
-      memory: the encoder's output, or keys and values with a leading "layers" axis.
+      weights: what `weights` or `ready_weights` gives, if it was called before.
+      memory: the encoder's output, or its keys and values.
       memory_mask: of the cross-attention.
-      cache: keys and values of earlier positions, with a leading "layers" axis.
-      position: int [], where in the cache `x` belongs.
+      cache: keys and values of earlier positions.
       keep_cache: otherwise nothing but the result is kept.
       dropout_key: None at evaluation.
     """
     config = self.config
     embed_key, layers_key, out_key = split_key(dropout_key, 3)
-    key_length = x.shape[1] if cache is None else cache.keys.shape[3]
-    bias, angles, local_angles = self._positions(x.shape[1], key_length, position)
-    # Layers that are all the same layer are no part of what is scanned.
-    shared = config.share_layers
-    memory_is_cached = isinstance(memory, attention.KVCache)
+    one_by_one = isinstance(cache, tuple)
+    key_length = x.shape[1] if cache is None else (cache[0] if one_by_one else cache).keys.shape[-2]
+    bias, angles, local_angles = self._positions(x.shape[1], key_length, mask)
+    memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     scanned = {
-      "index": jnp.arange(self.num_layers),
-      "own": None if shared else self.layers,
-      "body": None if shared else body,
+      "index": range(self.num_layers) if one_by_one else jnp.arange(self.num_layers),
+      "weights": self.weights(body) if weights is None else weights,
       "key": None if layers_key is None else jax.random.split(layers_key, self.num_layers),
       "cache": cache,
       "memory": memory if memory_is_cached else None,
     }
 
     def run(x, scanned):
-      own, borrowed = (self.layer, body) if shared else (scanned["own"], scanned["body"])
+      own, borrowed = (self.layer, body) if config.share_layers else scanned["weights"]
       is_local = self._is_local(scanned["index"])
       chosen = angles
       if local_angles is not None:
@@ -219,7 +250,6 @@ class Stack(nnx.Module):
         memory=scanned["memory"] if memory_is_cached else memory,
         memory_mask=memory_mask,
         cache=scanned["cache"],
-        position=position,
         dropout_key=scanned["key"],
       )
       return x, kept if keep_cache else None
@@ -229,9 +259,18 @@ class Stack(nnx.Module):
       run = jax.checkpoint(run, policy=_REMAT_POLICIES[config.remat], prevent_cse=False)
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
-    # A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5 small.
-    unroll = self.num_layers if sharding.platform() == "cpu" else 1
-    x, kept = jax.lax.scan(run, sharding.shard(x, "batch", "length", "embed"), scanned, unroll=unroll)
+    x = sharding.shard(x, "batch", "length", "embed")
+    if one_by_one:
+      kept = []
+      for index in range(self.num_layers):
+        x, one = run(x, {name: None if part is None else part[index] for name, part in scanned.items()})
+        kept.append(one)
+      kept = tuple(kept) if keep_cache else None
+    else:
+      # A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5
+      # small.
+      unroll = self.num_layers if sharding.platform() == "cpu" else 1
+      x, kept = jax.lax.scan(run, x, scanned, unroll=unroll)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)

@@ -15,7 +15,7 @@ from t2t import sharding
 from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.head import Head
-from t2t.models.stack import Layer, Stack, split_key
+from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one, split_key
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 
@@ -40,20 +40,40 @@ def real_positions(batch: Batch, side: str) -> jax.Array:
 class DecodeState:
   """What decoding carries from one position to the next.
 
-  cache: keys and values of the decoded positions, with a leading "layers" axis.
-  position: int [], where in the cache the next token belongs.
-  segments: int [batch, max_length], 0 for positions of the cache that hold nothing; None: all hold something.
+  cache: keys and values of the positions so far: of a prompt once, behind it of every beam; see
+    `AttentionMask.key_positions`.
+  position: int [], of the next token.
+  segments: int [batch, key], 0 for keys of the cache that hold nothing; None: all hold something.
   padding: int [batch], positions before a sequence's first token; None: there are none.
-  memory: keys and values of the encoder's output for each layer's cross-attention, with a leading "layers" axis.
+  memory: keys and values of the encoder's output for each layer's cross-attention.
   memory_mask: which of the encoder's positions are real.
+  ancestors: see `AttentionMask`; None: there are no beams.
+  weights, logits_fn: of the decoder and of the head, laid out for many steps by `ready`; None: as they are.
   """
 
-  cache: attention.KVCache
+  cache: Caches
   position: jax.Array
   segments: jax.Array | None = None
   padding: jax.Array | None = None
-  memory: attention.KVCache | None = None
+  memory: Caches | None = None
   memory_mask: attention.AttentionMask | None = None
+  ancestors: jax.Array | None = None
+  weights: Weights | tuple[Weights, ...] | None = None
+  logits_fn: Callable[[jax.Array], jax.Array] | None = None
+
+  @property
+  def num_keys(self) -> int:
+    """How many keys the cache has room for."""
+    return (self.cache[0] if isinstance(self.cache, tuple) else self.cache).keys.shape[-2]
+
+  def follow(self, parents: jax.Array) -> "DecodeState":
+    """The state in which each beam goes on from another one, `parents` int [batch, beams].
+
+    Keys and values stay where they are, which is less to move than one beam's worth of them.
+    """
+    if self.ancestors is None:
+      return self
+    return dataclasses.replace(self, ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1))
 
 
 def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
@@ -69,9 +89,14 @@ def _decoder_mask(config: TransformerConfig, batch: Batch) -> attention.Attentio
   return attention.AttentionMask(segments, segments, prefix=prefix, causal=True)
 
 
-def _empty_cache(config: TransformerConfig, num_layers: int, batch_size: int, max_length: int) -> attention.KVCache:
-  empty = jnp.zeros((num_layers, batch_size, config.kv_heads, max_length, config.head_dim), config.dtype)
-  return attention.KVCache(empty, empty)
+def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
+  return jax.tree.map(lambda x: sharding.shard(x, "layers", "batch", "heads", "length", "kv"), cache)
+
+
+def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array | None:
+  if num_beams == 1:
+    return None
+  return sharding.shard(jnp.full((batch_size, num_beams, max_length), -1, jnp.int32), "batch", None, None)
 
 
 class _Transformer(nnx.Module):
@@ -90,21 +115,54 @@ class _Transformer(nnx.Module):
     """float32 [batch, length, vocab] from [batch, length, embed]."""
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
 
-  def _advance(
-    self, x: jax.Array, state: DecodeState, mask: attention.AttentionMask, *, body: Layer | None = None
-  ) -> tuple[jax.Array, DecodeState]:
-    """`decode_step` from the embedded tokens, [batch, 1, embed], on."""
+  def _body(self) -> Layer | None:
+    """The layers that the decoder borrows."""
+    return None
+
+  def ready(self, state: DecodeState) -> DecodeState:
+    """The same state, with what every step reads laid out once: the steps behind it give the same, and faster."""
+    num_layers = self.config.num_decoder_layers
+    apart = lambda x: one_by_one(x, num_layers) if sharding.platform() == "cpu" and x is not None else x
+    return dataclasses.replace(
+      state,
+      weights=self.decoder.ready_weights(self._body()),
+      logits_fn=self.logits_fn(),
+      cache=apart(state.cache),
+      memory=apart(state.memory),
+    )
+
+  def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
+    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them.
+
+    With beams, [batch, beams, vocab] after int [batch, beams]; see `DecodeState.follow`.
+    """
+    columns = tokens.reshape(tokens.shape[0], -1)
+    num_beams, position, ancestors = columns.shape[1], state.position, state.ancestors
+    if ancestors is not None:
+      own = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], (*columns.shape, 1))
+      num_shared = state.num_keys - num_beams * ancestors.shape[2]
+      ancestors = jax.lax.dynamic_update_slice_in_dim(ancestors, own, position - num_shared, axis=2)
+    mask = attention.AttentionMask(
+      None if state.segments is None else jnp.ones_like(columns),
+      state.segments,
+      query_offset=position,
+      ancestors=ancestors,
+      causal=True,
+    )
+    positions = position if state.padding is None else (position - state.padding)[:, None]
     x, cache = self.decoder(
-      x,
+      self.embed(columns, positions=jnp.broadcast_to(positions, columns.shape)),
       mask=mask,
-      body=body,
+      body=self._body(),
+      weights=state.weights,
       memory=state.memory,
       memory_mask=state.memory_mask,
       cache=state.cache,
-      position=state.position,
       keep_cache=True,
     )
-    return self.logits(x)[:, 0], dataclasses.replace(state, cache=cache, position=state.position + 1)
+    logits_fn = self.logits_fn() if state.logits_fn is None else state.logits_fn
+    logits = sharding.shard(logits_fn(x), "batch", "length", "vocab").reshape(*tokens.shape, -1)
+    return logits, dataclasses.replace(state, cache=cache, position=position + 1, ancestors=ancestors)
 
 
 class EncoderDecoder(_Transformer):
@@ -149,40 +207,32 @@ class EncoderDecoder(_Transformer):
       dropout_key=decoder_key,
     )[0]
 
-  def start_decode(self, batch: Batch, max_length: int) -> tuple[jax.Array, DecodeState]:
+  def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Encodes the inputs and makes room for `max_length` positions.
 
     Args:
       batch: encoder_input_tokens, int [batch, length]; decoder_input_tokens, whose first column starts each sequence,
         if that is not 0.
       max_length: how many positions `decode_step` may be called for.
+      num_beams: sequences that are written for each row.
 
     Returns:
       The token that starts each sequence, int32 [batch], and the state.
     """
     memory, segments = self.encode(batch)
-    batch_size = memory.shape[0]
-    # [layers, batch, heads, length, kv]
-    one = lambda layer: layer.cross_attention.keys_and_values(memory)
-    if self.config.share_layers:
-      keys_and_values = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (self.config.num_decoder_layers, *x.shape)), one(self.decoder.layer)
-      )
-    else:
-      keys_and_values = jax.lax.map(one, self.decoder.layers)
+    config, batch_size = self.config, memory.shape[0]
+    shape = (config.num_decoder_layers, batch_size, config.kv_heads, max_length * num_beams, config.head_dim)
+    empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
     first = jnp.zeros(batch_size, jnp.int32)
     return batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else first, DecodeState(
-      cache=_empty_cache(self.config, self.config.num_decoder_layers, batch_size, max_length),
-      position=jnp.zeros((), jnp.int32),
-      memory=attention.KVCache(*keys_and_values),
-      memory_mask=attention.AttentionMask(jnp.ones((batch_size, 1), jnp.int32), segments),
+      cache=_shard_cache(attention.KVCache(empty, empty)),
+      position=position,
+      memory=self.decoder.read(memory),
+      memory_mask=attention.AttentionMask(
+        jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position
+      ),
+      ancestors=_no_ancestors(batch_size, num_beams, max_length),
     )
-
-  def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
-    positions = jnp.broadcast_to(state.position, (tokens.shape[0], 1))
-    mask = attention.AttentionMask(causal=True, query_offset=state.position)
-    return self._advance(self.embed(tokens[:, None], positions=positions), state, mask, body=self._body())
 
 
 class DecoderOnly(_Transformer):
@@ -206,7 +256,7 @@ class DecoderOnly(_Transformer):
       dropout_key=dropout_key,
     )[0]
 
-  def start_decode(self, batch: Batch, max_length: int) -> tuple[jax.Array, DecodeState]:
+  def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
 
     The prompts are moved to the right, so that all sequences go on at the same position.
@@ -215,6 +265,7 @@ class DecoderOnly(_Transformer):
       batch: decoder_input_tokens int [batch, length] and decoder_causal_attention, 1 where the prompt is read (what
         starts a sequence included); without it the first token alone is the prompt.
       max_length: how many positions `decode_step` may be called for.
+      num_beams: sequences that are written for each row.
 
     Returns:
       The last token of each prompt, int32 [batch], to be given to `decode_step`, and the state.
@@ -228,27 +279,22 @@ class DecoderOnly(_Transformer):
     columns = jnp.arange(width)[None, :] - padding[:, None]
     tokens = jnp.take_along_axis(tokens, jnp.maximum(columns, 0), axis=1)
     real = (columns >= 0).astype(jnp.int32)
-    segments = jnp.pad(real, [(0, 0), (0, max_length - 1)], constant_values=1)
+    # The last token of the prompt is written once more, by the first step, which also gives its logits.
+    room = max_length * num_beams
+    segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
     _, cache = self.decoder(
       self.embed(tokens, positions=jnp.maximum(columns, 0)),
       mask=attention.AttentionMask(real, real, prefix=real if self.config.bidirectional_prefix else None, causal=True),
       keep_cache=True,
     )
-    room = [(0, 0), (0, 0), (0, 0), (0, max_length - 1), (0, 0)]
-    # The last token of the prompt is written once more, by the first step, which also gives its logits.
+    make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
     return tokens[:, -1], DecodeState(
-      cache=jax.tree.map(lambda x: jnp.pad(x, room), cache),
+      cache=_shard_cache(jax.tree.map(make_room, cache)),
       position=jnp.asarray(width - 1, jnp.int32),
       segments=segments,
       padding=padding,
+      ancestors=_no_ancestors(tokens.shape[0], num_beams, max_length),
     )
-
-  def decode_step(self, tokens: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Logits of the next token, float32 [batch, vocab], after `tokens`, int [batch]; and the state with them."""
-    ones = jnp.ones((tokens.shape[0], 1), jnp.int32)
-    positions = (state.position - state.padding)[:, None]
-    mask = attention.AttentionMask(ones, state.segments, causal=True, query_offset=state.position)
-    return self._advance(self.embed(tokens[:, None], positions=positions), state, mask)
 
 
 class EncoderOnly(_Transformer):

@@ -1,0 +1,113 @@
+"""Speed of writing text on this machine.
+
+  python benchmarks/decode.py                                  # T5 1.1 small, 16 x 128 inputs, 64 new tokens, greedy
+  python benchmarks/decode.py --num_beams=4
+  python benchmarks/decode.py --config t5_1_1_base --batch_size=128 --new_tokens=128              # on an accelerator
+
+The model has random weights and reads random ids without padding (a decoder alone reads them as its prompt); nothing
+ends a sequence, so that every one gets all its tokens.  Runs are timed one by one after the first, which compiles: the
+best says what the program can do, the median what this machine gave it.  A step is a new token of every sequence, with
+its share of reading the inputs; of beams only the best one's tokens are counted.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+from flax import nnx
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+
+from t2t import UserError, command_line, decoding, sharding
+from t2t.models import cpu, transformer
+from t2t.models.config import TransformerConfig
+
+
+def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_length: int) -> dict[str, np.ndarray]:
+  """Inputs of random tokens."""
+  tokens = np.random.default_rng(0).integers(2, model_config.vocab_size, (batch_size, inputs_length), np.int32)
+  if model_config.architecture == "encoder_decoder":
+    return {"encoder_input_tokens": tokens}
+  return {"decoder_input_tokens": tokens, "decoder_causal_attention": np.ones_like(tokens)}
+
+
+def measure(
+  config: ConfigDict, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int
+):
+  """Times `decoding.decode` on the devices that are here."""
+  model_config = TransformerConfig(**config.model)
+  decoding.check_positions(model_config, inputs_length, decode_config.max_length)
+  mesh = sharding.make_mesh(config.mesh)
+  make = lambda key: transformer.build(model_config, nnx.Rngs(key))
+  key = jax.random.key(0)
+  graphdef, shapes = nnx.split(jax.eval_shape(make, key), graph=False)
+  with jax.set_mesh(mesh):
+    params = jax.jit(
+      lambda key: nnx.to_pure_dict(nnx.split(make(key), graph=False)[1]),
+      out_shardings=sharding.param_shardings(shapes, mesh),
+    )(key)
+    batch = random_batch(model_config, batch_size=batch_size, inputs_length=inputs_length)
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    started = time.perf_counter()
+    write = decoding.make_decode(graphdef, decode_config, eos_id=-1).lower(params, batch, key).compile()
+    compiled = time.perf_counter() - started
+    seconds = []
+    for _ in range(runs + 1):
+      started = time.perf_counter()
+      decoded = jax.block_until_ready(write(params, batch, key))
+      seconds.append(time.perf_counter() - started)
+  best, median = min(seconds[1:]), statistics.median(seconds[1:])
+  steps = decode_config.max_length
+  return {
+    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "compile_seconds": compiled,
+    "best_step_seconds": best / steps,
+    "median_step_seconds": median / steps,
+    "new_tokens": batch_size * steps,
+    "tokens_per_second": batch_size * steps / best,
+    "median_tokens_per_second": batch_size * steps / median,
+    "mean_score": float(decoded.scores[:, 0].mean()),
+  }
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = command_line.config_parser("python benchmarks/decode.py", __doc__)
+  parser.set_defaults(config="t5_1_1_small")
+  parser.add_argument("--batch_size", type=int, default=16, help="sequences")
+  parser.add_argument("--inputs_length", type=int, default=128, help="tokens that are read")
+  parser.add_argument("--new_tokens", type=int, default=64, help="tokens that are written for each sequence")
+  parser.add_argument("--num_beams", type=int, default=1, help="1: greedy")
+  parser.add_argument("--temperature", type=float, default=0.0, help="above 0: tokens are drawn")
+  parser.add_argument("--top_k", type=int, default=0, help="draw among so many likeliest; 0: all")
+  parser.add_argument("--top_p", type=float, default=1.0, help="draw among the likeliest with this probability")
+  parser.add_argument("--runs", type=int, default=5, help="runs that are timed")
+  parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+  options, config = command_line.parse(parser, argv)
+  cpu.keep_freed_memory()
+  if jax.default_backend() == "cpu" and "config.model.dtype" not in " ".join(argv):
+    config.model.dtype = "float32"
+  decode_config = decoding.DecodeConfig(
+    options.new_tokens,
+    num_beams=options.num_beams,
+    temperature=options.temperature,
+    top_k=options.top_k,
+    top_p=options.top_p,
+  )
+  result = {"config": options.config, "batch_size": options.batch_size, "num_beams": options.num_beams} | measure(
+    config, decode_config, batch_size=options.batch_size, inputs_length=options.inputs_length, runs=options.runs
+  )
+  for name, value in result.items():
+    print(f"{name:<26}{value:,.4g}" if isinstance(value, float) else f"{name:<26}{value}")
+  if options.json:
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
