@@ -1,14 +1,18 @@
 """The embedded default: the documentation of installed packages, in a vocabulary of its own.
 
-Tasks are called docs_OBJECTIVE.
+Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary and docs_match.
 """
+
+import functools
 
 import seqio
 
-from t2t.data import objectives, sources, vocabularies
+from t2t import task_metrics
+from t2t.data import answers, docstrings, objectives, sources, text_formats, vocabularies
 
-# Neither the source nor the vocabulary reads anything before it is used.
+# Neither the sources nor the vocabulary read anything before they are used.
 _VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)
+_TEXT = seqio.Feature(_VOCABULARY, add_eos=True)
 
 for _objective in objectives.OBJECTIVES:
   seqio.TaskRegistry.add(
@@ -19,3 +23,27 @@ for _objective in objectives.OBJECTIVES:
     # Examples that each stream draws from; small, so that training starts soon.
     shuffle_buffer_size=128,
   )
+
+# The first sentence of a docstring, written from what follows it.
+seqio.TaskRegistry.add(
+  "docs_summary",
+  source=docstrings.DocstringSource(),
+  preprocessors=text_formats.preprocessors(text_formats.summarize, document="body", summary="summary"),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=answers.text(),
+  metric_fns=[task_metrics.rouge],
+  shuffle_buffer_size=1_024,
+)
+
+# Whether a sentence is the first of the docstring that goes on so.
+_LABELS = ("False", "True")
+_labelled = functools.partial(text_formats.labelled, prefix="docs match", fields=("summary", "body"), labels=_LABELS)
+seqio.TaskRegistry.add(
+  "docs_match",
+  source=docstrings.DocstringSource(),
+  preprocessors=text_formats.preprocessors(docstrings.match, _labelled),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=answers.label(_LABELS),
+  metric_fns=[task_metrics.accuracy],
+  shuffle_buffer_size=1_024,
+)

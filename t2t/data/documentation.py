@@ -40,7 +40,7 @@ PACKAGES = {
 MAX_CHARACTERS = 8_000_000
 HELD_OUT = 0.03  # part of the documents, chosen by a hash of the text
 MIN_CHARACTERS = 80  # a document shorter than this is a label, not prose
-_VERSION = 2  # of what this file writes; changing `prose` changes this
+_VERSION = 3  # of what this file writes; changing `prose` changes this
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "testing", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 
 _ROLE = re.compile(r":[\w:]+:`~?\.?([^`<]*)(?:<[^`]*>)?`")  # :class:`~numpy.ndarray` -> numpy.ndarray
@@ -83,12 +83,13 @@ def documents(path: pathlib.Path) -> Iterator[str]:
     pending += [n for n in node.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _folders() -> list[pathlib.Path]:
-  folders = [pathlib.Path(sysconfig.get_paths()["stdlib"])]
+def _folders() -> list[tuple[str, pathlib.Path]]:
+  """Packages and their folders; the standard library is "python"."""
+  folders = [("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))]
   for name in PACKAGES:
     spec = importlib.util.find_spec(name)
     if spec:
-      folders += [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
+      folders += [(name, pathlib.Path(folder)) for folder in spec.submodule_search_locations or ()]
   return folders
 
 
@@ -125,27 +126,29 @@ def folder() -> pathlib.Path:
 def files() -> dict[str, pathlib.Path]:
   """JSON-lines files of the splits "train" and "validation", read from the installed sources if not yet there.
 
+  A line has a document's "text" and "package".
+
   The first call takes about 10 s on one core; later ones only look whether the files are there.
   """
   paths = {split: folder() / f"{split}.jsonl" for split in ("train", "validation")}
   if all(path.exists() for path in paths.values()):
     return paths
-  lines: dict[str, list[str]] = {"train": [], "validation": []}
+  records: dict[str, list[dict[str, str]]] = {"train": [], "validation": []}
   seen: set[str] = set()
   characters = 0
-  sources = [path for folder_ in _folders() for path in _python_files(folder_)]
+  sources = [(package, path) for package, folder_ in _folders() for path in _python_files(folder_)]
   # The trees hold millions of small objects and no cycles: the collector would walk them again and again for nothing.
   collecting = gc.isenabled()
   gc.disable()
   try:
-    for path in progress.track(sources, "reading the installed documentation (once)"):
+    for package, path in progress.track(sources, "reading the installed documentation (once)"):
       for text in documents(path):
         if text in seen or characters >= MAX_CHARACTERS:
           continue
         seen.add(text)
         characters += len(text)
         held_out = zlib.crc32(text.encode()) < HELD_OUT * 2**32
-        lines["validation" if held_out else "train"].append(json.dumps({"text": text}))
+        records["validation" if held_out else "train"].append({"text": text, "package": package})
       if characters >= MAX_CHARACTERS:
         break
   finally:
@@ -154,7 +157,8 @@ def files() -> dict[str, pathlib.Path]:
   # "train" last: both are there once it is.
   for split in ("validation", "train"):
     # Files of one package resemble each other: in the order of a hash every stretch of the corpus is like every other.
-    lines[split].sort(key=lambda line: zlib.crc32(line.encode()))
-    cache.write_atomically(paths[split], ("\n".join(lines[split]) + "\n").encode())
+    records[split].sort(key=lambda record: zlib.crc32(json.dumps({"text": record["text"]}).encode()))
+    lines = "".join(json.dumps(record) + "\n" for record in records[split])
+    cache.write_atomically(paths[split], lines.encode())
   logging.info("installed documentation: %d documents, %d characters, in %s", len(seen), characters, folder())
   return paths

@@ -4,6 +4,7 @@
 streams and hosts is in streams.py.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -17,11 +18,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import converters, objectives, registry, scan, sources, streams, vocabularies
+from t2t.data import converters, objectives, released, scan, selection, sources, streams, vocabularies
 
-DEFAULT_STREAMS = (
-  8  # enough for two cores as for eight hosts, few enough that filling their buffers does not delay the start
-)
 EVAL_SEED = 0  # held-out batches are the same in every run
 
 
@@ -37,13 +35,17 @@ class DataConfig:
   field: str = "text"
   # What is made of the text of `files`; a key of objectives.OBJECTIVES.
   objective: str = "span_corruption"
-  # A registered seqio task or mixture, instead of `files`.
+  # A registered seqio task or mixture, instead of `files`; several, comma-separated, are mixed by numbers of examples.
   mixture: str = ""
   # Modules ("t2t.tasks.docs") or .py files that register tasks; they are imported in this order.
   task_modules: tuple[str, ...] = ()
   # Splits of `mixture`.
   train_split: str = "train"
   eval_split: str = "validation"
+  # Folders of the files of these benchmarks as they were released; empty: TensorFlow Datasets has them.
+  superglue_dir: str = ""
+  glue_dir: str = ""
+  squad_dir: str = ""
   # "bytes", or a file or folder that `vocabularies.load` knows; empty: the one that `mixture` was registered with.
   vocabulary: str = ""
   # Sentinels behind the vocabulary's own ids.
@@ -78,32 +80,7 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
     )
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
-  return _registered(data).output_features["targets"].vocabulary
-
-
-def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
-  found = registry.find(data.mixture, modules=tuple(data.task_modules))
-  if "targets" not in found.output_features:
-    raise UserError(f"config.data.mixture={data.mixture}: has no output feature 'targets'")
-  return found
-
-
-def _with_vocabulary(
-  task: seqio.Task | seqio.Mixture, wanted: seqio.Vocabulary, *, name: str
-) -> seqio.Task | seqio.Mixture:
-  """The task or mixture with another vocabulary for its features of text; the registry stays as it was."""
-  changed = {
-    feature: dataclasses.replace(old, vocabulary=wanted)
-    if not isinstance(old.vocabulary, seqio.PassThroughVocabulary)
-    else old
-    for feature, old in task.output_features.items()
-  }
-  if changed == dict(task.output_features):
-    return task
-  # seqio makes a new task, or a mixture of new tasks, that shares everything but the vocabulary.
-  return seqio.helpers.mixture_or_task_with_new_vocab(
-    task, name, new_output_features=changed, add_to_seqio_registry=False
-  )
+  return selection.find(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
 
 
 def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
@@ -114,10 +91,7 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
       " files of text or the name of a registered task or mixture"
     )
   if not data.files:
-    found = _registered(data)
-    return (
-      _with_vocabulary(found, vocabulary(data), name=f"{data.mixture}_with_vocabulary") if data.vocabulary else found
-    )
+    return _adapted(data, selection.find(data.mixture, modules=data.task_modules))
   files = sources.find_files(data.files)
   if data.eval_files:
     source = sources.FileSource(
@@ -140,6 +114,33 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
     output_features=objectives.output_features(data.objective, vocabulary(data)),
     shuffle_buffer_size=data.shuffle_buffer,
   )
+
+
+def _adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
+  """In the user's vocabulary, and read from his folders."""
+  return selection.adapt(
+    found,
+    vocabulary=vocabulary(data) if data.vocabulary else None,
+    folders={benchmark: getattr(data, key) for benchmark, key in released.FOLDER_KEYS.items()},
+    train_split=data.train_split,
+  )
+
+
+def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
+  """The tasks of `data.mixture` as they are trained on, or those that are named; see `selection.select`.
+
+  Args:
+    data: what is read.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    names: whole or what they end in: "cb" is super_glue_cb.
+
+  Raises:
+    UserError: no mixture is given, or a name is that of no task.
+  """
+  if not data.mixture:
+    raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
+  found = selection.select(selection.find(data.mixture, modules=data.task_modules), names)
+  return [selection.for_architecture(_adapted(data, task), architecture) for task in found]
 
 
 def _split(data: DataConfig, *, train: bool) -> str:
@@ -174,7 +175,7 @@ def task_examples(
     trim: cut to `feature_lengths`, as training does.
   """
   lengths = feature_lengths(data, architecture, task)
-  return task.get_dataset(
+  return selection.for_architecture(task, architecture).get_dataset(
     sequence_length={name: length for name, length in lengths.items() if name in task.output_features},
     split=split,
     shuffle=shuffle,
@@ -285,10 +286,13 @@ def stream_dataset(
 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary"}
+  folders = released.FOLDER_KEYS.values()
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", *folders}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if data.files:
     identity["data.files"] = [path.rsplit("/", 1)[-1] for path in sources.find_files(data.files)]
+  for key in filter(lambda key: getattr(data, key), folders):
+    identity[f"data.{key}"] = getattr(data, key).rstrip("/").rsplit("/", 1)[-1]
   return {
     **identity,
     "data.vocabulary": data.vocabulary.rsplit("/", 1)[-1],
@@ -323,7 +327,7 @@ def train_batches(
   task = load_task(data)
   batch_sharding = sharding.batch_sharding(mesh)
   rows = streams.host_rows(batch_sharding, batch_size)
-  documents = _num_documents(data)
+  documents = _num_documents(data, task)
   total = streams.choose_num_streams(
     rows, batch_size=batch_size, wanted=num_streams or data.num_streams, documents=documents
   )
@@ -351,9 +355,9 @@ def train_batches(
   )
 
 
-def _num_documents(data: DataConfig) -> int | None:
+def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
-    return None
+    return selection.num_examples(task, data.train_split)
   found = scan.scan(sources.find_files(data.files), field=data.field)
   return found.documents if found.complete else None
 
@@ -459,11 +463,8 @@ def check(
         scan.scan(sources.find_files(patterns, where=where), field=data.field, where=where)
   else:
     vocabularies.check(task.output_features["targets"].vocabulary, model_vocab_size)
-    for key in ("train_split", "eval_split"):
-      if getattr(data, key) not in task.splits:
-        raise UserError(
-          f"config.data.{key}={getattr(data, key)}: {data.mixture} has no such split; it has {', '.join(task.splits)}"
-        )
+    splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
+    selection.check(task, architecture, splits, mixture=data.mixture)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
   examples = _examples(data, architecture, task, train=True, seed=0)
   _check_fills_a_batch(data, examples, batch_size=batch_size)

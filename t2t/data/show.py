@@ -14,7 +14,7 @@ import seqio
 
 from t2t import UserError, command_line, did_you_mean
 from t2t.configs import default
-from t2t.data import objectives, pipeline, preview, registry, view
+from t2t.data import objectives, pipeline, preview, registry, selection, view
 from t2t.models.config import TransformerConfig
 
 _WIDEST = 120  # columns; longer lines are hard to read
@@ -144,6 +144,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
   if options.config:
     model = command_line.section(config, "model", TransformerConfig)
     split = options.split or (data.eval_split if data.mixture else "validation")
+    task = selection.for_architecture(task, model.architecture)
     choice = _Choice(data, model.architecture, task, _split(split, task, data))
     _check(
       choice,
@@ -158,6 +159,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
   architecture = config.model.architecture
   if "config.model.architecture" not in given:
     architecture = _architecture(task.output_features)
+  task = selection.for_architecture(task, architecture)
   # Shorter where the vocabulary has too few sentinels for the objective at T5's length.
   lengths = (512, 256, 128) if objectives.of(task) else (512,)
   if "config.data.inputs_length" in given:
@@ -205,7 +207,8 @@ def _find(name: str, modules: Sequence[str]) -> None:
     except UserError:
       continue  # for want of a package; `t2t tasks` says which
     own.append(module)
-  registry.find(name, modules=[*own, *modules], where="", modules_where="--task_modules")
+  for part in name.split(","):
+    registry.find(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
 
 
 def _architecture(features: Mapping[str, seqio.Feature]) -> str:

@@ -81,6 +81,14 @@ class SubwordVocabulary(seqio.Vocabulary):
     """
     _ = self._file
 
+  @property
+  def files(self) -> list[epath.Path]:
+    """What is read: the file, its merges if it has them, and the tokenizer_config.json beside it if there is one."""
+    path = epath.Path(self._path).expanduser()
+    settings = path.parent / _SETTINGS
+    found = [*_pieces_and_merges(path), settings if settings.exists() else None]
+    return [each for each in found if each is not None]
+
   def __getstate__(self):
     return {"_path": self._path, "_extra_ids": self._extra_ids}
 
@@ -246,6 +254,9 @@ class SubwordVocabulary(seqio.Vocabulary):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
+_SETTINGS = "tokenizer_config.json"
+
+
 @dataclasses.dataclass(frozen=True)
 class _File:
   """What a vocabulary's files say."""
@@ -292,7 +303,7 @@ def _pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]
 
 def _settings(path: epath.Path) -> dict:
   """The tokenizer_config.json beside a file, if there is a readable one."""
-  settings = path.parent / "tokenizer_config.json"
+  settings = path.parent / _SETTINGS
   return _json(settings, f"config.data.vocabulary={settings}") if settings.exists() else {}
 
 

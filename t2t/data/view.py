@@ -10,7 +10,7 @@ import rich.console
 import rich.text
 import seqio
 
-from t2t.data import objectives, pipeline, preview, sources, vocabularies
+from t2t.data import objectives, pipeline, preview, released, sources, vocabularies
 from t2t.models import transformer
 
 _RECORD_LINES = 3  # of each text of a record
@@ -273,6 +273,8 @@ def source_name(source: seqio.DataSource) -> str:
   """A source in a few words: the data set, or the files."""
   if isinstance(source, seqio.TfdsDataSource):
     return str(source.tfds_dataset.name)
+  if isinstance(source, released.BenchmarkSource):
+    return str(source)
   if isinstance(source, sources.DocumentationSource):
     return "the installed documentation"
   if isinstance(source, seqio.FileDataSource):

@@ -9,6 +9,7 @@ from etils import epath
 import numpy as np
 import sentencepiece
 import seqio
+import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import documentation, subwords, vocabulary_training
@@ -40,6 +41,9 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   path = epath.Path(spec).expanduser()
   if not path.exists():
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
+  if (path / _SAVED).exists():
+    name = json.loads((path / _SAVED).read_text())["file"]
+    return load(name if name == "bytes" else str(path / name), extra_ids=extra_ids)
   if path.is_dir():
     path = _file_in(path, where)
   if subwords.is_subword_file(path):
@@ -48,6 +52,41 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     return vocabulary
   _check_model(path, extra_ids, where)
   return seqio.SentencePieceVocabulary(str(path), extra_ids=extra_ids)
+
+
+_SAVED = (
+  "vocabulary.json"  # says which file of a folder that `save` wrote is the vocabulary, and how many sentinels follow
+)
+
+
+def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
+  """Copies a vocabulary's files to `folder`, so that whoever has the model has its words; `load` reads them.
+
+  A vocabulary of the user's own class is left where it is.
+  """
+  if isinstance(vocabulary, seqio.ByteVocabulary):
+    files, name = {}, "bytes"
+  elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    vocabulary.load_model()
+    files, name = {"spiece.model": epath.Path(vocabulary.sentencepiece_model_file).read_bytes()}, "spiece.model"
+  elif isinstance(vocabulary, subwords.SubwordVocabulary):
+    files = {path.name: path.read_bytes() for path in vocabulary.files}
+    name = vocabulary.files[0].name
+  else:
+    return
+  folder.mkdir(parents=True, exist_ok=True)
+  record = json.dumps({"file": name, "extra_ids": vocabulary.extra_ids}, indent=2)
+  # The record last: a folder without it was not written to its end.
+  for name, content in {**files, _SAVED: record.encode()}.items():
+    part = folder / f"{name}.part"
+    part.write_bytes(content)
+    part.replace(folder / name)
+
+
+def saved_extra_ids(folder: epath.Path) -> int | None:
+  """How many sentinels the vocabulary in a folder of `save` has; None: there is no such folder."""
+  record = folder / _SAVED
+  return json.loads(record.read_text())["extra_ids"] if record.exists() else None
 
 
 # What a published model's folder may hold. A SentencePiece model first: the tokenizer.json that Hugging Face lays
@@ -110,6 +149,30 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
     )
 
 
+def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str) -> None:
+  """Whether a model reads the words that it was trained with.
+
+  Args:
+    trained: the vocabulary of the checkpoint.
+    given: the one that the config names.
+    spec: what the config names it with.
+
+  Raises:
+    UserError: they differ; names the first id whose pieces do.
+  """
+  ours, theirs = token_texts(trained), token_texts(given)
+  if ours == theirs:
+    return
+  at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
+  difference = (
+    f"{len(theirs)} ids against {len(ours)}" if at is None else f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
+  )
+  raise UserError(
+    f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference});"
+    ' leave it empty ("") to use the checkpoint\'s'
+  )
+
+
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
   """How many sentinels there are: those that were added, or of bytes alone the last 100 ids, as in ByT5.
 
@@ -157,15 +220,21 @@ def mask_id(vocabulary: seqio.Vocabulary) -> int:
   Raises:
     UserError: there is neither.
   """
-  own = _own_id(vocabulary, "mask")
-  if own is not None:
-    return own
-  if not num_sentinels(vocabulary):
+  found = find_mask_id(vocabulary)
+  if found is None:
     raise UserError(
       "config.data.vocabulary: has neither a [MASK] or <mask> piece nor sentinels, and masking needs one id;"
       " set config.data.extra_ids=1 or more, and <extra_id_0> is it"
     )
-  return sentinel_ids(vocabulary, 1)[0]
+  return found
+
+
+def find_mask_id(vocabulary: seqio.Vocabulary) -> int | None:
+  """`mask_id`, or None where the vocabulary has no such id."""
+  own = _own_id(vocabulary, "mask")
+  if own is not None:
+    return own
+  return sentinel_ids(vocabulary, 1)[0] if num_sentinels(vocabulary) else None
 
 
 def cls_id(vocabulary: seqio.Vocabulary) -> int | None:
@@ -254,7 +323,21 @@ def ordinary_ids(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 def t5_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
   """T5's 32,000 pieces and `extra_ids` sentinels; the bucket that holds them is read when the vocabulary is used."""
-  return seqio.SentencePieceVocabulary("gs://t5-data/vocabs/cc_all.32000/sentencepiece.model", extra_ids=extra_ids)
+  return _PublishedVocabulary("gs://t5-data/vocabs/cc_all.32000/sentencepiece.model", extra_ids=extra_ids)
+
+
+class _PublishedVocabulary(seqio.SentencePieceVocabulary):
+  """A vocabulary that a registered task names and not the user: who cannot reach it is told what to give instead."""
+
+  def _model_context(self):
+    try:
+      return super()._model_context()
+    except (tf.errors.OpError, OSError) as error:
+      reason = str(error).partition("error details: ")[2].partition("\n")[0] or str(error)
+      raise UserError(
+        f"the task's vocabulary, {self.sentencepiece_model_file}, cannot be read ({reason}); set config.data.vocabulary"
+        " to a copy of it, or to another"
+      ) from error
 
 
 class _DocsVocabulary(seqio.SentencePieceVocabulary):

@@ -1,0 +1,103 @@
+"""What a model is asked in an evaluation: a task's examples, and solved ones in front of them if wanted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import pipeline, sources
+
+POOL = 1_000  # training examples that shots are drawn from
+_SEED = 0  # the same shots in every run
+
+
+def read(
+  data: pipeline.DataConfig, architecture: str, task: seqio.Task, split: str, *, limit: int = 0
+) -> list[dict[str, Any]]:
+  """The examples of a task, in their order: NumPy values and bytes.
+
+  Args:
+    data: lengths of inputs and targets.
+    architecture: of the model.
+    task: see `pipeline.find_tasks`.
+    split: of the task.
+    limit: at most so many; 0: all.
+
+  Raises:
+    UserError: no such split, nothing in it, or a record that cannot be used.
+  """
+  if split not in task.splits:
+    raise UserError(
+      f"{task.name}: has no split {split!r}; it has {', '.join(task.splits)}: set config.data.eval_split, or leave the"
+      " task out with config.eval.tasks"
+    )
+  dataset = pipeline.task_examples(data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED)
+  try:
+    found = [dict(example) for example in (dataset.take(limit) if limit else dataset).as_numpy_iterator()]
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
+  if not found:
+    raise UserError(f"{task.name}: split {split!r} has no example")
+  return found
+
+
+def with_shots(
+  examples: Sequence[Mapping[str, Any]],
+  train: Sequence[Mapping[str, Any]],
+  shots: int,
+  *,
+  vocabulary: seqio.Vocabulary,
+  max_inputs: int,
+) -> list[dict[str, Any]]:
+  """In-context learning: each example with `shots` solved ones in front of its input, drawn anew for each.
+
+  In:  {"inputs_pretokenized": "c?"}, shots 2 drawn from "a?" -> "A", "b?" -> "B"
+  Out: {"inputs": tokens of "a?\\nA\\n\\nb?\\nB\\n\\nc?\\n", "num_shots": 2, ...}
+
+  Where the tokens are more than `max_inputs`, the first shots are left out.
+
+  Args:
+    examples: with "inputs_pretokenized".
+    train: with "inputs_pretokenized" and "targets_pretokenized".
+    shots: how many.
+    vocabulary: of the inputs.
+    max_inputs: tokens.
+
+  Source: Brown et al. 2020.
+
+  Raises:
+    UserError: fewer training examples than shots, or a task whose examples are not text to text.
+  """
+  if not train or len(train) < shots:
+    raise UserError(f"config.eval.shots={shots}: the training split has {len(train)} example(s)")
+  for field in ("inputs_pretokenized", "targets_pretokenized"):
+    if field not in train[0]:
+      raise UserError(
+        f"config.eval.shots={shots}: the task's examples have no text {field!r}; give it seqio.preprocessors.tokenize"
+      )
+  random = np.random.default_rng(_SEED)
+  text = lambda example, side: example[f"{side}_pretokenized"].decode().strip()
+  solved = {}
+
+  def encoded(index: int) -> list[int]:
+    if index not in solved:
+      solved[index] = vocabulary.encode(f"{text(train[index], 'inputs')}\n{text(train[index], 'targets')}\n\n")
+    return solved[index]
+
+  found = []
+  for example in examples:
+    chosen = random.choice(len(train), shots, replace=False)
+    own = vocabulary.encode(f"{text(example, 'inputs')}\n")
+    room, parts = max_inputs - len(own) - 1, []
+    for index in reversed(chosen):
+      if len(encoded(index)) > room:
+        break
+      room -= len(encoded(index))
+      parts.insert(0, encoded(index))
+    # An input that does not fit alone is cut as it is without shots, EOS at its end.
+    tokens = [*(token for part in parts for token in part), *own][: max_inputs - 1] + [vocabulary.eos_id]
+    found.append({**example, "inputs": np.array(tokens, np.int32), "num_shots": len(parts)})
+  return found

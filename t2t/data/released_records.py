@@ -1,0 +1,258 @@
+"""What stands in the released files of SuperGLUE, GLUE and SQuAD, as records with the fields of TensorFlow Datasets.
+
+What no format reads is left out.  Classes are numbered as in TFDS, -1 where none is given.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import json
+from typing import Any
+
+from absl import logging
+from etils import epath
+import tensorflow as tf
+
+from t2t import UserError
+
+Record = dict[str, Any]
+
+
+# ---- Fields of a record ----------------------------------------------------------------------------------------------
+
+
+def _kind(value: Any) -> str:
+  names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+  return names.get(type(value), "an object")
+
+
+def _field(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
+  """A field of a JSON object, of this kind."""
+  if not isinstance(row, Mapping):
+    raise UserError(f"{place}: is {_kind(row)} where an object with a field {name!r} belongs")
+  if name not in row:
+    raise UserError(f"{place}: has no field {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+  value = row[name]
+  if kind is int and isinstance(value, str) and value.isdecimal():
+    value = int(value)  # AX-b writes its numbers as strings
+  if not isinstance(value, kind):
+    raise UserError(f"{place}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
+  if kind is str:
+    try:
+      # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise UserError(f"{place}: field {name!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  return value
+
+
+def _label(value: Any, labels: Sequence[str], place: str) -> int:
+  """The number of a class that is given by name or number; -1 where there is none."""
+  if value is None:
+    return -1
+  if value in labels:
+    return labels.index(value)
+  if isinstance(value, str) and value.isdecimal():
+    value = int(value)
+  if isinstance(value, int) and 0 <= value < len(labels):
+    return int(value)
+  raise UserError(f"{place}: label {value!r} is none of {', '.join(labels)} (or their numbers from 0)")
+
+
+def _number(value: str | None, place: str) -> float:
+  try:
+    return -1.0 if value is None else float(value)
+  except ValueError as error:
+    raise UserError(f"{place}: label {value!r} is not a number") from error
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def _lines(path: str, where: str) -> list[str]:
+  try:
+    text = epath.Path(path).read_bytes().decode("utf-8-sig")
+  except UnicodeDecodeError as error:
+    number = error.object[: error.start].count(b"\n") + 1
+    raise UserError(
+      f"{where}: {path}, line {number}: not valid UTF-8 ({error.reason}); convert the file, for example with"
+      " `iconv -f latin1 -t utf-8`"
+    ) from error
+  except (OSError, tf.errors.OpError) as error:
+    raise UserError(f"{where}: {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+  return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _not_json(error: ValueError | RecursionError, text: str, place: str) -> UserError:
+  reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+  return UserError(f"{place}: not JSON ({reason}): {text if len(text) <= 60 else text[:60] + '...'}")
+
+
+def _json_lines(path: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """Each object of a file, and its place for messages."""
+  for number, line in enumerate(_lines(path, where), 1):
+    if line.strip():
+      place = f"{where}: {path}, line {number}"
+      try:
+        row = json.loads(line)
+      except (ValueError, RecursionError) as error:
+        raise _not_json(error, line, place) from error
+      yield place, row
+
+
+# ---- SuperGLUE -------------------------------------------------------------------------------------------------------
+
+
+def objects(path: str, where: str, labels: Sequence[str], *, texts: Sequence[str]) -> Iterator[Record]:
+  """Lines with some texts, a label and a number.
+
+  Args:
+    path: of the file.
+    where: the config key that led there, for messages.
+    labels: names of the classes.
+    texts: fields.
+
+  Raises:
+    UserError: as all functions here: what is wrong with which record.
+  """
+  for place, row in _json_lines(path, where):
+    record = {name: _field(row, name, str, place) for name in texts}
+    yield record | {"label": _label(row.get("label"), labels, place), "idx": _field(row, "idx", int, place)}
+
+
+def multirc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each answer of each question on each paragraph."""
+  for place, row in _json_lines(path, where):
+    passage = _field(row, "passage", dict, place)
+    for question in _field(passage, "questions", list, place):
+      for answer in _field(question, "answers", list, place):
+        numbered = {"paragraph": row, "question": question, "answer": answer}
+        yield {
+          "paragraph": _field(passage, "text", str, place),
+          "question": _field(question, "question", str, place),
+          "answer": _field(answer, "text", str, place),
+          "label": _label(answer.get("label"), labels, place),
+          "idx": {name: _field(part, "idx", int, place) for name, part in numbered.items()},
+        }
+
+
+def record(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each query on each passage; entities and answers once each, sorted."""
+  del labels
+  for place, row in _json_lines(path, where):
+    passage = _field(row, "passage", dict, place)
+    text = _field(passage, "text", str, place)
+    spans = [
+      (_field(entity, "start", int, place), _field(entity, "end", int, place))
+      for entity in _field(passage, "entities", list, place)
+    ]
+    for query in _field(row, "qas", list, place):
+      answers = _field(query, "answers", list, place) if "answers" in query else []
+      yield {
+        "passage": text,
+        "query": _field(query, "query", str, place),
+        "entities": sorted({text[start : end + 1] for start, end in spans}),
+        "answers": sorted({_field(answer, "text", str, place) for answer in answers}),
+        "idx": {"passage": _field(row, "idx", int, place), "query": _field(query, "idx", int, place)},
+      }
+
+
+def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """Records of TFDS's "wsc.fixed": the noun is written as it stands in the text."""
+  for place, row in _json_lines(path, where):
+    text, spans = _field(row, "text", str, place), _field(row, "target", dict, place)
+    words, index, noun = text.split(), _field(spans, "span1_index", int, place), _field(spans, "span1_text", str, place)
+    if noun not in text and noun and index < len(words):
+      first = noun[0].lower() if words[index][0].islower() else noun[0].upper()
+      noun = (first + noun[1:]).rstrip(".").replace("\n", " ")
+    yield {
+      "text": text,
+      "span1_text": noun,
+      "span1_index": index,
+      "span2_text": _field(spans, "span2_text", str, place),
+      "span2_index": _field(spans, "span2_index", int, place),
+      "label": _label(row.get("label"), labels, place),
+      "idx": _field(row, "idx", int, place),
+    }
+
+
+# ---- GLUE ------------------------------------------------------------------------------------------------------------
+
+
+def table(
+  path: str,
+  where: str,
+  labels: Sequence[str],
+  *,
+  columns: Mapping[str, str],
+  label: str = "label",
+  no_header: Sequence[str] = (),
+  broken_rows: bool = False,
+) -> Iterator[Record]:
+  """Rows of tab-separated columns, where quotes mean nothing.
+
+  A row's number is counted from 0 behind the header, as TFDS and the leaderboard do.
+
+  Args:
+    path: of the file.
+    where: the config key that led there, for messages.
+    labels: names of the classes; without any a label is a number with a fraction.
+    columns: text of a record -> its column.
+    label: column of the label; tests have none.
+    no_header: columns of files that do not name them.
+    broken_rows: whether rows that lack columns are expected, and left out.
+  """
+  lines = _lines(path, where)
+  header = lines[0].split("\t")
+  if no_header and len(header) == len(no_header):
+    header, first = list(no_header), 0
+  else:
+    first = 1
+  for column in columns.values():
+    if column not in header:
+      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+  needed = {name: header.index(column) for name, column in columns.items()}
+  label_column = header.index(label) if label in header else None
+  most, left_out = max(*needed.values(), label_column or 0), 0
+  for number, line in enumerate(lines[first:]):
+    place = f"{where}: {path}, line {number + first + 1}"
+    cells = line.split("\t")
+    if not line.strip():
+      continue
+    if len(cells) <= most:
+      if broken_rows:
+        left_out += 1
+        continue
+      raise UserError(f"{place}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+    value = None if label_column is None else cells[label_column]
+    yield {name: cells[column] for name, column in needed.items()} | {
+      "label": _label(value, labels, place) if labels else _number(value, place),
+      "idx": number,
+    }
+  if left_out:
+    logging.info("%s: %d row(s) that a line break cuts in two are left out", path, left_out)
+
+
+# ---- SQuAD -----------------------------------------------------------------------------------------------------------
+
+
+def squad(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each question on each paragraph of each article."""
+  del labels
+  lines = _lines(path, where)
+  try:
+    content = json.loads("\n".join(lines))
+  except json.JSONDecodeError as error:
+    raise _not_json(error, lines[error.lineno - 1], f"{where}: {path}, line {error.lineno}") from error
+  except (ValueError, RecursionError) as error:
+    raise _not_json(error, lines[0], f"{where}: {path}") from error
+  articles = _field(content, "data", list, f"{where}: {path}")
+  for i, article in enumerate(articles, 1):
+    for j, paragraph in enumerate(_field(article, "paragraphs", list, f"{where}: {path}, article {i}"), 1):
+      place = f"{where}: {path}, article {i}, paragraph {j}"
+      for question in _field(paragraph, "qas", list, place):
+        answers = _field(question, "answers", list, place) if "answers" in question else []
+        yield {
+          "id": _field(question, "id", str, place),
+          "question": _field(question, "question", str, place),
+          "context": _field(paragraph, "context", str, place),
+          "answers": {"text": [_field(answer, "text", str, place) for answer in answers]},
+        }

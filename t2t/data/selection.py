@@ -1,0 +1,247 @@
+"""Which tasks: the registered ones that the user names, mixed, read from his files, in his vocabulary.
+
+What is chosen here is a copy: the registry stays as it was, and tasks keep the names that they are registered by.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+
+import seqio
+
+from t2t import UserError, did_you_mean
+from t2t.data import objectives, registry, released
+
+Found = seqio.Task | seqio.Mixture
+
+# T5's: a larger task is not mixed in any more often than this (Raffel et al. 2020, section 3.5.2).
+MAXIMUM_RATE = 2**19
+
+# Of released files, which their source shuffles whole: enough to part the examples that are made of one record.  A
+# buffer must be full before the first batch, in each stream for each task.
+_SHUFFLE_BUFFER = 16
+
+by_number_of_examples = functools.partial(seqio.mixing_rate_num_examples, maximum=MAXIMUM_RATE)
+
+
+def tasks_of(found: Found) -> list[seqio.Task]:
+  """The task, or those of a mixture."""
+  return list(found.tasks) if isinstance(found, seqio.Mixture) else [found]
+
+
+# ---- Finding ---------------------------------------------------------------------------------------------------------
+
+
+def find(mixture: str, *, modules: Sequence[str]) -> Found:
+  """The registered task or mixture of this name; of several, comma-separated, a mixture by their numbers of examples.
+
+  Args:
+    mixture: names; of a mixture among several its tasks are taken, not its rates.
+    modules: that register them.
+
+  Raises:
+    UserError: no such name; or they cannot be mixed.
+  """
+  names = [name.strip() for name in mixture.split(",")]
+  parts = [registry.find(name, modules=modules) for name in names]
+  for part in parts:
+    if "targets" not in part.output_features:
+      raise UserError(f"config.data.mixture={mixture}: {part.name} has no output feature 'targets'")
+  if len(parts) == 1:
+    return parts[0]
+  tasks = list(dict.fromkeys(task for part in parts for task in tasks_of(part)))
+  features = {task.name: tuple(task.output_features) for task in tasks}
+  if len(set(features.values())) > 1:
+    listed = "; ".join(f"{name}: {', '.join(yielded)}" for name, yielded in features.items())
+    raise UserError(f"config.data.mixture={mixture}: tasks can be mixed that yield the same features ({listed})")
+  return seqio.Mixture(mixture, [(task, by_number_of_examples) for task in tasks])
+
+
+def select(mixture: Found, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:
+  """Tasks by name, or by what their names end in: "cb" is super_glue_cb.
+
+  They are looked for in the mixture, and then among the registered tasks whose names begin as its tasks' do.
+
+  Args:
+    mixture: or task.
+    names: none for all tasks of the mixture.
+    where: what the user set, for messages.
+
+  Raises:
+    UserError: a name of no task, or of several; lists those there are.
+  """
+  own = {task.name: task for task in tasks_of(mixture)}
+  if not names:
+    return list(own.values())
+  others = {name: seqio.TaskRegistry.get(name) for name in _siblings(list(own))}
+  return list(dict.fromkeys(_select(name, own, others, where=where) for name in names))
+
+
+def _siblings(names: Sequence[str]) -> list[str]:
+  """Registered tasks that begin with the same words as all of these do: those of the same benchmark.
+
+  In:  super_glue_cb, super_glue_copa
+  Out: what begins with super_glue_
+  """
+  words = [name.split("_")[:-1] for name in names]
+  number = 0
+  while all(len(each) > number for each in words) and len({each[number] for each in words}) == 1:
+    number += 1
+  prefix = "_".join(words[0][:number]) + "_"
+  return [name for name in sorted(seqio.TaskRegistry.names()) if number and name.startswith(prefix)]
+
+
+def _select(name: str, own: Mapping[str, seqio.Task], others: Mapping[str, seqio.Task], *, where: str) -> seqio.Task:
+  for tasks in (own, others):
+    if name in tasks:
+      return tasks[name]
+    ending = [task for each, task in tasks.items() if each.endswith(f"_{name}")]
+    if len(ending) == 1:
+      return ending[0]
+    if ending:
+      raise UserError(f"{where}: {name} may be {' or '.join(task.name for task in ending)}; give the whole name")
+  known = [*own, *(other for other in others if other not in own)]
+  raise UserError(f"{where}: {name}: no such task{did_you_mean(name, known) or ';'} there are {', '.join(known)}")
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------
+
+
+def adapt(
+  found: Found,
+  *,
+  vocabulary: seqio.Vocabulary | None = None,
+  folders: Mapping[str, str] | None = None,
+  train_split: str = "train",
+) -> Found:
+  """The task or mixture with other text features and sources.
+
+  Args:
+    found: stays as it is.
+    vocabulary: of the features of text; None: each keeps its own.
+    folders: benchmark -> the folder of its released files, "" for TensorFlow Datasets.
+    train_split: whose examples rates count.
+  """
+
+  def adapted(task: seqio.Task) -> seqio.Task:
+    changes = {}
+    if vocabulary is not None:
+      features = _with_vocabulary(task.output_features, vocabulary)
+      if features != dict(task.output_features):
+        changes["output_features"] = features
+    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.benchmark):
+      changes["source"] = task.source.at(folders[task.source.benchmark])
+      if task.shuffle_buffer_size is not None:
+        changes["shuffle_buffer_size"] = min(task.shuffle_buffer_size, _SHUFFLE_BUFFER)
+    return task.replace(**changes) if changes else task
+
+  def rate(old: seqio.dataset_providers.MixtureRate) -> seqio.dataset_providers.MixtureRate:
+    counts = isinstance(old, functools.partial) and old.func is seqio.mixing_rate_num_examples
+    if train_split != "train" and counts and "split" not in old.keywords:
+      return functools.partial(old, split=train_split)
+    return old
+
+  return _copy(found, adapted, rate)
+
+
+def for_architecture(found: Found, architecture: str) -> Found:
+  """The task or mixture as a decoder alone needs it: text to text without EOS between the prompt and its answer.
+
+  Pre-training objectives stay as they are: with EOS they end the text that they give.
+  """
+
+  def without_eos(task: seqio.Task) -> seqio.Task:
+    features = dict(task.output_features)
+    if "inputs" not in features or not features["inputs"].add_eos or objectives.of(task):
+      return task
+    features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
+    return task.replace(output_features=features)
+
+  return _copy(found, without_eos, lambda rate: rate) if architecture == "decoder_only" else found
+
+
+def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+  return {
+    name: feature
+    if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+    else dataclasses.replace(feature, vocabulary=vocabulary)
+    for name, feature in features.items()
+  }
+
+
+def _copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
+  """The same object where nothing has changed."""
+  if isinstance(found, seqio.Task):
+    return change(found)
+  # Neither the parts of a mixture nor how it draws can be asked for.
+  parts = {name: _copy(part, change, change_rate) for name, part in found._task_map.items()}
+  rates = {name: change_rate(rate) for name, rate in found.rate_per_task_name.items()}
+  if parts == found._task_map and rates == found.rate_per_task_name:
+    return found
+  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=found._sample_fn)
+
+
+# ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check(found: Found, architecture: str, splits: Mapping[str, str], *, mixture: str) -> None:
+  """Whether a model can be trained on the tasks, as far as can be said before any of them is read.
+
+  Args:
+    found: adapted.
+    architecture: of the model.
+    splits: key of config.data -> the split that it names.
+    mixture: what the user named.
+
+  Raises:
+    UserError: an encoder alone and a task that is answered in writing; tasks of different vocabularies; a split that
+      is not there, or whose files hold what cannot be used.
+  """
+  tasks = tasks_of(found)
+  for task in tasks:
+    if architecture == "encoder_only" and task.metric_fns and not objectives.of(task):
+      raise UserError(
+        f"config.data.mixture={mixture}: {task.name} is answered in writing, which a model with"
+        " config.model.architecture=encoder_only does not learn; give a task with a masked-LM objective"
+        " (`t2t eval` ranks a task's options with an encoder)"
+      )
+  first = tasks[0].output_features["targets"].vocabulary
+  for task in tasks[1:]:
+    if task.output_features["targets"].vocabulary != first:
+      raise UserError(
+        f"config.data.mixture={mixture}: {tasks[0].name} and {task.name} are registered with different vocabularies;"
+        " config.data.vocabulary names one for all"
+      )
+  for key, split in splits.items():
+    for task in tasks:
+      if isinstance(task.source, released.BenchmarkSource) and task.source.folder:
+        task.source.num_input_examples(split)  # reads them
+    # A mixture has a split if one of its tasks does; seqio leaves out the others.
+    if split not in found.splits:
+      raise UserError(f"config.data.{key}={split}: {mixture} has no such split; it has {', '.join(found.splits)}")
+  if isinstance(found, seqio.Mixture):
+    for task in tasks:
+      _check_rate(found, task, mixture)
+
+
+def _check_rate(found: seqio.Mixture, task: seqio.Task, mixture: str) -> None:
+  counted = found.rate_per_task_name.get(task.name)
+  if isinstance(counted, functools.partial) and counted.func is seqio.mixing_rate_num_examples:
+    split = counted.keywords.get("split", "train")
+    if split in task.splits and task.num_input_examples(split) is None:
+      raise UserError(
+        f"config.data.mixture={mixture}: {task.name} does not say how many examples it has, by which tasks are mixed;"
+        " register a mixture that gives its tasks rates: seqio.MixtureRegistry.add(name, [(task, rate), ...])"
+      )
+
+
+def num_examples(found: Found, split: str) -> int | None:
+  """Records of the smallest task; None where that takes more than to count lines of released files."""
+  counts = [_count(task.source, split) for task in tasks_of(found) if split in task.splits]
+  return None if None in counts else min(counts, default=None)
+
+
+def _count(source: seqio.DataSource, split: str) -> int | None:
+  known = isinstance(source, seqio.FunctionDataSource)  # a number that was given along, or None
+  known |= isinstance(source, released.BenchmarkSource) and bool(source.folder)
+  return source.num_input_examples(split) if known else None

@@ -1,0 +1,315 @@
+"""Benchmarks as text: seqio preprocessors from a record of TensorFlow Datasets to {"inputs", "targets", ...}.
+
+The formats are T5's (Raffel et al. 2020, appendix D, and where the data has changed since, the code that goes with the
+paper), so that its checkpoints know them.  Beside the text every example keeps what evaluation needs: "idx", the
+record's number; "label", the class or -1 where it is not given; "options", the texts to choose among; "answers", all
+right ones.  Records come from `released.BenchmarkSource`, which adds "training" to TFDS's fields.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+
+import seqio
+import tensorflow as tf
+
+from t2t.data import vocabularies
+
+Features = dict[str, tf.Tensor]
+Preprocessor = Callable[..., tf.data.Dataset]
+
+# What T5 writes where the answer is not given.
+UNKNOWN = "<unk>"
+
+LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
+
+
+# ---- Classification --------------------------------------------------------------------------------------------------
+
+
+def _target(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
+  """The text of a class, `UNKNOWN` for -1."""
+  return tf.gather(tf.constant([*labels, UNKNOWN]), tf.where(label < 0, len(labels), tf.cast(label, tf.int32)))
+
+
+@seqio.map_over_dataset
+def labelled(features: Features, *, prefix: str, fields: Sequence[str], labels: Sequence[str]) -> Features:
+  """One or more texts, each behind its name, and one of a few labels.
+
+  In:  {"premise": "Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his own portion"
+        " of titanic anatomy to shaft? Did he think he was helping?",
+        "hypothesis": "Valence was helping", "label": 1, "idx": 0}
+  Out: {"inputs": "cb hypothesis: Valence was helping premise: Valence the void-brain, Valence the virtuous valet. Why"
+        " couldn't the figger choose his own portion of titanic anatomy to shaft? Did he think he was helping?",
+        "targets": "contradiction", "label": 1, "idx": 0, "options": ["entailment", "contradiction", "neutral"]}
+
+  Args:
+    features: the `fields`, "label" and "idx".
+    prefix: the task's name.
+    fields: in the order in which they are read.
+    labels: texts of the classes.
+  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks.
+  """
+  words = [prefix]
+  for field in fields:
+    words += [f"{field}:", features[field]]
+  return {
+    "inputs": tf.strings.join(words, " "),
+    "targets": _target(features["label"], labels),
+    "label": tf.cast(features["label"], tf.int32),
+    "idx": tf.cast(features["idx"], tf.int32),
+    "options": tf.constant(labels),
+  }
+
+
+@seqio.map_over_dataset
+def multirc(features: Features, *, labels: Sequence[str]) -> Features:
+  """Whether an answer to a question on a paragraph is right; markup is taken out.
+
+  In:  {"paragraph": "<b>Sent 1: </b>Once upon a time, there was a squirrel named Joey.<br>",
+        "question": "Who was Joey?", "answer": "A squirrel", "label": 1,
+        "idx": {"paragraph": 5, "question": 2, "answer": 9}}
+  Out: {"inputs": "multirc question: Who was Joey? answer: A squirrel paragraph: Sent 1: Once upon a time, there was a"
+        " squirrel named Joey. ",
+        "targets": "True", "label": 1, "idx": [5, 2, 9], "options": ["False", "True"]}
+
+  Args:
+    features: as above.
+    labels: texts of the classes.
+  Source: Raffel et al. 2020, appendix D.11, which shows the markup; T5's code takes it out.
+  """
+  words = ["multirc"]
+  for field in ("question", "answer", "paragraph"):
+    words += [f"{field}:", features[field]]
+  inputs = tf.strings.regex_replace(tf.strings.join(words, " "), "<br>", " ")
+  return {
+    "inputs": tf.strings.regex_replace(inputs, "</?b>", ""),
+    "targets": _target(features["label"], labels),
+    "label": tf.cast(features["label"], tf.int32),
+    "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("paragraph", "question", "answer")]),
+    "options": tf.constant(labels),
+  }
+
+
+@seqio.map_over_dataset
+def stsb(features: Features) -> Features:
+  """How similar two sentences are, 0 to 5, as text: rounded to the nearest multiple of 0.2.
+
+  In:  {"sentence1": "Representatives for Puretunes could not immediately be reached for comment Wednesday.",
+        "sentence2": "Puretunes representatives could not be located Thursday to comment on the suit.",
+        "label": 3.25, "idx": 7}
+  Out: {"inputs": "stsb sentence1: Representatives for Puretunes could not immediately be reached for comment"
+        " Wednesday. sentence2: Puretunes representatives could not be located Thursday to comment on the suit.",
+        "targets": "3.2", "label": 3.25, "idx": 7}
+
+  Args:
+    features: as above; a label below 0 is not given.
+  Source: Raffel et al. 2020, section 2.4 and appendix D.8.
+  """
+  label = tf.cast(features["label"], tf.float32)
+  rounded = tf.strings.as_string(tf.round(label * 5) / 5, precision=1)
+  return {
+    "inputs": tf.strings.join(["stsb sentence1:", features["sentence1"], "sentence2:", features["sentence2"]], " "),
+    "targets": tf.where(label < 0, UNKNOWN, rounded),
+    "label": label,
+    "idx": tf.cast(features["idx"], tf.int32),
+  }
+
+
+@seqio.map_over_dataset
+def pair(features: Features) -> Features:
+  """Which two examples of Winogender (AX-g) differ in the gender of a pronoun alone: those next to each other.
+
+  In:  {"idx": 7}
+  Out: {"idx": 7, "pair": 3}
+  """
+  return {**features, "pair": features["idx"] // 2}
+
+
+# ---- Words of the text -----------------------------------------------------------------------------------------------
+
+
+def _mark_pronoun(text: tf.Tensor, pronoun: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+  """Puts stars around the word `pronoun` that is nearest to word number `index`; a few of the released indices are off.
+
+  In:  "Mark told Pete many lies. He lied.", "He", 6
+  Out: "Mark told Pete many lies. *He* lied."
+  """
+  words = tf.strings.split(text, " ")
+  places = tf.where(_bare(words) == _bare(pronoun))[:, 0]
+  distances = tf.abs(places - tf.cast(index, tf.int64))
+  # [1], or [0] where the word is not there: nothing is marked then.
+  nearest = tf.gather(places, tf.argsort(distances, stable=True)[:1])
+  marked = tf.strings.regex_replace(tf.gather(words, nearest), r"^(\W*)(.*?)(\W*)$", r"\1*\2*\3")
+  return tf.strings.reduce_join(tf.tensor_scatter_nd_update(words, nearest[:, None], marked), separator=" ")
+
+
+def _bare(words: tf.Tensor) -> tf.Tensor:
+  return tf.strings.lower(tf.strings.regex_replace(words, r"^\W+|\W+$", ""))
+
+
+def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """The noun that a marked pronoun stands for.
+
+  In:  {"text": "The stable was very roomy, with four good stalls; a large swinging window opened into the yard , which"
+        " made it pleasant and airy.",
+        "span1_text": "stable", "span2_text": "it", "span2_index": 20, "label": 1, "idx": 4, "training": True}
+  Out: {"inputs": "wsc: The stable was very roomy, with four good stalls; a large swinging window opened into the yard"
+        " , which made *it* pleasant and airy.",
+        "targets": "stable", "label": 1, "idx": 4}
+
+  Records that name a noun which is not the right one (label 0) are left out in training, since they do not say which
+  is; in evaluation they stay, and what is written is compared with their noun.
+
+  Source: Raffel et al. 2020, section 2.4 and appendix D.13.
+  """
+  dataset = dataset.filter(lambda features: (features["label"] == 1) | ~features["training"])
+
+  def mark(features: Features) -> Features:
+    text = _mark_pronoun(features["text"], features["span2_text"], features["span2_index"])
+    return {
+      "inputs": tf.strings.join(["wsc: ", text]),
+      "targets": features["span1_text"],
+      "label": tf.cast(features["label"], tf.int32),
+      "idx": tf.cast(features["idx"], tf.int32),
+    }
+
+  return dataset.map(mark, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+# ---- Reading comprehension -------------------------------------------------------------------------------------------
+
+
+def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Which entity of a passage stands for @placeholder in a query; in training once for each right answer.
+
+  In:  {"passage": "Ann met Bob.\\n@highlight\\nAnn won", "query": "@placeholder is glad", "entities": ["Ann", "Bob"],
+        "answers": ["Ann", "Bob"], "idx": {"passage": 3, "query": 8}, "training": True}
+  Out: {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
+        "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"]},
+       {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
+        "targets": "Bob", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"]}
+
+  Elsewhere there is one example for each query, with the first answer as its target.  Highlights become sentences of
+  the passage, with a full stop before them where none is.
+
+  Source: T5's code; the paper does not show the task.
+  """
+
+  def format_query(features: Features) -> Features:
+    passage = tf.strings.regex_replace(features["passage"], r"""([.?!"'])\n@highlight\n""", r"\1 ")
+    passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
+    entities = tf.strings.reduce_join(features["entities"], separator=", ")
+    inputs = tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " ")
+    answers = features["answers"]
+    number = tf.where(features["training"], tf.maximum(tf.size(answers), 1), 1)
+    targets = tf.concat([answers, [UNKNOWN]], 0)[:number]
+    idx = tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")])
+    shared = {"inputs": inputs, "idx": idx, "options": features["entities"], "answers": answers}
+    return {"targets": targets} | {name: tf.repeat(x[None], number, axis=0) for name, x in shared.items()}
+
+  return dataset.map(format_query, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
+  """White space around everything that is no letter, digit or underscore of ASCII, as T5 has it.
+
+  In:  "Is it $5?"
+  Out: "Is it $ 5 ?"
+  """
+  text = tf.strings.regex_replace(text, r"(\W)", r" \1 ")
+  return tf.strings.strip(tf.strings.regex_replace(text, r"\s+", " "))
+
+
+@seqio.map_over_dataset
+def squad(features: Features) -> Features:
+  """A question on a paragraph, and the words of the paragraph that answer it.
+
+  In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
+        "answers": {"text": ["carbon monoxide", "monoxide."]}}
+  Out: {"inputs": "question: What does it displace ? context: Oxygen ( O2 ) displaces carbon monoxide .",
+        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1"}
+
+  The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
+  text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
+  target.
+  """
+  answers = _space_punctuation(features["answers"]["text"])
+  question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
+  return {
+    "inputs": tf.strings.join(["question:", question, "context:", context], " "),
+    "targets": tf.concat([answers, [UNKNOWN]], 0)[0],
+    "answers": answers,
+    "id": features["id"],
+  }
+
+
+# ---- Text to text ----------------------------------------------------------------------------------------------------
+
+
+@seqio.map_over_dataset
+def summarize(features: Features, *, document: str, summary: str) -> Features:
+  """A document and its summary.
+
+  In:  {"article": "It rained all day.", "highlights": "Rain."}
+  Out: {"inputs": "summarize: It rained all day.", "targets": "Rain."}
+
+  Args:
+    features: the two texts.
+    document: the name of one.
+    summary: and of the other.
+  Source: Raffel et al. 2020, appendix D.14.
+  """
+  return {"inputs": tf.strings.join(["summarize: ", features[document]]), "targets": features[summary]}
+
+
+@seqio.map_over_dataset
+def translate(features: Features, *, source: str, target: str) -> Features:
+  """A sentence in two languages.
+
+  In:  {"de": "Das ist gut.", "en": "That is good."}
+  Out: {"inputs": "translate English to German: That is good.", "targets": "Das ist gut."}
+
+  Args:
+    features: the sentence in each language.
+    source: key of `LANGUAGES`.
+    target: key of `LANGUAGES`.
+  Source: Raffel et al. 2020, section 2.4 and appendix D.16.
+  """
+  prompt = f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "
+  return {"inputs": tf.strings.join([prompt, features[source]]), "targets": features[target]}
+
+
+# ---- Tasks of a format -----------------------------------------------------------------------------------------------
+
+
+def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+  """Text to ids, without EOS; the text stays, under another name, as do all other features.
+
+  In:  {"inputs": "a b", "targets": "b", "idx": 3}            with a vocabulary that has "a" 5 and "b" 6
+  Out: {"inputs": [5, 6], "targets": [6], "idx": 3, "inputs_pretokenized": "a b", "targets_pretokenized": "b"}
+  """
+
+  def encode(features: Features) -> Features:
+    texts = {name: features[name] for name in output_features}
+    ids = {name: output_features[name].vocabulary.encode_tf(text) for name, text in texts.items()}
+    return {**features, **ids, **{f"{name}_pretokenized": text for name, text in texts.items()}}
+
+  # seqio's own calls 256 at a time, for each task and stream: far more than the tasks of a mixture can use.
+  return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def preprocessors(*formats: Preprocessor, **options) -> list[Preprocessor]:
+  """The preprocessors of a seqio task: the formats, one after another, then tokens and EOS.
+
+  Args:
+    *formats: functions of this file, or of your own that yield "inputs" and "targets".
+    **options: arguments of the first.
+  """
+  first, *others = formats
+  return [functools.partial(first, **options), *others, tokenize, seqio.preprocessors.append_eos_after_trim]
+
+
+def t5_features() -> dict[str, seqio.Feature]:
+  """The output features of these tasks, in T5's vocabulary."""
+  text = seqio.Feature(vocabularies.t5_vocabulary(extra_ids=100), add_eos=True)
+  return {"inputs": text, "targets": text}

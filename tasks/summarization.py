@@ -1,0 +1,22 @@
+"""Summaries of news: CNN/Daily Mail (See et al. 2017) and XSum (Narayan et al. 2018), prepared by TensorFlow Datasets.
+
+TFDS asks for XSum's articles to be fetched by hand.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+
+for _name, _tfds, _document, _summary in [
+  ("cnn_dailymail", "cnn_dailymail:3.4.0", "article", "highlights"),
+  ("xsum", "xsum:1.1.0", "document", "summary"),
+]:
+  seqio.TaskRegistry.add(
+    _name,
+    source=seqio.TfdsDataSource(tfds_name=_tfds, splits=("train", "validation", "test")),
+    preprocessors=text_formats.preprocessors(text_formats.summarize, document=_document, summary=_summary),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=answers.text(),
+    metric_fns=[task_metrics.rouge],
+  )

@@ -1,0 +1,85 @@
+"""SuperGLUE (Wang et al. 2019) as text to text, in T5's formats.
+
+The mixture super_glue has the tasks with training data; super_glue_axb and super_glue_axg are evaluated only.
+config.data.superglue_dir names the folder of the released files; without it TensorFlow Datasets provides them.
+"""
+
+import functools
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, released, selection, text_formats
+
+_BOOLEAN = ("False", "True")
+_ENTAILMENT = ("entailment", "not_entailment")
+
+
+def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "validation", "test"), tfds=None) -> None:
+  seqio.TaskRegistry.add(
+    f"super_glue_{name}",
+    source=released.BenchmarkSource(
+      "super_glue", name, tfds=f"super_glue/{tfds or name}:1.0.2", labels=labels, splits=splits
+    ),
+    preprocessors=text_formats.preprocessors(*formats),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=postprocess,
+    metric_fns=metrics,
+  )
+
+
+def _labelled(prefix, fields, labels):
+  return functools.partial(text_formats.labelled, prefix=prefix, fields=fields, labels=labels)
+
+
+# ---- One text, one of a few labels: the fields in T5's order, the labels in TFDS's -----------------------------------
+
+for _name, _fields, _labels, _metrics in [
+  ("boolq", ("passage", "question"), _BOOLEAN, [task_metrics.accuracy]),
+  (
+    "cb",
+    ("hypothesis", "premise"),
+    ("entailment", "contradiction", "neutral"),
+    [task_metrics.cb_f1, task_metrics.accuracy],
+  ),
+  ("copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), [task_metrics.accuracy]),
+  ("rte", ("hypothesis", "premise"), _ENTAILMENT, [task_metrics.accuracy]),
+  ("wic", ("sentence1", "sentence2", "word"), _BOOLEAN, [task_metrics.accuracy]),
+]:
+  _add(_name, [_labelled(_name, _fields, _labels)], answers.label(_labels), _metrics, labels=_labels)
+
+# ---- Tasks with a format of their own --------------------------------------------------------------------------------
+
+_add(
+  "multirc",
+  [functools.partial(text_formats.multirc, labels=_BOOLEAN)],
+  answers.multirc(),
+  [task_metrics.multirc_f1a, task_metrics.multirc_exact_match],
+  labels=_BOOLEAN,
+)
+_add("record", [text_formats.record], answers.record(), [task_metrics.record])
+_add("wsc", [text_formats.wsc], answers.wsc(), [task_metrics.accuracy], labels=_BOOLEAN, tfds="wsc.fixed")
+
+# ---- Diagnostic sets, to be answered as RTE: tests that have labels --------------------------------------------------
+
+_RENAME = functools.partial(
+  seqio.preprocessors.rekey,
+  key_map={"premise": "sentence1", "hypothesis": "sentence2", "label": "label", "idx": "idx"},
+)
+_RTE = _labelled("rte", ("hypothesis", "premise"), _ENTAILMENT)
+
+_add("axb", [_RENAME, _RTE], answers.label(_ENTAILMENT), [task_metrics.matthews], labels=_ENTAILMENT, splits=("test",))
+_add(
+  "axg",
+  [_RTE, text_formats.pair],
+  answers.axg(),
+  [task_metrics.axg_parity, task_metrics.accuracy],
+  labels=_ENTAILMENT,
+  splits=("test",),
+)
+
+seqio.MixtureRegistry.add(
+  "super_glue",
+  [f"super_glue_{name}" for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")],
+  default_rate=selection.by_number_of_examples,
+)

@@ -1,0 +1,24 @@
+"""T5's translation tasks, out of English: the data of Raffel et al. (2020, section 2.3), by TensorFlow Datasets.
+
+To German as Vaswani et al. (2017), with newstest2013 for validation and newstest2014 for test; to French WMT 2015; to
+Romanian WMT 2016.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+
+for _language, _tfds in [
+  ("de", "wmt_t2t_translate/de-en:1.0.0"),
+  ("fr", "wmt15_translate/fr-en:1.0.0"),
+  ("ro", "wmt16_translate/ro-en:1.0.0"),
+]:
+  seqio.TaskRegistry.add(
+    f"wmt_en_{_language}",
+    source=seqio.TfdsDataSource(tfds_name=_tfds, splits=("train", "validation", "test")),
+    preprocessors=text_formats.preprocessors(text_formats.translate, source="en", target=_language),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=answers.text(),
+    metric_fns=[task_metrics.bleu],
+  )

@@ -1,0 +1,178 @@
+"""Tasks of the installed documentation: their formats, and what a model could tell without reading both texts."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import sharding
+from t2t.data import docstrings, documentation, pipeline
+from t2t.tasks import docs  # noqa: F401  registers them
+
+MONTH = (
+  "Return the number of days in a month. The month is a number from 1 to 12, and the year has to be given since"
+  " February may have 29 days."
+)
+PARTS = (
+  "Return the number of days in a month.",
+  "The month is a number from 1 to 12, and the year has to be given since February may have 29 days.",
+)
+
+
+def document(name, package="a", rest="What follows is long enough to say what the function is good for"):
+  return {"text": f"Return the value of {name}. {rest} {name}.", "package": package}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+  """Forty docstrings of two packages, as the only documentation that is installed."""
+  monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
+  folder = documentation.folder()
+  folder.mkdir(parents=True)
+  for split in ("train", "validation"):
+    documents = [document(f"{split} {i}", package="ab"[i % 2]) for i in range(10, 50)]
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+
+
+def examples(task, split="train"):
+  task = seqio.TaskRegistry.get(task)
+  features = {name: seqio.Feature(seqio.ByteVocabulary(), add_eos=True) for name in task.output_features}
+  dataset = task.replace(output_features=features).get_dataset(
+    {"inputs": 512, "targets": 512}, split=split, shuffle=False
+  )
+  return list(dataset.as_numpy_iterator())
+
+
+def test_first_sentence_and_the_rest():
+  """The example of the docstring, which says so itself."""
+  assert docstrings.split(MONTH) == PARTS
+  literal = docstrings.split.__doc__
+  assert all(piece in literal for piece in (f'"{PARTS[0]}"', f'"{PARTS[1]}"'))
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "Return it. No more than this.",  # next to nothing follows
+    "Args: a number of days. The month is a number from 1 to 12, and the year has to be given, too.",
+    "Return the days, e.g. Monday or Tuesday, and what else the calendar of this locale calls a day of the week",
+    "return the number of days. The month is a number from 1 to 12, and the year has to be given since it matters.",
+  ],
+)
+def test_no_summary(text):
+  """Lists of arguments, abbreviations and fragments are not taken for sentences."""
+  assert docstrings.split(text) is None
+
+
+def test_literal_example_of_match():
+  """Each body with its own summary and with another's."""
+  record = {"summary": "Adds.", "other": "Closes.", "body": "All terms are added.", "idx": 3}
+  made = docstrings.match(tf.data.Dataset.from_tensors(record)).as_numpy_iterator()
+  plain = [{name: x.decode() if isinstance(x, bytes) else int(x) for name, x in each.items()} for each in made]
+  assert plain == [
+    {"summary": "Adds.", "body": "All terms are added.", "label": 1, "idx": 6},
+    {"summary": "Closes.", "body": "All terms are added.", "label": 0, "idx": 7},
+  ]
+
+
+def test_records_of_two_docstrings():
+  """Each has the other's summary, their order and numbers stay, and what has no second of its package is left out."""
+  documents = [
+    document("mass"),
+    document("charge", package="b"),
+    document("speed"),
+    document("mass", rest="That it was described before is why this one is left out: there is one text for each"),
+  ]
+  found = docstrings.records(documents)
+  assert [(each["summary"], each["other"], each["idx"]) for each in found] == [
+    ("Return the value of mass.", "Return the value of speed.", 0),
+    ("Return the value of speed.", "Return the value of mass.", 1),
+  ]
+  assert found[0]["body"].startswith("What follows")
+
+
+def test_neither_text_alone_tells_the_label(installed):
+  """Each summary and each body has both labels as often, and a wrong summary is one of the same package."""
+  found = examples("docs_match")
+  assert len(found) == 80 and sum(each["label"] for each in found) == 40
+  labels, halves = collections.defaultdict(list), [[], []]
+  for each in found:
+    text = each["inputs_pretokenized"].decode()
+    summary, _, body = text.removeprefix("docs match summary: ").partition(" body: ")
+    labels[summary].append(int(each["label"]))
+    labels[body].append(int(each["label"]))
+    halves[each["label"]].append((summary, body))
+  assert all(sorted(of_text) == [0, 1] for of_text in labels.values())
+  number = lambda text: int(text.rstrip(".").split()[-1])
+  assert all(number(summary) == number(body) for summary, body in halves[1])
+  assert all(number(summary) != number(body) and number(summary) % 2 == number(body) % 2 for summary, body in halves[0])
+
+
+def test_formats(installed):
+  """T5's prefixes, and the fields that evaluation needs."""
+  true, false = examples("docs_match")[:2]
+  assert true["inputs_pretokenized"].decode().startswith("docs match summary: Return the value of train 10. body: What")
+  assert [each["targets_pretokenized"] for each in (true, false)] == [b"True", b"False"]
+  assert [(each["label"], each["idx"], each["options"].tolist()) for each in (true, false)] == [
+    (1, 0, [b"False", b"True"]),
+    (0, 1, [b"False", b"True"]),
+  ]
+  first = examples("docs_summary")[0]
+  assert first["inputs_pretokenized"].decode().startswith("summarize: What follows is long enough")
+  assert first["targets_pretokenized"] == b"Return the value of train 10."
+
+
+def test_splits_have_nothing_in_common(installed):
+  """Wrong summaries of held-out docstrings are held out as well."""
+  texts = {
+    split: {each["inputs_pretokenized"] for each in examples("docs_match", split)} for split in ("train", "validation")
+  }
+  assert all(b"validation" in text and b"train" not in text for text in texts["validation"])
+  assert all(b"validation" not in text for text in texts["train"])
+
+
+def test_shards_are_the_whole(installed):
+  """Any number of them, each record in one."""
+  whole = docstrings.DocstringSource().num_input_examples("train")
+  found = [
+    int(each["idx"])
+    for shard in range(7)
+    for each in docstrings.DocstringSource()
+    .get_dataset("train", shard_info=seqio.ShardInfo(shard, 7))
+    .as_numpy_iterator()
+  ]
+  assert sorted(found) == list(range(whole)) == list(range(40))
+
+
+@pytest.mark.parametrize("steps", [3, 30])
+def test_training_goes_on_where_it_was(installed, steps):
+  """A position within an epoch and after some is restored bit for bit, whatever the buffers held."""
+  data = pipeline.DataConfig(
+    mixture="docs_match", task_modules=("t2t.tasks.docs",), vocabulary="bytes", inputs_length=96, num_streams=2
+  )
+  mesh = sharding.make_mesh({"fsdp": -1})
+  batches = lambda: pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=8, seed=1)
+  take = lambda iterator, count: [np.asarray(next(iterator)["encoder_input_tokens"]) for _ in range(count)]
+  whole = batches()
+  take(whole, steps)
+  position = whole.state()
+  expected = take(whole, 4)
+  resumed = batches()
+  resumed.restore(position)
+  np.testing.assert_array_equal(take(resumed, 4), expected)
+
+
+def test_answers_and_metrics(installed):
+  """A prediction is right if it is the target, and both tasks say what they are measured by."""
+  task = seqio.TaskRegistry.get("docs_match")
+  example = examples("docs_match")[0]
+  values = [task.postprocess_fn(text, example=example, is_target=False) for text in ("True", "False", "maybe")]
+  assert values == [1, 0, -1]
+  assert task.postprocess_fn("True", example=example, is_target=True) == 1
+  assert task.predict_metric_fns[0]([1, 1, 1], values)["accuracy"] == pytest.approx(100 / 3)
+  task = seqio.TaskRegistry.get("docs_summary")
+  target = task.postprocess_fn("?", example=examples("docs_summary")[0], is_target=True)
+  assert task.predict_metric_fns[0]([target], [target])["rougeLsum"] == pytest.approx(100)

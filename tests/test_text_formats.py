@@ -1,0 +1,159 @@
+"""Text formats: the literal examples of the docstrings, and records without an answer."""
+
+import ast
+import inspect
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t.data import text_formats
+
+NLI = ("entailment", "contradiction", "neutral")
+BOOLEAN = ("False", "True")
+PASSAGE = {"passage": "Ann.", "query": "@placeholder", "entities": ["Ann", "Bob"], "idx": {"passage": 0, "query": 1}}
+
+
+def dataset_of(record):
+  """One record, as a source yields it: a list of nothing is of strings."""
+
+  def tensor(value):
+    if isinstance(value, dict):
+      return {key: tensor(item) for key, item in value.items()}
+    return tf.constant(value, tf.string) if value == [] else tf.constant(value)
+
+  return tf.data.Dataset.from_tensors(tensor(record))
+
+
+def plain(value):
+  if isinstance(value, np.ndarray):
+    return plain(value.tolist())
+  if isinstance(value, list):
+    return [plain(item) for item in value]
+  if isinstance(value, bytes):
+    return value.decode()
+  return value.item() if isinstance(value, np.generic) else value
+
+
+def run(function, record, **options):
+  """What a preprocessor makes of one record, as Python values."""
+  examples = function(dataset_of(record), **options)
+  return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
+
+
+def docstring_example(function):
+  """The literal record and the literal examples of a docstring."""
+  lines = inspect.getdoc(function).split("\n")
+  start = next(i for i, line in enumerate(lines) if line.startswith("In:"))
+  middle = next(i for i, line in enumerate(lines) if line.startswith("Out:"))
+  end = next((i for i in range(middle, len(lines)) if not lines[i].strip()), len(lines))
+  given = ast.literal_eval(" ".join(lines[start:middle]).removeprefix("In:").strip())
+  expected = ast.literal_eval("[" + " ".join(lines[middle:end]).removeprefix("Out:") + "]")
+  return given, expected
+
+
+@pytest.mark.parametrize(
+  ("function", "options"),
+  [
+    (text_formats.labelled, {"prefix": "cb", "fields": ("hypothesis", "premise"), "labels": NLI}),
+    (text_formats.multirc, {"labels": BOOLEAN}),
+    (text_formats.stsb, {}),
+    (text_formats.pair, {}),
+    (text_formats.wsc, {}),
+    (text_formats.record, {}),
+    (text_formats.squad, {}),
+    (text_formats.summarize, {"document": "article", "summary": "highlights"}),
+    (text_formats.translate, {"source": "en", "target": "de"}),
+  ],
+)
+def test_docstring_examples(function, options):
+  """What a docstring shows is what the preprocessor does."""
+  given, expected = docstring_example(function)
+  assert run(function, given, **options) == expected
+
+
+@pytest.mark.parametrize(
+  ("label", "target"), [(0.0, "0.0"), (5.0, "5.0"), (2.6, "2.6"), (4.923, "5.0"), (1.1, "1.2"), (-1.0, "<unk>")]
+)
+def test_similarities_are_rounded_to_a_fifth(label, target):
+  """As text with one digit; a test record has none."""
+  assert run(text_formats.stsb, {"sentence1": "a", "sentence2": "b", "label": label, "idx": 0})[0]["targets"] == target
+
+
+@pytest.mark.parametrize(
+  ("function", "options", "record"),
+  [
+    (text_formats.labelled, {"prefix": "cb", "fields": ("premise",), "labels": NLI}, {"premise": "a"}),
+    (
+      text_formats.multirc,
+      {"labels": BOOLEAN},
+      {"paragraph": "a", "question": "b", "answer": "c", "idx": {"paragraph": 0, "question": 0, "answer": 0}},
+    ),
+  ],
+)
+def test_a_label_that_is_not_given(function, options, record):
+  """The target is T5's text for it, the label stays -1."""
+  found = run(function, {"idx": 3, "label": -1, **record}, **options)[0]
+  assert (found["targets"], found["label"]) == ("<unk>", -1)
+
+
+def test_answers_that_are_not_given():
+  """A query or a question without answers is one example, whether it is trained on or not."""
+  for training in (True, False):
+    (found,) = run(text_formats.record, PASSAGE | {"answers": [], "training": training})
+    assert (found["targets"], found["answers"], found["options"]) == ("<unk>", [], ["Ann", "Bob"])
+  (found,) = run(text_formats.squad, {"id": "a", "question": "b?", "context": "c", "answers": {"text": []}})
+  assert (found["targets"], found["answers"]) == ("<unk>", [])
+
+
+def test_a_query_is_evaluated_once():
+  """However many answers are right; all of them go along."""
+  (found,) = run(text_formats.record, PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
+  assert (found["targets"], found["answers"]) == ("Ann", ["Ann", "Bob"])
+
+
+@pytest.mark.parametrize("before", [".", "?", "!", '"', "'"])
+def test_highlights_become_sentences(before):
+  """With one full stop between them, unless another mark is there."""
+  record = PASSAGE | {"passage": f"A{before}\n@highlight\nB\n@highlight\nC", "answers": ["Ann"], "training": False}
+  assert run(text_formats.record, record)[0]["inputs"].endswith(f"passage: A{before} B. C")
+
+
+@pytest.mark.parametrize(
+  ("text", "pronoun", "index", "marked"),
+  [
+    ("Ann met Eve. She left.", "She", 3, "Ann met Eve. *She* left."),
+    ('"Good for him," he said.', "him", 2, '"Good for *him*," he said.'),  # with punctuation around it
+    ("Bob saw Tim; he hid when he ran", "he", 6, "Bob saw Tim; he hid when *he* ran"),  # the nearest
+    ("They might use it , but how", "it", 2, "They might use *it* , but how"),  # an index that is off by one
+    ("a book, beside it, fell", "it,", 3, "a book, beside *it*, fell"),  # the comma in the span
+    ("He  ran.", "he", 0, "*He*  ran."),  # the first word; white space stays
+    ("Ann ran.", "they", 0, "Ann ran."),  # it is not there
+  ],
+)
+def test_the_pronoun_is_marked(text, pronoun, index, marked):
+  """Stars stand around the word alone, wherever it is."""
+  record = {"text": text, "span1_text": "Ann", "span2_text": pronoun, "span2_index": index, "label": 0, "idx": 0}
+  assert run(text_formats.wsc, record | {"training": False})[0]["inputs"] == f"wsc: {marked}"
+
+
+@pytest.mark.parametrize("label", [-1, 0, 1])
+def test_wrong_nouns_are_not_trained_on(label):
+  """Only a noun that is the right one says what to write; all are evaluated."""
+  record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "label": label, "idx": 0}
+  assert len(run(text_formats.wsc, record | {"training": True})) == (label == 1)
+  assert len(run(text_formats.wsc, record | {"training": False})) == 1
+
+
+def test_tokens_keep_their_text():
+  """Ids under the name of the feature, the text beside them, everything else untouched; EOS fits into the length."""
+  features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(), add_eos=True))
+  steps = text_formats.preprocessors(text_formats.summarize, document="article", summary="highlights")
+  dataset = dataset_of({"article": "rain", "highlights": "a b"})
+  dataset = text_formats.tokenize(steps[0](dataset), features)
+  dataset = steps[-1](dataset, output_features=features, sequence_length={"inputs": 8, "targets": 8})
+  (found,) = dataset.as_numpy_iterator()
+  assert found["targets"].tolist() == [ord("a") + 3, ord(" ") + 3, ord("b") + 3, 1]
+  assert found["inputs"].tolist() == [ord(letter) + 3 for letter in "summari"] + [1]
+  assert (found["inputs_pretokenized"], found["targets_pretokenized"]) == (b"summarize: rain", b"a b")
