@@ -17,10 +17,13 @@ def get_config() -> ConfigDict:
   config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
   config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord
   config.data.objective = "span_corruption"  # what `files` are made into
-  config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`
+  config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`; "a,b,c": by numbers of examples
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
   config.data.train_split = "train"  # of the mixture
   config.data.eval_split = "validation"  # of the mixture
+  config.data.superglue_dir = ""  # folder of SuperGLUE's files as released; empty: TensorFlow Datasets has them
+  config.data.glue_dir = ""  # of GLUE's
+  config.data.squad_dir = ""  # of SQuAD's
   config.data.vocabulary = ""  # "bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task's
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
@@ -63,6 +66,13 @@ def get_config() -> ConfigDict:
   config.eval.batches = 20  # held-out batches at most; always the same ones
   config.eval.batch_size = 0  # sequences; 0: as train.batch_size
   config.eval.examples = 3  # fill-in-the-blank examples printed at the end
+  # Of tasks with metrics:
+  config.eval.tasks = ()  # those of the mixture that are evaluated, ("cb", "rte"); empty: all
+  config.eval.method = "write"  # the answer, token by token; or "rank": the likeliest of the task's options
+  config.eval.num_beams = 1  # of beam search; 1: the likeliest token at each position
+  config.eval.length_penalty = 0.6  # of beam search: sums are divided by ((5 + length) / 6) ** penalty
+  config.eval.shots = 0  # solved training examples in front of each input
+  config.eval.max_examples = 0  # of each task; 0: all
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 1_000  # steps; the last step is always saved
@@ -70,6 +80,8 @@ def get_config() -> ConfigDict:
 
   config.init = ConfigDict()
   config.init.checkpoint = ""  # a workdir or checkpoint whose parameters training starts from, at step 0
+  config.init.inherit = False  # its model and vocabulary take the place of config.model and config.data.vocabulary
+  config.init.parameters = True  # False: start from fresh parameters after all, to compare
 
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.data = 1  # the batch is split, parameters are copied

@@ -1,6 +1,6 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import fcntl
@@ -17,6 +17,8 @@ from t2t.optimizers import Params
 from t2t.train_state import TrainState
 
 _policies = ocp.checkpoint_managers
+
+VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary that its model was trained with
 
 
 class StreamsHandler(ocp.AsyncCheckpointHandler):
@@ -91,17 +93,41 @@ def absolute(path: str) -> epath.Path:
   return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))
 
 
+def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
+  """The best step by each metric, the earliest of several that are as good.
+
+  In:  {10: {"loss": 2.0, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0}, 30: None}
+  Out: {"loss": 20, "cb/f1": 10}
+
+  Args:
+    metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
+  """
+  best: dict[str, int] = {}
+  for step, values in sorted(metrics.items()):
+    for name, value in (values or {}).items():
+      sign = -1 if name == "loss" else 1
+      if name not in best or sign * value > sign * metrics[best[name]][name]:
+        best[name] = step
+  return best
+
+
+class _BestOfEach(_policies.PreservationPolicy):
+  """Keeps the best checkpoint by each metric."""
+
+  def should_preserve(self, checkpoints, *, context):
+    del context
+    best = set(best_steps({each.step: each.metrics for each in checkpoints}).values())
+    return [each.step in best for each in checkpoints]
+
+
 class Checkpoints:
   """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
 
-  The last `keep` are kept, and the best by held-out loss among those that were saved with one.
+  The last `keep` are kept, and besides them the best by each metric that checkpoints were saved with.
   """
 
   def __init__(self, workdir: epath.Path, *, keep: int):
-    best = _policies.BestN(
-      get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
-    )
-    policy = _policies.AnyPreservationPolicy([_policies.LatestN(keep), best])
+    policy = _policies.AnyPreservationPolicy([_policies.LatestN(keep), _BestOfEach()])
     self.directory = workdir / "checkpoints"
     self._manager = ocp.CheckpointManager(
       self.directory,
@@ -123,17 +149,23 @@ class Checkpoints:
     """The last step that was saved whole."""
     return self._manager.latest_step()
 
-  def best_step(self) -> int | None:
-    """The step with the lowest held-out loss among those that are kept."""
-    losses = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-    losses = {step: metrics["loss"] for step, metrics in losses.items() if metrics}
-    return min(losses, key=losses.get) if losses else None
+  def metrics(self) -> dict[int, Mapping[str, float] | None]:
+    """What each step that is kept was measured at; None where nothing was."""
+    return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}
 
   def preempted(self, step: int) -> bool:
     """Whether the cloud has announced that it will take this machine; the same answer on every host."""
     return self._manager.reached_preemption(step)
 
-  def save(self, step: int, state: TrainState, streams: dict[str, bytes], config: dict, *, loss: float | None) -> None:
+  def save(
+    self,
+    step: int,
+    state: TrainState,
+    streams: dict[str, bytes],
+    config: dict,
+    *,
+    metrics: Mapping[str, float] | None,
+  ) -> None:
     """Starts to save; what was saved before is untouched until this is whole.
 
     Args:
@@ -141,12 +173,12 @@ class Checkpoints:
       state: may be donated to the next step at once.
       streams: position of each of this host's streams.
       config: JSON-serialisable; the number of streams is part of it.
-      loss: held-out loss at this step, if it was measured.
+      metrics: "loss" on held-out text and whatever else was measured at this step; None: nothing was.
     """
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(state), streams=StreamsSave(streams), config=ocp.args.JsonSave(config)
     )
-    self._manager.save(step, args=args, metrics=None if loss is None else {"loss": loss}, force=True)
+    self._manager.save(step, args=args, metrics=metrics, force=True)
 
   def config(self, step: int) -> dict:
     """The config that `step` was saved with."""
@@ -196,8 +228,12 @@ def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected:
     )
 
 
-def find(path: str) -> epath.Path:
+def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
   """The folder of one checkpoint: `path` itself, or the last of the workdir `path`.
+
+  Args:
+    path: local or gs://.
+    where: what the user named it with, for messages.
 
   Raises:
     UserError: there is none; says what was looked for.
@@ -210,9 +246,15 @@ def find(path: str) -> epath.Path:
     if steps:
       return max(steps, key=lambda child: int(child.name))
   raise UserError(
-    f"config.init.checkpoint={path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
+    f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
     f" and {root}/STEP; give a workdir that t2t trained in, or one of its checkpoints"
   )
+
+
+def read_config(path: epath.Path) -> dict:
+  """The config that the checkpoint in folder `path` was saved with."""
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(path / "config")
 
 
 def restore_params(path: epath.Path, params: Params) -> Params:

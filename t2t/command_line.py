@@ -1,6 +1,7 @@
 """What every subcommand shares: finding a config by name or path, overriding its keys, and showing them in `--help`."""
 
 import argparse
+from collections.abc import Callable
 import dataclasses
 import difflib
 import importlib
@@ -82,7 +83,7 @@ def load_config(spec: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
-  """`config` with `--config.SECTION.KEY=VALUE` applied, locked.
+  """`config` with `--config.SECTION.KEY=VALUE` applied, locked; several values are separated by commas.
 
   Raises:
     UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
@@ -106,7 +107,18 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
+  for argument in arguments:
+    key, _, value = argument.removeprefix("--config.").partition("=")
+    if key in keys and isinstance(_value(values.config, key), tuple) and not value.startswith(("(", "[")):
+      # a,b is ("a", "b"), as people write it.
+      name, _, field = key.partition(".")
+      values.config[name][field] = tuple(part for part in value.split(",") if part)
   return values.config
+
+
+def _value(config: ConfigDict, key: str):
+  name, _, field = key.partition(".")
+  return config[name][field]
 
 
 def section(config: ConfigDict, name: str, cls: type[T]) -> T:
@@ -181,8 +193,15 @@ def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.
   return parser
 
 
-def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, ConfigDict]:
+def parse(
+  parser: argparse.ArgumentParser, argv: list[str], *, prepare: Callable[[ConfigDict], None] | None = None
+) -> tuple[argparse.Namespace, ConfigDict]:
   """The parser's options, and the config with its overrides.
+
+  Args:
+    parser: see `config_parser`.
+    argv: what the user typed.
+    prepare: changes the config before its keys are overridden.
 
   Raises:
     UserError: see `load_config` and `override`.
@@ -190,4 +209,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   options, rest = parser.parse_known_args(argv)
   if options.config is None:
     raise UserError(f"--config is missing; give a .py file or one of {', '.join(config_names())}")
-  return options, override(load_config(options.config), rest)
+  config = load_config(options.config)
+  if prepare is not None:
+    prepare(config)
+  return options, override(config, rest)

@@ -1,6 +1,6 @@
 """`t2t train`: one loop, from a config and a workdir to a trained model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import json
@@ -21,6 +21,8 @@ from t2t import (
   examples,
   losses,
   optimizers,
+  pretrained,
+  results,
   sharding,
   train_state,
   writers,
@@ -45,6 +47,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       of a large corpus turns out to be broken on the way, or the loss stops being finite.
   """
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
+  from t2t import evaluate
   from t2t.data import pipeline, vocabularies
 
   # ---- Config --------------------------------------------------------------
@@ -91,6 +94,11 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     )
     eval_step = train_state.make_eval_step(graphdef, loss_fn)
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+    # What the tasks of the mixture are measured by, besides the loss; tasks of pre-training have no metrics.
+    vocabulary = pipeline.vocabulary(data)
+    task_evaluation = evaluate.of_training(
+      data, config.eval, model_config, graphdef, mesh, vocabulary=vocabulary, batch_size=eval_batch_size
+    )
 
     # ---- Where training starts ---------------------------------------------
     # In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. config.init.checkpoint
@@ -122,7 +130,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       )
       state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
       batches.restore(streams)
-    elif config.init.checkpoint:
+    elif config.init.checkpoint and config.init.parameters:
       path = checkpoint.find(config.init.checkpoint)
       wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
       params = checkpoint.restore_params(path, wanted)
@@ -133,6 +141,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     start = start or 0
     if first:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
+      vocabularies.save(vocabulary, workdir / checkpoint.VOCABULARY)
 
     # ---- Steps -------------------------------------------------------------
     if start == config.train.steps:
@@ -161,7 +170,15 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     stop_requested = stack.enter_context(_stop_signal()) if alone else lambda: checkpoints.preempted(last_step)
     report = _Report(config, schedule, throughput, writer, line)
 
-    eval_loss, saved_step, last_step = None, start if start else None, start
+    def evaluate_all(step, state):
+      """Every metric by name: the held-out loss, and those of the tasks."""
+      loss = report.evaluation(step, _evaluate(eval_step, state, eval_batches))
+      if task_evaluation is None:
+        return {"loss": loss}
+      params = optimizers.join_frozen(state.params, state.frozen_params)
+      return {"loss": loss} | report.tasks(step, task_evaluation.run(params))
+
+    measured, saved_step, last_step = None, start if start else None, start
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
     pending = None
     for step in range(start, config.train.steps):
@@ -181,15 +198,14 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
         pending = None
         throughput.pause()
       if evaluates:
-        eval_loss = report.evaluation(last_step, _evaluate(eval_step, state, eval_batches))
+        measured = evaluate_all(last_step, state)
       if saves:
-        known = eval_loss if evaluates else None
-        checkpoints.save(last_step, state, batches.state(), resolved, loss=known)
+        checkpoints.save(last_step, state, batches.state(), resolved, metrics=measured if evaluates else None)
         saved_step = last_step
       if stopping:
         break
-    if eval_loss is None and last_step == config.train.steps:
-      eval_loss = report.evaluation(last_step, _evaluate(eval_step, state, eval_batches))
+    if measured is None and last_step == config.train.steps:
+      measured = evaluate_all(last_step, state)
     checkpoints.wait()
     if first:
       writer.flush()
@@ -203,7 +219,6 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
 
     # ---- What came out -----------------------------------------------------
     unigram = float(losses.unigram_loss(eval_batches, model_config.vocab_size))
-    vocabulary = pipeline.vocabulary(data)
     shown = []
     if config.eval.examples:
       shown = examples.held_out(
@@ -218,7 +233,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       )
     if first:
       picture = writers.plot_loss(workdir, unigram_loss=unigram)
-      _summarise(workdir, eval_loss, unigram, shown, saved_step, checkpoints.best_step(), picture)
+      _summarise(workdir, measured["loss"], unigram, shown, saved_step, checkpoints.metrics(), picture)
   return state
 
 
@@ -379,8 +394,20 @@ class _Report:
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
     return values["loss"]
 
+  def tasks(self, step: int, found: Sequence[results.Result]) -> dict[str, float]:
+    """Brings the metrics of tasks to the terminal and the files; all of them by name, "task/metric"."""
+    values = {f"{each.task}/{name}": value for each in found for name, value in each.metrics.items()}
+    values |= {f"{each.task}/score": each.score for each in found if each.metrics}
+    if self._writer is not None:
+      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      for each in found:
+        metrics = ", ".join(f"{name} {value:.2f}" for name, value in each.metrics.items())
+        unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
+        self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
+    return values
 
-def _summarise(workdir, eval_loss, unigram, shown, saved_step, best_step, picture) -> None:
+
+def _summarise(workdir, eval_loss, unigram, shown, saved_step, metrics, picture) -> None:
   """Prints what a person wants to know at the end."""
   print(f"\nheld-out loss  {eval_loss:.4f} nats per target token")
   print(f"unigram model  {unigram:.4f} (knows only how often each token occurs in these very targets)")
@@ -388,7 +415,10 @@ def _summarise(workdir, eval_loss, unigram, shown, saved_step, best_step, pictur
     print(f"\nexample {number}, held out")
     for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
       print(writers.wrapped(label, text))
-  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_step})")
+  best = checkpoint.best_steps(metrics)
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best.pop('loss', None)})")
+  for name, step in best.items():
+    print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
   print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
   print(f"metrics        {workdir / 'metrics.jsonl'}")
   print(f"config         {workdir / 'config.json'}")
@@ -410,6 +440,10 @@ def main(argv: list[str]) -> None:
   )
   parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
   options, config = command_line.parse(parser, argv)
+  if config.init.inherit and config.init.checkpoint:
+    # What is typed still has the last word over what the checkpoint says.
+    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
+    options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
   cpu.keep_freed_memory()

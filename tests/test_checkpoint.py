@@ -43,7 +43,9 @@ def save(workdir, *steps, keep=3, **how):
   """Saves a state with `value` = step at each of `steps`, (step, loss)."""
   checkpoints = checkpoint.Checkpoints(epath.Path(workdir), keep=keep)
   for step, loss in steps:
-    checkpoints.save(step, make_state(value=float(step), **how), STREAMS, CONFIG, loss=loss)
+    checkpoints.save(
+      step, make_state(value=float(step), **how), STREAMS, CONFIG, metrics=None if loss is None else {"loss": loss}
+    )
   checkpoints.close()
 
 
@@ -84,22 +86,41 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
   checkpoints = reopened(tmp_path, keep=2)
-  assert checkpoints.best_step() == 2
+  assert checkpoint.best_steps(checkpoints.metrics()) == {"loss": 2}
   assert checkpoints.latest_step() == 5
   # A run that was resumed still knows the best of the run before.
-  checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, loss=3.5)
-  checkpoints.save(7, make_state(value=7.0), STREAMS, CONFIG, loss=0.5)
-  checkpoints.save(8, make_state(value=8.0), STREAMS, CONFIG, loss=3.5)
-  checkpoints.save(9, make_state(value=9.0), STREAMS, CONFIG, loss=3.5)
+  checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, metrics={"loss": 3.5})
+  checkpoints.save(7, make_state(value=7.0), STREAMS, CONFIG, metrics={"loss": 0.5})
+  checkpoints.save(8, make_state(value=8.0), STREAMS, CONFIG, metrics={"loss": 3.5})
+  checkpoints.save(9, make_state(value=9.0), STREAMS, CONFIG, metrics={"loss": 3.5})
   checkpoints.close()
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [7, 8, 9]
+
+
+def test_the_best_by_each_metric_is_kept(tmp_path):
+  """Of the loss the lowest, of all others the highest, and the earlier of two that are as good."""
+  measured = {
+    1: {"loss": 1.0, "cb/f1": 10.0, "rte/accuracy": 50.0},
+    2: {"loss": 2.0, "cb/f1": 30.0, "rte/accuracy": 50.0},
+    3: {"loss": 3.0, "cb/f1": 20.0, "rte/accuracy": 40.0},
+    4: None,
+    5: {"loss": 3.0, "cb/f1": 20.0, "rte/accuracy": 40.0},
+  }
+  checkpoints = reopened(tmp_path, keep=1)
+  for step, metrics in measured.items():
+    checkpoints.save(step, make_state(value=float(step)), STREAMS, CONFIG, metrics=metrics)
+  checkpoints.wait()
+  kept = checkpoints.metrics()
+  checkpoints.close()
+  assert kept == {step: measured[step] for step in (1, 2, 5)}
+  assert checkpoint.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
 def test_nothing_saved_is_nothing_found(tmp_path):
   """A fresh workdir has neither a last step nor a best."""
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() is None
-  assert checkpoints.best_step() is None
+  assert checkpoints.metrics() == {}
   checkpoints.close()
 
 
@@ -107,7 +128,7 @@ def test_state_may_be_donated_while_it_is_saved(tmp_path):
   """What is written is the state as it was when `save` was called."""
   checkpoints = reopened(tmp_path)
   state = make_state(value=3.0)
-  checkpoints.save(3, state, STREAMS, CONFIG, loss=None)
+  checkpoints.save(3, state, STREAMS, CONFIG, metrics=None)
   jax.block_until_ready(jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)(state))
   checkpoints.wait()
   restored, _ = checkpoints.restore(3, abstract(make_state()), ())
@@ -170,7 +191,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() == 1
   assert_same(checkpoints.restore(1, abstract(make_state()), ())[0], make_state(value=1.0))
-  checkpoints.save(2, make_state(value=2.0), STREAMS, CONFIG, loss=None)
+  checkpoints.save(2, make_state(value=2.0), STREAMS, CONFIG, metrics=None)
   checkpoints.close()
   assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 

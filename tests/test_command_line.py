@@ -16,9 +16,21 @@ FAMILIES = {
   "gpt2": ("small", "medium", "large", "xl"),
   "llama2": ("1b", "7b", "13b"),
   "llama3": ("8b",),
+  "finetune": (
+    "superglue",
+    "glue",
+    "squad",
+    "cnn_dailymail",
+    "xsum",
+    "wmt_en_de",
+    "wmt_en_fr",
+    "wmt_en_ro",
+    "docs_match",
+    "docs_summary",
+  ),
   "tiny": ("albert", "bart", "bert", "gpt", "llama", "modern_bert", "modern_t5", "prefix_lm", "roberta", "ul2"),
 }
-NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny"]
+NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue"]
 
 
 def loaded(*arguments):
@@ -52,6 +64,14 @@ def test_overrides_change_keys():
   assert config.optimizer.scale_by_parameter is False
   assert config.train.freeze == ("embed", "norm")
   assert config.is_locked
+
+
+def test_several_values_are_separated_by_commas():
+  """As Python writes a tuple, or without quotes and brackets."""
+  for text in ("('cb','rte')", "cb,rte"):
+    assert loaded(f"--config.eval.tasks={text}").eval.tasks == ("cb", "rte")
+  assert loaded("--config.eval.tasks=cb").eval.tasks == ("cb",)
+  assert loaded("--config.eval.tasks=").eval.tasks == ()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Fine-tuning by task prefix, as T5 was (Raffel et al. 2020, section 3.1.2): Adafactor, constant rate, dropout.
+
+  t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
+  t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --config.data.squad_dir=SQuAD --workdir runs/qa
+  t2t train --config finetune_docs_summary --config.init.checkpoint=runs/tiny --workdir runs/summary
+
+The model and its vocabulary are the checkpoint's.  T5 took 2**18 steps of 128 sequences, and the best of the
+checkpoints that were evaluated on the validation set, every 5,000 steps; the best by each metric is kept here as well.
+Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE 82.7, SQuAD 85.44 exact match and 92.08 F1.
+
+docs_summary and docs_match are for the tiny model, on English that is already on this machine: minutes on two cores.
+`python benchmarks/finetuning.py` compares them with the same model from scratch (--config.init.parameters=False).
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import default
+
+# name -> (mixture, module that registers it, tokens of inputs and of targets)
+_MIXTURES = {
+  "superglue": ("super_glue", "t2t.tasks.superglue", (512, 62)),
+  "glue": ("glue_v002_proportional", "t2t.tasks.glue", (512, 84)),
+  "squad": ("squad", "t2t.tasks.squad", (512, 62)),
+  "cnn_dailymail": ("cnn_dailymail", "t2t.tasks.summarization", (512, 256)),
+  "xsum": ("xsum", "t2t.tasks.summarization", (512, 128)),
+  "wmt_en_de": ("wmt_en_de", "t2t.tasks.translation", (256, 256)),
+  "wmt_en_fr": ("wmt_en_fr", "t2t.tasks.translation", (256, 256)),
+  "wmt_en_ro": ("wmt_en_ro", "t2t.tasks.translation", (256, 256)),
+  "docs_summary": ("docs_summary", "t2t.tasks.docs", (128, 48)),
+  "docs_match": ("docs_match", "t2t.tasks.docs", (128, 4)),
+}
+SIZES = tuple(_MIXTURES)
+
+
+def get_config(mixture: str = "superglue") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = default.get_config()
+  config.model.dropout_rate = 0.1
+  config.data.mixture, module, lengths = _MIXTURES[mixture]
+  config.data.task_modules = (module,)
+  config.data.inputs_length, config.data.targets_length = lengths
+  config.train.steps = 2**18
+  config.train.batch_size = 128
+  config.optimizer.learning_rate = 1e-3
+  config.optimizer.schedule = "constant"
+  config.optimizer.warmup_steps = 0
+  config.eval.every = 5_000
+  config.eval.num_beams = 4 if mixture.startswith(("cnn", "xsum", "wmt")) else 1
+  config.checkpoint.every = 5_000
+  config.init.inherit = True
+  if mixture.startswith("docs"):
+    _small(config)
+  return config
+
+
+def _small(config: ConfigDict) -> None:
+  """Changes the recipe to one for the tiny model: no more steps than it was pre-trained for, at a rate near its own."""
+  config.model.dropout_rate = 0.0
+  config.data.num_streams = 2
+  config.train.steps = 200
+  config.train.batch_size = 16
+  config.optimizer.name = "adamw"
+  config.optimizer.learning_rate = 0.05
+  config.optimizer.schedule = "cosine"
+  config.optimizer.warmup_steps = 20
+  config.optimizer.clip_norm = 1.0
+  config.eval.batch_size = 64
+  config.eval.every = 50
+  config.checkpoint.every = 50

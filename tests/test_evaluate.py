@@ -1,0 +1,315 @@
+"""The commands `t2t eval` and `t2t superglue`, and the metrics of tasks between training steps."""
+
+import json
+import re
+import textwrap
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import trained
+
+from t2t import __main__ as command
+from t2t import command_line, evaluate, pretrained, results, sharding, writers
+
+MODULE = """
+  import functools
+  import seqio
+  import tensorflow as tf
+  from t2t import task_metrics
+  from t2t.data import answers, text_formats
+
+  LABELS = ("no", "yes")
+
+  def records(split, shuffle_files, seed=None):
+    number = {"train": 6, "validation": 5, "test": 3}[split]
+    texts = [f"{split} {i} " + "word " * i for i in range(number)]
+    labels = [-1 if split == "test" else i % 2 for i in range(number)]
+    return tf.data.Dataset.from_tensor_slices({"text": texts, "label": labels, "idx": list(range(number))})
+
+  def likelihood(targets, scores):
+    return {"likelihood": sum(scores) / len(scores)}
+
+  def add(name, metric_fns, **how):
+    seqio.TaskRegistry.add(
+      name,
+      source=seqio.FunctionDataSource(records, splits=("train", "validation", "test"), num_input_examples={"train": 6}),
+      preprocessors=text_formats.preprocessors(
+        functools.partial(text_formats.labelled, prefix="odd", fields=("text",), labels=LABELS)
+      ),
+      output_features=text_formats.t5_features(),
+      postprocess_fn=answers.label(LABELS),
+      metric_fns=metric_fns,
+      **how,
+    )
+
+  add("odd_label", [task_metrics.accuracy])
+  add("odd_likelihood", [likelihood])
+  add("odd_silent", [])
+  def broken(targets, predictions):
+    return {"ratio": 1 / 0}
+  add("odd_broken", [broken])
+  seqio.MixtureRegistry.add("odd", [("odd_label", 1.0), ("odd_likelihood", 1.0)])
+"""
+EVERY_STEP = ("--config.eval.every=1", "--config.checkpoint.every=1", "--config.checkpoint.keep=1")
+ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tasks") / "odd_tasks.py"
+  path.write_text(textwrap.dedent(MODULE))
+  return path
+
+
+def options(module, mixture="odd_label"):
+  return [
+    f"--config.data.mixture={mixture}",
+    f"--config.data.task_modules={module}",
+    "--config.data.inputs_length=72",
+    "--config.data.targets_length=6",
+    "--config.train.batch_size=8",
+  ]
+
+
+def run(module, workdir, architecture="encoder_decoder", *others, mixture="odd_label"):
+  checkpoint = f"--checkpoint={trained.workdir(architecture)}"
+  return command.main(["eval", checkpoint, f"--workdir={workdir}", *options(module, mixture), *others])
+
+
+def predictions(workdir, name):
+  return [json.loads(line) for line in (workdir / "predictions" / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_answers(architecture, module, tmp_path, capsys):
+  """A table, and files with each answer in the order of the examples; the metrics are those of these answers."""
+  assert run(module, tmp_path, architecture) == 0
+  rows = predictions(tmp_path, "odd_label.validation")
+  assert [row["idx"] for row in rows] == [0, 1, 2, 3, 4]
+  assert [row["target"] for row in rows] == [0, 1, 0, 1, 0]
+  assert rows[2]["inputs"] == "odd text: validation 2 word word "
+  found = json.loads((tmp_path / "results.json").read_text())["odd_label.validation"]
+  right = [row["value"] == row["target"] for row in rows]
+  assert found["metrics"] == {"accuracy": pytest.approx(100 * np.mean(right))}
+  assert found["unparseable"] == sum(row["value"] == -1 for row in rows)
+  assert found["examples"] == 5
+  if architecture == "encoder_only":
+    assert {row["prediction"] for row in rows} <= {"no", "yes"}
+  out = capsys.readouterr().out
+  assert "odd_label" in out and "accuracy" in out and f"{np.mean(right):.2%}"[:-1] in out
+  assert max(map(len, out.splitlines())) <= 80 or str(tmp_path) in out
+
+
+def evaluation(module, architecture, mixture="odd_label", **settings):
+  config = command_line.override(command_line.load_config("superglue"), options(module, mixture))
+  config.eval.update(settings)
+  source = pretrained.find(str(trained.workdir(architecture)))
+  found = evaluate.prepare(config, source, tasks=(), split="validation")
+  return found, pretrained.load(source, found.mesh).params
+
+
+def test_ranking_takes_the_likeliest_option(module):
+  """Of "no" and "yes" the one that teacher forcing gives the higher log-probability, whose sum is the score."""
+  ranked, params = evaluation(module, "encoder_decoder", method="rank")
+  (result,) = ranked.run(params)
+  scored, _ = evaluation(module, "encoder_decoder", mixture="odd_likelihood")
+  (forced,) = scored.run(params)
+  for answer, score in zip(result.answers, forced.answers, strict=True):
+    is_right = answer.value == answer.target
+    assert answer.score >= score.score - 1e-4
+    assert is_right == pytest.approx(abs(answer.score - score.score) < 1e-3)
+  assert forced.metrics["likelihood"] == pytest.approx(np.mean([answer.score for answer in forced.answers]))
+  assert forced.unparseable == 0
+
+
+def test_shots_stand_in_front_of_each_input(module):
+  """Longer prompts, other answers; none longer than the model reads."""
+  plain, params = evaluation(module, "encoder_decoder")
+  shown, _ = evaluation(module, "encoder_decoder", shots=1)
+  (before,), (after,) = plain.run(params), shown.run(params)
+  for first, second in zip(before.answers, after.answers, strict=True):
+    assert len(first.example["inputs"]) <= len(second.example["inputs"]) <= 72
+  assert sum(answer.example["num_shots"] for answer in after.answers) > 0
+
+
+def test_sets_without_labels_are_answered(module, tmp_path, capsys):
+  """There is nothing to measure, but the answers are there."""
+  assert run(module, tmp_path, "encoder_decoder", "--config.data.eval_split=test") == 0
+  assert [row["target"] for row in predictions(tmp_path, "odd_label.test")] == [None] * 3
+  assert json.loads((tmp_path / "results.json").read_text())["odd_label.test"]["score"] is None
+  assert "no labels" in capsys.readouterr().out
+
+
+def test_results_of_other_splits_stay(module, tmp_path):
+  """A folder collects what is measured one after another."""
+  assert run(module, tmp_path) == 0
+  assert run(module, tmp_path, "encoder_decoder", "--config.data.eval_split=train", "--config.eval.max_examples=2") == 0
+  found = json.loads((tmp_path / "results.json").read_text())
+  assert {name: record["examples"] for name, record in found.items()} == {
+    "odd_label.validation": 5,
+    "odd_label.train": 2,
+  }
+
+
+@pytest.mark.parametrize(
+  ("others", "message"),
+  [
+    (
+      ["--config.data.mixture=odd_silent"],
+      "odd_silent: no metrics, so there is nothing to evaluate; register",
+    ),
+    (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken failed: ZeroDivisionError"),
+    (["--config.eval.tasks=labell"], r"config.eval.tasks: labell: no such task"),
+    (["--config.eval.method=guess"], "config.eval.method=guess: no such method; there are write and rank"),
+    (["--config.data.eval_split=dev"], "odd_label: has no split 'dev'; it has train, validation, test"),
+    (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
+    (["--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
+    (["--config.eval.shots=9"], r"config.eval.shots=9: the training split has 6 example\(s\)"),
+    (["--config.data.mixture=oddd"], "oddd: no task or mixture of that name"),
+    (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint there"),
+  ],
+)
+def test_what_cannot_be_evaluated(others, message, module, tmp_path, capsys):
+  """One line that says what was wrong, and what would be right."""
+  assert run(module, tmp_path, "encoder_decoder", *others) == 2
+  assert re.search(message, capsys.readouterr().err)
+  assert not (tmp_path / "results.json").exists()
+
+
+def test_training_measures_its_tasks_and_keeps_the_best(module, tmp_path, capsys):
+  """At every evaluation, in the terminal and in the files; the best step by each metric stays."""
+  arguments = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"]
+  arguments += [
+    *options(module, "odd"),
+    "--config.train.steps=4",
+    "--config.eval.every=1",
+    "--config.checkpoint.every=1",
+  ]
+  assert command.main([*arguments, "--config.checkpoint.keep=1", f"--workdir={tmp_path}"]) == 0
+  measured = {
+    name: writers.read_metrics(tmp_path / "metrics.jsonl", f"eval/{name}")
+    for name in ("loss", "odd_label/accuracy", "odd_likelihood/likelihood", "odd_label/score")
+  }
+  assert all(list(values) == [1, 2, 3, 4] for values in measured.values())
+  best = {min(measured["loss"], key=measured["loss"].get), 4}
+  best |= {max(measured[name], key=measured[name].get) for name in measured if name != "loss"}
+  assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == best
+  out = capsys.readouterr()
+  assert "best odd_likelihood/likelihood" in out.out
+  assert "odd_label accuracy" in out.err
+  # What training measured is what `t2t eval` finds in the checkpoint.
+  assert (
+    command.main(["eval", f"--checkpoint={tmp_path}", f"--workdir={tmp_path / 'eval'}", *options(module, "odd")]) == 0
+  )
+  found = json.loads((tmp_path / "eval" / "results.json").read_text())
+  assert found["odd_likelihood.validation"]["metrics"]["likelihood"] == pytest.approx(
+    measured["odd_likelihood/likelihood"][4], rel=1e-4
+  )
+
+
+def write_lines(path, records):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def superglue_folder(tmp_path_factory):
+  """Two tasks and a diagnostic set, as they are released."""
+  folder = tmp_path_factory.mktemp("SuperGLUE")
+  for split, number in (("train", 12), ("val", 5), ("test", 4)):
+    pairs = [{"premise": f"it rains {i}", "hypothesis": f"it is wet {i}", "idx": i} for i in range(number)]
+    named = lambda i, *labels, split=split: {} if split == "test" else {"label": labels[i % len(labels)]}
+    write_lines(
+      folder / "CB" / f"{split}.jsonl",
+      [pair | named(i, "entailment", "contradiction", "neutral") for i, pair in enumerate(pairs)],
+    )
+    write_lines(
+      folder / "RTE" / f"{split}.jsonl",
+      [pair | named(i, "entailment", "not_entailment") for i, pair in enumerate(pairs)],
+    )
+  axb = [{"sentence1": "a b", "sentence2": "b a", "idx": i, "label": "entailment", "logic": ""} for i in range(3)]
+  write_lines(folder / "AX-b" / "AX-b.jsonl", axb)
+  return folder
+
+
+def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_path, capsys):
+  """Each task's test set is answered by the step that is best on its validation set; the same command resumes."""
+  arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
+  arguments += [f"--config.data.superglue_dir={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
+  arguments += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
+  arguments += [
+    "--config.train.steps=3",
+    "--config.eval.every=1",
+    "--config.checkpoint.every=1",
+    "--config.checkpoint.keep=1",
+  ]
+  assert command.main(arguments) == 0
+  out = capsys.readouterr().out
+  with zipfile.ZipFile(tmp_path / "super_glue.zip") as archive:
+    lines = {name: [json.loads(line) for line in archive.read(name).splitlines()] for name in archive.namelist()}
+  assert {name: [line["idx"] for line in rows] for name, rows in lines.items()} == {
+    "CB.jsonl": [0, 1, 2, 3],
+    "RTE.jsonl": [0, 1, 2, 3],
+    "AX-b.jsonl": [0, 1, 2],
+  }
+  found = json.loads((tmp_path / "results.json").read_text())
+  for task in ("super_glue_cb", "super_glue_rte"):
+    scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
+    step = max(scores, key=scores.get)
+    assert found[f"{task}.validation"]["score"] == pytest.approx(scores[step], abs=1e-3)
+    assert any(task in line and "validation" in line and line.split()[-1] == str(step) for line in out.splitlines())
+  assert "super_glue_axb" in out and "leaderboard" in out
+  assert command.main(arguments) == 0
+
+
+def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path, capsys):
+  """Evaluations and checkpoints at the same steps."""
+  arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
+  assert command.main([*arguments, "--config.eval.every=10"]) == 2
+  assert "give the same number" in capsys.readouterr().err
+
+
+def test_a_set_that_is_not_there_is_named(superglue_folder, tmp_path, capsys):
+  """The whole of SuperGLUE is asked for, and the folder has two tasks of it."""
+  arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
+  assert command.main([*arguments, f"--config.data.superglue_dir={superglue_folder}"]) == 2
+  error = capsys.readouterr().err
+  assert "BoolQ" in error and "--config.eval.tasks" in error
+  assert not (tmp_path / "finetune").exists()
+
+
+def answers_of(texts, targets):
+  made = [
+    results.Answer({"idx": i}, text, text, target, -1.0)
+    for i, (text, target) in enumerate(zip(texts, targets, strict=True))
+  ]
+  return results.Result("some_task", "validation", {"accuracy": 50.0, "f1": 25.0}, made)
+
+
+def test_a_score_is_the_mean_of_the_metrics():
+  """As GLUE and SuperGLUE average them."""
+  assert answers_of(["a"], ["a"]).score == 37.5
+  assert results.Result("t", "test", {}, []).score is None
+
+
+def test_evaluations_say_how_far_they_are(module):
+  """Every example is counted once, however many options it has."""
+  for architecture in ("encoder_decoder", "encoder_only"):
+    asked, params = evaluation(module, architecture)
+    counted = []
+    asked.run(params, on_batch=lambda task, number, tokens, counted=counted: counted.append(number))
+    assert sum(counted) == pytest.approx(asked.num_examples) == 5
+
+
+def test_meshes_give_the_same_answers(module):
+  """Eight devices in another shape."""
+  found, params = evaluation(module, "encoder_decoder")
+  config = command_line.override(command_line.load_config("superglue"), options(module))
+  config.mesh.update(fsdp=4, tensor=2)
+  source = pretrained.find(str(trained.workdir("encoder_decoder")))
+  other = evaluate.prepare(config, source, tasks=(), split="validation")
+  assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
+  texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]
+  assert texts(found, params) == texts(other, pretrained.load(source, sharding.make_mesh(config.mesh)).params)

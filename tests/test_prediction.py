@@ -1,0 +1,126 @@
+import jax
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError, decoding, prediction, sharding
+from t2t.models import transformer
+
+FRAMING = prediction.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
+PROMPTS = [[7, 8, 9, toy.EOS], [5, toy.EOS], list(range(2, 21)), [11], [12, 13, 14, 15]]
+TARGETS = [[3, 4, toy.EOS], [9, toy.EOS], [2] * 17, [toy.EOS], [6]]
+
+
+def predictor(kind: str, *, batch_size: int = 2, mesh=None, **decode):
+  config = toy.KINDS[kind]
+  graphdef, params = toy.split(toy.model(config, seed=3))
+  mesh = mesh or sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  decode = decoding.DecodeConfig(**({"max_length": 6} | decode))
+  return prediction.Predictor(
+    config, graphdef, mesh, FRAMING, decode=decode, batch_size=batch_size, max_inputs=20
+  ), params
+
+
+@pytest.mark.parametrize(
+  ("length", "longest", "expected"), [(1, 512, 16), (16, 512, 16), (17, 512, 32), (300, 512, 512), (300, 400, 400)]
+)
+def test_buckets_are_powers_of_two(length, longest, expected):
+  """From 16 up, and never longer than what is allowed."""
+  assert prediction.bucket(length, longest) == expected
+
+
+def same(actual, expected):
+  assert actual.keys() == expected.keys()
+  for name, value in expected.items():
+    np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def test_what_an_encoder_decoder_writes_from():
+  """The docstring's example."""
+  features = prediction.prompt_features([[7, 8, 1], [9, 1]], 4, architecture="encoder_decoder", framing=FRAMING)
+  same(
+    features,
+    {
+      "encoder_input_tokens": [[7, 8, 1, 0], [9, 1, 0, 0]],
+      "encoder_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]],
+      "decoder_input_tokens": [[0], [0]],
+    },
+  )
+
+
+def test_what_a_decoder_writes_from():
+  """BOS and the prompt, and which positions are read."""
+  features = prediction.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
+  same(
+    features,
+    {"decoder_input_tokens": [[0, 7, 8, 0], [0, 9, 0, 0]], "decoder_causal_attention": [[1, 1, 1, 0], [1, 1, 0, 0]]},
+  )
+
+
+def test_what_a_masked_language_model_scores():
+  """A mask for each token of the target between prompt and [SEP]; the loss counts there."""
+  features = prediction.scored_features([([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING)
+  same(
+    features,
+    {
+      "encoder_input_tokens": [[37, 7, 8, 39, 39, 38, 0, 0]],
+      "encoder_target_tokens": [[37, 7, 8, 5, 6, 38, 0, 0]],
+      "encoder_segment_ids": [[1, 1, 1, 1, 1, 1, 0, 0]],
+      "encoder_loss_weights": [[0, 0, 0, 1, 1, 0, 0, 0]],
+    },
+  )
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm"])
+def test_each_prompt_gets_what_it_would_get_alone(kind):
+  """Whatever its batch and its length; in the order of the prompts."""
+  together, params = predictor(kind)
+  alone, _ = predictor(kind, batch_size=1)
+  found = together.generate(params, PROMPTS)
+  assert len({tuple(each.tokens[0]) for each in found}) > 1
+  for prompt, each in zip(PROMPTS, found, strict=True):
+    (own,) = alone.generate(params, [prompt])
+    assert own.tokens == each.tokens
+    np.testing.assert_allclose(own.scores, each.scores, atol=1e-4)
+    assert all(toy.EOS not in tokens for tokens in each.tokens)
+
+
+def test_what_is_drawn_depends_on_the_number_of_the_prompt():
+  """A run that goes on in the middle draws what one that never stopped would have drawn."""
+  sampler, params = predictor("t5_1_1", temperature=1.0)
+  all_at_once = [each.tokens for each in sampler.generate(params, PROMPTS, seed=5)]
+  later = [each.tokens for each in sampler.generate(params, PROMPTS[2:], seed=5, first=2)]
+  assert all_at_once[2:] == later
+  assert all_at_once != [each.tokens for each in sampler.generate(params, PROMPTS, seed=6)]
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm", "bert"])
+def test_scores_are_log_probabilities(kind):
+  """Of each target alone behind its prompt, by the model's own logits."""
+  scorer, params = predictor(kind)
+  scores = scorer.log_likelihood(params, list(zip(PROMPTS, TARGETS, strict=True)))
+  model, architecture = toy.model(toy.KINDS[kind], seed=3), toy.KINDS[kind].architecture
+  side = "encoder" if architecture == "encoder_only" else "decoder"
+  for prompt, target, score in zip(PROMPTS, TARGETS, scores, strict=True):
+    widths = (20, 17) if architecture == "encoder_decoder" else (40,)
+    batch = prediction.scored_features([(prompt, target)], widths, architecture=architecture, framing=FRAMING)
+    log_probabilities = jax.nn.log_softmax(toy.logits(model, jax.tree.map(jax.numpy.asarray, batch))[0])
+    chosen = np.take_along_axis(log_probabilities, batch[f"{side}_target_tokens"][0][:, None], 1)[:, 0]
+    np.testing.assert_allclose(score, np.sum(chosen * batch[f"{side}_loss_weights"][0]), rtol=1e-4)
+
+
+def test_meshes_give_the_same():
+  """Eight devices, rows that do not fill a batch."""
+  one, params = predictor("t5_1_1")
+  expected = [each.tokens for each in one.generate(params, PROMPTS)]
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  many, _ = predictor("t5_1_1", mesh=mesh, batch_size=3)
+  _, state = transformer.nnx.split(toy.model(toy.KINDS["t5_1_1"], seed=3), graph=False)
+  placed = jax.device_put(params, sharding.param_shardings(state, mesh))
+  assert [each.tokens for each in many.generate(placed, PROMPTS)] == expected
+
+
+def test_learned_positions_end():
+  """Prompt and answer together are longer than what was learned."""
+  with pytest.raises(UserError, match="40"):
+    predictor("learned_prefix_lm", max_length=30)

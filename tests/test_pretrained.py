@@ -1,0 +1,156 @@
+import dataclasses
+import json
+import shutil
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+from t2t import UserError, checkpoint, command_line, pretrained, sharding
+from t2t import __main__ as command
+from t2t.data import vocabularies
+
+SMALL = (
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.data.vocabulary=bytes",
+  "--config.data.inputs_length=32",
+  "--config.data.targets_length=16",
+  "--config.data.num_streams=2",
+  "--config.train.batch_size=8",
+  "--config.train.steps=1",
+  "--config.eval.batches=1",
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  path = tmp_path_factory.mktemp("text") / "lines.txt"
+  path.write_text("\n".join(f"the quick brown fox jumps over {i} lazy dogs" for i in range(300)) + "\n")
+  return path
+
+
+@pytest.fixture(scope="module")
+def workdir(text, tmp_path_factory):
+  """A workdir of one step of a small T5 on bytes."""
+  path = tmp_path_factory.mktemp("pretrained") / "run"
+  layers = ("--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=2")
+  assert (
+    command.main(["train", "--config=t5_small", *SMALL, *layers, f"--config.data.files={text}", f"--workdir={path}"])
+    == 0
+  )
+  return path
+
+
+def test_a_checkpoint_says_what_it_is(workdir):
+  """Its model, what it was trained with, and where its vocabulary is; by the workdir or by the step's folder."""
+  for path in (workdir, workdir / "checkpoints" / "1"):
+    source = pretrained.find(str(path))
+    assert source.path == epath.Path(workdir) / "checkpoints" / "1"
+    assert (source.model.num_encoder_layers, source.model.num_decoder_layers) == (1, 2)
+    assert source.run["data"]["inputs_length"] == 32
+    vocabulary = pretrained.vocabulary(source)
+    assert vocabulary == vocabularies.load("bytes")
+
+
+def test_the_model_is_the_one_that_was_trained(workdir):
+  """Parameters bit for bit, on another mesh than they were saved from, computing in float32 on a CPU."""
+  source = pretrained.find(str(workdir))
+  loaded = [pretrained.load(source, sharding.make_mesh(shape)) for shape in ({"fsdp": 8}, {"data": 4, "tensor": 2})]
+  assert loaded[0].config.dtype == "float32"
+  for first, second in zip(*(jax.tree.leaves(model.params) for model in loaded), strict=True):
+    np.testing.assert_array_equal(first, second)
+  assert len({leaf.sharding.spec for model in loaded for leaf in jax.tree.leaves(model.params)}) > 2
+
+
+def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_path):
+  """Of a checkpoint that lies alone."""
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "alone")
+  source = pretrained.find(str(tmp_path / "alone"))
+  assert source.vocabulary == ""
+  assert pretrained.vocabulary(source) == vocabularies.load("bytes")
+
+
+def test_fine_tuning_takes_model_and_vocabulary(workdir):
+  """All but the rate of dropout, which is fine-tuning's own."""
+  config = command_line.load_config("finetune_superglue")
+  source = pretrained.find(str(workdir))
+  pretrained.adopt(config, source)
+  assert config.model.dropout_rate == 0.1
+  assert dataclasses.replace(source.model, dropout_rate=0.1) == command_line.section(
+    config, "model", type(source.model)
+  )
+  assert (config.data.vocabulary, config.data.extra_ids) == (str(workdir / "vocabulary"), 100)
+  assert config.data.inputs_length == 512
+
+
+@pytest.mark.parametrize(
+  ("architecture", "room"), [("encoder_decoder", 96), ("decoder_only", 96 - 63), ("encoder_only", 64)]
+)
+def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture, room):
+  """A decoder alone needs some of them for the answer, an encoder alone for what stands around the text."""
+  config = command_line.load_config("finetune_superglue")
+  source = pretrained.find(str(workdir))
+  layers = {"encoder_decoder": {}, "decoder_only": {"num_encoder_layers": 0}, "encoder_only": {"num_decoder_layers": 0}}
+  fields = layers[architecture] | {"architecture": architecture, "positions": "learned", "max_length": 96}
+  pretrained.adopt(config, dataclasses.replace(source, model=dataclasses.replace(source.model, **fields)))
+  assert config.data.inputs_length == room
+
+
+def test_what_is_no_checkpoint(workdir, tmp_path):
+  """What was looked for is said; so is a model that only a later version knows."""
+  with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint there; looked for .*/state"):
+    pretrained.find(str(tmp_path))
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
+  path = tmp_path / "1" / "config" / "metadata"
+  record = json.loads(path.read_text())
+  record["model"]["hypernetworks"] = 3
+  path.write_text(json.dumps(record))
+  with pytest.raises(UserError, match="its model has 'hypernetworks', which this version of t2t does not know"):
+    pretrained.find(str(tmp_path / "1"))
+
+
+def test_inheriting_a_model(workdir, text, tmp_path):
+  """The same model goes on with other data; what is typed has the last word; without parameters it starts afresh."""
+  arguments = [
+    "train",
+    "--config=finetune_superglue",
+    f"--config.init.checkpoint={workdir}",
+    *SMALL[6:],
+    "--config.train.steps=1",
+  ]
+  arguments += [f"--config.data.files={text}", "--config.data.mixture=", "--config.model.dropout_rate=0.0"]
+  kept = ["--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'kept'}"]
+  assert command.main([*arguments, *kept]) == 0
+  assert command.main([*arguments, "--noconfig.init.parameters", f"--workdir={tmp_path / 'fresh'}"]) == 0
+  params = {
+    name: jax.tree.leaves(pretrained.load(pretrained.find(str(path)), sharding.make_mesh({"data": 8})).params)
+    for name, path in (("before", workdir), ("kept", tmp_path / "kept"), ("fresh", tmp_path / "fresh"))
+  }
+  for before, kept, fresh in zip(params["before"], params["kept"], params["fresh"], strict=True):
+    np.testing.assert_array_equal(before, kept)
+    assert before.shape == fresh.shape
+  assert any(np.any(before != fresh) for before, fresh in zip(params["before"], params["fresh"], strict=True))
+  assert json.loads((tmp_path / "kept" / "config.json").read_text())["model"]["dropout_rate"] == 0.0
+  assert checkpoint.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
+
+
+@pytest.mark.parametrize("spec", ["bytes", "spiece"])
+def test_vocabularies_survive_being_saved(spec, tmp_path, text):
+  """The same ids for the same text."""
+  if spec == "spiece":
+    arguments = ["vocab", "train", f"--input={text}", "--size=60", f"--output={tmp_path / 'trained'}"]
+    assert command.main(arguments) == 0
+    spec = str(tmp_path / "trained" / "spiece.model")
+  vocabulary = vocabularies.load(spec, extra_ids=7)
+  vocabularies.save(vocabulary, epath.Path(tmp_path / "saved"))
+  assert vocabularies.saved_extra_ids(epath.Path(tmp_path / "saved")) == 7
+  again = vocabularies.load(str(tmp_path / "saved"), extra_ids=7)
+  assert again.encode("seven lazy dogs") == vocabulary.encode("seven lazy dogs")
+  vocabularies.check_same(vocabulary, again, spec="saved")
+  with pytest.raises(UserError, match="was trained with another vocabulary"):
+    vocabularies.check_same(vocabulary, vocabularies.load("bytes", extra_ids=8), spec="bytes")

@@ -1,0 +1,64 @@
+"""Checkpoints that the tests use: trained by the command for two steps, once in a session."""
+
+import functools
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+
+from t2t import __main__ as command
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="t2t_trained_")  # goes when Python ends
+
+# A model and a corpus so small that what takes time is Python.
+_SMALL = (
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.model.dtype=float32",
+  "--config.data.vocabulary=bytes",
+  "--config.data.inputs_length=48",
+  "--config.data.targets_length=24",
+  "--config.data.num_streams=1",
+  "--config.train.batch_size=8",
+  "--config.train.steps=2",
+  "--config.eval.batches=1",
+  "--config.eval.examples=0",
+)
+_ONE_DECODER, _ONE_ENCODER = "--config.model.num_decoder_layers=1", "--config.model.num_encoder_layers=1"
+
+# architecture -> what is trained
+_MODELS = {
+  "encoder_decoder": ("--config=t5_1_1_small", _ONE_ENCODER, _ONE_DECODER),
+  "decoder_only": (
+    "--config=tiny_gpt",
+    "--config.data.objective=causal_lm",
+    _ONE_DECODER,
+    "--config.model.max_length=80",
+  ),
+  "encoder_only": (
+    "--config=tiny_bert",
+    "--config.data.objective=masked_lm",
+    _ONE_ENCODER,
+    "--config.model.max_length=80",
+  ),
+}
+
+
+@functools.cache
+def workdir(architecture: str) -> pathlib.Path:
+  """Where a model of this architecture was trained on random words, with bytes as its vocabulary."""
+  folder = pathlib.Path(_FOLDER.name)
+  text = folder / "text.jsonl"
+  if not text.exists():
+    words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven", "wizards", "box", "dire", "jugs")
+    random = np.random.default_rng(0)
+    documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
+    text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+  path = folder / architecture
+  options = [*_MODELS[architecture], *_SMALL, f"--config.data.files={text}", "--workdir", str(path)]
+  assert command.main(["train", *options]) == 0
+  return path
