@@ -9,13 +9,16 @@ from t2t import UserError
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
   "train": ("t2t.train", "pre-train or fine-tune a model; the same command again resumes"),
+  "eval": ("t2t.evaluate", "evaluate a checkpoint on SuperGLUE or other tasks"),
+  "superglue": ("t2t.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
+  "infer": ("t2t.infer", "write what a model makes of each line of a file, or on a page"),
   "tasks": ("t2t.data.show", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.data.vocabulary_training", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
 }
 
 
 def _usage() -> str:
-  commands = "\n".join(f"  {name:<8}{text}" for name, (_, text) in SUBCOMMANDS.items())
+  commands = "\n".join(f"  {name:<11}{text}" for name, (_, text) in SUBCOMMANDS.items())
   return (
     "usage: t2t COMMAND [options]\n\n"
     "Pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod.\n\n"

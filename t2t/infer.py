@@ -1,0 +1,467 @@
+"""`t2t infer`: what a model writes for each line of a file; with `--server`, for what is typed on a page."""
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import itertools
+import math
+import sys
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import rich.console
+import rich.progress
+
+from t2t import UserError, decoding, lines, prediction, pretrained, sharding, writers
+from t2t.models import cpu
+
+# Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
+# fewer lose less when a run is killed.
+_WINDOW = 8
+
+
+# ---- Text and tokens -------------------------------------------------------------------------------------------------
+
+
+class Prompts:
+  """Texts as a model reads them: for an encoder EOS comes last, a decoder alone goes on from the last token.
+
+  Args:
+    vocabulary: of the model.
+    architecture: encoder_decoder or decoder_only.
+    longest: tokens at most, EOS included.
+  """
+
+  def __init__(self, vocabulary, architecture: str, longest: int):
+    self._vocabulary = vocabulary
+    self._end = [vocabulary.eos_id] if architecture == "encoder_decoder" else []
+    self._room = longest - len(self._end)
+
+  def __call__(self, text: str) -> tuple[list[int], int]:
+    """The tokens of a text, and how many of them were cut from its end."""
+    tokens = self._vocabulary.encode(text)
+    return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
+
+
+def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
+  """Tokens of a prompt at most, EOS included.
+
+  Args:
+    source: the checkpoint.
+    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
+    max_length: tokens to be written.
+  """
+  if inputs_length < 0:
+    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; without it, as in training")
+  if inputs_length:
+    return inputs_length
+  trained = source.run["data"]["inputs_length"]
+  if not source.model.most_positions:
+    return trained
+  # A decoder alone has BOS and the answer, but for its last token, in the same row.
+  others = max_length if source.model.architecture == "decoder_only" else 0
+  return max(1, min(trained, source.model.most_positions - others))
+
+
+def rounded(score: float) -> float:
+  """A float32 with the digits that count."""
+  return float(f"{score:.6g}")
+
+
+def answer(generation: prediction.Generation, vocabulary) -> dict[str, Any]:
+  """What was written as fields of a row: the best, and with beams the others."""
+  texts = [vocabulary.decode(tokens) for tokens in generation.tokens]
+  scores = [rounded(score) for score in generation.scores]
+  if not math.isfinite(scores[0]):
+    raise UserError(
+      f"--checkpoint: the score of a prediction is {scores[0]}: its training had gone wrong; take another"
+    )
+  found: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
+  others = zip(texts[1:], scores[1:], strict=True)
+  alternatives = [{"prediction": text, "score": score} for text, score in others if math.isfinite(score)]
+  return found | ({"alternatives": alternatives} if alternatives else {})
+
+
+# ---- A file ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What is to be done; the options of the command say what each means."""
+
+  input: str
+  output: str
+  field: str
+  decode: decoding.DecodeConfig
+  seed: int
+  max_inputs: int
+  batch_size: int
+  strict: bool
+  tensor: int
+
+
+def infer(source: pretrained.Source, job: Job) -> None:
+  """Writes a row for each line of the input, or those that are missing in the output.
+
+  Raises:
+    UserError: input, output or options cannot be used; before any work on a device, unless it is a line that comes
+      through a pipe.
+  """
+  # ---- Input ---------------------------------------------------------------
+  vocabulary = pretrained.vocabulary(source)
+  prompts = Prompts(vocabulary, source.model.architecture, job.max_inputs)
+  read = lambda: _checked(lines.read(job.input, field=job.field), job, prompts)
+  total = None if job.input == lines.PIPE else _count(read(), job)
+
+  # ---- Model ---------------------------------------------------------------
+  mesh = _mesh(job.tensor)
+  model = pretrained.abstract(source, mesh)
+  predictor = prediction.Predictor(
+    model.config,
+    model.graphdef,
+    mesh,
+    prediction.framing(vocabulary),
+    decode=job.decode,
+    batch_size=job.batch_size,
+    max_inputs=job.max_inputs,
+  )
+
+  with lines.output(job.output, _run(source, job)) as output:
+    # ---- Where it goes on --------------------------------------------------
+    beside = lambda: output.beside(read(), where=lines.place(job.input).removeprefix("--input: "))
+    if output.done and total is not None:
+      for _ in beside():  # says what does not belong together before the model is loaded
+        pass
+    if output.done == total:
+      print(f"{job.output} is complete: {total:,} lines; nothing is left to do", file=sys.stderr)
+      return
+    if output.done:
+      print(f"{job.output} has {output.done:,} lines; going on from there", file=sys.stderr)
+    params = pretrained.load(source, mesh).params
+
+    # ---- Windows -----------------------------------------------------------
+    # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
+    # in a run that was interrupted as in one that was not.
+    size = job.batch_size * _WINDOW
+    counts = _Counts()
+    with _Progress(total) as progress:
+      try:
+        for window in _windows(beside(), size):
+          if any(row is None for _, row in window):
+            answers = _answers([line for line, _ in window], prompts, vocabulary, predictor, params, job, progress)
+            rows = [row or lines.row(line, new) for (line, row), new in zip(window, answers, strict=True)]
+            output.write(row for row, (_, before) in zip(rows, window, strict=True) if before is None)
+          else:
+            rows = [row for _, row in window]
+            progress.skip(len(rows))
+          counts.add(rows)
+      except KeyboardInterrupt:
+        if job.output != lines.PIPE:
+          progress.say(f"stopped after {counts.lines:,} lines; the same command goes on from there")
+        raise
+  _summarise(counts, progress, job)
+
+
+def _checked(found: Iterable[lines.Line], job: Job, prompts: Prompts) -> Iterator[lines.Line]:
+  """The lines, with `--strict` only such as can be answered as they are."""
+  for line in found:
+    if job.strict:
+      where = lines.place(job.input, line.number)
+      if not line.text:
+        raise UserError(f"{where}: empty; without --strict its prediction is null")
+      kept, cut = prompts(line.text)
+      if cut:
+        raise UserError(
+          f"{where}: has {len(kept) + cut:,} tokens, more than the {job.max_inputs:,} that the model reads; shorten it,"
+          " give another --inputs_length, or leave out --strict, and it is cut"
+        )
+    yield line
+
+
+def _count(found: Iterable[lines.Line], job: Job) -> int:
+  number, texts = 0, 0
+  for line in found:
+    number, texts = line.number, texts + bool(line.text)
+  if not texts:
+    raise UserError(f"{lines.place(job.input)} has nothing but empty lines")
+  return number
+
+
+def _mesh(tensor: int) -> jax.sharding.Mesh:
+  devices = jax.device_count()
+  if tensor < 1 or devices % tensor:
+    works = [number for number in range(1, devices + 1) if devices % number == 0]
+    raise UserError(f"--tensor {tensor}: does not divide {devices} device(s); sizes that would do: {works}")
+  return sharding.make_mesh({"data": -1, "tensor": tensor})
+
+
+def _run(source: pretrained.Source, job: Job) -> dict[str, Any]:
+  """What the rows depend on, by the names of the options; the size of a batch is none of it."""
+  decode = job.decode
+  found = {"checkpoint": str(source.path), "input": job.input, "field": job.field or "inputs"}
+  found |= {"inputs_length": job.max_inputs, "max_length": decode.max_length, "beam": decode.num_beams}
+  if decode.num_beams > 1:
+    found["length_penalty"] = decode.length_penalty
+  found["temperature"] = decode.temperature
+  if decode.temperature:
+    found |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": job.seed}
+  return found
+
+
+def _windows(pairs: Iterator, size: int) -> Iterator[list]:
+  while window := list(itertools.islice(pairs, size)):
+    yield window
+
+
+def _answers(
+  window: Sequence[lines.Line], prompts: Prompts, vocabulary, predictor, params, job: Job, progress: "_Progress"
+) -> list[dict[str, Any]]:
+  """The fields that each line's row has beside those of the input."""
+  encoded = [prompts(line.text) if line.text else None for line in window]
+  there = [each for each in encoded if each is not None]
+  if not there:
+    progress.skip(len(window))
+    return [_EMPTY] * len(window)
+  # What is drawn for a line depends on its number: an empty one stands in its place as a copy of another.
+  tokens = [(each or there[0])[0] for each in encoded]
+  first = window[0].number - 1
+  generations = predictor.generate(params, tokens, seed=job.seed, first=first, on_batch=progress.add)
+  found = []
+  for each, generation in zip(encoded, generations, strict=True):
+    if each is None:
+      found.append(_EMPTY)
+    else:
+      found.append(answer(generation, vocabulary) | ({"cut": each[1]} if each[1] else {}))
+  return found
+
+
+_EMPTY = {"prediction": None, "score": None, "error": "empty line"}
+
+
+class _Counts:
+  """What the summary says of the output."""
+
+  def __init__(self):
+    self.lines = self.empty = self.cut = 0
+
+  def add(self, rows: Iterable[lines.Row]) -> None:
+    for row in rows:
+      self.lines += 1
+      self.empty += "error" in row
+      self.cut += "cut" in row
+
+
+def _summarise(counts: _Counts, progress: "_Progress", job: Job) -> None:
+  """Prints what a person wants to know at the end; not among the rows."""
+  file = sys.stderr if job.output == lines.PIPE else sys.stdout
+  remarks = [f"{counts.empty:,} empty"] if counts.empty else []
+  remarks += [f"{counts.cut:,} cut to {job.max_inputs:,} tokens"] if counts.cut else []
+  print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
+  speed = f"{progress.speed:,.0f}/s, compiling included"
+  print(f"new tokens     {progress.tokens:,} in {writers.duration(progress.seconds)} ({speed})", file=file)
+  if job.output != lines.PIPE:
+    print(f"predictions    {job.output}", file=file)
+
+
+class _Progress:
+  """Lines done, speed and time left: one line that changes on a terminal, a line now and then elsewhere."""
+
+  _EVERY_SECONDS = 10.0
+
+  def __init__(self, total: int | None):
+    self._total = total
+    self._lines = self._new_lines = self.tokens = 0
+    self._started = self._printed = time.monotonic()
+    # Lines and seconds at the end of each batch: the first one compiles, and says little of those that follow.
+    self._batches: list[tuple[int, float]] = []
+    self._console = rich.console.Console(stderr=True)
+    self._bar = None
+
+  def __enter__(self):
+    if self._console.is_terminal:
+      columns = (rich.progress.BarColumn(), rich.progress.TextColumn("{task.description}"))
+      self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
+      self._task = self._bar.add_task("compiling", total=self._total)
+      self._bar.start()
+    return self
+
+  def __exit__(self, *error):
+    self.seconds = time.monotonic() - self._started
+    if self._bar is not None:
+      self._bar.stop()
+
+  @property
+  def speed(self) -> float:
+    """New tokens per second, from the beginning."""
+    return self.tokens / max(time.monotonic() - self._started, 1e-9)
+
+  def skip(self, number: int) -> None:
+    """So many lines needed no work."""
+    self._lines += number
+
+  def add(self, number: int, tokens: int) -> None:
+    """So many lines are done, with so many new tokens."""
+    self._lines, self._new_lines, self.tokens = self._lines + number, self._new_lines + number, self.tokens + tokens
+    now = time.monotonic()
+    self._batches = [*self._batches[-50:], (self._new_lines, now)]
+    text = f"{self._lines:,}" + (f"/{self._total:,}" if self._total else "") + " lines"
+    before, at = self._batches[0]
+    if now > at:
+      per_second = (self._new_lines - before) / (now - at)
+      text += f"  {writers.short(per_second)} lines/s  {writers.short(self.speed)} new tokens/s"
+      if self._total:
+        text += f"  {writers.duration((self._total - self._lines) / per_second)} left"
+    if self._bar is not None:
+      self._bar.update(self._task, completed=self._lines, description=text)
+    elif now - self._printed >= self._EVERY_SECONDS:
+      self._printed = now
+      self.say(text)
+
+  def say(self, text: str) -> None:
+    """Prints a line of its own."""
+    if self._bar is not None:
+      self._bar.console.print(text, highlight=False, markup=False)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t infer",
+    usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server",
+    description="Writes what a model makes of each line of a file, one JSON object a line, in\n"
+    'the same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
+    "The same command again goes on where it stopped.  Without --beam and\n"
+    "--temperature the likeliest token is taken each time.",
+    epilog="examples:\n"
+    "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
+    "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"
+    "    --input questions.jsonl --field question --output out.jsonl\n"
+    "  echo 'Once upon a time' | t2t infer --checkpoint runs/tiny_gpt \\\n"
+    "    --input - --output - --temperature 0.7 --top_p 0.9\n"
+    "  t2t infer --checkpoint runs/tiny --server",
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--checkpoint", default="", metavar="C", help="a workdir that t2t trained in, or one of its checkpoints")
+  files = parser.add_argument_group("lines")
+  add = files.add_argument
+  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; - standard input")
+  add("--output", default="", metavar="FILE", help="the predictions; - is standard output")
+  add("--field", default="", help="of an object: where its text is; default: inputs")
+  add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
+  writing = parser.add_argument_group("writing")
+  add = writing.add_argument
+  add("--max_length", type=int, default=64, metavar="N", help="tokens to write at most; default: 64")
+  add("--beam", type=int, default=1, metavar="N", help="beam search with so many beams")
+  add("--length_penalty", type=float, metavar="A", help="of beam search; larger writes more; default: 0.6")
+  add("--temperature", type=float, metavar="T", help="draw tokens; below 1 the likely ones more often")
+  add("--top_p", type=float, metavar="P", help="draw among the likeliest that have this probability together")
+  add("--top_k", type=int, metavar="K", help="draw among so many likeliest")
+  add("--seed", type=int, default=0, metavar="N", help="of what is drawn; default: 0")
+  model = parser.add_argument_group("model")
+  add = model.add_argument
+  add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
+  add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
+  add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
+  page = parser.add_argument_group("page")
+  add = page.add_argument
+  add("--server", action="store_true", help="a page on this machine instead of files: type, and watch it write")
+  add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
+  add("--host", default="127.0.0.1", help="whose requests are heard; default: 127.0.0.1, this machine's alone")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def decode_config(
+  *,
+  max_length: int,
+  beam: int = 1,
+  length_penalty: float | None = None,
+  temperature: float | None = None,
+  top_p: float | None = None,
+  top_k: int | None = None,
+) -> decoding.DecodeConfig:
+  """How text is written, from the options of the command; None: not given.
+
+  Raises:
+    UserError: a value out of range, or options that have nothing to do with each other.
+  """
+  drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+  drawing = {name: value for name, value in drawing.items() if value is not None}
+  if beam > 1 and drawing:
+    name, value = next(iter(drawing.items()))
+    raise UserError(f"--beam {beam} and --{name} {value}: beams find the likeliest text, nothing is drawn; give one")
+  if beam < 1:
+    raise UserError(f"--beam {beam}: must be at least 1, which is no search")
+  if length_penalty is not None and beam == 1:
+    raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
+  if drawing:
+    drawing = {"temperature": 1.0, **drawing}
+    if not drawing["temperature"] and len(drawing) > 1:
+      raise UserError("--temperature 0 takes the likeliest token each time: leave out --top_p and --top_k, or raise it")
+  penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
+  return decoding.DecodeConfig(max_length=max_length, num_beams=beam, **penalty, **drawing)
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Args:
+    argv: what follows `t2t infer`.
+
+  Raises:
+    UserError: see `infer`.
+  """
+  options = _parser().parse_args(argv)
+  needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
+  for name in needed:
+    if not getattr(options, name):
+      raise UserError(f"--{name} is missing; see `t2t infer --help`")
+  if options.batch_size < 1:
+    raise UserError(f"--batch_size {options.batch_size}: must be at least 1")
+  decode = decode_config(
+    max_length=options.max_length,
+    beam=options.beam,
+    length_penalty=options.length_penalty,
+    temperature=options.temperature,
+    top_p=options.top_p,
+    top_k=options.top_k,
+  )
+  source = pretrained.find(options.checkpoint)
+  prediction.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
+  max_inputs = longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+  cpu.keep_freed_memory()
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  if options.server:
+    from t2t import server
+
+    server.serve(
+      source,
+      inputs_length=options.inputs_length,
+      tensor=options.tensor,
+      defaults=decode,
+      host=options.host,
+      port=options.port,
+    )
+    return
+  infer(
+    source,
+    Job(
+      input=options.input,
+      output=options.output,
+      field=options.field,
+      decode=decode,
+      seed=options.seed,
+      max_inputs=max_inputs,
+      batch_size=options.batch_size,
+      strict=options.strict,
+      tensor=options.tensor,
+    ),
+  )

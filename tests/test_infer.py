@@ -1,0 +1,370 @@
+"""The whole command: every line once and in order, however often the run is killed, and what it refuses."""
+
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import trained
+
+from t2t import UserError, infer, lines
+from t2t import __main__ as command
+
+TEXTS = [
+  "the quick brown fox",
+  "",
+  "a",
+  "jumps over a lazy dog while seven wizards box with dire liquid jugs",
+  "naïve 校服 😀",
+  " a dog ",
+  "the quick brown foy",
+  "dire",
+  "seven",
+  "jugs of jugs of jugs",
+  "\t",
+  "liquid wizards",
+]
+SAMPLED = ("--temperature", "0.9", "--top_p", "0.95", "--seed", "3")
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+  """Runs the command on a model; gives its exit code, its rows and what it said."""
+
+  def run(*options, architecture="encoder_decoder", source=None, output=None):
+    source = source or text_file(tmp_path, TEXTS)
+    output = output or tmp_path / "out.jsonl"
+    capsys.readouterr()
+    code = command.main(arguments(source, output, *options, architecture=architecture))
+    captured = capsys.readouterr()
+    rows = rows_of(output) if str(output) != "-" else [json.loads(line) for line in captured.out.splitlines()]
+    return code, rows, captured.out + captured.err if str(output) != "-" else captured.err
+
+  return run
+
+
+@pytest.fixture
+def finished(done, tmp_path) -> pathlib.Path:
+  """The output of `TEXTS`, as `run` makes it, in a place of its own."""
+  for path in done.parent.glob("out.jsonl*"):
+    shutil.copy(path, tmp_path)
+  return tmp_path / "out.jsonl"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> pathlib.Path:
+  folder = tmp_path_factory.mktemp("done")
+  assert command.main(arguments(text_file(folder, TEXTS), folder / "out.jsonl")) == 0
+  return folder / "out.jsonl"
+
+
+def arguments(source, output, *options, architecture: str = "encoder_decoder") -> list[str]:
+  fixed = ("--checkpoint", trained.workdir(architecture), "--input", source, "--output", output)
+  return [str(argument) for argument in ("infer", *fixed, "--max_length", "6", "--batch_size", "1", *options)]
+
+
+def text_file(folder: pathlib.Path, texts, name: str = "in.txt") -> pathlib.Path:
+  path = folder / name
+  path.write_bytes("".join(f"{text}\n" for text in texts).encode())
+  return path
+
+
+def json_file(folder: pathlib.Path, objects, name: str = "in.jsonl") -> pathlib.Path:
+  return text_file(folder, map(json.dumps, objects), name)
+
+
+def rows_of(path) -> list[dict]:
+  path = pathlib.Path(path)
+  return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def bare(row: dict) -> dict:
+  """What does not depend on where a line stands."""
+  return {name: value for name, value in row.items() if name != "line"}
+
+
+# ---- Every line, in order --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
+def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
+  """Rows stand in the order of the lines, whatever their lengths, and each is what the line alone gives."""
+  code, rows, said = run(architecture=architecture)
+  assert code == 0
+  assert [row["line"] for row in rows] == list(range(1, len(TEXTS) + 1))
+  assert [row["inputs"] for row in rows] == [text if text.strip() else "" for text in TEXTS]
+  assert [row["line"] for row in rows if row["prediction"] is None] == [2, 11]
+  assert rows[1] == {"line": 2, "inputs": "", "prediction": None, "score": None, "error": "empty line"}
+  assert all(row["score"] < 0 for row in rows if "error" not in row)
+  assert "lines          12 (2 empty, 1 cut to 48 tokens)" in said and "out.jsonl" in said
+  backwards = text_file(tmp_path, reversed(TEXTS), "backwards.txt")
+  _, again, _ = run(architecture=architecture, source=backwards, output=tmp_path / "backwards.jsonl")
+  assert sorted(map(str, map(bare, again))) == sorted(map(str, map(bare, rows)))
+  assert [bare(row) for row in reversed(again)] == [bare(row) for row in rows]
+
+
+def test_fields_of_objects_are_kept(run, tmp_path):
+  """The text may be in any field; the others stand in the output as they were."""
+  objects = [{"question": "a dog", "id": 7, "tags": ["x", {"y": None}]}, {"id": "8", "question": ""}, {"question": "b"}]
+  code, rows, _ = run("--field", "question", source=json_file(tmp_path, objects))
+  assert code == 0
+  assert [row["inputs"] for row in rows] == ["a dog", "", "b"]
+  assert rows[0]["id"] == 7 and rows[0]["tags"] == ["x", {"y": None}] and rows[1]["id"] == "8"
+  assert rows[1]["error"] == "empty line" and set(rows[2]) == {"line", "inputs", "prediction", "score"}
+
+
+def test_beams_are_alternatives(run):
+  """The best is the prediction; the others follow with their scores, best first, and no text twice."""
+  _, rows, _ = run("--beam", "3")
+  for row in rows:
+    if "error" not in row:
+      scores = [row["score"], *(each["score"] for each in row["alternatives"])]
+      assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+
+
+def test_what_is_drawn_depends_on_seed_and_line_alone(run, tmp_path):
+  """Another batch size draws the same, another seed does not, and equal lines differ."""
+  source = text_file(tmp_path, ["a dog"] * 5 + [""] + ["a dog"] * 4)
+  texts = lambda rows: [row["prediction"] for row in rows]
+  _, first, _ = run(*SAMPLED, source=source)
+  _, wide, _ = run(*SAMPLED, "--batch_size", "3", source=source, output=tmp_path / "wide.jsonl")
+  _, other, _ = run(*SAMPLED[:-1], "4", source=source, output=tmp_path / "other.jsonl")
+  assert texts(first) == texts(wide) != texts(other)
+  assert len(set(texts(first))) > 5
+
+
+def test_standard_input_and_output(run, tmp_path, monkeypatch):
+  """Rows and nothing else come out, the same as from files; with a field the lines are objects."""
+  _, expected, _ = run()
+  pipe = lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+  pipe("\n".join(TEXTS).encode())
+  code, rows, said = run(source="-", output="-")
+  assert code == 0 and rows == expected and "lines          12" in said
+  pipe(json_file(tmp_path, [{"q": text} for text in TEXTS]).read_bytes())
+  assert run("--field", "q", source="-", output=tmp_path / "of_objects.jsonl")[1] == expected
+
+
+# ---- Killed and resumed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("encoder_decoder", ("--beam", "3")), ("decoder_only", SAMPLED)])
+def test_resumed_at_any_byte_equals_uninterrupted(architecture, options, run, tmp_path):
+  """Wherever the output was cut off, the same command makes it what it would have been, byte for byte."""
+  output = tmp_path / "out.jsonl"
+  options = (*options, "--inputs_length", "15")
+  run(*options, architecture=architecture)
+  whole = output.read_bytes()
+  ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
+  # In the first line; at the end of one, in either window, and just before it; anywhere.
+  for size in (1, ends[3], ends[9] - 1, random.Random(0).randrange(len(whole))):
+    output.write_bytes(whole[:size])
+    assert run(*options, architecture=architecture)[0] == 0
+    assert output.read_bytes() == whole, size
+
+
+def test_a_complete_output_is_left_alone(run, finished):
+  before = finished.stat()
+  code, _, said = run()
+  assert code == 0 and "is complete: 12 lines; nothing is left to do" in said
+  assert finished.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_lines_that_were_added_are_done(run, finished, tmp_path):
+  """What is there is not done again."""
+  before = finished.read_bytes()
+  code, rows, said = run(source=text_file(tmp_path, [*TEXTS, "one more"]))
+  assert code == 0 and "has 12 lines; going on from there" in said
+  assert len(rows) == 13 and finished.read_bytes().startswith(before)
+
+
+def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatch):
+  """The lines that are done are read and compared; others are refused."""
+  whole = finished.read_bytes()
+  pipe = lambda texts: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
+  finished.write_bytes(whole[:-30])
+  pipe(TEXTS)
+  assert run(source="-")[0] == 0 and finished.read_bytes() == whole
+  finished.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
+  pipe([*TEXTS[:3], "another", *TEXTS[4:]])
+  code, _, said = run(source="-")
+  assert code == 2 and "its line 4 is not of standard input, line 4" in said
+
+
+def test_killed_for_real(run, tmp_path):
+  """SIGKILL after the first window, then the same command: as if nothing had happened."""
+  source = text_file(tmp_path, [f"{text} {number}" for number, text in enumerate(TEXTS * 20)])
+  run("--inputs_length", "15", source=source, output=tmp_path / "whole.jsonl")
+  output = tmp_path / "out.jsonl"
+  command_line = [sys.executable, "-m", "t2t", *arguments(source, output, "--inputs_length", "15")]
+  process = subprocess.Popen(command_line, env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"})
+  while not (output.exists() and output.stat().st_size) and process.poll() is None:
+    time.sleep(0.01)
+  process.kill()
+  assert process.wait() != 0
+  assert 0 < len(rows_of(output)) < 240
+  assert run("--inputs_length", "15", source=source)[0] == 0
+  texts = lambda path: [(row["line"], row["inputs"], row["prediction"]) for row in rows_of(path)]
+  assert texts(output) == texts(tmp_path / "whole.jsonl")
+
+
+# ---- What does not belong together -----------------------------------------------------------------------------------
+
+
+def another_checkpoint(tmp_path, output):
+  shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "copy")
+  return ("--checkpoint", tmp_path / "copy")
+
+
+def another_input(tmp_path, output):
+  return ("--input", text_file(tmp_path, [*TEXTS[:2], "b", *TEXTS[3:]], "other.txt"))
+
+
+def a_shorter_input(tmp_path, output):
+  return ("--input", text_file(tmp_path, TEXTS[:4], "shorter.txt"))
+
+
+def no_record(tmp_path, output):
+  pathlib.Path(f"{output}.run.json").unlink()
+  return ()
+
+
+def a_line_of_something_else(tmp_path, output):
+  output.write_bytes(output.read_bytes() + b'{"line": 1}\n')
+  return ()
+
+
+REFUSED = {
+  "options": (lambda *_: ("--max_length", "7"), ["--max_length 7, it was 6"]),
+  "beams": (lambda *_: ("--beam", "2"), ["--beam 2, it was 1", "--length_penalty 0.6, it was None"]),
+  "seed": (lambda *_: ("--temperature", "1"), ["--temperature 1.0, it was 0.0", "--seed 0, it was None"]),
+  "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "it was"]),
+  "input": (another_input, ["its line 3 is not of", "other.txt, line 3"]),
+  "shorter input": (a_shorter_input, ["it has 12 lines, more than", "shorter.txt"]),
+  "no record": (no_record, ["exists, and no out.jsonl.run.json beside it"]),
+  "written by something else": (a_line_of_something_else, ["line 13 is none that t2t wrote"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
+  """The message says what differs and what to do, and the output stays as it is."""
+  change, expected = REFUSED[name]
+  options = change(tmp_path, finished)
+  before = finished.read_bytes()
+  code, _, said = run(*options)
+  assert code == 2 and "Traceback" not in said
+  for part in [*expected, "another --output", "to start anew"]:
+    assert part in said
+  assert finished.read_bytes() == before
+
+
+def test_two_runs_do_not_write_to_one_output(tmp_path):
+  output = lambda: lines.output(str(tmp_path / "out.jsonl"), {})
+  with output(), pytest.raises(UserError, match="another process is writing"), output():
+    pass
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def written(content: bytes, name: str):
+  def write(folder: pathlib.Path) -> list:
+    (folder / name).write_bytes(content)
+    return ["--input", folder / name]
+
+  return write
+
+
+LONG = b"a\n" + b"x" * 60 + b"\n"
+
+BAD = {
+  "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint there"]),
+  "no input": (lambda t: ["--input", t / "none.txt"], ["--input", "none.txt", "no such file"]),
+  "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
+  "another ending": (written(b"a\n", "in.csv"), ["in.csv", ".txt", ".jsonl"]),
+  "nothing in it": (written(b"", "bad.txt"), ["bad.txt is empty"]),
+  "only empty lines": (written(b"\n \n", "bad.txt"), ["bad.txt has nothing but empty lines"]),
+  "not UTF-8": (written(b"fine\n\xff\xfe\n", "bad.txt"), ["bad.txt, line 2", "not valid UTF-8", "0xff"]),
+  "not JSON": (written(b'{"inputs": "a"}\n{oops\n', "in.jsonl"), ["in.jsonl, line 2", "not JSON", "column 2", "{oops"]),
+  "no object": (written(b'["a"]\n', "in.jsonl"), ["in.jsonl, line 1", "not an object"]),
+  "no such field": (
+    written(b'{"text": "a", "id": 1}\n', "in.jsonl"),
+    ["line 1", "'inputs'", "'text', 'id'", "--field"],
+  ),
+  "no string": (written(b'{"inputs": 3}\n', "in.jsonl"), ["line 1", "field 'inputs' is 3, not a string"]),
+  "half a character": (written(b'{"inputs": "\\ud800"}\n', "in.jsonl"), ["line 1", "unpaired surrogate"]),
+  "a field of the output": (written(b'{"inputs": "a", "score": 3}\n', "in.jsonl"), ["line 1", "'score'", "rename"]),
+  "a field of text": (lambda t: ["--field", "a"], ["--field a", "lines of text"]),
+  "strict, empty": (lambda t: ["--strict"], ["in.txt, line 2", "empty", "without --strict"]),
+  "strict, too long": (
+    lambda t: ["--strict", *written(LONG, "long.txt")(t)],
+    ["long.txt, line 2", "has 61 tokens", "the 48 that", "--inputs_length"],
+  ),
+  "no beams": (lambda t: ["--beam", "0"], ["--beam 0"]),
+  "beams and chance": (lambda t: ["--beam", "2", "--top_k", "5"], ["--beam 2 and --top_k 5"]),
+  "a penalty without beams": (lambda t: ["--length_penalty", "1"], ["--length_penalty 1.0", "--beam"]),
+  "chance without temperature": (lambda t: ["--temperature", "0", "--top_p", "0.5"], ["--temperature 0", "--top_p"]),
+  "no room": (lambda t: ["--max_length", "0"], ["max_length=0"]),
+  "no length": (lambda t: ["--inputs_length", "-1"], ["--inputs_length -1"]),
+  "no batch": (lambda t: ["--batch_size", "0"], ["--batch_size 0"]),
+  "devices": (lambda t: ["--tensor", "3"], ["--tensor 3", "[1, 2, 4, 8]"]),
+  "output in a bucket": (lambda t: ["--output", "gs://bucket/out.jsonl"], ["gs://bucket/out.jsonl", "local file"]),
+  "output is a folder": (lambda t: ["--output", t], ["cannot be written"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error(name, run, tmp_path):
+  """Exit code 2, the file and line, the remedy, and no output."""
+  options, expected = BAD[name]
+  code, rows, said = run(*options(tmp_path))
+  assert code == 2 and not rows
+  assert "Traceback" not in said and said.count("error:") == 1
+  for part in expected:
+    assert part in said
+  assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_encoder_alone_writes_nothing(run, tmp_path):
+  shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
+  path = tmp_path / "run" / "checkpoints" / "2" / "config" / "metadata"
+  config = json.loads(path.read_text())
+  config["model"] |= {"architecture": "encoder_only", "num_decoder_layers": 0}
+  path.write_text(json.dumps(config))
+  code, _, said = run("--checkpoint", tmp_path / "run")
+  assert code == 2 and "is an encoder alone, which cannot write text; `t2t eval`" in said
+
+
+def test_positions_that_were_not_learned(run):
+  """What is asked for beyond them is refused; without --inputs_length prompts are cut to what is left."""
+  code, _, said = run("--inputs_length", "75", architecture="decoder_only")
+  assert code == 2 and "80 positions" in said
+  code, rows, _ = run("--max_length", "56", architecture="decoder_only")
+  assert code == 0
+  # 80 positions, 56 of them for the answer.
+  assert [row["cut"] for row in rows if "cut" in row] == [len(TEXTS[3]) - 24]
+
+
+def test_a_prompt_is_cut_at_its_end_and_keeps_eos():
+  class Letters:
+    eos_id = 1
+
+    def encode(self, text):
+      return [ord(letter) for letter in text]
+
+  assert infer.Prompts(Letters(), "encoder_decoder", 3)("ABCD") == ([65, 66, 1], 2)
+  assert infer.Prompts(Letters(), "encoder_decoder", 3)("AB") == ([65, 66, 1], 0)
+  assert infer.Prompts(Letters(), "decoder_only", 3)("ABCD") == ([65, 66, 67], 1)
+
+
+def test_missing_options(capsys):
+  assert command.main(["infer", "--input", "a.txt", "--output", "b.jsonl"]) == 2
+  assert "--checkpoint is missing" in capsys.readouterr().err
+  assert command.main(["infer", "--checkpoint", "runs", "--output", "b.jsonl"]) == 2
+  assert "--input is missing" in capsys.readouterr().err

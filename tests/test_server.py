@@ -1,0 +1,199 @@
+"""The page and what stands behind it: streams, refusals, and who is let in."""
+
+import base64
+import functools
+import hashlib
+import html.parser
+import http.client
+import json
+import pathlib
+import re
+import threading
+
+import pytest
+import trained
+
+from t2t import UserError, decoding, pretrained, server
+from t2t import __main__ as command
+
+GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
+SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
+BEAM = GREEDY | {"beam": 3}
+
+
+@functools.cache
+def service(architecture: str) -> server.Service:
+  source = pretrained.find(str(trained.workdir(architecture)))
+  return server.Service(source, defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95))
+
+
+@pytest.fixture(scope="module")
+def port():
+  """Of a server with the encoder-decoder."""
+  with server.make_server(service("encoder_decoder"), host="127.0.0.1", port=0) as running:
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield running.server_port
+    running.shutdown()
+    thread.join()
+
+
+def ask(port, method, path, body=None, **headers):
+  """Status, headers and content of an answer."""
+  connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+  content = json.dumps(body).encode() if isinstance(body, dict) else body
+  named = {name.replace("_", "-"): value for name, value in headers.items()}
+  connection.request(method, path, content, {"Content-Type": "application/json", **named})
+  answer = connection.getresponse()
+  found = answer.status, answer.headers, answer.read()
+  connection.close()
+  return found
+
+
+def events(port, **request):
+  status, headers, content = ask(port, "POST", "/generate", request)
+  assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
+  return [json.loads(line) for line in content.splitlines()]
+
+
+# ---- What is written -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
+@pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
+def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
+  """The last event has text, score and alternatives of `t2t infer` for a file with this line."""
+  found = list(service(architecture).generate(server.parse(json.dumps(request_).encode())))[-1]
+  (tmp_path / "in.txt").write_text(request_["inputs"])
+  options = [f"--{name}={value}" for name, value in request_.items() if name != "inputs"]
+  files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
+  assert command.main(["infer", "--checkpoint", str(trained.workdir(architecture)), *files, *options]) == 0
+  row = json.loads((tmp_path / "out.jsonl").read_text())
+  assert found["prediction"] == row["prediction"]
+  assert found["score"] == pytest.approx(row["score"], rel=1e-4)
+  texts = lambda fields: [each["prediction"] for each in fields.get("alternatives", [])]
+  assert texts(found) == texts(row)
+  assert len(texts(found)) == request_.get("beam", 1) - 1
+
+
+def test_text_comes_token_by_token(port):
+  """Each event has one token more, its text begins with the one before, and the last is the whole."""
+  found = [event for event in events(port, **SAMPLED) if "prediction" in event]
+  assert [event["tokens"] for event in found] == list(range(1, len(found) + 1))
+  assert len(found) == 12 or found[-1]["ended"]
+  for before, after in zip(found, found[1:], strict=False):
+    assert after["prediction"].startswith(before["prediction"])
+  assert "ended" in found[-1] and not any("ended" in event for event in found[:-1])
+
+
+def test_length_asked_for_is_kept(port):
+  """Texts of another length are written by the same program, and begin the same."""
+  short, long = events(port, **(SAMPLED | {"max_length": 3})), events(port, **SAMPLED)
+  assert short[-1]["tokens"] == 3 and long[-1]["prediction"].startswith(short[-1]["prediction"])
+  assert not any("state" in event for event in long)
+
+
+def test_a_long_input_is_cut_and_said_to_be(port):
+  assert events(port, **(GREEDY | {"inputs": "x" * 60}))[0] == {"cut": 13}
+
+
+def test_requests_wait_for_each_other():
+  """While one is answered the next one waits, and is told so."""
+  first, second = (service("encoder_decoder").generate(server.parse(json.dumps(GREEDY).encode())) for _ in range(2))
+  next(first)
+  assert next(second) == {"state": "waiting"}
+  first.close()  # who asked has left
+  assert list(second)[-1]["tokens"] == 12
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+REFUSED = {
+  b"{": "not JSON",
+  b"[]": "no JSON object",
+  b'{"inputs": ""}': "nothing to read",
+  b'{"inputs": " \\n"}': "nothing to read",
+  b"{}": "nothing to read",
+  b'{"inputs": "\\ud800"}': "nothing to read",
+  b'{"inputs": 3}': "inputs: is 3; give a string",
+  b'{"inputs": "a", "beams": 3}': "'beams': no such option; there are inputs, max_length, beam",
+  b'{"inputs": "a", "beam": 17}': "beam: is 17; give 1 to 16",
+  b'{"inputs": "a", "beam": true}': "beam: is true; give a whole number",
+  b'{"inputs": "a", "temperature": "hot"}': 'temperature: is "hot"; give a number',
+  b'{"inputs": "a", "temperature": NaN}': "temperature: is nan; give 0 to 100",
+  b'{"inputs": "a", "max_length": 0}': "max_length: is 0; give 1 to 1024",
+  b'{"inputs": "a", "seed": -1}': "seed: is -1; give 0 to 4294967295",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_a_bad_request_is_400_and_says_why(body, port):
+  status, headers, content = ask(port, "POST", "/generate", body)
+  assert status == 400 and headers["Content-Type"] == "application/json"
+  assert REFUSED[body] in json.loads(content)["error"]
+
+
+def test_options_that_do_not_go_together_are_an_event(port):
+  """What is found out only when text is to be written is told in the stream, and the next request works."""
+  assert "top_p=0" in events(port, **(SAMPLED | {"top_p": 0}))[-1]["error"]
+  assert "error" not in events(port, **GREEDY)[-1]
+
+
+def test_other_paths_sites_and_types(port):
+  """Only the page itself is answered: no other host's name, and no form of another site."""
+  assert ask(port, "GET", "/favicon.ico")[0] == 404
+  assert ask(port, "POST", "/other", {"inputs": "a"})[0] == 404
+  assert ask(port, "GET", "/about", Host="evil.example:80")[0] == 403
+  assert ask(port, "POST", "/generate", GREEDY, Host="evil.example")[0] == 403
+  assert ask(port, "GET", "/about", Host=f"localhost:{port}")[0] == 200
+  status, _, content = ask(port, "POST", "/generate", GREEDY, Content_Type="text/plain")
+  assert status == 400 and "application/json" in json.loads(content)["error"]
+  assert ask(port, "POST", "/generate", b" " * 1_000_001)[0] == 400
+
+
+def test_a_port_that_is_taken(port):
+  with pytest.raises(UserError, match=f"--port {port}: .*--port 0"):
+    server.make_server(service("encoder_decoder"), host="127.0.0.1", port=port)
+
+
+# ---- The page --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_page_is_told(port):
+  """Facts of the model and the defaults that the command was given."""
+  found = json.loads(ask(port, "GET", "/about")[2])
+  assert found["architecture"] == "encoder-decoder" and found["step"] == 2 and found["max_inputs"] == 48
+  assert found["checkpoint"].endswith("checkpoints/2") and found["max_length"] == 1_024
+  assert found["defaults"] == {"mode": "sample", "max_length": 12, "temperature": 0.9, "top_p": 0.95, "top_k": 0}
+
+
+def test_the_page_needs_nothing_from_elsewhere(port):
+  """No address of another host, no file beside it, and a policy that lets its own script and style run alone."""
+  status, headers, content = ask(port, "GET", "/")
+  text = content.decode()
+  assert status == 200 and headers["Content-Type"].startswith("text/html")
+  assert not re.search(r"https?://|@import|url\(", text)
+  references = []
+
+  class Finder(html.parser.HTMLParser):
+    def handle_starttag(self, tag, attrs):
+      references.extend(value for name, value in attrs if name in ("src", "href", "action"))
+      assert not any(name.startswith("on") or name == "style" for name, _ in attrs), tag
+
+  Finder().feed(text)
+  assert references == ["data:,"]
+  assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", text)
+  script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
+  digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+  assert f"script-src 'sha256-{digest}'" in headers["Content-Security-Policy"]
+  assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_the_page_sends_what_the_server_takes():
+  """Every option of the page is one of a request, within its limits."""
+  content = pathlib.Path(server.__file__).with_name("page.html").read_text()
+  inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', content)
+  assert len(inputs) == 7
+  for name, least, most in inputs:
+    value = server._RANGES[name]
+    assert value[0] <= float(least) and (not most or float(most) <= value[1]), name
