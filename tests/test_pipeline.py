@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import pipeline, streams
+from t2t.data import pipeline, registry, streams
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 6 + i % 9)) + f" {i}" for i in range(150)]
@@ -387,7 +387,7 @@ def test_names_that_are_not_registered(registered, tmp_path):
 def test_shipped_tasks_cost_nothing_to_register(tmp_path):
   """Neither the documentation nor a vocabulary is read before it is used."""
   for name in ("docs", "c4", "wikipedia"):
-    pipeline.registry.find(f"{name}_span_corruption", modules=(f"t2t.tasks.{name}",))
+    registry.find(f"{name}_span_corruption", modules=(f"t2t.tasks.{name}",))
   assert not (tmp_path / "cache").exists()
 
 
