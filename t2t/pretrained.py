@@ -1,7 +1,12 @@
-"""A checkpoint as a model to be used: for evaluation, for writing text, and as where fine-tuning starts."""
+"""A checkpoint as a model to be used: for evaluation, for writing text, and as where fine-tuning starts.
+
+It is one of t2t's own, or a folder of Hugging Face's or T5X's, which is converted in memory.
+"""
 
 from collections.abc import Mapping
 import dataclasses
+import sys
+import typing
 from typing import Any
 
 from etils import epath
@@ -14,6 +19,9 @@ from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.optimizers import Params
 
+if typing.TYPE_CHECKING:
+  from t2t.convert.tensors import Foreign
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -21,14 +29,25 @@ class Source:
 
   path: its folder.
   model: the shape of its model.
-  run: the config that it was trained with, {section: {key: value}}.
-  vocabulary: the folder of its vocabulary, "" if it was not saved beside it.
+  run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
+  vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
+  foreign: where its parameters are, if they are not in t2t's format.
   """
 
   path: epath.Path
   model: TransformerConfig
   run: Mapping[str, Mapping[str, Any]]
   vocabulary: str
+  foreign: "Foreign | None" = None
+
+  @property
+  def extra_ids(self) -> int:
+    """Sentinels behind the vocabulary's own ids."""
+    from t2t.data import vocabularies
+
+    if self.foreign is not None:
+      return self.foreign.extra_ids
+    return vocabularies.saved_extra_ids(epath.Path(self.vocabulary))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +63,16 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
   """Reads what a checkpoint says of itself; no device is needed.
 
   Args:
-    path: a workdir that t2t trained in, or one of its checkpoints.
+    path: a workdir that t2t trained in, one of its checkpoints, or a checkpoint of Hugging Face's or T5X's.
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none, or it is another version's.
+    UserError: there is none, it is another version's, or it cannot be converted.
   """
+  from t2t import convert
+
+  if convert.kind_of(path) != "t2t":
+    return _foreign(convert.open(path, where=where))
   folder = checkpoint.find(path, where=where)
   run = checkpoint.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
@@ -59,6 +82,13 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
   return Source(folder, TransformerConfig(**run["model"]), run, _vocabulary(folder))
+
+
+def _foreign(found: "Foreign") -> Source:
+  lengths = {"inputs_length": 512, "targets_length": 512} | dict(found.lengths)
+  data = lengths | {"vocabulary": found.vocabulary, "extra_ids": found.extra_ids}
+  run = {"model": dataclasses.asdict(found.model), "data": data}
+  return Source(found.path, found.model, run, found.vocabulary, found)
 
 
 def _vocabulary(folder: epath.Path) -> str:
@@ -74,8 +104,6 @@ def adopt(config: ConfigDict, source: Source) -> None:
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  from t2t.data import vocabularies
-
   config.model.update(dataclasses.asdict(source.model) | {"dropout_rate": config.model.dropout_rate})
   if source.model.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
@@ -84,7 +112,7 @@ def adopt(config: ConfigDict, source: Source) -> None:
     config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
-    config.data.extra_ids = vocabularies.saved_extra_ids(epath.Path(source.vocabulary))
+    config.data.extra_ids = source.extra_ids
 
 
 def vocabulary(source: Source):
@@ -96,10 +124,15 @@ def vocabulary(source: Source):
   from t2t.data import pipeline, vocabularies
 
   if source.vocabulary:
-    folder = epath.Path(source.vocabulary)
-    return vocabularies.load(source.vocabulary, extra_ids=vocabularies.saved_extra_ids(folder))
+    return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
   known = {field.name for field in dataclasses.fields(pipeline.DataConfig)}
-  return pipeline.vocabulary(pipeline.DataConfig(**{k: v for k, v in source.run["data"].items() if k in known}))
+  data = pipeline.DataConfig(**{key: value for key, value in source.run["data"].items() if key in known})
+  if not (data.vocabulary or data.mixture or data.files):
+    raise UserError(
+      f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
+      " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
+    )
+  return pipeline.vocabulary(data)
 
 
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
@@ -127,4 +160,24 @@ def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
     UserError: as there, or the checkpoint has other arrays than its config says.
   """
   model = abstract(source, mesh)
-  return dataclasses.replace(model, params=checkpoint.restore_params(source.path, model.params))
+  return dataclasses.replace(model, params=load_params(source, model.params))
+
+
+def load_params(source: Source, params: Params) -> Params:
+  """The parameters of a checkpoint.
+
+  Args:
+    source: the checkpoint.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings.
+
+  Raises:
+    UserError: the checkpoint's parameters are not these.
+  """
+  if source.foreign is None:
+    return checkpoint.restore_params(source.path, params)
+  from t2t.convert import tensors
+
+  if jax.process_index() == 0:
+    for note in source.foreign.notes:
+      print(f"{source.path}: {note}", file=sys.stderr)
+  return tensors.load(source.foreign, params)

@@ -101,6 +101,46 @@ def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture
   assert config.data.inputs_length == room
 
 
+@pytest.fixture(scope="module")
+def huggingface(workdir, tmp_path_factory):
+  """The same model as Hugging Face has it."""
+  path = tmp_path_factory.mktemp("huggingface") / "model"
+  assert command.main(["convert", "--from", "t2t", str(workdir), "--to", "hf", str(path)]) == 0
+  return path
+
+
+def test_a_checkpoint_of_another_format_is_the_same_model(workdir, huggingface):
+  """Converted in memory, onto the mesh: shape, vocabulary, and every parameter bit for bit."""
+  own, other = (pretrained.find(str(path)) for path in (workdir, huggingface))
+  assert dataclasses.replace(other.model, dtype=own.model.dtype, dropout_rate=own.model.dropout_rate) == own.model
+  assert pretrained.vocabulary(other) == pretrained.vocabulary(own)
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  first, second = (pretrained.load(source, mesh).params for source in (own, other))
+  for one, same in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+    np.testing.assert_array_equal(one, same)
+    assert one.sharding == same.sharding
+
+
+@pytest.mark.parametrize("inherit", [True, False])
+def test_training_starts_from_a_checkpoint_of_another_format(inherit, huggingface, text, tmp_path, capsys):
+  """With its model and vocabulary, or with the same ones as the config says."""
+  layers = ("--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=2")
+  own = [option for option in (*SMALL, *layers) if inherit is False or ".model." not in option]
+  options = [f"--config.init.checkpoint={huggingface}", f"--config.init.inherit={inherit}"]
+  options += [f"--config.data.files={text}", f"--workdir={tmp_path}"]
+  assert command.main(["train", "--config=t5_small", *own, *options]) == 0
+  assert f"starting from the parameters of {huggingface}" in capsys.readouterr().err
+  assert json.loads((tmp_path / "config.json").read_text())["model"]["embed_dim"] == 16
+
+
+def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp_path, capsys):
+  """With the parameter's name, and both shapes."""
+  options = [f"--config.init.checkpoint={huggingface}", f"--config.data.files={text}", f"--workdir={tmp_path}"]
+  assert command.main(["train", "--config=t5_small", *SMALL, *options]) == 2
+  said = capsys.readouterr().err
+  assert str(huggingface) in said and "expected [6, " in said and "found [" in said
+
+
 def test_what_is_no_checkpoint(workdir, tmp_path):
   """What was looked for is said; so is a model that only a later version knows."""
   with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint there; looked for .*/state"):

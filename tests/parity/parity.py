@@ -1,45 +1,46 @@
 """What the comparisons share: another implementation with our parameters, and how its numbers are set against ours.
 
-A family is a table: the other side's name of a parameter -> ours, or several of ours where they are one matrix there.
-`{}` stands for the number of a layer.
+The parameters go there and back through `t2t.convert`, so that its tables are proved right by the numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
+import json
+import pathlib
 
 from flax import nnx
+import foreign
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
 
 from t2t import losses
+from t2t.convert import huggingface
+from t2t.convert import settings as settings_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity/requirements.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity/requirements.txt")
 
-Names = Mapping[str, str | tuple[str, ...]]
 Inputs = Callable[[transformer.Batch], dict[str, torch.Tensor]]  # what their model is called with
-# One of theirs -> all of ours that it consists of, and which layer's.
-_Places = dict[str, tuple[tuple[str, ...], int | None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
   """Our model and theirs, with the same parameters.
 
-  transposed: whether their matrices are [out, in], as torch's are; ours are [in, out].
+  folder: theirs, as transformers saved it.
+  places: each of their tensors -> what it is in ours.
   """
 
   config: TransformerConfig
   graphdef: nnx.GraphDef
   params: dict
   theirs: torch.nn.Module
-  places: _Places
-  transposed: bool
+  folder: pathlib.Path
+  places: dict[str, huggingface.Place]
 
   @property
   def model(self) -> nnx.Module:
@@ -48,60 +49,50 @@ class Pair:
 
   def as_theirs(self, name: str, params: dict[str, np.ndarray]) -> np.ndarray:
     """Their parameter `name`, or the gradient of it, from all of ours."""
-    ours, layer = self.places[name]
-    joined = np.concatenate([params[path] if layer is None else params[path][layer] for path in ours], axis=-1)
-    is_table = ours[0] in ("embed/table", "embed/positions", "embed/segments") or ours[0].endswith("bias/table")
-    return joined.T if self.transposed and joined.ndim == 2 and not is_table else joined
+    place = self.places[name]
+    return place.theirs_of(params[path] if place.layer is None else params[path][place.layer] for path in place.ours)
 
 
-def _places(names: Names, config: TransformerConfig, absent: tuple[str, ...]) -> _Places:
-  found = {}
-  for theirs, ours in names.items():
-    ours = (ours,) if isinstance(ours, str) else ours
-    stack = ours[0].split("/")[0]
-    layers = range(getattr(config, f"num_{stack}_layers")) if "{}" in theirs else [None]
-    for layer in layers:
-      found[theirs.format(layer)] = (ours, layer)
-  return {name: place for name, place in found.items() if name not in absent}
+def exported(config: TransformerConfig, folder: pathlib.Path, *, dtype: str = "float32") -> pathlib.Path:
+  """A folder for transformers, with random parameters."""
+  huggingface.save(foreign.in_memory(config, foreign.random_params(config)), folder, dtype=dtype)
+  return folder
 
 
-def pair(
-  config: TransformerConfig,
-  theirs: torch.nn.Module,
-  names: Names,
-  *,
-  transposed: bool = True,
-  absent: tuple[str, ...] = (),
-  unread: tuple[str, ...] = (),
-) -> Pair:
-  """Our model with random parameters, no two alike, and theirs with the same.
+def load(folder: pathlib.Path, model_class: str = "") -> torch.nn.Module:
+  """The model in a folder as transformers has it, of the class that its config.json names."""
+  name = model_class or json.loads((folder / "config.json").read_text())["architectures"][0]
+  # What they do not find would be random, what they do not expect would be lost; of other tasks' heads it may be.
+  model, report = getattr(transformers, name).from_pretrained(
+    folder, attn_implementation="eager", dtype="float32", output_loading_info=True
+  )
+  other_heads = ("cls.seq_relationship.", "sop_classifier.")
+  assert not [name for names in report.values() for name in names if not name.startswith(other_heads)], report
+  return model.eval()
+
+
+def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = "") -> Pair:
+  """Our model with random parameters, written for transformers, loaded and saved by it, and read again.
 
   Args:
     config: shape of ours.
-    theirs: of the same shape.
-    names: their names -> ours.
-    transposed: whether their matrices are [out, in].
-    absent: names that `names` has for a layer, but their model has not.
-    unread: parameters of theirs that neither hidden states nor logits depend on.
+    folder: to write into.
+    model_class: theirs, if it is not that of the exported folder.
   """
-  graphdef, params = toy.split(toy.model(config))
-  random = np.random.default_rng(0)
-  # Norms start as ones and biases as zeros, which would hide where they are applied.
-  params = jax.tree.map(lambda x: x + jnp.asarray(0.2 * random.normal(size=x.shape), jnp.float32), params)
-  made = Pair(config, graphdef, params, theirs.eval(), _places(names, config, absent), transposed)
-  flat, parameters = _flat(params), dict(theirs.named_parameters())
-  assert set(made.places) == set(parameters) - set(unread)
-  assert {path for paths, _ in made.places.values() for path in paths} == set(flat)
-  with torch.no_grad():
-    for name in made.places:
-      value = torch.tensor(made.as_theirs(name, flat))
-      assert value.shape == parameters[name].shape, name
-      parameters[name].copy_(value)
-  return made
-
-
-def _flat(params: dict) -> dict[str, np.ndarray]:
-  return {path: np.asarray(x) for path, x in toy.flat(params).items()}
+  theirs = load(exported(config, folder / "ours"), model_class)
+  theirs.save_pretrained(folder / "theirs")
+  again = huggingface.open(str(folder / "theirs"))
+  assert again.model == config
+  params = foreign.random_params(config)
+  for path, value in foreign.read(again).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
+  family, _ = settings_lib.family_of(config, "")
+  places = huggingface.places(family, config)
+  # Of a bias that they hold twice they read the copy.
+  parameters = dict(theirs.named_parameters())
+  read = {original: copy for copy, original in family.copies.items() if copy in parameters and original in parameters}
+  places = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
+  return Pair(config, foreign.graphdef(config), foreign.nested(params), theirs, folder / "theirs", places)
 
 
 def side(batch: transformer.Batch) -> str:
@@ -111,9 +102,7 @@ def side(batch: transformer.Batch) -> str:
 
 def real(batch: transformer.Batch, which: str | None = None) -> np.ndarray:
   """bool [batch, length], false for padding."""
-  which = which or side(batch)
-  tokens = f"{which}_input_tokens" if which == "encoder" else f"{which}_target_tokens"
-  return np.asarray(batch.get(f"{which}_segment_ids", batch[tokens])) > 0
+  return np.asarray(transformer.real_positions(batch, which or side(batch)))
 
 
 def as_torch(x: jax.Array) -> torch.Tensor:
@@ -164,8 +153,54 @@ def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs:
   expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
   expected.backward()
   np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-  flat, parameters = _flat(gradient), dict(pair.theirs.named_parameters())
+  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters())
+  assert pair.places.keys() <= parameters.keys()
   for name in pair.places:
     found, other = pair.as_theirs(name, flat), parameters[name].grad
     other = np.zeros_like(found) if other is None else other.numpy()
     np.testing.assert_allclose(found, other, atol=1e-4 * max(1.0, np.abs(other).max()), err_msg=name)
+
+
+def ending(pair: Pair, batch: transformer.Batch) -> int:
+  """A token that some of the texts come to early, and some late or not at all: EOS, so that lengths differ."""
+  texts = foreign.writes(pair.graphdef, pair.params, batch, num_beams=1, eos_id=-1)
+  is_token = texts == np.arange(1, pair.config.vocab_size)[:, None, None]
+  lengths = np.where(np.any(is_token, axis=-1), np.argmax(is_token, axis=-1) + 1, foreign.MAX_LENGTH)
+  return 1 + int(np.argmax([len(set(each)) for each in lengths.tolist()]))
+
+
+def writes(theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int, eos_id: int) -> np.ndarray:
+  """What their model writes, greedily or by beam search, as `foreign.writes`: int [batch, max_length]."""
+  if "encoder_input_tokens" in batch:
+    tokens, prompts = np.asarray(batch["encoder_input_tokens"]), real(batch, "encoder")
+    start = 1
+  else:
+    # Theirs have the padding on the left.
+    tokens, prompts = np.asarray(batch["decoder_input_tokens"]), np.asarray(batch["decoder_causal_attention"]) > 0
+    order = np.argsort(prompts, axis=1, kind="stable")
+    tokens, prompts = (np.take_along_axis(x, order, axis=1) for x in (tokens, prompts))
+    start = tokens.shape[1]
+  options = dict(length_penalty=foreign.LENGTH_PENALTY, early_stopping="never") if num_beams > 1 else {}
+  written = theirs.generate(
+    input_ids=as_torch(tokens * prompts),
+    attention_mask=as_torch(prompts),
+    max_new_tokens=foreign.MAX_LENGTH,
+    do_sample=False,
+    num_beams=num_beams,
+    pad_token_id=0,
+    eos_token_id=eos_id,
+    **options,
+  ).numpy()[:, start:]
+  # With beams they fill up with EOS.
+  ended = np.cumsum(written == eos_id, axis=1) - (written == eos_id) > 0
+  return np.pad(np.where(ended, 0, written), [(0, 0), (0, foreign.MAX_LENGTH - written.shape[1])])
+
+
+def assert_writes_the_same(pair: Pair, batch: transformer.Batch, *, num_beams: int) -> None:
+  """Greedily or by beam search, token for token; some texts end before the last position, and some do not."""
+  eos_id = ending(pair, batch)
+  found = foreign.writes(pair.graphdef, pair.params, batch, num_beams=num_beams, eos_id=eos_id)
+  expected = writes(pair.theirs, batch, num_beams=num_beams, eos_id=eos_id)
+  np.testing.assert_array_equal(found, expected)
+  lengths = np.sum(expected > 0, axis=1)
+  assert np.min(lengths) < np.max(lengths)

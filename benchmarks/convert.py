@@ -1,0 +1,122 @@
+"""Speed and memory of `t2t convert` on this machine.
+
+  python benchmarks/convert.py                                      # T5 1.1 large: 3.1 GB, three times on the disk
+  python benchmarks/convert.py --config t5_1_1_small --folder /mnt/disk
+  python benchmarks/convert.py --config llama2_7b --dtype=bfloat16 --folder /mnt/disk
+
+Writes a model with random weights as a Hugging Face folder in several files, and converts it to t2t and back; each
+conversion is a process of its own, as a user would start it.  The peak is that of the process (ru_maxrss); what it
+takes before it converts anything is in the first row.  In the end both folders must be the same, byte for byte.
+"""
+
+import filecmp
+import functools
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from etils import epath
+import numpy as np
+
+from t2t import UserError, command_line
+from t2t.convert import huggingface, tensors
+from t2t.models.config import TransformerConfig
+
+_SHARD = 1_000_000_000  # bytes; smaller than transformers' own, so that there are several
+
+
+def random_model(model: TransformerConfig) -> tensors.Foreign:
+  """A checkpoint that is on no disk: each parameter is drawn when it is read."""
+  found = {}
+  for index, (path, x) in enumerate(tensors.expected(model).items()):
+    stacked = "/layers/" in path
+    shape = x.shape[1:] if stacked else x.shape
+    seeds = [(index, layer) for layer in range(x.shape[0] if stacked else 1)]
+    parts = tuple(functools.partial(_draw, seed, shape) for seed in seeds)
+    found[path] = tensors.Tensor(x.shape, np.dtype(np.float32), parts, stacked=stacked)
+  return tensors.Foreign(epath.Path("random"), "t2t", model, "", 0, {}, found)
+
+
+def _draw(seed: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
+  return 0.02 * np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def run(*arguments: str) -> tuple[float, float]:
+  """Seconds and peak bytes of one `t2t convert`."""
+  started = time.perf_counter()
+  process = subprocess.Popen([sys.executable, "-m", "t2t", "convert", *arguments], stdout=subprocess.DEVNULL)
+  _, status, usage = os.wait4(process.pid, 0)
+  process.returncode = os.waitstatus_to_exitcode(status)  # so that it is not waited for again
+  if process.returncode:
+    raise UserError(f"t2t convert {' '.join(arguments)} failed; see above")
+  # Linux counts in kilobytes, macOS in bytes.
+  return time.perf_counter() - started, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
+
+
+def size(folder: pathlib.Path) -> int:
+  """Bytes of a folder's files."""
+  return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def measure(model: TransformerConfig, folder: pathlib.Path, *, dtype: str) -> dict:
+  """Converts a random model there and back; `folder` is empty."""
+  foreign = random_model(model)
+  theirs, ours, back = (folder / name for name in ("hf", "t2t", "hf_again"))
+  huggingface.save(foreign, epath.Path(theirs), dtype=dtype, max_shard_bytes=_SHARD)
+  rows = {"(nothing: --help)": (*run("--help"), 0)}
+  rows["hf -> t2t"] = (*run(str(theirs), str(ours), "--from=hf", "--to=t2t"), size(ours))
+  options = (f"--dtype={dtype}", f"--max_shard_size={_SHARD}")
+  rows["t2t -> hf"] = (*run(str(ours), str(back), "--from=t2t", "--to=hf", *options), size(back))
+  names = sorted(path.name for path in theirs.iterdir())
+  same = names == sorted(path.name for path in back.iterdir()) and not any(
+    filecmp.cmpfiles(theirs, back, names, shallow=False)[1:]
+  )
+  return {
+    "parameters": sum(math.prod(tensor.shape) for tensor in foreign.tensors.values()),
+    "files": sum(name.endswith(".safetensors") for name in names),
+    "bytes": size(theirs),
+    "largest_tensor_bytes": max(
+      tensor.nbytes // (tensor.shape[0] if tensor.stacked else 1) for tensor in foreign.tensors.values()
+    ),
+    "identical": same,
+    "rows": {
+      name: {"seconds": seconds, "peak_bytes": peak, "bytes_per_second": written / seconds}
+      for name, (seconds, peak, written) in rows.items()
+    },
+  }
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = command_line.config_parser("python benchmarks/convert.py", __doc__)
+  parser.set_defaults(config="t5_1_1_large")
+  parser.add_argument("--dtype", default="float32", help="of the Hugging Face folders")
+  parser.add_argument("--folder", help="where there is room for it; default: that of temporary files")
+  parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+  options, config = command_line.parse(parser, argv)
+  with tempfile.TemporaryDirectory(prefix="t2t_convert_", dir=options.folder) as folder:
+    found = measure(TransformerConfig(**config.model), pathlib.Path(folder), dtype=options.dtype)
+  print(
+    f"{options.config}: {found['parameters']:,} parameters; {options.dtype}, {found['files']} files,"
+    f" {found['bytes'] / 1e9:.2f} GB; largest tensor {found['largest_tensor_bytes'] / 1e9:.2f} GB as float32"
+  )
+  print(f"{'':<20}{'seconds':>9}{'GB/s':>8}{'peak GB':>9}")
+  for name, row in found["rows"].items():
+    speed = f"{row['bytes_per_second'] / 1e9:.2f}" if row["bytes_per_second"] else ""
+    print(f"{name:<20}{row['seconds']:>9.1f}{speed:>8}{row['peak_bytes'] / 1e9:>9.2f}")
+  print("there and back: " + ("the same, byte for byte" if found["identical"] else "NOT THE SAME"))
+  if options.json:
+    print(json.dumps({"config": options.config} | found))
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,43 @@
+"""Checkpoints of other formats: Hugging Face folders, read and written, and T5X's, read.
+
+Nothing is imported before it is needed: every command asks of which kind a checkpoint is.
+"""
+
+import typing
+
+if typing.TYPE_CHECKING:
+  from t2t.convert.tensors import Foreign
+
+
+def is_huggingface(path: str) -> bool:
+  """Whether a Hugging Face folder is at `path`; looks at names and at config.json."""
+  from t2t.convert import huggingface
+
+  return huggingface.is_huggingface(path)
+
+
+def is_t5x(path: str) -> bool:
+  """Whether a T5X checkpoint is at `path`; looks at names and first bytes."""
+  from t2t.convert import t5x
+
+  return t5x.is_t5x(path)
+
+
+def kind_of(path: str) -> str:
+  """ "hf", "t5x", or "t2t" for all else."""
+  return "hf" if is_huggingface(path) else "t5x" if is_t5x(path) else "t2t"
+
+
+def open(path: str, *, where: str = "") -> "Foreign":
+  """The checkpoint at `path` as a t2t model; its parameters are not read yet.
+
+  Args:
+    path: local or gs://.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: it cannot be read; says what is wrong with it.
+  """
+  from t2t.convert import huggingface, t5x, workdir
+
+  return {"hf": huggingface, "t5x": t5x, "t2t": workdir}[kind_of(path)].open(path, where=where)

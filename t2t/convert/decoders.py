@@ -1,0 +1,196 @@
+"""GPT-2, Llama and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
+
+import dataclasses
+from typing import Any
+
+from t2t.convert import families
+
+_ATTENTION = tuple(f"decoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
+GPT2_NAMES = {
+  "transformer.wte.weight": "embed/table",
+  "transformer.wpe.weight": "embed/positions",
+  "transformer.h.{}.ln_1.weight": "decoder/layers/self_attention_norm/scale",
+  "transformer.h.{}.ln_1.bias": "decoder/layers/self_attention_norm/bias",
+  "transformer.h.{}.attn.c_attn.weight": _ATTENTION,
+  "transformer.h.{}.attn.c_attn.bias": tuple(f"{name}_bias" for name in _ATTENTION),
+  "transformer.h.{}.attn.c_proj.weight": "decoder/layers/self_attention/out",
+  "transformer.h.{}.attn.c_proj.bias": "decoder/layers/self_attention/out_bias",
+  "transformer.h.{}.ln_2.weight": "decoder/layers/mlp_norm/scale",
+  "transformer.h.{}.ln_2.bias": "decoder/layers/mlp_norm/bias",
+  "transformer.h.{}.mlp.c_fc.weight": "decoder/layers/mlp/up",
+  "transformer.h.{}.mlp.c_fc.bias": "decoder/layers/mlp/up_bias",
+  "transformer.h.{}.mlp.c_proj.weight": "decoder/layers/mlp/down",
+  "transformer.h.{}.mlp.c_proj.bias": "decoder/layers/mlp/down_bias",
+  "transformer.ln_f.weight": "decoder/norm/scale",
+  "transformer.ln_f.bias": "decoder/norm/bias",
+  "lm_head.weight": "head/projection",
+}
+
+
+def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
+  activation = settings.get("activation_function", "gelu_new")
+  return {
+    "mlp_dim": settings.get("n_inner") or 4 * settings.get("n_embd", 768),
+    "mlp_activation": families.look_up(families.PLAIN, "activation_function", activation),
+    "tied_logits": settings.get("tie_word_embeddings", True),
+  }
+
+
+def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
+  return {
+    "n_inner": fields["mlp_dim"],
+    "activation_function": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "tie_word_embeddings": fields["tied_logits"],
+    "attn_pdrop": fields["dropout_rate"],
+    "embd_pdrop": fields["dropout_rate"],
+  }
+
+
+GPT2 = families.Family(
+  model_type="gpt2",
+  model_class="GPT2LMHeadModel",
+  keys={
+    "vocab_size": ("vocab_size", 50_257),
+    "n_embd": ("embed_dim", 768),
+    "n_layer": ("num_decoder_layers", 12),
+    "n_head": ("num_heads", 12),
+    "n_positions": ("max_length", 1024),
+    "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+    "initializer_range": ("init_scale", 0.02),
+    "resid_pdrop": ("dropout_rate", 0.1),
+  },
+  must={
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+  },
+  fields={
+    "architecture": "decoder_only",
+    "positions": "learned",
+    "scale_attention": True,
+    "norm": "layer",
+    "biases": True,
+    "t5_dropout": False,
+  },
+  names=GPT2_NAMES,
+  reads=("n_inner", "activation_function", "tie_word_embeddings", "attn_pdrop", "embd_pdrop"),
+  prefix="transformer.",
+  copies={"lm_head.weight": "transformer.wte.weight"},
+  # The causal mask.
+  buffers=(".attn.bias", ".attn.masked_bias"),
+  transposed=False,
+  square=True,
+  read=_read_gpt2,
+  write=_write_gpt2,
+)
+
+# ---- Llama -----------------------------------------------------------------------------------------------------------
+
+LLAMA_NAMES = {
+  "model.embed_tokens.weight": "embed/table",
+  "model.layers.{}.input_layernorm.weight": "decoder/layers/self_attention_norm/scale",
+  "model.layers.{}.self_attn.q_proj.weight": "decoder/layers/self_attention/query",
+  "model.layers.{}.self_attn.k_proj.weight": "decoder/layers/self_attention/key",
+  "model.layers.{}.self_attn.v_proj.weight": "decoder/layers/self_attention/value",
+  "model.layers.{}.self_attn.o_proj.weight": "decoder/layers/self_attention/out",
+  "model.layers.{}.post_attention_layernorm.weight": "decoder/layers/mlp_norm/scale",
+  "model.layers.{}.mlp.gate_proj.weight": "decoder/layers/mlp/gate",
+  "model.layers.{}.mlp.up_proj.weight": "decoder/layers/mlp/up",
+  "model.layers.{}.mlp.down_proj.weight": "decoder/layers/mlp/down",
+  "model.norm.weight": "decoder/norm/scale",
+  "lm_head.weight": "head/projection",
+}
+QWEN3_NAMES = LLAMA_NAMES | {
+  "model.layers.{}.self_attn.q_norm.weight": "decoder/layers/self_attention/query_norm/scale",
+  "model.layers.{}.self_attn.k_norm.weight": "decoder/layers/self_attention/key_norm/scale",
+}
+
+
+def _rotary_base(settings: families.Settings) -> float:
+  # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
+  for key in ("rope_parameters", "rope_scaling"):
+    value = settings.get(key) or {}
+    kind = value.get("rope_type", value.get("type", "default"))
+    if kind != "default" or value.get("partial_rotary_factor", 1.0) != 1.0:
+      raise families.Unknown(
+        f"{key}={value}: t2t's rotary positions are neither rescaled (as Llama 3.1's are) nor partial"
+      )
+  parameters = settings.get("rope_parameters") or {}
+  return float(parameters.get("rope_theta") or settings.get("rope_theta") or 10_000.0)
+
+
+def _read_llama(settings: families.Settings) -> dict[str, Any]:
+  num_heads = settings.get("num_attention_heads", 32)
+  num_kv_heads = settings.get("num_key_value_heads") or num_heads
+  return {
+    "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
+    "head_dim": settings.get("head_dim") or settings.get("hidden_size", 4096) // num_heads,
+    "mlp_activation": families.look_up(families.GATED, "hidden_act", settings.get("hidden_act", "silu")),
+    "rotary_base": _rotary_base(settings),
+    "tied_logits": settings.get("tie_word_embeddings", False),
+  }
+
+
+def _write_llama(fields: families.Settings) -> dict[str, Any]:
+  if fields["embed_dim"] % fields["num_heads"]:
+    raise families.Unknown(
+      f"config.model.embed_dim={fields['embed_dim']}: theirs is a multiple of num_heads={fields['num_heads']}"
+    )
+  return {
+    "num_key_value_heads": fields["num_kv_heads"] or fields["num_heads"],
+    "head_dim": fields["head_dim"],
+    "hidden_act": families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"]),
+    "rope_theta": fields["rotary_base"],
+    "tie_word_embeddings": fields["tied_logits"],
+    "attention_dropout": fields["dropout_rate"],
+  }
+
+
+LLAMA = families.Family(
+  model_type="llama",
+  model_class="LlamaForCausalLM",
+  keys={
+    "vocab_size": ("vocab_size", 32_000),
+    "hidden_size": ("embed_dim", 4096),
+    "intermediate_size": ("mlp_dim", 11_008),
+    "num_hidden_layers": ("num_decoder_layers", 32),
+    "num_attention_heads": ("num_heads", 32),
+    "max_position_embeddings": ("max_length", 2048),
+    "rms_norm_eps": ("norm_epsilon", 1e-6),
+    "initializer_range": ("init_scale", 0.02),
+  },
+  must={"attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1, None)},
+  fields={
+    "architecture": "decoder_only",
+    "positions": "rotary",
+    "scale_attention": True,
+    "norm": "rms",
+    "t5_dropout": False,
+  },
+  names=LLAMA_NAMES,
+  reads=(
+    *("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_parameters", "rope_scaling"),
+    *("tie_word_embeddings", "attention_dropout"),
+  ),
+  prefix="model.",
+  copies={"lm_head.weight": "model.embed_tokens.weight"},
+  buffers=(".rotary_emb.inv_freq",),
+  read=_read_llama,
+  write=_write_llama,
+)
+
+QWEN3 = dataclasses.replace(
+  LLAMA,
+  model_type="qwen3",
+  model_class="Qwen3ForCausalLM",
+  keys={
+    **LLAMA.keys,
+    "vocab_size": ("vocab_size", 151_936),
+    "intermediate_size": ("mlp_dim", 22_016),
+    "max_position_embeddings": ("max_length", 32_768),
+  },
+  must={"attention_bias": (False,), "use_sliding_window": (False,)},
+  fields=LLAMA.fields | {"qk_norm": True},
+  names=QWEN3_NAMES,
+  read=lambda settings: _read_llama({"head_dim": 128} | dict(settings)),
+)

@@ -1,0 +1,331 @@
+"""BERT, RoBERTa, ALBERT and ModernBERT as Hugging Face has them; families.py says what the tables mean."""
+
+import dataclasses
+from typing import Any
+
+from t2t.convert import families
+
+BERT_NAMES = {
+  "bert.embeddings.word_embeddings.weight": "embed/table",
+  "bert.embeddings.position_embeddings.weight": "embed/positions",
+  "bert.embeddings.token_type_embeddings.weight": "embed/segments",
+  "bert.embeddings.LayerNorm.weight": "embed/norm/scale",
+  "bert.embeddings.LayerNorm.bias": "embed/norm/bias",
+  "bert.encoder.layer.{}.attention.self.query.weight": "encoder/layers/self_attention/query",
+  "bert.encoder.layer.{}.attention.self.query.bias": "encoder/layers/self_attention/query_bias",
+  "bert.encoder.layer.{}.attention.self.key.weight": "encoder/layers/self_attention/key",
+  "bert.encoder.layer.{}.attention.self.key.bias": "encoder/layers/self_attention/key_bias",
+  "bert.encoder.layer.{}.attention.self.value.weight": "encoder/layers/self_attention/value",
+  "bert.encoder.layer.{}.attention.self.value.bias": "encoder/layers/self_attention/value_bias",
+  "bert.encoder.layer.{}.attention.output.dense.weight": "encoder/layers/self_attention/out",
+  "bert.encoder.layer.{}.attention.output.dense.bias": "encoder/layers/self_attention/out_bias",
+  "bert.encoder.layer.{}.attention.output.LayerNorm.weight": "encoder/layers/self_attention_norm/scale",
+  "bert.encoder.layer.{}.attention.output.LayerNorm.bias": "encoder/layers/self_attention_norm/bias",
+  "bert.encoder.layer.{}.intermediate.dense.weight": "encoder/layers/mlp/up",
+  "bert.encoder.layer.{}.intermediate.dense.bias": "encoder/layers/mlp/up_bias",
+  "bert.encoder.layer.{}.output.dense.weight": "encoder/layers/mlp/down",
+  "bert.encoder.layer.{}.output.dense.bias": "encoder/layers/mlp/down_bias",
+  "bert.encoder.layer.{}.output.LayerNorm.weight": "encoder/layers/mlp_norm/scale",
+  "bert.encoder.layer.{}.output.LayerNorm.bias": "encoder/layers/mlp_norm/bias",
+  "bert.pooler.dense.weight": "pooler",
+  "bert.pooler.dense.bias": "pooler_bias",
+  "cls.predictions.transform.dense.weight": "head/transform",
+  "cls.predictions.transform.dense.bias": "head/transform_bias",
+  "cls.predictions.transform.LayerNorm.weight": "head/norm/scale",
+  "cls.predictions.transform.LayerNorm.bias": "head/norm/bias",
+  "cls.predictions.decoder.weight": "head/projection",
+  "cls.predictions.bias": "head/bias",
+}
+
+# The same stack under another name, and another name for each part of the head.
+ROBERTA_NAMES = {
+  name.replace("bert.", "roberta.", 1): ours for name, ours in BERT_NAMES.items() if not name.startswith("cls.")
+} | {
+  "lm_head.dense.weight": "head/transform",
+  "lm_head.dense.bias": "head/transform_bias",
+  "lm_head.layer_norm.weight": "head/norm/scale",
+  "lm_head.layer_norm.bias": "head/norm/bias",
+  "lm_head.decoder.weight": "head/projection",
+  "lm_head.bias": "head/bias",
+}
+
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+ALBERT_NAMES = {
+  "albert.embeddings.word_embeddings.weight": "embed/table",
+  "albert.embeddings.position_embeddings.weight": "embed/positions",
+  "albert.embeddings.token_type_embeddings.weight": "embed/segments",
+  "albert.embeddings.LayerNorm.weight": "embed/norm/scale",
+  "albert.embeddings.LayerNorm.bias": "embed/norm/bias",
+  "albert.encoder.embedding_hidden_mapping_in.weight": "embed/projection",
+  "albert.encoder.embedding_hidden_mapping_in.bias": "embed/projection_bias",
+  f"{_ALBERT_LAYER}.attention.query.weight": "encoder/layer/self_attention/query",
+  f"{_ALBERT_LAYER}.attention.query.bias": "encoder/layer/self_attention/query_bias",
+  f"{_ALBERT_LAYER}.attention.key.weight": "encoder/layer/self_attention/key",
+  f"{_ALBERT_LAYER}.attention.key.bias": "encoder/layer/self_attention/key_bias",
+  f"{_ALBERT_LAYER}.attention.value.weight": "encoder/layer/self_attention/value",
+  f"{_ALBERT_LAYER}.attention.value.bias": "encoder/layer/self_attention/value_bias",
+  f"{_ALBERT_LAYER}.attention.dense.weight": "encoder/layer/self_attention/out",
+  f"{_ALBERT_LAYER}.attention.dense.bias": "encoder/layer/self_attention/out_bias",
+  f"{_ALBERT_LAYER}.attention.LayerNorm.weight": "encoder/layer/self_attention_norm/scale",
+  f"{_ALBERT_LAYER}.attention.LayerNorm.bias": "encoder/layer/self_attention_norm/bias",
+  f"{_ALBERT_LAYER}.ffn.weight": "encoder/layer/mlp/up",
+  f"{_ALBERT_LAYER}.ffn.bias": "encoder/layer/mlp/up_bias",
+  f"{_ALBERT_LAYER}.ffn_output.weight": "encoder/layer/mlp/down",
+  f"{_ALBERT_LAYER}.ffn_output.bias": "encoder/layer/mlp/down_bias",
+  f"{_ALBERT_LAYER}.full_layer_layer_norm.weight": "encoder/layer/mlp_norm/scale",
+  f"{_ALBERT_LAYER}.full_layer_layer_norm.bias": "encoder/layer/mlp_norm/bias",
+  "albert.pooler.weight": "pooler",
+  "albert.pooler.bias": "pooler_bias",
+  "predictions.dense.weight": "head/transform",
+  "predictions.dense.bias": "head/transform_bias",
+  "predictions.LayerNorm.weight": "head/norm/scale",
+  "predictions.LayerNorm.bias": "head/norm/bias",
+  "predictions.decoder.weight": "head/projection",
+  "predictions.bias": "head/bias",
+}
+
+_BERT_FIELDS = {
+  "architecture": "encoder_only",
+  "positions": "learned",
+  "scale_attention": True,
+  "norm": "layer",
+  "post_norm": True,
+  "biases": True,
+  "embedding_norm": True,
+  "logits_transform": True,
+  "t5_dropout": False,
+}
+
+
+def _read_bert(settings: families.Settings) -> dict[str, Any]:
+  return {
+    "mlp_activation": families.look_up(families.PLAIN, "hidden_act", settings.get("hidden_act", "gelu")),
+    "tied_logits": settings.get("tie_word_embeddings", True),
+    "max_length": settings.get("max_position_embeddings", 512),
+  }
+
+
+def _write_bert(fields: families.Settings) -> dict[str, Any]:
+  if not fields["segment_types"]:
+    raise families.Unknown("config.model.segment_types=0: their models have one at least; set 1")
+  return {
+    "hidden_act": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "attention_probs_dropout_prob": fields["dropout_rate"],
+    "tie_word_embeddings": fields["tied_logits"],
+    "max_position_embeddings": fields["max_length"],
+  }
+
+
+BERT = families.Family(
+  model_type="bert",
+  model_class="BertForMaskedLM",
+  keys={
+    "vocab_size": ("vocab_size", 30_522),
+    "hidden_size": ("embed_dim", 768),
+    "num_hidden_layers": ("num_encoder_layers", 12),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("mlp_dim", 3072),
+    "type_vocab_size": ("segment_types", 2),
+    "layer_norm_eps": ("norm_epsilon", 1e-12),
+    "initializer_range": ("init_scale", 0.02),
+    "hidden_dropout_prob": ("dropout_rate", 0.1),
+  },
+  must={
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+  },
+  fields=_BERT_FIELDS,
+  names=BERT_NAMES,
+  reads=("hidden_act", "tie_word_embeddings", "max_position_embeddings", "attention_probs_dropout_prob"),
+  prefix="bert.",
+  copies={
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+  },
+  buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+  unread=("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
+  square=True,
+  read=_read_bert,
+  write=_write_bert,
+)
+
+
+def _read_roberta(settings: families.Settings) -> dict[str, Any]:
+  # Positions count from the padding id plus 1: the rows up to there are never looked up.
+  offset = settings.get("pad_token_id", 1) + 1
+  rows = settings.get("max_position_embeddings", 512)
+  return _read_bert(settings) | {"position_offset": offset, "max_length": rows - offset}
+
+
+def _write_roberta(fields: families.Settings) -> dict[str, Any]:
+  if not fields["position_offset"]:
+    raise families.Unknown("config.model.position_offset=0: RoBERTa's first position is behind its padding id")
+  rows = fields["max_length"] + fields["position_offset"]
+  return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
+
+
+ROBERTA = dataclasses.replace(
+  BERT,
+  model_type="roberta",
+  model_class="RobertaForMaskedLM",
+  keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
+  names=ROBERTA_NAMES,
+  reads=(*BERT.reads, "pad_token_id"),
+  prefix="roberta.",
+  copies={
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+  },
+  read=_read_roberta,
+  write=_write_roberta,
+)
+
+
+def _write_albert(fields: families.Settings) -> dict[str, Any]:
+  if not fields["embedding_dim"]:
+    raise families.Unknown("config.model.embedding_dim=0: ALBERT's embedding has a width of its own")
+  return _write_bert(fields)
+
+
+ALBERT = dataclasses.replace(
+  BERT,
+  model_type="albert",
+  model_class="AlbertForMaskedLM",
+  keys={
+    **BERT.keys,
+    "vocab_size": ("vocab_size", 30_000),
+    "embedding_size": ("embedding_dim", 128),
+    "hidden_size": ("embed_dim", 4096),
+    "num_attention_heads": ("num_heads", 64),
+    "intermediate_size": ("mlp_dim", 16_384),
+    "hidden_dropout_prob": ("dropout_rate", 0.0),
+  },
+  must=BERT.must | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
+  fields=_BERT_FIELDS | {"share_layers": True},
+  names=ALBERT_NAMES,
+  prefix="albert.",
+  copies={
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+  },
+  unread=("sop_classifier.classifier.weight", "sop_classifier.classifier.bias"),
+  read=lambda settings: _read_bert({"hidden_act": "gelu_new"} | dict(settings)),
+  write=_write_albert,
+)
+
+# ---- ModernBERT ------------------------------------------------------------------------------------------------------
+
+_ATTENTION = tuple(f"encoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
+MODERN_BERT_NAMES = {
+  "model.embeddings.tok_embeddings.weight": "embed/table",
+  "model.embeddings.norm.weight": "embed/norm/scale",
+  "model.layers.{}.attn_norm.weight": "encoder/layers/self_attention_norm/scale",
+  "model.layers.{}.attn.Wqkv.weight": _ATTENTION,
+  "model.layers.{}.attn.Wo.weight": "encoder/layers/self_attention/out",
+  "model.layers.{}.mlp_norm.weight": "encoder/layers/mlp_norm/scale",
+  "model.layers.{}.mlp.Wi.weight": ("encoder/layers/mlp/gate", "encoder/layers/mlp/up"),
+  "model.layers.{}.mlp.Wo.weight": "encoder/layers/mlp/down",
+  "model.final_norm.weight": "encoder/norm/scale",
+  "head.dense.weight": "head/transform",
+  "head.norm.weight": "head/norm/scale",
+  "decoder.weight": "head/projection",
+  "decoder.bias": "head/bias",
+}
+
+
+def _global_every(settings: families.Settings) -> int:
+  """Every how many layers one sees all positions, from the first on; 1: all do."""
+  types = settings.get("layer_types")
+  if types is None:
+    return settings.get("global_attn_every_n_layers", 3)
+  sees_all = [kind == "full_attention" for kind in types]
+  every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
+  if sees_all != [i % every == 0 for i in range(len(types))]:
+    raise families.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
+  return every
+
+
+def _rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
+  parameters = (settings.get("rope_parameters") or {}).get(kind) or {}
+  if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+    raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
+  return float(parameters.get("rope_theta") or settings.get(key) or default)
+
+
+def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
+  activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
+  if settings.get("classifier_activation", "gelu") != activation:
+    raise families.Unknown(
+      f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
+    )
+  whole = _rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
+  local = _rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
+  return {
+    "mlp_activation": families.look_up(families.GATED, "hidden_activation", activation),
+    "tied_logits": settings.get("tie_word_embeddings", True),
+    "rotary_base": whole,
+    "local_rotary_base": local if every > 1 else 0.0,
+    "attention_window": settings.get("local_attention", 128) // 2 if every > 1 else 0,
+    "global_attention_every": every if every > 1 else 0,
+  }
+
+
+def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
+  if fields["attention_window"] and not fields["global_attention_every"]:
+    raise families.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
+  activation = families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"])
+  return {
+    "hidden_activation": activation,
+    "classifier_activation": activation,
+    "tie_word_embeddings": fields["tied_logits"],
+    "global_rope_theta": fields["rotary_base"],
+    "local_rope_theta": fields["local_rotary_base"] or fields["rotary_base"],
+    "local_attention": 2 * fields["attention_window"] or 128,
+    "global_attn_every_n_layers": fields["global_attention_every"] or 1,
+  }
+
+
+MODERN_BERT = families.Family(
+  model_type="modernbert",
+  model_class="ModernBertForMaskedLM",
+  keys={
+    "vocab_size": ("vocab_size", 50_368),
+    "hidden_size": ("embed_dim", 768),
+    "num_hidden_layers": ("num_encoder_layers", 22),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("mlp_dim", 1152),
+    "max_position_embeddings": ("max_length", 8192),
+    "norm_eps": ("norm_epsilon", 1e-5),
+    "initializer_range": ("init_scale", 0.02),
+    "mlp_dropout": ("dropout_rate", 0.0),
+  },
+  must={
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "norm_bias": (False,),
+    "classifier_bias": (False,),
+    "decoder_bias": (True,),
+  },
+  fields={
+    "architecture": "encoder_only",
+    "positions": "rotary",
+    "scale_attention": True,
+    "norm": "layer",
+    "embedding_norm": True,
+    "logits_transform": True,
+    "t5_dropout": False,
+  },
+  names=MODERN_BERT_NAMES,
+  reads=(
+    *("hidden_activation", "classifier_activation", "tie_word_embeddings", "layer_types", "local_attention"),
+    *("global_attn_every_n_layers", "rope_parameters", "rope_scaling", "global_rope_theta", "local_rope_theta"),
+  ),
+  prefix="model.",
+  copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+  # What the first layer reads is normed already: they have no second norm there, and ours is passed over.
+  constants={"model.layers.0.attn_norm.weight": 1.0},
+  square=True,
+  read=_read_modern_bert,
+  write=_write_modern_bert,
+)

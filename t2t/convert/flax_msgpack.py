@@ -1,0 +1,200 @@
+"""Flax's msgpack files as an index: which arrays they hold and where, without reading one of them.
+
+An array is a msgpack extension of type 1, whose content is again msgpack: shape, name of the dtype and bytes.  Arrays
+over a gigabyte are dicts of several such pieces.  Nothing in these files is ever executed.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import mmap
+import os
+import re
+import struct
+from typing import Any
+
+from etils import epath
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+
+Tree = Any  # nested dicts and lists of `Array`, numbers, strings, bytes and None
+
+# What a value starts with says what it is.  These are followed by their length, in a form of struct; the others hold a
+# small number or a short length themselves.  Source: the msgpack specification.
+_SIZED = {
+  first: (kind, form)
+  for kind, start, forms in (
+    ("bytes", 0xC4, "BHI"),
+    ("extension", 0xC7, "BHI"),
+    ("text", 0xD9, "BHI"),
+    ("list", 0xDC, "HI"),
+    ("dict", 0xDE, "HI"),
+  )
+  for first, form in enumerate(forms, start)
+}
+_FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+_NUMBERS = dict(enumerate("fdBHIQbhiq", 0xCA))
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+
+_ARRAY, _SCALAR = 1, 3  # Flax's extensions
+_CHUNKED = "__msgpack_chunked_array__"
+_DTYPE = re.compile(r"bool|(bfloat|float|int|uint)\d+")
+_DEPTH = 64  # of dicts in dicts; a state's are about ten deep
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """An array of a file, of which nothing is read before it is asked for.
+
+  shape, dtype: as it was written.
+  pieces: offset in the file and number of elements, in the order of the flattened array.
+  buffer: the file.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  pieces: tuple[tuple[int, int], ...]
+  buffer: bytes | mmap.mmap = dataclasses.field(repr=False)
+
+  def read(self) -> np.ndarray:
+    """The array, as a view of the file if it lies there in one piece."""
+    pieces = [np.frombuffer(self.buffer, self.dtype, count, offset) for offset, count in self.pieces]
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(self.shape)
+
+
+def read(path: epath.Path) -> Tree:
+  """The content of a file; of arrays, where they lie.
+
+  A local file is mapped into memory, so that only what is read of its arrays comes in; a bucket's is read whole.
+
+  Raises:
+    UserError: it is cut off, or no msgpack.
+  """
+  return _Reader(path, _buffer(path)).root()
+
+
+def first_key(path: epath.Path) -> str | None:
+  """The first key of the dict that a file holds; None if it holds none. Reads a few bytes."""
+  with path.open("rb") as file:
+    head = file.read(64)
+  if not head or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
+    return None
+  try:
+    reader = _Reader(path, head)
+    reader.size()
+    key = reader.value(0)
+  except UserError:
+    return None
+  return key if isinstance(key, str) else None
+
+
+def _buffer(path: epath.Path) -> bytes | mmap.mmap:
+  if "://" in str(path):
+    return path.read_bytes()
+  with open(os.fspath(path), "rb") as file:
+    # An empty file cannot be mapped.
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+
+
+class _Reader:
+  """Walks through a file from header to header."""
+
+  def __init__(self, path: epath.Path, buffer: bytes | mmap.mmap):
+    self.path = path
+    self.buffer = buffer
+    self.at = 0
+
+  def root(self) -> Tree:
+    return self.value(0)
+
+  def _wrong(self, what: str) -> UserError:
+    return UserError(f"{self.path}: no checkpoint that Flax wrote: {what} at byte {self.at:,}")
+
+  def _skip(self, count: int) -> int:
+    """Goes on by so many bytes; says where they start."""
+    start, end = self.at, self.at + count
+    if end > len(self.buffer):
+      raise UserError(
+        f"{self.path} is cut off: at byte {start:,} it says that {count:,} bytes follow, but the file ends after"
+        f" {len(self.buffer):,}; copy it again"
+      )
+    self.at = end
+    return start
+
+  def _bytes(self, count: int) -> bytes:
+    start = self._skip(count)
+    return bytes(self.buffer[start : start + count])
+
+  def _number(self, form: str) -> int | float:
+    return struct.unpack(f">{form}", self._bytes(struct.calcsize(form)))[0]
+
+  def size(self) -> tuple[str, Any]:
+    """Reads the header of a value: its kind, and its size or, of a "constant", the value."""
+    first = self._bytes(1)[0]
+    if first <= 0x7F or first >= 0xE0:
+      return "constant", first if first <= 0x7F else first - 0x100
+    if first <= 0x8F:
+      return "dict", first & 0x0F
+    if first <= 0x9F:
+      return "list", first & 0x0F
+    if first <= 0xBF:
+      return "text", first & 0x1F
+    if first in _CONSTANTS:
+      return "constant", _CONSTANTS[first]
+    if first in _NUMBERS:
+      return "constant", self._number(_NUMBERS[first])
+    if first in _FIXED_EXTENSIONS:
+      return "extension", _FIXED_EXTENSIONS[first]
+    if first in _SIZED:
+      kind, form = _SIZED[first]
+      return kind, self._number(form)
+    raise self._wrong(f"{first:#x}, which no value of msgpack starts with,")
+
+  def value(self, depth: int) -> Tree:
+    """Reads the next value."""
+    if depth > _DEPTH:
+      raise self._wrong(f"dicts in dicts, {depth} deep,")
+    kind, size = self.size()
+    if kind == "constant":
+      return size
+    if kind == "text":
+      return self._bytes(size).decode(errors="replace")
+    if kind == "bytes":
+      return self._bytes(size)
+    if kind == "list":
+      return [self.value(depth + 1) for _ in range(size)]
+    if kind == "dict":
+      return self._unchunked({str(self.value(depth + 1)): self.value(depth + 1) for _ in range(size)})
+    return self._extension(size, depth)
+
+  def _extension(self, size: int, depth: int) -> Array | None:
+    """An array; None of anything else, which no parameter is."""
+    code = self._bytes(1)[0]
+    start = self._skip(size)
+    if code not in (_ARRAY, _SCALAR):
+      return None
+    self.at = start
+    content, shape, name = self.size(), self.value(depth + 1), self.value(depth + 1)
+    kind, length = self.size()
+    name = name.decode(errors="replace") if isinstance(name, bytes) else name
+    known = _DTYPE.fullmatch(str(name)) and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    if content != ("list", 3) or kind not in ("bytes", "text") or not known:
+      raise self._wrong(f"an array of shape {shape!r} and dtype {name!r}")
+    dtype, offset, self.at = jnp.dtype(name), self._skip(length), start + size
+    if math.prod(shape) * dtype.itemsize != length:
+      raise self._wrong(f"an array {shape} of {name} in {length:,} bytes")
+    return Array(tuple(shape), dtype, ((offset, math.prod(shape)),), self.buffer)
+
+  def _unchunked(self, tree: Mapping[str, Tree]) -> Tree:
+    if _CHUNKED not in tree:
+      return tree
+    shape, chunks = (
+      [tree[key][str(index)] for index in range(len(tree[key]))] if isinstance(tree.get(key), dict) else []
+      for key in ("shape", "chunks")
+    )
+    pieces = tuple(piece for chunk in chunks if isinstance(chunk, Array) for piece in chunk.pieces)
+    if not pieces or sum(count for _, count in pieces) != math.prod(shape):
+      raise self._wrong(f"an array {shape} in pieces of {[count for _, count in pieces]} numbers")
+    return Array(tuple(shape), chunks[0].dtype, pieces, self.buffer)

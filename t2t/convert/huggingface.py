@@ -1,0 +1,387 @@
+"""Hugging Face's folders, config.json and safetensors, as t2t models and back; families.py has the tables."""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+from etils import epath
+import numpy as np
+
+from t2t import UserError, checkpoint
+from t2t.convert import families, output, safetensors, tokenizer
+from t2t.convert import settings as settings_lib
+from t2t.convert.families import Family, Settings
+from t2t.convert.safetensors import Entry
+from t2t.convert.tensors import Foreign, Tensor, compare, expected
+from t2t.models.config import TransformerConfig
+
+_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt")
+_BLOCK = 1 << 25  # bytes of two tensors that are compared at a time
+
+
+def is_huggingface(path: str) -> bool:
+  """Whether a Hugging Face folder is at `path`: weights of theirs, or a config.json that names a model_type."""
+  folder = checkpoint.absolute(path)
+  if not folder.is_dir():
+    return False
+  if any((folder / name).exists() for name in (_WEIGHTS, _INDEX)) or _pickles(folder):
+    return True
+  config = folder / _CONFIG
+  return config.exists() and "model_type" in _json(config)
+
+
+def _pickles(folder: epath.Path) -> list[epath.Path]:
+  return [path for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
+
+
+def _json(path: epath.Path) -> dict[str, Any]:
+  try:
+    content = json.loads(path.read_text())
+  except (ValueError, OSError) as error:
+    raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+  if not isinstance(content, dict):
+    raise UserError(f"{path}: holds no JSON object")
+  return content
+
+
+# ---- Names -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where one of their tensors is in t2t's model.
+
+  ours: the parameters that it consists of, side by side in their last axis.
+  widths: of each, in that axis.
+  layer: which layer's; None: the parameters are not stacked.
+  shape: theirs.
+  transposed: whether theirs is [out, in].
+  """
+
+  ours: tuple[str, ...]
+  widths: tuple[int, ...]
+  layer: int | None
+  shape: tuple[int, ...]
+  transposed: bool
+
+  def ours_of(self, value: np.ndarray, index: int) -> np.ndarray:
+    """The part of their tensor that is `ours[index]`, as ours lies."""
+    value = value.T if self.transposed else value
+    begin = sum(self.widths[:index])
+    return value[..., begin : begin + self.widths[index]]
+
+  def theirs_of(self, values: Iterable[np.ndarray]) -> np.ndarray:
+    """Their tensor, of all of ours."""
+    values = list(values)
+    value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
+    return value.T if self.transposed else value
+
+
+# Their rows are ids, positions or buckets, as ours.
+_TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position_bias/table")
+_TABLES += ("decoder/position_bias/table",)
+
+
+def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
+  """Each of their tensors -> what it is in t2t's model; those of a stack's layers one after another."""
+  known, found = expected(model), {}
+  for name, ours in family.names.items():
+    ours = (ours,) if isinstance(ours, str) else ours
+    if ours[0] not in known:
+      continue
+    stacked = "{}" in name
+    name = name if model.gated else name.replace(*family.ungated)
+    shapes = [known[path].shape[1:] if stacked else known[path].shape for path in ours]
+    widths = tuple(shape[-1] for shape in shapes)
+    shape = (*shapes[0][:-1], sum(widths))
+    transposed = len(shape) == 2 and ours[0] not in _TABLES and (family.transposed or ours[0] == "head/projection")
+    theirs = shape[::-1] if transposed else shape
+    for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
+      found[name.format(layer)] = Place(ours, widths, layer, theirs, transposed)
+  return {name: place for name, place in found.items() if name not in family.constants}
+
+
+# ---- From them -------------------------------------------------------------------------------------------------------
+
+
+def open(path: str, *, where: str = "") -> Foreign:
+  """A Hugging Face folder as a t2t model; headers are read, no tensors.
+
+  Args:
+    path: the folder, local or gs://.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: it cannot be read: no config.json, another model_type, a value of the config that t2t's model cannot
+      have, pickled weights, a file that was cut off, tensors that are missing, unknown or of another shape, or a
+      vocabulary that is larger than the embedding.
+  """
+  folder = checkpoint.absolute(path)
+  named = epath.Path(f"{where}{folder}")
+  if not (folder / _CONFIG).exists():
+    raise UserError(f"{named}: no config.json there; give the folder that `save_pretrained` wrote, or a download of it")
+  settings = _json(folder / _CONFIG)
+  family = settings_lib.family(settings, str(named))
+  notes: list[str] = []
+  entries = _canonical(family, _entries(folder, named), notes)
+  try:
+    fields = settings_lib.read_fields(family, settings)
+    fields["tied_logits"] = _is_tied(family, fields, entries, notes)
+    fields["pooler"] = any(name in entries for name, ours in family.names.items() if ours == "pooler")
+  except families.Unknown as error:
+    raise UserError(f"{named}/{_CONFIG}: {error}") from error
+  model = TransformerConfig(**fields)
+  wanted = places(family, model)
+  entries = _without_copies(family, entries, wanted, named, notes)
+  hint = f"t2t reads a {family.model_class}: save one with save_pretrained"
+  if settings.get("architectures"):
+    hint += f"; this is a {', '.join(settings['architectures'])}"
+  found = {name: entry.shape for name, entry in entries.items()}
+  compare(str(named), found, {name: place.shape for name, place in wanted.items()}, hint=hint)
+  unknown = sorted(set(settings) - set(family.keys) - set(family.must) - set(family.reads) - settings_lib.HARMLESS)
+  if unknown:
+    notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
+  if settings.get("decoder_start_token_id") not in (0, None):
+    notes.append(f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS")
+  vocabulary = tokenizer.find(folder, settings)
+  notes += tokenizer.check(vocabulary, model.vocab_size, named)
+  lengths = _lengths(model, settings)
+  tensors = _tensors(family, model, wanted, entries)
+  return Foreign(folder, "hf", model, vocabulary.spec, vocabulary.extra_ids, lengths, tensors, tuple(notes))
+
+
+def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
+  """Every tensor of a folder's files."""
+  index = folder / _INDEX
+  if index.exists():
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+      raise UserError(f"{named}: {_INDEX}: has no weight_map, which says in which file a tensor is; download it again")
+    files = sorted(set(weight_map.values()))
+    absent = [name for name in files if not (folder / name).exists()]
+    if absent:
+      raise UserError(f"{named}: {_INDEX} names {len(files)} files; missing: {', '.join(absent)}")
+    found = {name: entry for file in files for name, entry in safetensors.read_header(folder / file).items()}
+    lost = sorted(set(weight_map) - set(found))
+    if lost:
+      raise UserError(f"{named}: {_INDEX} says that {lost[0]} is in {weight_map[lost[0]]}, which does not have it")
+    return found
+  if (folder / _WEIGHTS).exists():
+    return safetensors.read_header(folder / _WEIGHTS)
+  pickles = _pickles(folder)
+  if pickles:
+    raise UserError(
+      f"{named}: its weights are pickled ({pickles[0].name}); loading a pickle runs whatever code is in it, so t2t does"
+      " not. Where torch and transformers are installed, and you trust the file, this makes safetensors of it:\n"
+      '  python -c "import transformers as t; p = t.PretrainedConfig.get_config_dict; '
+      f"m = getattr(t, p('{folder}')[0]['architectures'][0]).from_pretrained('{folder}'); "
+      f"m.save_pretrained('{folder}', safe_serialization=True)\""
+    )
+  raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
+
+
+def _canonical(family: Family, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
+  """By the names of a model with a head, as transformers has them today."""
+  # TensorFlow's names, which the first checkpoints kept.
+  renamed = {
+    name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): entry
+    for name, entry in entries.items()
+  }
+  if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
+    heads = [name.split(".")[0] for name in family.names if not name.startswith(family.prefix)]
+    renamed = {
+      name if name.split(".")[0] in heads else f"{family.prefix}{name}": entry for name, entry in renamed.items()
+    }
+  unread = [name for name in family.unread if renamed.pop(name, None) is not None]
+  if unread:
+    notes.append(f"left out, since neither hidden states nor logits of tokens depend on it: {', '.join(unread)}")
+  return {name: entry for name, entry in renamed.items() if not name.endswith(family.buffers)}
+
+
+def _head(family: Family) -> str:
+  return next(name for name, ours in family.names.items() if ours == "head/projection")
+
+
+def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Entry], notes: list[str]) -> bool:
+  """What config.json says, unless there are two matrices after all."""
+  head = _head(family)
+  table = entries.get(family.copies[head])
+  if not fields["tied_logits"] or head not in entries or table is None or _same(entries[head], table):
+    return fields["tied_logits"]
+  if family.shares_head:
+    raise families.Unknown(
+      f"tie_word_embeddings=True scales the logits as those of the embedding, but {head} is another matrix"
+    )
+  notes.append(f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept")
+  return False
+
+
+def _same(one: Entry, other: Entry) -> bool:
+  if one.shape != other.shape or one.dtype != other.dtype:
+    return False
+  with one.path.open("rb") as first, other.path.open("rb") as second:
+    for begin in range(0, one.nbytes, _BLOCK):
+      size = min(_BLOCK, one.nbytes - begin)
+      first.seek(one.begin + begin)
+      second.seek(other.begin + begin)
+      if first.read(size) != second.read(size):
+        return False
+  return True
+
+
+def _without_copies(
+  family: Family, entries: dict[str, Entry], wanted: Mapping[str, Place], named: epath.Path, notes: list[str]
+) -> dict[str, Entry]:
+  """Every tensor once: some checkpoints hold tied ones under each of their names, or under another than the first."""
+  entries, is_tied = dict(entries), _head(family) not in wanted
+  for copy, original in family.copies.items():
+    if copy in entries and copy not in wanted:
+      if original not in entries:
+        entries[original] = entries[copy]
+      elif not _same(entries[copy], entries[original]):
+        if is_tied:
+          raise UserError(f"{named}: {copy} and {original} are one tensor in this family, but differ")
+        # Where the logits are untied, transformers unties their bias as well, and reads the copy alone.
+        entries[original] = entries[copy]
+        notes.append(f"{copy} and {original} differ: transformers reads the first, which is kept")
+      del entries[copy]
+    elif copy in wanted and copy not in entries and family.shares_head and original in entries:
+      entries[copy] = entries[original]
+      notes.append(f"{copy} is not there: the logits are those of the embedding, unscaled, and get a copy of it")
+  return entries
+
+
+def _lengths(model: TransformerConfig, settings: Settings) -> dict[str, int]:
+  positions = model.max_length or settings.get("n_positions") or 512
+  if model.architecture == "decoder_only":
+    return {"targets_length": min(positions, 1024)}
+  return {"inputs_length": min(positions, 512)}
+
+
+def _tensors(
+  family: Family, model: TransformerConfig, wanted: Mapping[str, Place], entries: Mapping[str, Entry]
+) -> dict[str, Tensor]:
+  parts: dict[str, dict[int | None, Any]] = {}
+  dtypes = {}
+  for name, place in wanted.items():
+    for index, path in enumerate(place.ours):
+      parts.setdefault(path, {})[place.layer] = functools.partial(_read, entries[name], place, index)
+      dtypes[path] = safetensors.DTYPES.get(entries[name].dtype, np.dtype(np.float32))
+  found = {}
+  for path, x in expected(model).items():
+    stacked = "/layers/" in path
+    if stacked:
+      # Layers that have none of theirs are constant.
+      value = next((value for name, value in family.constants.items() if _is_layer_of(family, name, path)), None)
+      constant = functools.partial(np.full, x.shape[1:], value, np.float32)
+      found_layers = parts.get(path, {})
+      readers = tuple(found_layers.get(layer, constant) for layer in range(x.shape[0]))
+    else:
+      readers = (parts[path][None],)
+    found[path] = Tensor(x.shape, dtypes.get(path, np.dtype(np.float32)), readers, stacked=stacked)
+  return found
+
+
+def _is_layer_of(family: Family, name: str, path: str) -> bool:
+  """Whether their tensor `name`, of some layer, is part of our stacked `path`."""
+  return any(
+    ours == path and name.startswith(pattern.split("{}")[0]) and name.endswith(pattern.split("{}")[-1])
+    for pattern, ours in family.names.items()
+  )
+
+
+def _read(entry: Entry, place: Place, index: int) -> np.ndarray:
+  return place.ours_of(entry.read(), index)
+
+
+# ---- To them ---------------------------------------------------------------------------------------------------------
+
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
+  """What is written: with untied logits, their bias under both of its names, since transformers reads the other one."""
+  wanted = places(family, model)
+  if _head(family) not in wanted:
+    return wanted
+  return wanted | {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+
+
+def save(
+  foreign: Foreign,
+  out: epath.Path,
+  *,
+  dtype: str = "float32",
+  max_shard_bytes: int = 5_000_000_000,
+  advance: output.Progress = lambda *_: None,
+) -> list[str]:
+  """Writes a folder that transformers loads with `from_pretrained`.
+
+  Args:
+    foreign: a t2t checkpoint, as `workdir.open` gives it.
+    out: not there yet, or an empty folder.
+    dtype: float32, bfloat16 or float16.
+    max_shard_bytes: larger models are written in several files.
+    advance: see `output.Progress`.
+
+  Returns:
+    What the user must be told.
+
+  Raises:
+    UserError: transformers has no such model, the checkpoint lacks parameters, `out` is taken, or no space is left.
+  """
+  if dtype not in _DTYPES:
+    raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
+  family, settings = settings_lib.family_of(foreign.model, str(foreign.path))
+  wanted = written(family, foreign.model)
+  files = tokenizer.files(foreign, family)
+  settings |= {"model_type": family.model_type, "architectures": [family.model_class], "torch_dtype": dtype}
+  padding = files.ids.get("pad_token_id")
+  if padding is not None and settings.get("pad_token_id", padding) != padding:
+    raise UserError(
+      f"{foreign.path}: config.model.position_offset={foreign.model.position_offset} is that of the padding id"
+      f" {settings['pad_token_id']}, the vocabulary's is {padding}"
+    )
+  # Left out, they would be those of the published vocabularies, which this one may not even reach.
+  ids = (*_IDS, "cls_token_id", "sep_token_id") if foreign.model.architecture == "encoder_only" else _IDS
+  settings = dict.fromkeys(ids) | settings | files.ids
+  width = safetensors.DTYPES[_DTYPES[dtype]].itemsize
+  sizes = {name: width * math.prod(place.shape) for name, place in wanted.items()}
+  shards = safetensors.shards(sizes.items(), max_shard_bytes)
+  names = [_WEIGHTS]
+  if len(shards) > 1:
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+  with output.whole(out, sum(sizes.values())) as folder:
+    for name, shard in zip(names, shards, strict=True):
+      with safetensors.Writer(
+        folder / name, {tensor: wanted[tensor].shape for tensor in shard}, dtype=_DTYPES[dtype]
+      ) as writer:
+        for tensor in shard:
+          advance(writer.write(tensor, _value(foreign, wanted[tensor], tensor, dtype)), 1)
+    if len(shards) > 1:
+      weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+      _write_json(folder / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+    for name, content in files.content.items():
+      (folder / name).write_bytes(content)
+    if foreign.model.architecture != "encoder_only" and files.ids:
+      _write_json(folder / "generation_config.json", files.ids)
+    # Last: without it nothing takes the folder for a model.
+    _write_json(folder / _CONFIG, settings)
+  return files.notes
+
+
+def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:
+  parts = [foreign.tensors[path] for path in place.ours]
+  value = place.theirs_of(x.read() if place.layer is None else x.read_layer(place.layer) for x in parts)
+  if dtype == "float16" and np.any(np.abs(value) > np.finfo(np.float16).max):
+    raise UserError(f"--dtype float16: {name} has values beyond 65,504; write bfloat16 or float32")
+  return value
+
+
+def _write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
+  path.write_text(json.dumps(content, indent=2) + "\n")

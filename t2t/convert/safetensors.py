@@ -1,0 +1,165 @@
+"""Files in the safetensors format, read and written tensor by tensor.
+
+A file is 8 bytes with the length of a JSON header; the header, {name: {"dtype", "shape", "data_offsets"}};
+and the tensors' bytes, row by row and little-endian, at those offsets from the header's end.
+Why not the library of that name (0.8.0): it opens files of this machine alone, no buckets; it writes a file from
+tensors that are all in memory at once; and of a file that was cut off it does not say which one or how long it must be.
+
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import json
+import math
+from typing import BinaryIO
+
+from etils import epath
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+
+# Those of parameters; the rest are buffers, or weights that were quantised.
+DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
+# Bytes of each dtype that the format knows.
+_SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1}
+_SIZES |= {"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
+_SIZES |= {"I64": 8, "U64": 8, "F64": 8, "C64": 8}
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_ALIGNMENT = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A tensor of a file: where its bytes are.
+
+  path: the file.
+  name: the tensor's.
+  dtype: as the format calls it.
+  shape: rows first.
+  begin: offset of its first byte in the file.
+  """
+
+  path: epath.Path
+  name: str
+  dtype: str
+  shape: tuple[int, ...]
+  begin: int
+
+  @property
+  def nbytes(self) -> int:
+    """In the file."""
+    return math.prod(self.shape) * _SIZES[self.dtype]
+
+  def read(self) -> np.ndarray:
+    """The tensor, and nothing else of the file.
+
+    Raises:
+      UserError: not a float: it was quantised, or is no parameter.
+    """
+    if self.dtype not in DTYPES:
+      raise UserError(
+        f"{self.path}: {self.name} is {self.dtype}; parameters must be {', '.join(DTYPES)}."
+        " A quantised checkpoint must be turned into floats by what quantised it"
+      )
+    with self.path.open("rb") as file:
+      file.seek(self.begin)
+      content = file.read(self.nbytes)
+    if len(content) != self.nbytes:
+      raise UserError(f"{self.path}: ends within {self.name}; the file was cut off while it was read")
+    return np.frombuffer(content, DTYPES[self.dtype]).reshape(self.shape)
+
+
+def read_header(path: epath.Path) -> dict[str, Entry]:
+  """The tensors of a file by name; only the header is read.
+
+  Raises:
+    UserError: not a safetensors file, or one that was cut off: says how long it must be.
+  """
+  size = path.stat().length
+  with path.open("rb") as file:
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > _LARGEST_HEADER or (size >= 9 and file.read(1) != b"{"):
+      raise UserError(f"{path}: not a safetensors file ({size:,} bytes, no header); download or export it again")
+    file.seek(8)
+    text = file.read(length)
+  if len(text) < length:
+    raise UserError(f"{path}: cut off: its header is {length:,} bytes long, the file {size:,}; {_AGAIN}")
+  try:
+    header = json.loads(text)
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    found = {
+      name: Entry(path, name, value["dtype"], tuple(value["shape"]), 8 + length + value["data_offsets"][0])
+      for name, value in tensors.items()
+    }
+    ends = {name: 8 + length + value["data_offsets"][1] for name, value in tensors.items()}
+  except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    raise UserError(f"{path}: its header is not that of a safetensors file ({error!r}); {_AGAIN}") from error
+  needed = max(ends.values(), default=8 + length)
+  if needed > size:
+    raise UserError(f"{path}: cut off: its header says {needed:,} bytes, the file has {size:,}; {_AGAIN}")
+  for name, entry in found.items():
+    if entry.dtype not in _SIZES or entry.begin + entry.nbytes != ends[name]:
+      raise UserError(f"{path}: {name} is {entry.dtype} {list(entry.shape)}, which its offsets do not say; {_AGAIN}")
+  return found
+
+
+_AGAIN = "copy or download it again"
+
+
+class Writer:
+  """Writes one file from its first byte to its last; buckets take no other order.
+
+  Args:
+    path: the file.
+    shapes: name -> shape, in the order in which they will be written.
+    dtype: a key of `DTYPES`, of all of them.
+  """
+
+  def __init__(self, path: epath.Path, shapes: Mapping[str, tuple[int, ...]], *, dtype: str):
+    self._dtype, self._left = DTYPES[dtype], list(shapes.items())
+    header: dict = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+      end = offset + math.prod(shape) * self._dtype.itemsize
+      header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+      offset = end
+    text = json.dumps(header).encode()
+    # Spaces, so that the tensors begin at a multiple of their own size.
+    text += b" " * (-len(text) % _ALIGNMENT)
+    self._file: BinaryIO = path.open("wb")
+    self._file.write(len(text).to_bytes(8, "little") + text)
+
+  def write(self, name: str, value: np.ndarray) -> int:
+    """Writes the next tensor; returns its size in bytes."""
+    expected, shape = self._left.pop(0)
+    if name != expected or value.shape != tuple(shape):
+      raise ValueError(f"{expected} {shape} comes next, not {name} {value.shape}")
+    content = np.ascontiguousarray(value, self._dtype)
+    self._file.write(content.reshape(-1).view(np.uint8).data)
+    return content.nbytes
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, *error) -> None:
+    self._file.close()
+
+
+def shards(sizes: Iterable[tuple[str, int]], max_bytes: int) -> list[list[str]]:
+  """Names in as many lists as files are needed, none larger than `max_bytes` unless it is a single tensor.
+
+  In:  [("a", 3), ("b", 4), ("c", 2)], 6
+  Out: [["a"], ["b", "c"]]
+  """
+  found: list[list[str]] = []
+  room = 0
+  for name, size in sizes:
+    if not found or size > room:
+      found.append([])
+      room = max_bytes
+    found[-1].append(name)
+    room -= size
+  return found

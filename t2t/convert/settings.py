@@ -1,0 +1,142 @@
+"""config.json of Hugging Face's models as a `TransformerConfig`, and back; families.py has the tables."""
+
+import dataclasses
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.convert import decoders, encoders, families
+from t2t.convert.families import Family, Settings
+from t2t.models.config import TransformerConfig
+
+FAMILIES: dict[str, Family] = {
+  family.model_type: family
+  for family in (
+    *(families.T5, families.MT5),
+    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.MODERN_BERT),
+    *(decoders.GPT2, decoders.LLAMA, decoders.QWEN3),
+  )
+}
+
+_OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
+_OF_POSITIONS += ("max_length", "position_offset")
+_SHOWN = 4  # differences that a message names
+
+# Keys that change neither shapes nor numbers, of all families.
+# fmt: off
+HARMLESS = frozenset(
+  {
+    "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob", "attn_implementation",
+    "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "classifier_dropout_prob", "classifier_pooling",
+    "cls_token_id", "decoder_start_token_id", "dense_act_fn", "deterministic_flash_attn", "down_scale_factor",
+    "dtype", "embedding_dropout", "eos_token_id", "gap_size", "gradient_checkpointing", "id2label",
+    "initializer_cutoff_factor", "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder",
+    "is_gated_act", "label2id", "layer_types", "mask_token_id", "max_window_layers", "model_type", "n_ctx",
+    "n_positions", "net_structure_type", "num_memory_blocks", "output_attentions", "output_hidden_states",
+    "output_past", "pad_token_id", "position_embedding_type", "problem_type", "pruned_heads", "reference_compile",
+    "reorder_and_upcast_attn", "repad_logits_with_grad", "return_dict", "sep_token_id", "sliding_window",
+    "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
+    "torch_dtype", "transformers_version", "use_cache",
+  }
+)
+# fmt: on
+
+
+def family(settings: Settings, where: str) -> Family:
+  """The family that a config.json names.
+
+  Raises:
+    UserError: t2t does not know it.
+  """
+  name = settings.get("model_type")
+  if name not in FAMILIES:
+    raise UserError(
+      f"{where}: model_type={name!r}: t2t reads {', '.join(FAMILIES)} (mT5, ByT5, Flan-T5 and UL2 are t5 or mt5)"
+      f"{did_you_mean(str(name), FAMILIES)}"
+    )
+  return FAMILIES[name]
+
+
+def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
+  """The fields of `TransformerConfig` that a config.json means.
+
+  Raises:
+    families.Unknown: a value that t2t's model cannot have.
+  """
+  for key, values in family.must.items():
+    if settings.get(key, values[0]) not in values:
+      raise families.Unknown(f"{key}={settings[key]!r}: t2t's model has {values[0]!r}")
+  fields = dict(family.fields)
+  fields |= {ours: settings.get(theirs, default) for theirs, (ours, default) in family.keys.items()}
+  fields |= family.read(settings)
+  if family.square:
+    if fields["embed_dim"] % fields["num_heads"]:
+      raise families.Unknown(f"the width {fields['embed_dim']} is no multiple of its {fields['num_heads']} heads")
+    fields["head_dim"] = fields["embed_dim"] // fields["num_heads"]
+  if fields["tied_logits"] and "init_scale" in fields:
+    # Without a scale of its own a model takes T5's, which scales tied logits, too.
+    fields["init_scale"] = fields["init_scale"] or 0.02
+  dtype = settings.get("dtype") or settings.get("torch_dtype")
+  return fields | {"dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
+
+
+def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
+  """The config.json of a model.
+
+  Raises:
+    families.Unknown: this family has no such model.
+  """
+  fields = dataclasses.asdict(model)
+  settings = {key: values[0] for key, values in family.must.items()}
+  settings |= {theirs: fields[ours] for theirs, (ours, _) in family.keys.items()}
+  for theirs, (ours, default) in family.keys.items():
+    if ours == "max_length":  # which only learned positions have
+      settings[theirs] = model.max_length or default
+  settings |= family.write(fields)
+  again = TransformerConfig(**(read_fields(family, settings) | {"pooler": model.pooler}))
+  mine, theirs = _that_matter(model), _that_matter(again)
+  different = [field for field in mine if mine[field] != theirs[field]]
+  if "positions" in different:
+    # What the one kind of positions has, the other has not.
+    different = [field for field in different if field not in _OF_POSITIONS]
+  if different:
+    shown = [f"config.model.{field}={mine[field]!r} (theirs {theirs[field]!r})" for field in different[:_SHOWN]]
+    left = len(different) - _SHOWN
+    raise families.Unknown(", ".join(shown) + (f" and {left} more" if left > 0 else ""))
+  return settings
+
+
+def _that_matter(model: TransformerConfig) -> dict[str, Any]:
+  """The fields that shapes and logits depend on, each in one spelling."""
+  fields = dataclasses.asdict(model)
+  for name in ("dropout_rate", "t5_dropout", "dtype", "remat", "pooler"):
+    del fields[name]
+  fields["num_kv_heads"] = model.kv_heads
+  fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled
+  if model.positions != "relative":
+    fields["relative_position_buckets"] = fields["relative_position_max_distance"] = 0
+  if model.positions != "learned":
+    fields["max_length"] = fields["position_offset"] = 0
+  if model.positions != "rotary":
+    fields["rotary_base"] = 0.0
+  has_local = model.attention_window and model.global_attention_every != 1 and model.positions == "rotary"
+  fields["local_rotary_base"] = (model.local_rotary_base or model.rotary_base) if has_local else 0.0
+  return fields
+
+
+def family_of(model: TransformerConfig, where: str) -> tuple[Family, dict[str, Any]]:
+  """The family that a t2t model belongs to, and its config.json.
+
+  Raises:
+    UserError: there is none; names the fields that stand in the way, family by family.
+  """
+  reasons = {}
+  for family in FAMILIES.values():
+    if family.fields["architecture"] == model.architecture:
+      try:
+        return family, write_settings(family, model)
+      except families.Unknown as error:
+        # What two families have alike stands in the way of both.
+        reasons.setdefault(str(error), family.model_type)
+  lines = [f"  {model_type}: {reason}" for reason, model_type in reasons.items()]
+  raise UserError("\n".join([f"{where}: none of the models of transformers that t2t writes is this one:", *lines]))

@@ -1,0 +1,151 @@
+"""A model's parameters that lie elsewhere: read one by one, set against the model, put on the mesh."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+
+from etils import epath
+from flax import nnx, traverse_util
+import jax
+import numpy as np
+
+from t2t import UserError, optimizers
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+from t2t.optimizers import Params
+
+_SHOWN = 5  # differences that a message names; of the others it gives the number
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """One parameter of a t2t model, of which nothing is read before it is asked for.
+
+  shape: the parameter's, [layers, ...] where layers are stacked.
+  dtype: as it is stored.
+  parts: functions that read it, in the order of its first axis: one for each layer where layers are stacked, of shape
+    `shape[1:]`; otherwise a single one, of shape `shape`.
+  stacked: whether there is one function for each layer.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  parts: tuple[Callable[[], np.ndarray], ...]
+  stacked: bool = False
+
+  @property
+  def nbytes(self) -> int:
+    """As float32, which is what t2t keeps parameters in."""
+    return 4 * int(np.prod(self.shape, dtype=np.int64))
+
+  def read_layer(self, index: int) -> np.ndarray:
+    """One layer of a stacked parameter, as it is stored."""
+    return self.parts[index]()
+
+  def read(self) -> np.ndarray:
+    """All of it, float32; of stacked layers no more than one is held besides."""
+    if not self.stacked:
+      return np.ascontiguousarray(self.parts[0](), np.float32)
+    whole = np.empty(self.shape, np.float32)
+    for index, read in enumerate(self.parts):
+      whole[index] = read()
+    return whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+  """A checkpoint of another format, as the t2t model that it is.
+
+  path: where it lies.
+  kind: "hf", "t5x" or "t2t".
+  model: its shape.
+  vocabulary: what `t2t.data.vocabularies.load` takes; "" where the checkpoint has none.
+  extra_ids: sentinels behind the vocabulary's own ids.
+  lengths: keys of `config.data` with lengths that suit it, {"inputs_length": 512, ...}.
+  tensors: path of a parameter -> the parameter; exactly those of the model.
+  notes: what whoever converts it must be told, a sentence each.
+  """
+
+  path: epath.Path
+  kind: str
+  model: TransformerConfig
+  vocabulary: str
+  extra_ids: int
+  lengths: Mapping[str, int]
+  tensors: Mapping[str, Tensor]
+  notes: tuple[str, ...] = ()
+
+
+@functools.cache
+def expected(model: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
+  """Path and shape of every parameter of a model; no device is needed.
+
+  Out: {"embed/table": [vocab, embed], "encoder/layers/self_attention/query": [layers, embed, heads * kv], ...}
+  """
+  build = lambda key: transformer.build(model, nnx.Rngs(key))
+  state = nnx.split(jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
+  leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state))
+  return {optimizers.path_name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves}
+
+
+def compare(
+  where: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], *, hint: str = ""
+) -> None:
+  """Sets names and shapes of a checkpoint's tensors against those that its config asks for.
+
+  Args:
+    where: the checkpoint, for the message.
+    found: name -> shape.
+    wanted: name -> shape.
+    hint: what would be right, for the end of the message.
+
+  Raises:
+    UserError: some are missing, unknown or of another shape; names the first of them.
+  """
+  differences = []
+  for name in sorted(found.keys() | wanted.keys(), key=lambda name: (name not in wanted, name)):
+    if name not in found:
+      differences.append(f"  {name}: missing; expected {list(wanted[name])}")
+    elif name not in wanted:
+      differences.append(f"  {name}: unknown; found {list(found[name])}")
+    elif tuple(found[name]) != tuple(wanted[name]):
+      differences.append(f"  {name}: expected {list(wanted[name])}, found {list(found[name])}")
+  if differences:
+    left = len(differences) - _SHOWN
+    shown = "\n".join(differences[:_SHOWN] + ([f"  and {left} more"] if left > 0 else []))
+    end = f"\n{hint}" if hint else ""
+    raise UserError(f"{where}: its tensors are not those that its config says:\n{shown}{end}")
+
+
+def check(foreign: Foreign) -> None:
+  """Whether a checkpoint has exactly the parameters of its model.
+
+  Raises:
+    UserError: see `compare`; names are the parameters' paths.
+  """
+  found = {path: tensor.shape for path, tensor in foreign.tensors.items()}
+  compare(str(foreign.path), found, {path: x.shape for path, x in expected(foreign.model).items()})
+
+
+def load(foreign: Foreign, params: Params) -> Params:
+  """The parameters on the mesh, float32; the host holds one of them at a time.
+
+  Args:
+    foreign: the checkpoint.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings, as `pretrained.abstract` makes it.
+
+  Raises:
+    UserError: the checkpoint's parameters are not these.
+  """
+  flat = traverse_util.flatten_dict(params, sep="/")
+  found = {path: tensor.shape for path, tensor in foreign.tensors.items()}
+  compare(str(foreign.path), found, {path: x.shape for path, x in flat.items()})
+  placed = {}
+  for path, wanted in flat.items():
+    whole = foreign.tensors[path].read()
+    placed[path] = jax.make_array_from_callback(
+      wanted.shape, wanted.sharding, lambda index, whole=whole: whole[index], dtype=wanted.dtype
+    )
+    # Copies to a device run in the background: without waiting, all tensors would be held at once.
+    placed[path].block_until_ready()
+  return traverse_util.unflatten_dict(placed, sep="/")

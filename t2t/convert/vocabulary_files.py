@@ -1,0 +1,162 @@
+"""The files of a vocabulary that the user names, and their copy beside a checkpoint; without TensorFlow.
+
+`t2t.data.vocabularies` makes ids of texts; here it only matters which files there are, and how many ids.
+"""
+
+import dataclasses
+import json
+import re
+
+from etils import epath
+import sentencepiece
+import tokenizers
+
+from t2t import UserError
+from t2t.convert.tensors import Foreign
+
+_RECORD = "vocabulary.json"  # of a folder that `t2t.data.vocabularies.save` wrote, or `save` here
+_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
+_BYTES = 3 + 256  # padding, EOS and unknown before the bytes
+_T5_SENTINELS = 100
+# What a folder may hold, the first that it has.
+_FILES = ("*.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
+# Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
+_MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
+_SETTINGS = "tokenizer_config.json"
+_WHAT_TO_GIVE = (
+  'give "bytes", a SentencePiece .model file, a vocab.txt, a tokenizer.json, an encoder.json or vocab.json, or the'
+  " folder of one of them"
+)
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  """What a vocabulary's files say.
+
+  spec: what `t2t.data.vocabularies.load` takes.
+  own_ids: how many ids it has without sentinels behind them.
+  has_sentinels: whether there are some among those.
+  extra_ids: sentinels behind them, where the files say it.
+  """
+
+  spec: str
+  own_ids: int
+  has_sentinels: bool = False
+  extra_ids: int | None = None
+
+
+def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreign:
+  """A checkpoint with the vocabulary that the user names, whether it has one of its own or not.
+
+  Args:
+    foreign: the checkpoint.
+    spec: of `--vocabulary`: "bytes", a file, or a folder.
+    extra_ids: of `--extra_ids`, sentinels behind the vocabulary's own ids; None: as its files say, and behind a
+      SentencePiece model without any T5's 100, if there are rows for them.
+
+  Raises:
+    UserError: no such file, or none of a vocabulary; or ids without a row in the embedding.
+  """
+  where, rows = f"--vocabulary {spec}", foreign.model.vocab_size
+  found = _find(spec, where)
+  if extra_ids is None:
+    has_room = found.own_ids + _T5_SENTINELS <= rows
+    usual = found.spec.endswith(".model") and not found.has_sentinels and has_room
+    extra_ids = found.extra_ids if found.extra_ids is not None else _T5_SENTINELS * usual
+  elif extra_ids < 0:
+    raise UserError(f"--extra_ids {extra_ids}: must be at least 0; T5 has {_T5_SENTINELS}")
+  elif extra_ids and found.has_sentinels:
+    raise UserError(f"--extra_ids {extra_ids}: {spec} has sentinels among its own ids already; leave it out")
+  size = found.own_ids + extra_ids
+  if size > rows:
+    fewer = f", or --extra_ids {rows - found.own_ids} or less" if found.own_ids <= rows else ""
+    raise UserError(
+      f"{where}: {size:,} ids ({extra_ids} sentinels included), but the embedding of {foreign.path} has {rows:,} rows;"
+      f" give the vocabulary that it was trained with{fewer}"
+    )
+  padding = f"; the last {rows - size:,} are padding, and are kept as they are" if rows > size else ""
+  # What the checkpoint's own notes say of its vocabulary, or of the want of one, is not about this one.
+  notes = [note for note in foreign.notes if "vocabulary" not in note]
+  notes.append(f"vocabulary: {spec}, {extra_ids} sentinels included: {size:,} of {rows:,} rows used{padding}")
+  return dataclasses.replace(foreign, vocabulary=found.spec, extra_ids=extra_ids, notes=tuple(notes))
+
+
+def _find(spec: str, where: str) -> _Found:
+  if spec == "bytes":
+    return _Found(spec, _BYTES)
+  path = epath.Path(spec).expanduser()
+  if not path.exists():
+    raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
+  if (path / _RECORD).exists():
+    record = json.loads((path / _RECORD).read_text())
+    found = _find(record["file"] if record["file"] == "bytes" else str(path / record["file"]), where)
+    return dataclasses.replace(found, extra_ids=record["extra_ids"])
+  if path.is_dir():
+    path = next((file for pattern in _FILES for file in sorted(path.glob(pattern))), path)
+  if path.is_dir() or path.suffix not in (".model", ".txt", ".json", ".bpe"):
+    raise UserError(f"{where}: no vocabulary there; {_WHAT_TO_GIVE}")
+  pieces = _subword_files(path)[0]
+  try:
+    ids = _ids(pieces)
+  # What is not such a file makes each library raise something else; `tokenizers` raises nothing narrower.
+  except Exception as error:
+    raise UserError(f"{where}: {pieces} is not what its name says ({error}); {_WHAT_TO_GIVE}") from error
+  return _Found(str(path), max(ids.values(), default=-1) + 1, any(_SENTINEL.fullmatch(piece) for piece in ids))
+
+
+def _ids(path: epath.Path) -> dict[str, int]:
+  """The id of each piece of a file."""
+  if path.suffix == ".model":
+    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    return {model.id_to_piece(i): i for i in range(model.get_piece_size())}
+  text = path.read_text(encoding="utf-8")
+  if path.suffix == ".txt":
+    return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
+  content = json.loads(text)
+  if isinstance(content.get("model"), dict):  # a tokenizer.json; "model" may also be a piece
+    return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+  return {str(piece): int(i) for piece, i in content.items()}
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def save(foreign: Foreign, folder: epath.Path) -> None:
+  """Copies a checkpoint's vocabulary into a folder that `t2t.data.vocabularies.load` reads.
+
+  Byte for byte what `t2t.data.vocabularies.save` writes.
+
+  Raises:
+    UserError: a file is not there.
+  """
+  path = epath.Path(foreign.vocabulary).expanduser()
+  if foreign.vocabulary == "bytes":
+    files, name = {}, "bytes"
+  elif path.suffix == ".model":
+    files, name = {"spiece.model": path.read_bytes()}, "spiece.model"
+  else:
+    files = {each.name: each.read_bytes() for each in _subword_files(path)}
+    name = next(iter(files))
+  folder.mkdir(parents=True, exist_ok=True)
+  record = json.dumps({"file": name, "extra_ids": foreign.extra_ids}, indent=2)
+  # The record last: a folder without it was not written to its end.
+  for name, content in {**files, _RECORD: record.encode()}.items():
+    (folder / name).write_bytes(content)
+
+
+def _subword_files(path: epath.Path) -> list[epath.Path]:
+  """The pieces of a vocabulary, the merges if it has them, and the settings if there are any."""
+  found = [path]
+  for pieces, merges in _MERGES.items():
+    for mine, other in ((pieces, merges), (merges, pieces)):
+      if path.name.endswith(mine):
+        partner = path.parent / (path.name.removesuffix(mine) + other)
+        found = [path, partner] if mine == pieces else [partner, path]
+  for file in found:
+    if not file.exists():
+      raise UserError(f"{path}: {file.name} must lie beside it, and does not")
+  settings = path.parent / _SETTINGS
+  return [*found, settings] if settings.exists() and path.suffix != ".model" else found

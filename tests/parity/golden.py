@@ -1,0 +1,102 @@
+"""The small models in tests/golden: folders as transformers writes them, and what transformers computes with them.
+
+  PYTHONPATH=tests python tests/parity/golden.py        writes them anew, where torch and transformers are installed
+
+Those who have neither test against these files (tests/test_convert_huggingface.py).
+"""
+
+import pathlib
+import shutil
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+import parity
+from parity import torch
+import toy
+
+from t2t.models import sizes, transformer
+from t2t.models.config import TransformerConfig
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "golden"
+
+# Each size is another one, and all are as small as they can be: the files lie in the repository.
+_T5 = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=4, mlp_dim=10, num_encoder_layers=2, num_decoder_layers=1)
+_T5 |= dict(relative_position_buckets=8, relative_position_max_distance=7, norm_epsilon=1e-3)
+_DECODER = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=4, mlp_dim=10, num_decoder_layers=2)
+_DECODER |= dict(max_length=30, norm_epsilon=1e-3, dropout_rate=0.0)
+_ENCODER = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=2, mlp_dim=10, num_encoder_layers=2)
+_ENCODER |= dict(max_length=15, norm_epsilon=1e-3, dropout_rate=0.0)
+CONFIGS = {
+  "t5": sizes.t5_1_0("small") | _T5,
+  "t5_1_1": sizes.t5_1_1("small") | _T5,
+  "mt5": sizes.mt5("small") | _T5,
+  "gpt2": sizes.gpt2("small") | _DECODER | dict(head_dim=2),
+  "llama2": sizes.llama2("7b") | _DECODER,
+  "llama3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),
+  "qwen3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
+  "bert": sizes.bert("base") | _ENCODER,
+  "roberta": sizes.roberta("base") | _ENCODER,
+  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5),
+  "modern_bert": sizes.modern_bert("base")
+  | _ENCODER
+  | dict(num_encoder_layers=4, attention_window=2, rotary_base=9_000.0, local_rotary_base=700.0),
+}
+CLASSES = {"mt5": "MT5ForConditionalGeneration", "bert": "BertForPreTraining", "albert": "AlbertForPreTraining"}
+HALF = ("llama3",)  # stored as bfloat16, in several files
+
+
+def batch(name: str) -> dict[str, np.ndarray]:
+  """Rows of several lengths."""
+  architecture = CONFIGS[name]["architecture"]
+  inputs = (4, 9, 1) if architecture == "encoder_only" else (3, 5, 1)
+  made = toy.batch(inputs, (3, 1, 4), padded_to=(max(inputs) + 1, 5), architecture=architecture)
+  if name == "roberta":
+    # Their positions count what is not padding by its id, so that id 1 ends no sequence; ours go by segment ids.
+    tokens = made["encoder_input_tokens"]
+    made["encoder_segment_ids"] = (tokens > 0).astype(jnp.int32)
+    made["encoder_input_tokens"] = jnp.where(tokens > 0, jnp.where(tokens == toy.EOS, 2, tokens), 1)
+  if name in ("roberta", "modern_bert"):
+    del made["encoder_token_types"]
+  return {key: np.asarray(x) for key, x in made.items()}
+
+
+def inputs(features: transformer.Batch) -> dict[str, torch.Tensor]:
+  """What their model is called with."""
+  if "decoder_input_tokens" not in features or "encoder_input_tokens" not in features:
+    return parity.inputs(features)
+  return dict(
+    input_ids=parity.as_torch(features["encoder_input_tokens"]),
+    attention_mask=parity.as_torch(features["encoder_input_tokens"] > 0),
+    decoder_input_ids=parity.as_torch(features["decoder_input_tokens"]),
+  )
+
+
+def expected(theirs: torch.nn.Module, features: dict[str, np.ndarray], eos_id: int) -> dict[str, np.ndarray]:
+  """What their model computes: logits, and where it writes, what it writes greedily and with four beams."""
+  with torch.no_grad():
+    found = {"logits": theirs(**inputs(features))[0].numpy()}
+  if "decoder_input_tokens" in features:
+    found |= {f"written_{beams}": parity.writes(theirs, features, num_beams=beams, eos_id=eos_id) for beams in (1, 4)}
+  return found
+
+
+def write(name: str) -> None:
+  """One folder."""
+  folder = FOLDER / name
+  config = TransformerConfig(**(CONFIGS[name] | dict(dtype="float32")))
+  features = batch(name)
+  with tempfile.TemporaryDirectory() as temporary:
+    pair = parity.pair(config, pathlib.Path(temporary), model_class=CLASSES.get(name, ""))
+    eos_id = parity.ending(pair, features) if "decoder_input_tokens" in features else 0
+    shutil.rmtree(folder, ignore_errors=True)
+    half = dict(max_shard_size=1_500) if name in HALF else {}
+    (pair.theirs.to(torch.bfloat16) if half else pair.theirs).save_pretrained(folder, **half)
+  # As whoever reads it finds it.
+  numbers = expected(parity.load(folder, CLASSES.get(name, "")), features, eos_id)
+  np.savez_compressed(folder / "expected.npz", eos_id=eos_id, **numbers, **features)
+
+
+if __name__ == "__main__":
+  for each in CONFIGS:
+    write(each)

@@ -1,0 +1,191 @@
+"""The tokenizer of an exported folder, as transformers' AutoTokenizer loads it, gives the ids of t2t's vocabulary.
+
+Runs where torch and transformers are installed (tests/parity/requirements.txt).
+"""
+
+import json
+import pathlib
+
+from etils import epath
+import foreign
+import parity
+from parity import transformers
+import pytest
+import sentencepiece
+import tokenizers
+
+from t2t.convert import huggingface
+from t2t.data import vocabularies, vocabulary_training
+from t2t.models import sizes
+from t2t.models.config import TransformerConfig
+
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
+SENTENCES = [
+  "The quick brown fox jumps over the lazy dog.",
+  "  leading, trailing and   many  spaces  ",
+  "Tabs\tand\nline breaks\r\nin a text\n",
+  "naïve café, Ωμέγα, Straße, İstanbul",
+  "日本語のテキストと中文",
+  "emoji 👩‍👩‍👧 🏳️‍🌈 and ⅷ ﬁ ＦＵＬＬ ½",
+  "don't re-enter: 3.14e-10, $%^&*()_+ {[]}|\\~`",
+  "ALL CAPS, MiXeD case; snake_case; CamelCase",
+  "a\u0301 combining, zero\u200bwidth, no\u00a0break, soft\u00adhyphen",
+  "",
+]
+TEXT = [f"{sentence} {number} times, and then some more words" for number in range(200) for sentence in SENTENCES]
+
+
+def unigram(folder):
+  return vocabulary_training.train_sentencepiece(TEXT, size=150, output_dir=folder, character_coverage=0.99)
+
+
+def sentencepiece_bpe(folder):
+  """As Llama 2's: bytes for what has no piece, <unk> 0, <s> 1, </s> 2."""
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT),
+    model_prefix=str(folder / "tokenizer"),
+    model_type="bpe",
+    vocab_size=500,
+    byte_fallback=True,
+    normalization_rule_name="identity",
+    remove_extra_whitespaces=False,
+    minloglevel=2,
+  )
+  return folder / "tokenizer.model"
+
+
+def wordpiece(folder):
+  trained = tokenizers.BertWordPieceTokenizer(lowercase=True)
+  trained.train_from_iterator(TEXT, vocab_size=300, show_progress=False)
+  trained.save_model(str(folder))
+  return folder / "vocab.txt"
+
+
+def byte_level(folder, *special):
+  trained = tokenizers.ByteLevelBPETokenizer()
+  trained.train_from_iterator(TEXT, vocab_size=400, special_tokens=list(special), show_progress=False)
+  trained.save_model(str(folder))
+  return folder / "vocab.json"
+
+
+def gpt2(folder):
+  return byte_level(folder, "<|endoftext|>")
+
+
+def roberta(folder):
+  return byte_level(folder, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def tokenizer_json(folder):
+  """As Llama 3's: byte-level, in one file."""
+  trained = tokenizers.ByteLevelBPETokenizer()
+  special = ["<|begin_of_text|>", "<|end_of_text|>"]
+  trained.train_from_iterator(TEXT, vocab_size=400, special_tokens=special, show_progress=False)
+  trained.save(str(folder / "tokenizer.json"))
+  return folder / "tokenizer.json"
+
+
+def modern_bert(folder):
+  """As ModernBERT's: byte-level, with BERT's special pieces."""
+  trained = tokenizers.ByteLevelBPETokenizer()
+  special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+  trained.train_from_iterator(TEXT, vocab_size=400, special_tokens=special, show_progress=False)
+  trained.save(str(folder / "tokenizer.json"))
+  return folder / "tokenizer.json"
+
+
+T5, GPT2, LLAMA = sizes.t5_1_1("small"), sizes.gpt2("small"), sizes.llama2("7b")
+BERT, ROBERTA, MODERN_BERT = sizes.bert("base") | dict(pooler=False), sizes.roberta("base"), sizes.modern_bert("base")
+# name -> (family, what makes the vocabulary or where it lies, sentinels)
+CASES = {
+  "t5": (T5, unigram, 100),
+  "t5-published": (T5, SHARED / "t5_spiece" / "spiece.model", 100),
+  "t5-bytes": (T5, "bytes", 0),
+  "t5-bytes-sentinels": (T5, "bytes", 100),
+  "t5-bpe": (T5, sentencepiece_bpe, 100),
+  "gpt2": (GPT2, gpt2, 0),
+  "gpt2-published": (GPT2, SHARED / "gpt2" / "encoder.json", 0),
+  "gpt2-sentinels": (GPT2, gpt2, 10),
+  "gpt2-unigram": (GPT2, unigram, 10),
+  "llama2": (LLAMA, sentencepiece_bpe, 0),
+  "llama3": (LLAMA, tokenizer_json, 0),
+  "llama-unigram": (LLAMA, unigram, 100),
+  "bert": (BERT, wordpiece, 0),
+  "bert-published": (BERT, SHARED / "bert_uncased" / "vocab.txt", 0),
+  "bert-unigram": (BERT, unigram, 10),
+  "roberta": (ROBERTA, roberta, 0),
+  "modern_bert": (MODERN_BERT, modern_bert, 0),
+}
+TINY = dict(embed_dim=6, num_heads=3, head_dim=2, mlp_dim=4, dtype="float32")
+
+
+def exported(name, folder):
+  """A small model of the family with that vocabulary, written for transformers; and the vocabulary."""
+  fields, made, extra_ids = CASES[name]
+  spec = made
+  if callable(made):
+    (folder / "files").mkdir()
+    spec = made(folder / "files")
+  elif spec != "bytes" and not spec.exists():
+    pytest.skip(f"{spec} is not there")
+  vocabulary = vocabularies.load(str(spec), extra_ids=extra_ids)
+  layers = {key: 1 for key in ("num_encoder_layers", "num_decoder_layers") if fields[key]}
+  learned = dict(max_length=9) if fields["positions"] == "learned" else {}
+  # Rows beyond the vocabulary's ids, as published models have.
+  rows = dict(vocab_size=vocabulary.vocab_size + 7)
+  config = TransformerConfig(**(fields | TINY | layers | learned | rows))
+  made = foreign.in_memory(config, foreign.random_params(config), vocabulary=spec, extra_ids=extra_ids)
+  huggingface.save(made, epath.Path(folder / "out"))
+  return folder / "out", vocabulary
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request, tmp_path_factory):
+  return exported(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_their_tokenizer_gives_our_ids(case):
+  """Of odd texts, and of what is decoded."""
+  folder, vocabulary = case
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  for text in SENTENCES:
+    expected = list(vocabulary.encode(text))
+    assert tokenizer.encode(text, add_special_tokens=False) == expected, text
+
+
+def test_their_special_ids_are_ours(case):
+  """Padding and EOS, in the tokenizer and in the model's config; and each sentinel by its name."""
+  folder, vocabulary = case
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  config = json.loads((folder / "config.json").read_text())
+  assert tokenizer.pad_token_id == config["pad_token_id"] == vocabulary.pad_id
+  assert tokenizer.eos_token_id == config["eos_token_id"] == vocabulary.eos_id
+  if vocabulary.extra_ids and not hasattr(vocabulary, "_byte_size"):
+    expected = vocabularies.sentinel_ids(vocabulary, vocabulary.extra_ids)
+    names = [f"<extra_id_{number}>" for number in range(vocabulary.extra_ids)]
+    assert tokenizer.convert_tokens_to_ids(names) == expected
+
+
+def test_what_their_tokenizer_gives_goes_into_their_model(case):
+  """As it is: no feature that the model does not know."""
+  folder, _ = case
+  features = transformers.AutoTokenizer.from_pretrained(folder)("a text", return_tensors="pt")
+  model = transformers.AutoModel.from_pretrained(folder)
+  if model.config.is_encoder_decoder:
+    features["decoder_input_ids"] = features["input_ids"]
+  assert model(**features).last_hidden_state.shape[-1] == TINY["embed_dim"]
+
+
+def test_the_folder_is_read_again(case):
+  """With the same ids, by t2t as by transformers, and after transformers has saved it."""
+  folder, vocabulary = case
+  again = folder.parent / "again"
+  transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(again)
+  parity.load(folder).save_pretrained(again)
+  for path in (folder, again):
+    found = huggingface.open(str(path))
+    assert f"{vocabulary.vocab_size:,} ids" in " ".join(found.notes)
+    read = vocabularies.load(found.vocabulary, extra_ids=found.extra_ids)
+    assert read.vocab_size == vocabulary.vocab_size
+    for text in SENTENCES:
+      assert list(read.encode(text)) == list(vocabulary.encode(text)), text

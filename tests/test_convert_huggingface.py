@@ -1,0 +1,529 @@
+"""Hugging Face folders are the models that transformers runs; tests/golden has some, with what transformers computes.
+
+tests/parity/golden.py writes those; tests/parity compares larger models, gradients and tokenizers where torch is.
+"""
+
+import dataclasses
+import errno
+import json
+import pathlib
+import shutil
+import tracemalloc
+
+from etils import epath
+import foreign
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError
+from t2t.convert import families, huggingface, tensors, workdir
+from t2t.convert import settings as settings_lib
+from t2t.models import sizes
+from t2t.models.config import TransformerConfig
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+CONFIG = toy.config(relative_position_buckets=8)
+
+
+def golden(name):
+  """A folder as a t2t model, a batch and what transformers computes with it."""
+  numbers = dict(np.load(GOLDEN / name / "expected.npz"))
+  batch = {key: x for key, x in numbers.items() if key.startswith(("encoder_", "decoder_"))}
+  return huggingface.open(str(GOLDEN / name)), batch, numbers
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A T5 as it is exported, for a test to spoil."""
+  path = tmp_path / "t5"
+  huggingface.save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(path))
+  return path
+
+
+def edit(path, **changes):
+  """Changes keys of a JSON file; None takes one out."""
+  content = json.loads(path.read_text()) | changes
+  path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+# ---- The same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_theirs(name):
+  """At every position that is not padding, for rows of several lengths."""
+  found, batch, numbers = golden(name)
+  at = np.asarray(toy.transformer.real_positions(batch, "decoder" if "decoder_input_tokens" in batch else "encoder"))
+  logits = np.asarray(toy.logits(foreign.model(found, dtype="float32"), batch))
+  np.testing.assert_allclose(logits[at], numbers["logits"][at], atol=1e-4)
+  assert np.std(logits[at]) > 0.1
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("name", ["t5", "gpt2", "llama3"])
+def test_what_is_written_is_theirs(name, num_beams):
+  """Greedily and with four beams, token for token."""
+  found, batch, numbers = golden(name)
+  # Rounded to bfloat16, two tokens may be alike.
+  graphdef = foreign.graphdef(dataclasses.replace(found.model, dtype="float32"))
+  params = foreign.nested(foreign.read(found))
+  written = foreign.writes(graphdef, params, batch, num_beams=num_beams, eos_id=int(numbers["eos_id"]))
+  np.testing.assert_array_equal(written, numbers[f"written_{num_beams}"])
+
+
+# ---- There and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
+  """Through a workdir: every tensor under its name, in its dtype."""
+  opened = huggingface.open(str(GOLDEN / name))
+  workdir.save(opened, epath.Path(tmp_path / "run"))
+  expected = foreign.safetensors(GOLDEN / name)
+  dtype = next(iter(expected.values())).dtype.name
+  huggingface.save(workdir.open(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
+  found = foreign.safetensors(tmp_path / "hf")
+  # Of tasks that t2t has not; `open` says so.
+  left_out = {name for name in expected if name.startswith(("cls.seq_relationship.", "sop_classifier."))}
+  assert found.keys() == expected.keys() - left_out
+  assert all(name in " ".join(opened.notes) for name in left_out)
+  for tensor, value in found.items():
+    expected_value = expected[tensor]
+    assert value.dtype == expected_value.dtype
+    np.testing.assert_array_equal(value, expected_value, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_model_comes_back_bit_for_bit(name, tmp_path):
+  """Every parameter and every field of the config, through a folder of theirs in several files."""
+  config = huggingface.open(str(GOLDEN / name)).model
+  params = foreign.random_params(config)
+  huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "hf"), max_shard_bytes=2_000)
+  assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+  again = huggingface.open(str(tmp_path / "hf"))
+  assert again.model == TransformerConfig(**(vars(config) | {"dtype": "float32"}))
+  for path, value in foreign.read(again).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
+
+
+def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
+  """transformers reads the copy, which only tied logits make the same tensor; what it reads is what counts."""
+  config = TransformerConfig(**(vars(huggingface.open(str(GOLDEN / "bert")).model) | {"tied_logits": False}))
+  params = foreign.random_params(config)
+  huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "bert"))
+  found = foreign.safetensors(tmp_path / "bert")
+  for name in ("cls.predictions.bias", "cls.predictions.decoder.bias"):
+    np.testing.assert_array_equal(found[name], params["head/bias"])
+  # As transformers leaves it: what it does not read it does not train.
+  rewrite(tmp_path / "bert", lambda found: found | {"cls.predictions.bias": np.zeros(41, np.float32)})
+  found = huggingface.open(str(tmp_path / "bert"))
+  np.testing.assert_array_equal(found.tensors["head/bias"].read(), params["head/bias"])
+  assert any("cls.predictions.decoder.bias and cls.predictions.bias differ" in note for note in found.notes)
+
+
+def test_half_precision_is_what_is_asked_for(tmp_path):
+  """Rounded to bfloat16; what float16 cannot hold is refused by name."""
+  params = foreign.random_params(CONFIG)
+  huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "bfloat16"), dtype="bfloat16")
+  found = foreign.safetensors(tmp_path / "bfloat16")["shared.weight"]
+  np.testing.assert_array_equal(found, params["embed/table"].astype(found.dtype))
+  params["encoder/layers/mlp/down"][1, 2, 3] = 70_000.0
+  with pytest.raises(UserError, match=r"encoder.block.1.layer.1.DenseReluDense.wo.weight has values beyond 65,504"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "float16"), dtype="float16")
+  with pytest.raises(UserError, match="--dtype int8: known are float32, bfloat16, float16"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "int8"), dtype="int8")
+  assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
+
+
+@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
+  """Of a model of which the largest tensor is a small part."""
+  config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
+  shapes = tensors.expected(config)
+  layer = lambda x: tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape[1:]),) * x.shape[0], True)
+  whole = lambda x: tensors.Tensor(x.shape, np.dtype(np.float32), (lambda: np.ones(x.shape),))
+  lazy = {path: (layer if "/layers/" in path else whole)(x) for path, x in shapes.items()}
+  largest = max(x.size // (x.shape[0] if "/layers/" in path else 1) for path, x in shapes.items()) * 4
+  made = foreign.in_memory(config, {})
+  made.tensors.update(lazy)
+  tracemalloc.start()
+  try:
+    save(made, epath.Path(tmp_path / "out"))
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  total = sum(x.size for x in shapes.values()) * 4
+  assert peak < total / 3
+  # float64 ones, and float32 of them, and what they are written from.
+  assert peak < 5 * largest + 2_000_000
+
+
+# ---- Published models ------------------------------------------------------------------------------------------------
+
+# The config.json of released models, without what says nothing of the model.
+_T5 = dict(model_type="t5", decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, is_encoder_decoder=True)
+_T5 |= dict(layer_norm_epsilon=1e-6, relative_attention_num_buckets=32, dropout_rate=0.1, initializer_factor=1.0)
+_LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, initializer_range=0.02, rope_scaling=None)
+_LLAMA |= dict(pretraining_tp=1, tie_word_embeddings=False, use_cache=True, torch_dtype="bfloat16")
+_BERT = dict(hidden_act="gelu", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.02)
+_BERT |= dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+PUBLISHED = {
+  "t5-small": (
+    _T5 | dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, n_positions=512),
+    sizes.t5_1_0("small"),
+  ),
+  "google/flan-t5-base": (
+    _T5
+    | dict(vocab_size=32128, d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12)
+    | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    sizes.t5_1_1("base"),
+  ),
+  "google/mt5-small": (
+    _T5
+    | dict(model_type="mt5", vocab_size=250112, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8)
+    | dict(num_heads=6, feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="T5Tokenizer"),
+    sizes.mt5("small"),
+  ),
+  "google/byt5-small": (
+    _T5
+    | dict(vocab_size=384, d_model=1472, d_kv=64, d_ff=3584, num_layers=12, num_decoder_layers=4, num_heads=6)
+    | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, tokenizer_class="ByT5Tokenizer"),
+    sizes.byt5("small"),
+  ),
+  "google/ul2": (
+    _T5
+    | dict(vocab_size=32128, d_model=4096, d_kv=256, d_ff=16384, num_layers=32, num_decoder_layers=32, num_heads=16)
+    | dict(feed_forward_proj="gated-silu", dense_act_fn="silu", is_gated_act=True, tie_word_embeddings=False),
+    sizes.ul2("20b"),
+  ),
+  "bert-base-uncased": (
+    _BERT
+    | dict(model_type="bert", vocab_size=30522, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12),
+    sizes.bert("base"),
+  ),
+  "roberta-base": (
+    _BERT
+    | dict(model_type="roberta", vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    | dict(layer_norm_eps=1e-5),
+    sizes.roberta("base"),
+  ),
+  "albert-base-v2": (
+    _BERT
+    | dict(model_type="albert", vocab_size=30000, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
+    | dict(embedding_size=128, hidden_act="gelu_new", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    | dict(num_hidden_groups=1, inner_group_num=1, num_memory_blocks=0, gap_size=0, net_structure_type=0),
+    sizes.albert("base"),
+  ),
+  "answerdotai/ModernBERT-base": (
+    dict(model_type="modernbert", vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12)
+    | dict(intermediate_size=1152, global_attn_every_n_layers=3, global_rope_theta=160000.0, local_attention=128)
+    | dict(local_rope_theta=10000.0, norm_eps=1e-5, hidden_activation="gelu", max_position_embeddings=8192),
+    sizes.modern_bert("base"),
+  ),
+  "gpt2": (
+    dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024)
+    | dict(activation_function="gelu_new", layer_norm_epsilon=1e-5, resid_pdrop=0.1, initializer_range=0.02),
+    sizes.gpt2("small"),
+  ),
+  "meta-llama/Llama-2-7b-hf": (
+    _LLAMA
+    | dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32)
+    | dict(num_key_value_heads=32, max_position_embeddings=4096),
+    sizes.llama2("7b"),
+  ),
+  "meta-llama/Meta-Llama-3-8B": (
+    _LLAMA
+    | dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32)
+    | dict(num_key_value_heads=8, max_position_embeddings=8192, rope_theta=500000.0),
+    sizes.llama3("8b"),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_a_published_config_is_the_size_of_that_name(name):
+  """As t2t has it, up to dropout, the dtype and what says how long texts were in training."""
+  settings, size = PUBLISHED[name]
+  family = settings_lib.family(settings, name)
+  fields = settings_lib.read_fields(family, settings)
+  others = dict(dropout_rate=0.0, dtype="float32", pooler=False)
+  if size["positions"] != "learned":
+    others |= dict(max_length=0)
+  found, expected = (vars(TransformerConfig(**(each | others))) for each in (fields, size))
+  # Of models that have no such weights.
+  if not size["local_rotary_base"]:
+    found["local_rotary_base"] = 0.0
+  assert found == expected
+  # And no key of it is passed over unseen.
+  assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
+
+
+# ---- What cannot be read ---------------------------------------------------------------------------------------------
+
+
+def refused(folder, *matches):
+  with pytest.raises(UserError) as error:
+    huggingface.open(str(folder), where="--from ")
+  for text in matches:
+    assert text in str(error.value), str(error.value)
+
+
+def rewrite(folder, change):
+  """Other tensors in place of those of a folder, written as the format is described."""
+  found = change(foreign.safetensors(folder))
+  header, data = {}, b""
+  for name, x in found.items():
+    header[name] = {"dtype": "F32", "shape": x.shape, "data_offsets": [len(data), len(data) + x.nbytes]}
+    data += x.tobytes()
+  text = json.dumps(header).encode()
+  (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+NORM = "decoder.final_layer_norm.weight"
+
+
+def test_a_tensor_that_is_missing(folder):
+  """Its name, its shape, and what t2t reads."""
+  rewrite(folder, lambda found: {name: x for name, x in found.items() if name != NORM})
+  refused(folder, f"--from {folder}: its tensors are not", f"{NORM}: missing; expected [16]")
+  edit(folder / "config.json", architectures=["T5EncoderModel"])
+  refused(folder, "t2t reads a T5ForConditionalGeneration", "this is a T5EncoderModel")
+
+
+def test_a_tensor_too_many(folder):
+  """Its name and shape."""
+  rewrite(folder, lambda found: found | {"classifier.weight": np.ones((3, 2), np.float32)})
+  refused(folder, "classifier.weight: unknown; found [3, 2]")
+
+
+def test_a_tensor_of_another_shape(folder):
+  """Its name, the shape that the config asks for, and the one that is there; of many the first few."""
+  rewrite(folder, lambda found: found | {NORM: np.ones(15, np.float32)})
+  refused(folder, f"{NORM}: expected [16], found [15]")
+  edit(folder / "config.json", d_ff=33)
+  refused(folder, "block.0.layer.2.DenseReluDense.wi_0.weight: expected [33, 16], found [32, 16]", "and 11 more")
+
+
+def test_a_model_that_t2t_does_not_know(folder):
+  """The known ones are listed, and the nearest."""
+  edit(folder / "config.json", model_type="lama")
+  refused(folder, "model_type='lama': t2t reads t5, mt5, bert,", "did you mean llama?")
+  edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
+  refused(folder, "config.json: feed_forward_proj='gated-mish': t2t knows relu, gelu")
+
+
+def test_a_value_that_t2t_cannot_compute(tmp_path):
+  """Llama 3.1's rescaled positions would give other numbers: they are refused, not passed over."""
+  shutil.copytree(GOLDEN / "llama3", tmp_path / "llama")
+  rope = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 500_000.0}
+  edit(tmp_path / "llama" / "config.json", rope_parameters=rope)
+  refused(tmp_path / "llama", "rope_parameters=", "t2t's rotary positions are neither rescaled (as Llama 3.1's are)")
+  edit(tmp_path / "llama" / "config.json", rope_parameters=None, attention_bias=True)
+  refused(tmp_path / "llama", "attention_bias=True: t2t's model has False")
+
+
+@pytest.mark.parametrize("length", [0, 5, 8, 100, -1])
+def test_a_file_that_was_cut_off(folder, length):
+  """Wherever it ends, down to the last byte."""
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:length])
+  refused(folder, "model.safetensors: ", "again")
+
+
+def test_a_file_that_shrinks_while_it_is_read(folder):
+  """The header was read when it was whole."""
+  found = huggingface.open(str(folder))
+  path = folder / "model.safetensors"
+  path.write_bytes(path.read_bytes()[:-1000])
+  with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was cut off"):
+    foreign.read(found)
+
+
+def test_weights_that_were_quantised(folder):
+  """They are no floats."""
+  path = folder / "model.safetensors"
+  content = path.read_bytes()
+  path.write_bytes(content.replace(b'"F32"', b'"I32"'))
+  with pytest.raises(UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. A quantised"):
+    huggingface.open(str(folder)).tensors["embed/table"].read()
+
+
+def test_a_folder_without_a_config(folder, tmp_path):
+  """Weights alone do not say what they are; nor does a file that is no JSON."""
+  (folder / "config.json").unlink()
+  assert huggingface.is_huggingface(str(folder))
+  refused(folder, f"--from {folder}: no config.json there; give the folder that `save_pretrained` wrote")
+  (folder / "config.json").write_text('{"model_type": ')
+  refused(folder, "config.json: cannot be read as JSON")
+  assert not huggingface.is_huggingface(str(tmp_path / "nothing"))
+
+
+def test_weights_that_are_pickled(folder):
+  """They are refused with the command that turns them into safetensors."""
+  (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+  assert huggingface.is_huggingface(str(folder))
+  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import transformers', f"save_pretrained('{folder}'")
+  (folder / "pytorch_model.bin").unlink()
+  refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
+
+
+def test_an_index_that_does_not_hold(tmp_path):
+  """It names a file that is not there, or a tensor that its file does not have."""
+  path = tmp_path / "llama"
+  shutil.copytree(GOLDEN / "llama3", path)
+  index = json.loads((path / "model.safetensors.index.json").read_text())
+  index["weight_map"]["lost"] = "model-00001-of-00002.safetensors"
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
+  refused(path, "says that lost is in model-00001-of-00002.safetensors, which does not have it")
+  (path / "model-00002-of-00002.safetensors").unlink()
+  refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
+  edit(path / "model.safetensors.index.json", weight_map=None)
+  refused(path, "model.safetensors.index.json: has no weight_map")
+
+
+def test_two_matrices_where_the_config_has_one(tmp_path):
+  """Tied in config.json, but not in the weights: T5's scale is then unknown; other families keep both."""
+  path = tmp_path / "t5"
+  shutil.copytree(GOLDEN / "t5", path)
+  other = {"lm_head.weight": np.ones((41, 6), np.float32)}
+  rewrite(path, lambda found: found | other)
+  refused(path, "lm_head.weight is another matrix")
+  rewrite(path, lambda found: found | {"lm_head.weight": found["shared.weight"]})
+  assert huggingface.open(str(path)).model.tied_logits
+  path = tmp_path / "gpt2"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  rewrite(path, lambda found: found | other)
+  found = huggingface.open(str(path))
+  assert not found.model.tied_logits
+  assert any("lm_head.weight is another matrix: it is kept" in note for note in found.notes)
+
+
+def test_a_vocabulary_and_its_rows(tmp_path):
+  """Rows beyond the last id are said to be padding; ids without a row are refused; sentinels count."""
+  path = tmp_path / "bert"
+  shutil.copytree(GOLDEN / "bert", path)
+  assert any("no vocabulary lies beside it" in note for note in huggingface.open(str(path)).notes)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+  (path / "vocab.txt").write_text("\n".join(pieces))
+  padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept as they are"
+  found = huggingface.open(str(path))
+  assert padded in found.notes
+  assert (found.vocabulary, found.extra_ids, found.model.vocab_size) == (str(path / "vocab.txt"), 0, 41)
+  for number in (10, 11):
+    listed = {"additional_special_tokens": [f"<extra_id_{i}>" for i in range(number)]}
+    (path / "tokenizer_config.json").write_text(json.dumps(listed))
+    if number == 10:
+      found = huggingface.open(str(path))
+      assert "vocabulary: 41 ids (10 sentinels included), 41 rows" in found.notes
+      assert found.extra_ids == 10
+  refused(path, "its tokenizer does not match its embedding: 42 ids (11 sentinels included) in", "41 rows")
+  (path / "tokenizer_config.json").write_text("{")
+  refused(path, "tokenizer_config.json: cannot be read as JSON")
+  (path / "tokenizer_config.json").unlink()
+  (path / "spiece.model").write_bytes(b"no model")
+  refused(path, "spiece.model: not a SentencePiece model")
+
+
+@pytest.mark.parametrize("extra_ids", [0, 5])
+def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
+  """Bytes, and pieces in a file, each with its sentinels; their ids stand in the exported config.json."""
+  (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]))
+  bert = huggingface.open(str(GOLDEN / "bert")).model
+  for config, spec, size in ((toy.config(vocab_size=300), "bytes", 259), (bert, str(tmp_path / "vocab.txt"), 7)):
+    out = epath.Path(tmp_path / config.architecture)
+    params = foreign.random_params(config)
+    huggingface.save(foreign.in_memory(config, params, vocabulary=spec, extra_ids=extra_ids), out)
+    found = huggingface.open(str(out))
+    assert (epath.Path(found.vocabulary).name, found.extra_ids) == (epath.Path(spec).name, extra_ids)
+    assert any(f"vocabulary: {size + extra_ids} ids" in note for note in found.notes)
+  ids = json.loads((out / "config.json").read_text())
+  assert [ids[f"{kind}_token_id"] for kind in ("pad", "cls", "sep", "eos", "bos")] == [0, 2, 3, 3, None]
+
+
+def test_a_vocabulary_with_more_ids_than_rows_is_not_written(tmp_path):
+  """As when it is read."""
+  made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG), vocabulary="bytes")
+  with pytest.raises(UserError, match="config.model.vocab_size=40 is too small: the vocabulary's largest id is 258"):
+    huggingface.save(made, epath.Path(tmp_path / "out"))
+  assert not list(tmp_path.iterdir())
+
+
+def test_names_that_older_versions_gave(tmp_path):
+  """A bare model's lack the prefix, TensorFlow's norms have gamma and beta, and buffers were saved."""
+  path = tmp_path / "bert"
+  shutil.copytree(GOLDEN / "bert", path)
+  expected = foreign.read(huggingface.open(str(path)))
+  tensorflow = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+    "LayerNorm.bias", "LayerNorm.beta"
+  )
+  buffer = {"bert.embeddings.position_ids": np.arange(15, dtype=np.float32)}
+  rewrite(path, lambda found: {tensorflow(name): x for name, x in found.items()} | buffer)
+  found = huggingface.open(str(path))
+  path = tmp_path / "gpt2"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  for each, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, expected[each])
+  rewrite(path, lambda found: {name.removeprefix("transformer."): x for name, x in found.items()})
+  assert huggingface.open(str(path)).tensors.keys() == huggingface.open(str(GOLDEN / "gpt2")).tensors.keys()
+
+
+# ---- What cannot be written ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_transformers_does_not_have(tmp_path):
+  """The fields that stand in the way are named."""
+  for config, reason in (
+    (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(theirs 'relative'\)"),
+    (
+      toy.KINDS["prefix_lm"],
+      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  llama: config.*bidirectional_prefix=True",
+    ),
+    (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
+    (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales logits of the embedding"),
+  ):
+    with pytest.raises(UserError, match=f"memory: none of the models of transformers that t2t writes(.|\n)*{reason}"):
+      huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
+  """Neither under the name nor beside it; a full disk is said."""
+  written = []
+
+  def advance(nbytes, count):
+    written.append(nbytes)
+    if len(written) == 5:
+      raise error
+
+  with pytest.raises((KeyboardInterrupt, UserError)) as found:
+    save(foreign.in_memory(CONFIG, foreign.random_params(CONFIG)), epath.Path(tmp_path / "out"), advance=advance)
+  assert not list(tmp_path.iterdir())
+  if isinstance(error, OSError):
+    assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
+
+
+@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
+  """Neither on a disk that is too small nor over what is there."""
+  made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))
+  usage = shutil.disk_usage(tmp_path)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000))
+  with pytest.raises(UserError, match=r"out: no space left: 0.00 GB are needed, 0.00 GB are free on the disk of"):
+    save(made, epath.Path(tmp_path / "out"))
+  (tmp_path / "out").mkdir()
+  (tmp_path / "out" / "mine.txt").write_text("precious")
+  with pytest.raises(UserError, match="out: exists and is not an empty folder; give another, or delete it first"):
+    save(made, epath.Path(tmp_path / "out"))
+  assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
+
+
+def test_every_table_is_read_both_ways():
+  """No two names of a family mean the same parameter, and none is of a parameter that no model has."""
+  for family in settings_lib.FAMILIES.values():
+    ours = [path for value in family.names.values() for path in ([value] if isinstance(value, str) else value)]
+    assert len(ours) == len(set(ours))
+    assert set(family.copies.values()) <= set(family.names)
+    assert isinstance(family, families.Family)
