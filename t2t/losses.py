@@ -65,7 +65,7 @@ def _chunk_loss(
 
 
 def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  """[shards, tokens, ...] -> [chunks, shards, chunk, ...]: each chunk is spread over all shards of the batch."""
+  """[shards, tokens, ...] -> [chunks, shards, chunk, ...]: each chunk is spread over all shards."""
   tokens = arrays[0].shape[1]
   num_chunks = -(-tokens // config.chunk_tokens)
   size = -(-tokens // num_chunks)
@@ -73,14 +73,29 @@ def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, 
   def one(x):
     x = jnp.pad(x, [(0, 0), (0, num_chunks * size - tokens)] + [(0, 0)] * (x.ndim - 2))
     x = jnp.moveaxis(x.reshape(x.shape[0], num_chunks, size, *x.shape[2:]), 1, 0)
-    return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
+    return sharding.shard(x, None, "tokens", *[None] * (x.ndim - 2))
 
   return tuple(one(x) for x in arrays)
 
 
+def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+  """In how many parts the mesh splits rows and positions of [batch, length, ...]."""
+  columns = sharding.num_shards("length")
+  return sharding.num_shards("batch"), 1 if shape[1] % columns else columns
+
+
 def _by_shard(x: jax.Array) -> jax.Array:
-  """[batch, length, ...] -> [shards, tokens, ...]: what each shard of the batch holds."""
-  return x.reshape(sharding.num_shards("batch"), -1, *x.shape[2:])
+  """[batch, length, ...] -> [shards, tokens, ...]: what each device holds of the batch's rows and of their length."""
+  rows, columns = _grid(x.shape)
+  split = x.reshape(rows, x.shape[0] // rows, columns, x.shape[1] // columns, *x.shape[2:])
+  return jnp.moveaxis(split, 2, 1).reshape(rows * columns, -1, *x.shape[2:])
+
+
+def _whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """What `_by_shard` has made of an array of this shape, as it was."""
+  rows, columns = _grid(shape)
+  split = x.reshape(rows, columns, shape[0] // rows, shape[1] // columns, *shape[2:])
+  return jnp.moveaxis(split, 1, 2).reshape(shape)
 
 
 def _weighted_first(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -149,7 +164,7 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights):
     return (total, by_shard(jax.tree.map(jnp.add, gradient, weights_gradient))), hidden_gradient
 
   # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
-  by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "batch", *["any"] * (x.ndim - 1)), tree)
+  by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "tokens", *["any"] * (x.ndim - 1)), tree)
   chunks, num_used, order = _prepared(config, sparse, hidden, targets, weights)
   num_shards = chunks[0].shape[1]
   zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((num_shards, *w.shape), jnp.float32), logits_fn))
@@ -161,7 +176,7 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights):
     merged = jnp.take_along_axis(merged, jnp.argsort(order, axis=1)[..., None], axis=1)
   # The barrier has the sum over shards made now: put off, each device would hold its whole part of it through the
   # backward pass of the decoder.
-  return total, jax.lax.optimization_barrier((gradient, merged.reshape(hidden.shape)))
+  return total, jax.lax.optimization_barrier((gradient, _whole(merged, hidden.shape)))
 
 
 def _summed_backward(config, sparse, residuals, cotangents):

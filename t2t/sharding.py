@@ -15,13 +15,19 @@ import numpy as np
 
 from t2t import UserError
 
-MESH_AXES = ("data", "fsdp", "tensor")
+# From the slowest links to the fastest: between slices, within a slice, between neighbours.
+MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
+# Axes that a mesh has only where they have a size.
+_OPTIONAL = ("dcn_data", "sequence")
+
+_BATCH, _PARAMETER = ("dcn_data", "data", "fsdp"), ("fsdp", "sequence")
 
 # logical axis -> (mesh axes of an activation, mesh axes of a parameter)
 RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
-  "batch": (("data", "fsdp"), None),
-  "length": (None, None),
-  "embed": (None, "fsdp"),
+  "batch": (_BATCH, None),
+  "length": ("sequence", None),
+  "tokens": ((*_BATCH, "sequence"), None),
+  "embed": (None, _PARAMETER),
   "heads": ("tensor", "tensor"),
   "mlp": ("tensor", "tensor"),
   "vocab": ("tensor", "tensor"),
@@ -30,12 +36,12 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "buckets": (None, None),
   "positions": (None, None),
   "segments": (None, None),
-  "factor": (None, "fsdp"),
+  "factor": (None, _PARAMETER),
 }
 
 
 def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
-  """The size of every mesh axis, with the one -1 filled in.
+  """The size of every mesh axis, with the one -1 filled in; dcn_data and sequence only where they are more than 1.
 
   Raises:
     UserError: unknown axis, more than one -1, or sizes whose product is not `num_devices`.
@@ -52,7 +58,7 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
   if len(free) > 1:
     raise UserError(f"config.mesh: {' and '.join(free)} are both -1; only one axis can take the devices that are left")
   fixed = math.prod(size for size in sizes.values() if size != -1)
-  text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+  text = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1)
   if free:
     if num_devices % fixed:
       divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
@@ -66,27 +72,52 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
       f"config.mesh: {text} makes {fixed} device(s), but there are {num_devices};"
       " set one axis to -1 to use all that are left, for example --config.mesh.fsdp=-1"
     )
-  return sizes
+  return {axis: size for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1}
 
 
 def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
-  """A mesh with axes data, fsdp and tensor over all devices (or over `devices`).
+  """A mesh with axes data, fsdp and tensor, and where they are asked for dcn_data and sequence, over all devices.
+
+  dcn_data goes from slice to slice (or, where there are no slices, from host to host): over the network of the data
+  centre, where the gradients of a step are summed and nothing else.
 
   Args:
     shape: size of each axis; an axis left out is 1, and one may be -1 (all devices that are left).
     devices: defaults to `jax.devices()`; devices of an ahead-of-time topology work too.
 
   Raises:
-    UserError: see `mesh_sizes`.
+    UserError: see `mesh_sizes`; or the slices are not as many as `dcn_data`.
   """
-  num_devices = len(devices) if devices is not None else jax.device_count()
-  sizes = mesh_sizes(shape, num_devices)
-  return jax.make_mesh(
-    tuple(sizes.values()),
-    tuple(sizes),
-    axis_types=(jax.sharding.AxisType.Auto,) * len(sizes),
-    devices=devices,
-  )
+  devices = jax.devices() if devices is None else list(devices)
+  sizes = mesh_sizes(shape, len(devices))
+  axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
+  granules, wanted = _granules(devices), sizes.get("dcn_data", 1)
+  has_slices = len({_slice(device) for device in devices}) > 1
+  if wanted != len(granules) and (has_slices or (wanted > 1 and len(granules) > 1)):
+    raise UserError(
+      f"config.mesh.dcn_data={wanted}, but the devices are {len(granules)} {'slices' if has_slices else 'hosts'};"
+      f" set --config.mesh.dcn_data={len(granules)}"
+    )
+  if wanted == 1 or len(granules) == 1:
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices)
+  # Each slice in the order that suits its own links, one slice after another.
+  inner = {axis: size for axis, size in sizes.items() if axis != "dcn_data"}
+  inner_types = axis_types[1:]
+  parts = [jax.make_mesh(tuple(inner.values()), tuple(inner), axis_types=inner_types, devices=g) for g in granules]
+  return jax.sharding.Mesh(np.stack([part.devices for part in parts]), tuple(sizes), axis_types=axis_types)
+
+
+def _slice(device: jax.Device) -> int:
+  return getattr(device, "slice_index", 0)
+
+
+def _granules(devices: list[jax.Device]) -> list[list[jax.Device]]:
+  """The devices of each slice; where there are no slices, of each host."""
+  has_slices = len({_slice(device) for device in devices}) > 1
+  found: dict[int, list[jax.Device]] = {}
+  for device in devices:
+    found.setdefault(_slice(device) if has_slices else device.process_index, []).append(device)
+  return [found[index] for index in sorted(found)]
 
 
 def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int]) -> PartitionSpec:
@@ -108,6 +139,10 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
+  # A single token that is being decoded stays whole.
+  axes = tuple(
+    None if axis == "length" and size % num_shards("length") else axis for axis, size in zip(axes, x.shape, strict=True)
+  )
   return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=mesh.shape))
 
 

@@ -157,6 +157,17 @@ def test_on_a_mesh(kernel, kv_heads):
   assert result.sharding.shard_shape(result.shape) == (1, 2, LENGTH, 16)
 
 
+@pytest.mark.parametrize("name", sorted(MASKS))
+def test_a_split_sequence(name):
+  """Every device does its part of the queries with all keys, wherever its part lies."""
+  one = MASKS[name]
+  if one.window:
+    pytest.skip("a window over a split sequence runs without a kernel")
+  with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "sequence": 2, "tensor": 2})):
+    result = assert_is_formula(one, "splash", heads=4, kv_heads=2)
+  assert result.sharding.shard_shape(result.shape) == (1, 2, LENGTH // 2, 16)
+
+
 def gradient_of_layers(weights, run, **options):
   """Gradient function of two attention layers, [2, kv, kv], that `run` calls one after another."""
 

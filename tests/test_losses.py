@@ -141,7 +141,10 @@ def test_loss_of_what_has_weight_equals_the_plain_one(config, kind):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["8", "2-2-2"])
+MESHES = [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 4}]
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES, ids=["8", "2-2-2", "2-4"])
 @pytest.mark.parametrize("config", [ENCODER, PREFIX], ids=["encoder", "prefix"])
 def test_loss_of_what_has_weight_does_not_depend_on_the_mesh(config, mesh_shape):
   """Shards with much, little and no weight go through as many chunks as the fullest."""

@@ -85,6 +85,8 @@ def test_microbatches_equal_the_full_batch():
     ({"data": 8}, 1),
     ({"fsdp": 4, "tensor": 2}, 2),
     ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
+    ({"fsdp": 2, "sequence": 2, "tensor": 2}, 2),
+    ({"dcn_data": 2, "sequence": 4}, 1),
   ],
   ids=lambda x: "-".join(f"{axis}{size}" for axis, size in x.items()) if isinstance(x, dict) else None,
 )

@@ -148,7 +148,7 @@ class RelativePositionBias(nnx.Module):
       max_distance=self.max_distance,
     )
     bias = jnp.take(self.table[...].T, buckets, axis=1)
-    return sharding.shard(bias[None], None, "heads", "length", "length")
+    return sharding.shard(bias[None], None, "heads", "length", None)
 
 
 def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
@@ -209,6 +209,7 @@ def choose(
     compute_capability=kernels.compute_capability(),
     batch_shards=sharding.num_shards("batch"),
     head_shards=sharding.num_shards("heads"),
+    length_shards=sharding.num_shards("length"),
   )
 
 
@@ -235,6 +236,10 @@ def attend(
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
   """
+  if sharding.num_shards("length") > 1 and not mask.is_decoding:
+    # Where the mesh splits sequences, each device has all keys to its part of the queries (Dubey et al. 2024, section
+    # 3.3.2): they are small, and any mask works as it is.
+    keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
   dropped = dropout_key is not None and dropout_rate > 0.0
   choice = choose(query, keys, mask, bias=bias is not None, dropout=dropped)
   if choice.kernel != "plain" and not mask.is_decoding:

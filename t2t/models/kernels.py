@@ -52,6 +52,7 @@ def choose(
   compute_capability: str = "",
   batch_shards: int = 1,
   head_shards: int = 1,
+  length_shards: int = 1,
 ) -> Choice:
   """The kernel for an attention of these shapes; decided from what is known before anything is compiled.
 
@@ -63,7 +64,8 @@ def choose(
     bias: something is added to the logits.
     dropout: probabilities are dropped.
     compute_capability: of the GPU, "9.0" for an H100; see `compute_capability`.
-    batch_shards, head_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`.
+    batch_shards, head_shards, length_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`;
+      of the lengths the queries' alone.
   """
   batch, heads, query_length, head_dim = query_shape
   key_length = key_shape[2]
@@ -74,15 +76,17 @@ def choose(
     (dropout, "dropout of probabilities"),
     (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),
+    (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),
   ]
   if platform == "tpu":
     kernel, why = "splash", "TPU, no bias"
-    shortest = min(query_length, key_length)
+    shortest = min(query_length // length_shards, key_length)
     refusals += [
       (dtype not in ("bfloat16", "float32"), dtype),
       (shortest < _SMALLEST_BLOCK, f"length {shortest}, a block has {_SMALLEST_BLOCK}"),
       (mask.window and mask.causal and mask.prefix is not None, "window and prefix"),
       (mask.window and query_length != key_length, "window over another sequence"),
+      (mask.window and length_shards > 1, "window over a split sequence"),
     ]
   else:
     kernel, why = "cudnn", "GPU, no bias"
@@ -96,6 +100,7 @@ def choose(
       (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN takes multiples of 8 up to {largest}"),
       (query_length == 1, "one query"),
       (odd and not _is_structure(mask), "odd length with a mask"),
+      (length_shards > 1, "split sequence"),
     ]
   for refused, reason in refusals:
     if refused:
@@ -143,15 +148,21 @@ def attend(
   else:
     raise ValueError(f"kernel is {kernel!r}; there are splash and cudnn")
 
-  def part(query, keys, values, query_segments, key_segments, prefix):
+  # Of a split sequence every device has its part of the queries and all keys, and must be told where its part lies.
+  reach = None
+  if mask.causal and not mask.window and sharding.num_shards("length") > 1:
+    reach = _positions_seen(mask, query.shape[0], query.shape[2])
+
+  def part(query, keys, values, query_segments, key_segments, prefix, reach):
     local = dataclasses.replace(
       mask, query_segments=query_segments, key_segments=key_segments, prefix=prefix, query_offset=0
     )
-    return function(query, keys, values, local)
+    return function(query, keys, values, local, **({} if reach is None else {"reach": reach}))
 
-  activation, ids = ("batch", "heads", "length", "kv"), ("batch", "length")
-  run = sharding.per_device(part, in_axes=(activation,) * 3 + (ids,) * 3, out_axes=activation)
-  attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix)
+  queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
+  ids, all_ids = ("batch", "length"), ("batch", None)
+  run = sharding.per_device(part, in_axes=(queries, memory, memory, ids, all_ids, ids, ids), out_axes=queries)
+  attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix, reach)
   if mask.key_segments is None:
     return attended
   # For such queries the kernels' probabilities do not sum to one in the backward pass.
@@ -191,6 +202,13 @@ def _reach(prefix: jax.Array, segments: jax.Array | None) -> jax.Array:
   return jnp.where(inside, jax.lax.cummin(ends, axis=1, reverse=True), positions)
 
 
+def _positions_seen(mask: "attention.AttentionMask", batch: int, length: int) -> jax.Array:
+  """The last position that each query of a causal mask sees, int32 [batch, length]."""
+  if mask.prefix is not None:
+    return _reach(mask.prefix, mask.query_segments)
+  return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+
+
 def _blocks_that_run(
   reach: jax.Array | None,
   query_segments: jax.Array | None,
@@ -224,9 +242,15 @@ def _to_fetch(runs: jax.Array, axis: int) -> jax.Array:
 
 
 def _splash(
-  query: jax.Array, keys: jax.Array, values: jax.Array, mask: "attention.AttentionMask", *, largest_block: int
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  mask: "attention.AttentionMask",
+  *,
+  largest_block: int,
+  reach: jax.Array | None = None,
 ) -> jax.Array:
-  """Splash attention of one device.
+  """Splash attention of one device; `reach` is that of `_positions_seen`, if the queries are part of a sequence.
 
   Where the mask is the same in all rows (causal, window), the kernel knows from compilation which blocks to skip, and
   the batch is an axis of its grid.  Where it differs (segments, prefix), the kernel finds in arrays which blocks to
@@ -247,7 +271,7 @@ def _splash(
   if prefix is not None and mask.window:
     raise ValueError("splash attention has no window with a prefix")
   # A window's blocks are few, and known before.
-  end_to_end = not mask.window and (mask.query_segments is not None or prefix is not None)
+  end_to_end = not mask.window and (mask.query_segments is not None or prefix is not None or reach is not None)
 
   # ---- What all rows have in common ------------------------------------------
   # JAX looks for what to skip element by element, in minutes at 131,072 positions; found in arrays it needs no look.
@@ -275,10 +299,9 @@ def _splash(
   )
 
   # ---- What differs between rows ---------------------------------------------
-  query_segments, key_segments, reach = mask.query_segments, mask.key_segments, None
+  query_segments, key_segments = mask.query_segments, mask.key_segments
   if mask.causal:
-    positions = jnp.broadcast_to(jnp.arange(query_length, dtype=jnp.int32), (batch, query_length))
-    reach = positions if prefix is None else _reach(prefix, query_segments)
+    reach = _positions_seen(mask, batch, query_length) if reach is None else reach
     reach = _pad(reach, query_block, axis=1, value=query_length - 1)
   if query_segments is not None:
     query_segments, key_segments = (

@@ -90,7 +90,7 @@ def _decoder_mask(config: TransformerConfig, batch: Batch) -> attention.Attentio
 
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
-  return jax.tree.map(lambda x: sharding.shard(x, "layers", "batch", "heads", "length", "kv"), cache)
+  return jax.tree.map(lambda x: sharding.shard(x, "layers", "batch", "heads", None, "kv"), cache)
 
 
 def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array | None:
