@@ -43,6 +43,11 @@ def get_config() -> ConfigDict:
   config.train.label_smoothing = 0.0  # share of the target distribution spread over the whole vocabulary
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
+  config.train.hosts = 0  # that must have come; 0: as many as there are
+  config.train.stall_factor = (
+    20.0  # a step of so many times the usual length has every host say where it stands; 0: none
+  )
+  config.train.xla_flags = True  # of the table in t2t/xla_flags.py, which lets collectives overlap with computing
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
   config.optimizer = ConfigDict()
@@ -79,13 +84,15 @@ def get_config() -> ConfigDict:
   config.checkpoint.keep = 3  # the last so many; the best by held-out loss is kept besides
 
   config.init = ConfigDict()
-  config.init.checkpoint = ""  # a workdir or checkpoint whose parameters training starts from, at step 0
+  config.init.checkpoint = ""  # a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from
   config.init.inherit = False  # its model and vocabulary take the place of config.model and config.data.vocabulary
   config.init.parameters = True  # False: start from fresh parameters after all, to compare
 
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
+  config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices
   config.mesh.data = 1  # the batch is split, parameters are copied
   config.mesh.fsdp = -1  # the batch and the parameters are split
+  config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
 
   return config.lock()

@@ -18,6 +18,7 @@ from t2t import (
   checkpoint,
   command_line,
   decoding,
+  hosts,
   prediction,
   pretrained,
   results,
@@ -357,14 +358,16 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
   parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")
+  hosts.add_options(parser)
   options = parser.parse_known_args(argv)[0]
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see t2t eval --help")
+  cpu.keep_freed_memory()
+  hosts.join(options)
   source = pretrained.find(options.checkpoint)
   options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
   if options.shots is not None:
     config.eval.shots = options.shots
-  cpu.keep_freed_memory()
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   evaluate(config, source, options.workdir)

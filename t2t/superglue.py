@@ -8,7 +8,7 @@ from etils import epath
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, checkpoint, command_line, pretrained, results, train
+from t2t import UserError, checkpoint, command_line, hosts, pretrained, results, train
 from t2t.models import cpu
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
@@ -110,10 +110,13 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="finetune_superglue")
   parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
   parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
+  hosts.add_options(parser)
   options = parser.parse_known_args(argv)[0]
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see t2t superglue --help")
+  cpu.keep_freed_memory()
+  hosts.join(options)
   source = pretrained.find(options.checkpoint)
   options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
   if config.eval.every != config.checkpoint.every:
@@ -121,6 +124,5 @@ def main(argv: list[str]) -> None:
       f"config.eval.every={config.eval.every} and config.checkpoint.every={config.checkpoint.every}: a step can be"
       " chosen where it was both evaluated and saved; give the same number"
     )
-  cpu.keep_freed_memory()
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   superglue(config, source, options.workdir)

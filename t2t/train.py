@@ -1,6 +1,6 @@
 """`t2t train`: one loop, from a config and a workdir to a trained model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import json
@@ -19,15 +19,17 @@ from t2t import (
   checkpoint,
   command_line,
   examples,
+  hosts,
   losses,
   optimizers,
   pretrained,
-  results,
   sharding,
   train_state,
   writers,
+  xla_flags,
 )
 from t2t import metrics as metrics_lib
+from t2t import report as reports
 from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 
@@ -64,6 +66,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   eval_batch_size = config.eval.batch_size or config.train.batch_size
 
   # ---- Mesh ----------------------------------------------------------------
+  hosts.check_number(config.train.hosts)
   mesh = sharding.make_mesh(config.mesh)
   _check_sizes(config, mesh)
 
@@ -75,6 +78,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     architecture=model_config.architecture,
     model_max_length=model_config.most_positions,
   )
+  _check_lengths(pipeline.model_lengths(data, model_config.architecture), mesh)
   workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0
 
@@ -131,11 +135,11 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
       batches.restore(streams)
     elif config.init.checkpoint and config.init.parameters:
-      path = checkpoint.find(config.init.checkpoint)
+      source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
       wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
-      params = checkpoint.restore_params(path, wanted)
+      params = pretrained.load_params(source, wanted)
       state = _warm_start(make_state, params, shardings, config.train.freeze)(parameter_key)
-      _say(f"starting from the parameters of {path}")
+      _say(f"starting from the parameters of {source.path}")
     else:
       state = jax.jit(make_state, out_shardings=shardings)(parameter_key)
     start = start or 0
@@ -168,7 +172,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     # Of several hosts all must stop after the same step: the cloud's notice, which JAX shares, and not a signal to one.
     alone = jax.process_count() == 1
     stop_requested = stack.enter_context(_stop_signal()) if alone else lambda: checkpoints.preempted(last_step)
-    report = _Report(config, schedule, throughput, writer, line)
+    watchdog = stack.enter_context(hosts.Watchdog(config.train.stall_factor).running())
+    report = reports.Report(config, schedule, throughput, writer, line)
 
     def evaluate_all(step, state):
       """Every metric by name: the held-out loss, and those of the tasks."""
@@ -186,6 +191,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       state, metrics = train_step(state, batch, dropout_key)
       if pending is not None:
         report.step(*pending)
+        watchdog.step()
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
 
       is_last = last_step == config.train.steps
@@ -197,6 +203,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
         report.step(*pending)
         pending = None
         throughput.pause()
+        watchdog.pause()
       if evaluates:
         measured = evaluate_all(last_step, state)
       if saves:
@@ -233,7 +240,15 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       )
     if first:
       picture = writers.plot_loss(workdir, unigram_loss=unigram)
-      _summarise(workdir, measured["loss"], unigram, shown, saved_step, checkpoints.metrics(), picture)
+      reports.summarise(
+        workdir,
+        loss=measured["loss"],
+        unigram=unigram,
+        shown=shown,
+        saved_step=saved_step,
+        metrics=checkpoints.metrics(),
+        picture=picture,
+      )
   return state
 
 
@@ -271,6 +286,18 @@ def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
       raise UserError(
         f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads};"
         f" sizes that would do: {works}"
+      )
+
+
+def _check_lengths(lengths: Mapping[str, int], mesh: jax.sharding.Mesh) -> None:
+  """Whether the mesh divides the positions of encoder and decoder."""
+  parts = sharding.num_shards("length", mesh)
+  for side, length in lengths.items():
+    if length % parts:
+      low = length // parts * parts
+      raise UserError(
+        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions;"
+        f" {' or '.join(str(size) for size in (low, low + parts) if size)} would do"
       )
 
 
@@ -339,92 +366,6 @@ def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:
   return total
 
 
-class _Report:
-  """Brings metrics of steps and evaluations to the terminal and the files, and stops a run whose loss is not finite."""
-
-  def __init__(self, config, schedule, throughput, writer, line):
-    self._config = config
-    self._schedule = schedule
-    self._throughput = throughput
-    self._writer = writer
-    self._line = line
-    self._warned = False
-
-  def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
-    """Reads one training step's metrics, waiting for it if need be."""
-    host = jax.device_get(metrics)
-    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in host.items()}
-    values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=wait_seconds)
-    if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
-      raise UserError(
-        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: not finite; nothing was saved since."
-        " Lower config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on"
-        " from the last checkpoint"
-      )
-    if self._line is None:
-      return
-    left = self._config.train.steps - step
-    speed = values.get("steps_per_second")
-    self._line.update(
-      step,
-      loss=values["loss"],
-      tokens_per_second=values.get("tokens_per_second"),
-      seconds_left=None if speed is None else left / speed,
-    )
-    self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
-    if step % self._config.train.log_every == 0:
-      values["learning_rate"] = float(self._schedule(step - 1))
-      self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
-
-  def _warn_of_waiting(self, step: int, share: float) -> None:
-    if share > 0.05 and not self._warned and step >= 20:
-      self._warned = True
-      self._line.say(
-        f"step {step}: {share:.0%} of the time is spent waiting for data (config.data); `python benchmarks/pipeline.py`"
-        " measures the pipeline alone"
-      )
-    elif share < 0.03:
-      self._warned = False
-
-  def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
-    """Reads the metrics of an evaluation; its loss."""
-    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
-    if self._writer is not None:
-      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
-    return values["loss"]
-
-  def tasks(self, step: int, found: Sequence[results.Result]) -> dict[str, float]:
-    """Brings the metrics of tasks to the terminal and the files; all of them by name, "task/metric"."""
-    values = {f"{each.task}/{name}": value for each in found for name, value in each.metrics.items()}
-    values |= {f"{each.task}/score": each.score for each in found if each.metrics}
-    if self._writer is not None:
-      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-      for each in found:
-        metrics = ", ".join(f"{name} {value:.2f}" for name, value in each.metrics.items())
-        unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
-        self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
-    return values
-
-
-def _summarise(workdir, eval_loss, unigram, shown, saved_step, metrics, picture) -> None:
-  """Prints what a person wants to know at the end."""
-  print(f"\nheld-out loss  {eval_loss:.4f} nats per target token")
-  print(f"unigram model  {unigram:.4f} (knows only how often each token occurs in these very targets)")
-  for number, (given, prediction, truth) in enumerate(shown, start=1):
-    print(f"\nexample {number}, held out")
-    for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
-      print(writers.wrapped(label, text))
-  best = checkpoint.best_steps(metrics)
-  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best.pop('loss', None)})")
-  for name, step in best.items():
-    print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
-  print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
-  print(f"metrics        {workdir / 'metrics.jsonl'}")
-  print(f"config         {workdir / 'config.json'}")
-  print(f"loss curve     {picture}")
-
-
 def main(argv: list[str]) -> None:
   """The command."""
   parser = command_line.config_parser(
@@ -439,13 +380,17 @@ def main(argv: list[str]) -> None:
     ),
   )
   parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
+  hosts.add_options(parser)
   options, config = command_line.parse(parser, argv)
+  if not options.workdir:
+    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+  cpu.keep_freed_memory()
+  if config.train.xla_flags:
+    xla_flags.apply()
+  hosts.join(options)
   if config.init.inherit and config.init.checkpoint:
     # What is typed still has the last word over what the checkpoint says.
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
     options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
-  if not options.workdir:
-    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
-  cpu.keep_freed_memory()
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(config, options.workdir)

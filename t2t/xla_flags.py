@@ -1,0 +1,99 @@
+"""Flags of XLA that let collectives overlap with computing: one table, applied by `t2t train`.
+
+A flag that the user has set is left as it is, and one that the installed compiler does not know is left out, for it
+would end the process.  `config.train.xla_flags=False` applies none.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import importlib.util
+import mmap
+import os
+import pathlib
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+  """One flag: its name and value, and what it is good for."""
+
+  name: str
+  value: str
+  why: str
+
+  def __str__(self) -> str:
+    return f"--{self.name}={self.value}"
+
+
+# platform -> flags.  Sources: MaxText's benchmarks/xla_flags_library.py (Google), and NVIDIA's "Tips for
+# high-performance LLMs with JAX and XLA" (docs.nvidia.com/jax-toolbox).
+FLAGS: Mapping[str, tuple[Flag, ...]] = {
+  "tpu": (
+    Flag("xla_enable_async_all_gather", "true", "parameters are gathered while the layer before is computed"),
+    Flag("xla_tpu_enable_async_collective_fusion", "true", "collectives run as part of the matmuls beside them"),
+    Flag("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers of parameters as well"),
+    Flag("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "over several matmuls where one is short"),
+    Flag("xla_tpu_overlap_compute_collective_tc", "true", "the core computes while the links are busy"),
+    Flag("xla_tpu_enable_data_parallel_all_reduce_opt", "true", "gradients of several slices meet in the background"),
+    Flag("xla_tpu_data_parallel_opt_different_sized_ops", "true", "whatever their sizes"),
+  ),
+  "gpu": (
+    Flag("xla_gpu_enable_latency_hiding_scheduler", "true", "collectives start as early as their inputs are there"),
+    Flag(
+      "xla_gpu_enable_pipelined_all_gather", "true", "the next layer's parameters are gathered ahead"
+    ),
+    Flag("xla_gpu_enable_pipelined_reduce_scatter", "true", "gradients are scattered behind the next layer's matmuls"),
+    Flag("xla_gpu_enable_pipelined_all_reduce", "true", "as are sums of gradients where parameters are copied"),
+    Flag("xla_gpu_enable_while_loop_double_buffering", "true", "what a scan has gathered ahead is not copied"),
+  ),
+}
+_VARIABLE = {"tpu": "LIBTPU_INIT_ARGS", "gpu": "XLA_FLAGS"}
+
+
+def _compiler(platform: str) -> pathlib.Path | None:
+  """The library that reads the flags of a platform, if the platform is installed at all."""
+  package, pattern = {"tpu": ("libtpu", "libtpu.so"), "gpu": ("jaxlib", "libjax_common.so")}[platform]
+  installed = importlib.util.find_spec("libtpu" if platform == "tpu" else "jax_plugins")
+  spec = importlib.util.find_spec(package)
+  if installed is None or spec is None:
+    return None
+  path = pathlib.Path(next(iter(spec.submodule_search_locations))) / pattern
+  return path if path.exists() else None
+
+
+def known(platform: str) -> list[Flag]:
+  """The flags of the table that the installed compiler knows; none where it is not installed.
+
+  Args:
+    platform: a key of `FLAGS`.
+  """
+  path = _compiler(platform)
+  if path is None:
+    return []
+  with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+    return [flag for flag in FLAGS[platform] if library.find(flag.name.encode()) != -1]
+
+
+def apply() -> list[Flag]:
+  """Sets the flags of the platforms that are installed; those that were not set before.
+
+  It is called before JAX starts a backend: later nothing comes of it.
+  """
+  applied = []
+  for platform, variable in _VARIABLE.items():
+    own = os.environ.get(variable, "")
+    flags = list(_missing(known(platform), own))
+    if flags:
+      os.environ[variable] = " ".join([*map(str, flags), *own.split()])
+      applied += flags
+  return applied
+
+
+def _missing(flags: list[Flag], own: str) -> Iterator[Flag]:
+  names = set(re.findall(r"--(\w+)", own))
+  return (flag for flag in flags if flag.name not in names)
+
+
+def as_options(platform: str) -> dict[str, str]:
+  """The known flags as `compiler_options` of a program that is compiled for a device that is not here."""
+  return {flag.name: flag.value for flag in known(platform)}

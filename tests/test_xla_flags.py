@@ -1,0 +1,54 @@
+"""Flags of XLA: the user's come first, and none is set that the compiler would stop at."""
+
+import os
+
+import pytest
+
+from t2t import xla_flags
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+  """A compiler that knows all flags but the last of each platform."""
+  path = tmp_path / "library.so"
+  names = [flag.name for flags in xla_flags.FLAGS.values() for flag in flags[:-1]]
+  path.write_bytes(b"\0\1" + b"\0".join(name.encode() for name in names))
+  monkeypatch.setattr(xla_flags, "_compiler", lambda platform: path if platform == "gpu" else None)
+  monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+  return path
+
+
+def test_known_flags_are_set(compiler, monkeypatch):
+  """Those of the platform that is installed, without one that its compiler does not know."""
+  monkeypatch.setenv("XLA_FLAGS", "")
+  applied = xla_flags.apply()
+  assert applied == list(xla_flags.FLAGS["gpu"][:-1])
+  assert os.environ["XLA_FLAGS"].split() == [str(flag) for flag in applied]
+  assert "LIBTPU_INIT_ARGS" not in os.environ
+
+
+def test_what_the_user_has_set_stays(compiler, monkeypatch):
+  """Whatever its value, and once is enough."""
+  first = xla_flags.FLAGS["gpu"][0].name
+  monkeypatch.setenv("XLA_FLAGS", f"--{first}=false --xla_dump_to=/tmp/x")
+  assert first not in [flag.name for flag in xla_flags.apply()]
+  flags = os.environ["XLA_FLAGS"].split()
+  assert flags[-2:] == [f"--{first}=false", "--xla_dump_to=/tmp/x"]
+  assert sum(first in flag for flag in flags) == 1
+  assert xla_flags.apply() == []
+
+
+def test_without_an_accelerator_nothing_is_set(monkeypatch):
+  """Of libraries that are not installed."""
+  monkeypatch.setattr(xla_flags, "_compiler", lambda platform: None)
+  monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
+  assert xla_flags.apply() == []
+  assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x"
+
+
+def test_the_table_has_each_flag_once():
+  """With a reason, and nothing that a shell or the compiler would read otherwise."""
+  for flags in xla_flags.FLAGS.values():
+    names = [flag.name for flag in flags]
+    assert len(set(names)) == len(names)
+    assert all(flag.name.startswith("xla_") and flag.why and " " not in str(flag) for flag in flags)
