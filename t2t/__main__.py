@@ -12,9 +12,10 @@ SUBCOMMANDS = {
   "eval": ("t2t.evaluate", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "superglue": ("t2t.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "infer": ("t2t.infer", "write what a model makes of each line of a file, or on a page"),
-  "convert": ("t2t.convert.command", "bring checkpoints from T5X and Hugging Face, and back to Hugging Face"),
+  "convert": ("t2t.convert.command", "bring checkpoints from Hugging Face and T5X, and take them back"),
   "tasks": ("t2t.data.show", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.data.vocabulary_training", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
+  "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 
 

@@ -1,0 +1,376 @@
+"""GKE: a JobSet whose pods are the machines of TPU slices; Kubernetes restarts it when a machine is lost."""
+
+import dataclasses
+import json
+
+import yaml
+
+from t2t import UserError
+from t2t.launch import google_cloud, tpu_types
+from t2t.launch import job as job_lib
+from t2t.launch import shell as shell_lib
+
+_FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
+_FINGERPRINT = "t2t/fingerprint"  # annotation: which job a JobSet is
+_GRACE_SECONDS = 300  # for a last checkpoint, from the notice that a pod is to end
+
+# Reasons of a container that no waiting mends.
+_HOPELESS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is asked of a cluster, and under which name.
+
+  Attributes:
+    name: of the JobSet.
+    tpu: the slice; None where an existing one is only looked at.
+    image: that has t2t and Python in it; see Dockerfile.
+    slices: how many.
+    namespace: of Kubernetes.
+    context: of kubectl; None for the current one.
+    service_account: of Kubernetes, whose pods may write to the bucket; None for the namespace's default.
+    spot: on spot nodes.
+    restarts: how many times the whole is started again when a pod fails or is taken away.
+  """
+
+  name: str
+  tpu: tpu_types.TpuType | None = None
+  image: str | None = None
+  slices: int = 1
+  namespace: str = "default"
+  context: str | None = None
+  service_account: str | None = None
+  spot: bool = False
+  restarts: int = 10
+
+  def kubectl(self, *words: str) -> list[str]:
+    """A command line of kubectl."""
+    context = [f"--context={self.context}"] if self.context else []
+    return ["kubectl", *context, f"--namespace={self.namespace}", *words]
+
+  def launch_line(self, action: str) -> str:
+    """The command line of t2t for `action`, for messages."""
+    flags = "" if self.namespace == "default" else f" --namespace {self.namespace}"
+    flags += f" --context {self.context}" if self.context else ""
+    return f"t2t launch gke --name {self.name}{flags} {action}"
+
+
+class _Dumper(yaml.SafeDumper):
+  """Writes text of several lines, as files are, in lines."""
+
+
+def _represent_text(dumper, text):
+  return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def manifest(request: Request, job: job_lib.Job) -> str:
+  """The JobSet, and a ConfigMap with the job's files where there are any, as YAML.
+
+  Each slice is a Job with a pod for each machine.  GKE tells the pods where the others are (TPU_WORKER_HOSTNAMES and,
+  of several slices, MEGASCALE_COORDINATOR_ADDRESS).
+  """
+  tpu = request.tpu
+  chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
+  container = {
+    "name": "t2t",
+    "image": request.image,
+    "workingDir": _FOLDER,
+    "command": ["python", "-m", "t2t.launch.host"],
+    "args": list(job.argv),
+    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+    # libtpu's, that of t2t's roll call, and JAX's coordinator.
+    "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
+    "resources": {"requests": chips, "limits": dict(chips)},
+  }
+  pod = {
+    "restartPolicy": "Never",
+    "terminationGracePeriodSeconds": _GRACE_SECONDS,
+    "nodeSelector": {
+      "cloud.google.com/gke-tpu-accelerator": tpu.label,
+      "cloud.google.com/gke-tpu-topology": tpu.topology,
+    },
+    "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "containers": [container],
+  }
+  if request.spot:
+    pod["nodeSelector"]["cloud.google.com/gke-spot"] = "true"
+    pod["tolerations"].append({"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"})
+  if request.service_account:
+    pod["serviceAccountName"] = request.service_account
+  documents = []
+  if job.files:
+    files = {name: path.read_text() for name, path in sorted(job.files.items())}
+    documents.append(
+      {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{request.name}-files"},
+        "data": files,
+      }
+    )
+    pod["volumes"] = [{"name": "files", "configMap": {"name": f"{request.name}-files"}}]
+    container["volumeMounts"] = [{"name": "files", "mountPath": f"{_FOLDER}/{job_lib.FOLDER}"}]
+  documents.append(
+    {
+      "apiVersion": "jobset.x-k8s.io/v1alpha2",
+      "kind": "JobSet",
+      "metadata": {
+        "name": request.name,
+        "annotations": {
+          _FINGERPRINT: job.fingerprint,
+          # All pods of a slice go to one node pool, and no other slice does.
+          "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
+        },
+      },
+      "spec": {
+        "failurePolicy": {"maxRestarts": request.restarts},
+        "replicatedJobs": [
+          {
+            "name": "slice",
+            "replicas": request.slices,
+            "template": {
+              "spec": {
+                "parallelism": tpu.gke_hosts,
+                "completions": tpu.gke_hosts,
+                # A pod that fails fails its slice; the JobSet then starts all slices again, together.
+                "backoffLimit": 0,
+                "template": {"spec": pod},
+              }
+            },
+          }
+        ],
+      },
+    }
+  )
+  return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+def _node_pool(request: Request) -> str:
+  """The command that makes a node pool for one slice."""
+  tpu = request.tpu
+  # TPU7x is placed by a workload policy, which the README makes.
+  place = f"--tpu-topology={tpu.topology}" if tpu.label != "tpu7x" else "--placement-policy=POLICY"
+  return shell_lib.shown(
+    ["gcloud", "container", "node-pools", "create", f"{tpu.name}-0", "--cluster=CLUSTER", "--location=REGION"]
+    + ["--node-locations=ZONE", f"--machine-type={tpu.machine}", place, f"--num-nodes={tpu.gke_hosts}"]
+    + (["--spot"] if request.spot else [])
+  )
+
+
+def _conditions(found: dict) -> dict[str, str]:
+  """Type -> message of the conditions that hold."""
+  status = found.get("status", {})
+  conditions = status.get("conditions", [])
+  return {each["type"]: each.get("message", "") for each in conditions if each["status"] == "True"}
+
+
+class _JobSet:
+  """One JobSet of a cluster."""
+
+  def __init__(self, request: Request, shell: shell_lib.Shell):
+    self._request = request
+    self._shell = shell
+
+  def check_cluster(self) -> None:
+    """Checks that a cluster answers and knows JobSets."""
+    self._shell.say("Does the cluster know JobSets?")
+    answer = self._shell.ask(self._request.kubectl("get", "crd", "jobsets.jobset.x-k8s.io", "--output=name"))
+    if not answer.code:
+      return
+    if "NotFound" in answer.err:
+      raise UserError(
+        "the cluster knows no JobSets; install them:\n"
+        "  kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/"
+        "manifests.yaml"
+      )
+    raise UserError(
+      f"kubectl does not reach a cluster:\n{answer.reason()}\n"
+      "gcloud container clusters get-credentials CLUSTER --location=REGION makes it known to kubectl"
+    )
+
+  def find(self) -> dict | None:
+    """The JobSet as the cluster has it, or None."""
+    answer = self._shell.ask(self._request.kubectl("get", "jobset", self._request.name, "--output=json"))
+    if self._shell.dry_run or "NotFound" in answer.err:
+      return None
+    if answer.code:
+      raise UserError(f"{self._request.name} cannot be looked up:\n{answer.reason()}")
+    return json.loads(answer.out)
+
+  def apply(self, text: str) -> None:
+    """Creates it."""
+    self._shell.say(f"Creating it; {self._request.launch_line('delete')} ends it")
+    answer = self._shell.ask(self._request.kubectl("apply", "--filename=-"), given=text)
+    if answer.code:
+      raise UserError(f"the cluster refuses it:\n{answer.reason()}")
+
+  def delete(self) -> None:
+    """Deletes it; its pods are told to save and end first."""
+    self._shell.say("Deleting: pods are told to save first")
+    answer = self._shell.ask(
+      self._request.kubectl("delete", "jobset", self._request.name, "--ignore-not-found", "--cascade=foreground")
+    )
+    self._shell.ask(
+      self._request.kubectl("delete", "configmap", f"{self._request.name}-files", "--ignore-not-found"),
+    )
+    if answer.code:
+      raise UserError(f"{self._request.name} could not be deleted:\n{answer.reason()}")
+
+  def pods(self) -> list[dict]:
+    """Its pods, the leader first."""
+    label = f"--selector=jobset.sigs.k8s.io/jobset-name={self._request.name}"
+    answer = self._shell.ask(self._request.kubectl("get", "pods", label, "--output=json"), pretend='{"items": []}')
+    if answer.code:
+      raise UserError(f"the pods of {self._request.name} cannot be looked up:\n{answer.reason()}")
+
+    def order(pod):
+      notes = pod["metadata"]["annotations"]
+      return int(notes["jobset.sigs.k8s.io/job-index"]), int(notes["batch.kubernetes.io/job-completion-index"])
+
+    return sorted(json.loads(answer.out)["items"], key=order)
+
+  def wait(self) -> str | None:
+    """The leader's pod, once it runs; None when the whole has ended before.
+
+    Raises:
+      UserError: it cannot come to run, for a reason that waiting does not mend.
+    """
+    self._shell.say("Until its first pod runs:" if self._shell.dry_run else "Waiting for its pods to run")
+    hinted = False
+    while True:
+      pods = self.pods()
+      if self._shell.dry_run:
+        return f"{self._request.name}-slice-0-0-xxxxx"
+      if self.ended() is not None:
+        return None
+      running = sum(pod["status"]["phase"] == "Running" for pod in pods)
+      if pods and pods[0]["status"]["phase"] == "Running":
+        self._shell.end_progress()
+        return pods[0]["metadata"]["name"]
+      for pod in pods:
+        self._check_containers(pod)
+      why = "; ".join(sorted({_unschedulable(pod) for pod in pods} - {""}))
+      self._shell.progress(f"{running} of {len(pods)} pods run" + (f": {why}" if why else ""))
+      if why and not hinted and self._request.tpu:
+        hinted = True
+        self._shell.say(f"Without such a node pool it waits for ever; one for each slice:\n{_node_pool(self._request)}")
+      self._shell.pause()
+
+  def _check_containers(self, pod: dict) -> None:
+    status = pod["status"]
+    for container in status.get("containerStatuses", []):
+      waiting = container["state"].get("waiting", {})
+      if waiting and waiting["reason"] in _HOPELESS:
+        raise UserError(
+          f"pod {pod['metadata']['name']} cannot start, {waiting['reason']}: {waiting.get('message', '')}\n"
+          f"is {container['image']} the image's name, and may the nodes' service account read it"
+          " (roles/artifactregistry.reader)? It stays in the cluster until\n"
+          f"  {self._request.launch_line('delete')}"
+        )
+
+  def ended(self) -> bool | None:
+    """Whether it has ended well; None while it goes on.
+
+    Raises:
+      UserError: it is there no more.
+    """
+    found = self.find()
+    if self._shell.dry_run:
+      return True
+    if found is None:
+      raise UserError(f"JobSet {self._request.name} was deleted while it ran")
+    conditions = _conditions(found)
+    return True if "Completed" in conditions else False if "Failed" in conditions else None
+
+  def follow(self, pod: str) -> None:
+    """Shows the log of a pod until it ends or the connection is lost."""
+    self._shell.say(f"The log of {pod}")
+    self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
+
+
+def _unschedulable(pod: dict) -> str:
+  status = pod["status"]
+  for each in status.get("conditions", []):
+    if each["type"] == "PodScheduled" and each["status"] == "False":
+      return each.get("message", each.get("reason", ""))
+  return ""
+
+
+def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: bool = False) -> None:
+  """Brings a job to its end on a cluster; the same call again goes on with what is there.
+
+  Raises:
+    UserError: something was refused or has failed; says what and what to do.
+  """
+  if not request.tpu.label:
+    raise UserError(f"--type {request.tpu.name}: GKE has v4 and later; t2t launch tpu-vm has {request.tpu.name}")
+  if request.slices > 1 and request.tpu.gke_hosts == 1:
+    raise UserError(
+      f"--slices {request.slices}: GKE takes slices of several machines; {request.tpu.name} is one machine"
+    )
+  jobset = _JobSet(request, shell)
+  jobset.check_cluster()
+  if job.workdir:
+    google_cloud.check_credentials(shell)
+    google_cloud.check_bucket(shell, job.workdir)
+  shell.say("Is it there already?")
+  found = jobset.find()
+  if found is None:
+    jobset.apply(manifest(request, job))
+  elif found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
+    raise UserError(
+      f"JobSet {request.name} is there already, with another command (or another version of its files); give"
+      f" another --name, or delete it first:\n  {request.launch_line('delete')}"
+    )
+  else:
+    shell.say("This very command is there already")
+  ended = None
+  while ended is None:
+    pod = jobset.wait()
+    if pod is not None:
+      jobset.follow(pod)
+      shell.say("Has it ended?")
+      shell.pause()  # the cluster takes a moment to see it
+    ended = jobset.ended()
+    if ended is None:
+      shell.say("It goes on: restarted after a failure or a preemption, or the connection was lost")
+  why = "" if shell.dry_run or ended else _conditions(jobset.find()).get("Failed", "")
+  if delete:
+    jobset.delete()
+  if not ended:
+    raise UserError(
+      f"JobSet {request.name} has failed: {why}\nThe log of its first pod is above"
+      + ("" if delete else f"; to remove it: {request.launch_line('delete')}")
+    )
+  shell.say("The job has ended well. The nodes of a pool without autoscaling stay, AND COST; to delete it:")
+  shell.say("  gcloud container node-pools delete POOL --cluster=CLUSTER --location=REGION")
+
+
+def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
+  """Shows (`status`, `logs`) or ends (`delete`) what is there under the name of `request`.
+
+  Raises:
+    UserError: there is nothing of this name, or the cluster does not answer.
+  """
+  jobset = _JobSet(request, shell)
+  found = jobset.find()
+  if found is None and not shell.dry_run:
+    raise UserError(f"no JobSet {request.name} in namespace {request.namespace}; `kubectl get jobsets -A` lists them")
+  if action == "delete":
+    jobset.delete()
+    return
+  pods = jobset.pods()
+  if action == "logs":
+    if not pods and not shell.dry_run:
+      raise UserError(f"{request.name} has no pods (yet, or any more)")
+    jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
+  elif not shell.dry_run:
+    conditions = _conditions(found)
+    print(f"{request.name}: {', '.join(conditions) or 'waiting or running'}")
+    for pod in pods:
+      why = _unschedulable(pod)
+      print(f"  {pod['metadata']['name']}: {pod['status']['phase']}" + (f", {why}" if why else ""))

@@ -1,0 +1,150 @@
+"""The t2t command that every host is to run: checked on this machine, before anything is paid for."""
+
+from collections.abc import Sequence
+import dataclasses
+import glob
+import hashlib
+import pathlib
+import re
+
+from ml_collections import ConfigDict
+
+from t2t import UserError, command_line, did_you_mean
+
+# Keys of a config that name files which the hosts read.
+_PATHS = (
+  "data.files",
+  "data.eval_files",
+  "data.superglue_dir",
+  "data.glue_dir",
+  "data.squad_dir",
+  "data.vocabulary",
+  "init.checkpoint",
+)
+
+FOLDER = "files"  # where the files of a job lie, from the folder that a host runs it in
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A t2t command, and the files of this machine that it needs.
+
+  Attributes:
+    argv: what stands behind `t2t`, files by the names that they have on the hosts.
+    files: name in the hosts' folder `files` -> path on this machine.
+    workdir: of its --workdir, or None.
+  """
+
+  argv: tuple[str, ...]
+  files: dict[str, pathlib.Path] = dataclasses.field(default_factory=dict)
+  workdir: str | None = None
+
+  @property
+  def fingerprint(self) -> str:
+    """Twelve hex digits that are the same for the same command with the same files."""
+    content = [repr(self.argv)]
+    content += [f"{name} {path.read_text()}" for name, path in sorted(self.files.items())]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
+
+
+def option(argv: Sequence[str], name: str) -> str | None:
+  """The value of `--name VALUE` or `--name=VALUE`, the last one given."""
+  found = None
+  for i, argument in enumerate(argv):
+    if argument.startswith(f"--{name}="):
+      found = argument.partition("=")[2]
+    elif argument == f"--{name}" and i + 1 < len(argv):
+      found = argv[i + 1]
+  return found
+
+
+def _config(argv: Sequence[str]) -> ConfigDict | None:
+  """The config of a command as far as this machine can tell; of `t2t train` every option is read."""
+  command, *rest = argv
+  if command == "train":
+    from t2t import hosts  # it loads JAX
+
+    parser = command_line.config_parser("t2t train", "")
+    parser.add_argument("--workdir")
+    hosts.add_options(parser)
+    return command_line.parse(parser, rest)[1]
+  spec = option(rest, "config")
+  if spec is None:
+    return None
+  # Other commands have options of their own, which they check themselves.
+  return command_line.override(
+    command_line.load_config(spec), [argument for argument in rest if re.match(r"--(no)?config\.", argument)]
+  )
+
+
+def _check_paths(config: ConfigDict) -> None:
+  for key in _PATHS:
+    section, _, field = key.partition(".")
+    for part in str(config[section][field]).split(","):
+      if part and "://" not in part and glob.glob(part):
+        raise UserError(
+          f"config.{key}={part} is on this machine, where the hosts cannot read it; copy it to the bucket"
+          f" (gcloud storage cp --recursive {part} gs://BUCKET/data/) and give its path there"
+        )
+
+
+def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[str, pathlib.Path]]:
+  """The command with its .py files by their names on the hosts, and those files."""
+  files: dict[str, pathlib.Path] = {}
+
+  def ship(path: str) -> str:
+    source = pathlib.Path(path)
+    if not source.is_file():
+      raise UserError(f"{path}: no such file; it would be copied to the hosts")
+    if files.setdefault(source.name, source) != source:
+      raise UserError(f"{files[source.name]} and {source} have the same name; give one another, since both are copied")
+    return f"{FOLDER}/{source.name}"
+
+  changed = list(argv)
+  spec = option(argv, "config")
+  path, colon, argument = spec.partition(":")
+  if path.endswith(".py"):
+    local = ship(path) + colon + argument
+    at = max(i for i, word in enumerate(argv) if word == "--config" or word.startswith("--config="))
+    changed[at : at + (2 if argv[at] == "--config" else 1)] = [f"--config={local}"]
+  modules = [ship(module) if module.endswith(".py") else module for module in config.data.task_modules]
+  if modules != list(config.data.task_modules):
+    key = "--config.data.task_modules="
+    changed = [word for word in changed if not word.startswith(key)] + [key + ",".join(modules)]
+  return changed, files
+
+
+def read(argv: Sequence[str], *, remote: bool) -> Job:
+  """The job that stands behind `--` on the command line.
+
+  Args:
+    argv: a t2t command and its options.
+    remote: the hosts do not share this machine's files: the workdir must be in a bucket, data must not be on this
+      machine, and .py files are copied.
+
+  Raises:
+    UserError: no such command, a config that `t2t train` would refuse, or files that the hosts would not see.
+  """
+  from t2t import __main__ as t2t_main
+
+  known = [name for name in t2t_main.SUBCOMMANDS if name != "launch"]
+  if not argv:
+    raise UserError("after -- comes the t2t command that the hosts run: ... -- train --config NAME --workdir gs://...")
+  if argv[0] == "t2t":
+    argv = argv[1:]  # `-- t2t train ...` is what one pastes
+  if not argv or argv[0] not in known:
+    name = argv[0] if argv else ""
+    raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
+  config = _config(argv)
+  workdir = option(argv, "workdir")
+  if argv[0] == "train" and not workdir:
+    raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
+  if workdir and remote and not re.fullmatch(r"gs://[^/]+/.+", workdir):
+    raise UserError(
+      f"--workdir {workdir}: the machines' disks go away with them; give a path in a bucket, gs://BUCKET/RUN"
+    )
+  files: dict[str, pathlib.Path] = {}
+  if remote and config is not None:
+    _check_paths(config)
+    argv, files = _shipped(argv, config)
+  return Job(tuple(argv), files, workdir)

@@ -1,0 +1,215 @@
+"""A queued resource of Cloud TPU: a request for machines that is created, waited for, taken away and deleted."""
+
+import dataclasses
+import json
+import shlex
+
+from t2t import UserError
+from t2t.launch import shell as shell_lib
+from t2t.launch import tpu_types
+
+# Requests in these states come to nothing, or are no more.
+GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+
+
+class Preempted(Exception):
+  """The machines are gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is asked of Google Cloud, and under which name.
+
+  Attributes:
+    name: of the queued resource, and of its node.
+    zone: such as us-central2-b.
+    project: None for gcloud's own.
+    tpu: the slice; None where an existing one is only looked at.
+    slices: how many.
+    spot: may be taken away at any time, and costs less.
+    create_flags: further flags of `queued-resources create`.
+  """
+
+  name: str
+  zone: str
+  project: str | None = None
+  tpu: tpu_types.TpuType | None = None
+  slices: int = 1
+  spot: bool = False
+  create_flags: tuple[str, ...] = ()
+
+  @property
+  def place(self) -> list[str]:
+    """Flags that say where it is."""
+    return [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else [])]
+
+  def launch_line(self, action: str) -> str:
+    """The command line of t2t for `action`, for messages."""
+    project = f" --project {self.project}" if self.project else ""
+    return f"t2t launch tpu-vm --name {self.name} --zone {self.zone}{project} {action}"
+
+
+class QueuedResource:
+  """The machines of one request.
+
+  Attributes:
+    request: what was asked for.
+    nodes: names of its slices.
+    hosts: machines of each slice.
+  """
+
+  def __init__(self, request: Request, shell: shell_lib.Shell):
+    self.request = request
+    self.hosts = request.tpu.hosts if request.tpu else 1
+    self._shell = shell
+    self._set_slices(request.slices)
+
+  def _set_slices(self, slices: int) -> None:
+    name = self.request.name
+    self.nodes = [name] if slices == 1 else [f"{name}-{i}" for i in range(slices)]
+
+  def _queued(self, verb: str, *flags: str) -> list[str]:
+    tool = ["gcloud", "compute", "tpus", "queued-resources", verb, self.request.name]
+    return [*tool, *self.request.place, *flags]
+
+  def state(self) -> str | None:
+    """Its state, such as WAITING_FOR_RESOURCES or ACTIVE; None where there is none of this name."""
+    found = self._describe()
+    return None if found is None else found["state"]["state"]
+
+  def described(self) -> str:
+    """What it is and its state, in a line."""
+    found = self._describe()
+    spec = found["tpu"]["nodeSpec"][0]["node"]
+    spot = ", spot" if "spot" in found else ""
+    return f"{len(self.nodes)} x {spec['acceleratorType']}{spot}, {found['state']['state']}"
+
+  def _describe(self) -> dict | None:
+    """The queued resource as Google Cloud has it."""
+    request = self.request
+    answer = self._shell.ask(self._queued("describe", "--format=json"))
+    if self._shell.dry_run:
+      return None
+    if answer.code:
+      if "NOT_FOUND" in answer.err or "not found" in answer.err:
+        return None
+      raise UserError(f"{request.name} in {request.zone} cannot be looked up:\n{_advised(answer, request)}")
+    found = json.loads(answer.out)
+    specs = found["tpu"]["nodeSpec"] if "tpu" in found else []
+    if specs:
+      kind = specs[0]["node"]["acceleratorType"]
+      # The older of Google's two versions of this API calls them otherwise.
+      several = specs[0].get("multisliceParams", specs[0].get("multiNodeParams"))
+      slices = int(several["nodeCount"]) if several else 1
+      if request.tpu and (kind, slices) != (request.tpu.name, request.slices):
+        raise UserError(
+          f"{request.name} is there already, with {slices} x {kind}; give another --name, or delete it first:"
+          f" {request.launch_line('delete')}"
+        )
+      self._set_slices(slices)
+      self.hosts = tpu_types.TYPES[kind].hosts if kind in tpu_types.TYPES else 1
+    return found
+
+  def create(self) -> None:
+    """Asks for the machines.
+
+    Raises:
+      UserError: refused; says why and what to do.
+    """
+    request = self.request
+    nodes = [f"--node-id={request.name}"]
+    if request.slices > 1:
+      nodes = [f"--node-count={request.slices}", f"--node-prefix={request.name}"]
+    flags = [f"--accelerator-type={request.tpu.name}", f"--runtime-version={request.tpu.runtime}"]
+    flags += ["--spot"] if request.spot else []
+    self._shell.say(
+      f"Asking for {request.slices} x {request.tpu.name}: {request.slices * request.tpu.chips} chips on"
+      f" {request.slices * request.tpu.hosts} machines"
+    )
+    answer = self._shell.ask(self._queued("create", *nodes, *flags, *request.create_flags))
+    if answer.code:
+      raise UserError(f"{request.tpu.name} in {request.zone} was refused:\n{_advised(answer, request)}")
+
+  def wait(self) -> None:
+    """Waits until the machines are there, or makes the request anew if they were taken away before.
+
+    Raises:
+      UserError: the request has failed; says why.
+    """
+    self._shell.say("Until its state is ACTIVE:" if self._shell.dry_run else "Waiting for the machines")
+    while True:
+      if self._shell.dry_run:
+        self._describe()
+        return
+      found = self._describe()
+      if found is None:
+        raise UserError(f"{self.request.name} was deleted while waiting for it")
+      state = found["state"]["state"]
+      if state == "ACTIVE":
+        self._shell.progress("ACTIVE")
+        self._shell.end_progress()
+        return
+      if state == "FAILED":
+        answer = shell_lib.Answer(1, "", _failure(found))
+        raise UserError(
+          f"{self.request.name} has failed:\n{_advised(answer, self.request)}\n"
+          f"It counts against the quota until it is deleted: {self.request.launch_line('delete')}"
+        )
+      if state in GONE:
+        raise Preempted
+      self._shell.progress(state)
+      self._shell.pause()
+
+  def delete(self) -> None:
+    """Deletes the machines and the request: from here on they cost nothing."""
+    self._shell.say("Deleting: from here on the machines cost nothing")
+    answer = self._shell.ask(self._queued("delete", "--force", "--quiet"))
+    if answer.code and "NOT_FOUND" not in answer.err:
+      raise UserError(
+        f"{self.request.name} could not be deleted, AND MAY STILL COST:\n{answer.reason()}\n"
+        f"try again: {self.request.launch_line('delete')}"
+      )
+
+  def gone(self) -> bool:
+    """Whether the machines have been taken away."""
+    if self._shell.dry_run:
+      return False
+    found = self._describe()
+    if found is None or found["state"]["state"] in GONE:
+      return True
+    tool = ["gcloud", "compute", "tpus", "tpu-vm", "describe"]
+    for node in self.nodes:
+      answer = self._shell.ask([*tool, node, *self.request.place, "--format=value(state)"])
+      if answer.code == 0 and answer.out.strip() in ("PREEMPTED", "TERMINATED"):
+        return True
+    return False
+
+
+def _failure(found: dict) -> str:
+  state = found["state"]
+  if "failedData" in state and "error" in state["failedData"]:
+    return str(state["failedData"]["error"]["message"])
+  return "Google Cloud gives no reason"
+
+
+def _advised(answer: shell_lib.Answer, request: Request) -> str:
+  """What gcloud answered, and what to do about it."""
+  text = answer.err.lower()
+  if "quota" in text:
+    return (
+      f"{answer.reason()}\n"
+      "The project has no quota left for this. Ask for more (TPU quotas are by type, by zone, and apart for spot):\n"
+      "  https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com\n"
+      "Requests that have FAILED or are SUSPENDED count, too, until they are deleted:\n"
+      f"  {shlex.join(['gcloud', 'compute', 'tpus', 'queued-resources', 'list', *request.place])}"
+    )
+  if "has not been used" in text or "service_disabled" in text:
+    return f"{answer.reason()}\nSwitch the API on: gcloud services enable tpu.googleapis.com"
+  if "permission" in text:
+    return f"{answer.reason()}\nYou need the role roles/tpu.admin in the project"
+  if "zone" in text or "location" in text or "accelerator" in text:
+    return (
+      f"{answer.reason()}\nWhat a zone has:\n"
+      f"  {shlex.join(['gcloud', 'compute', 'tpus', 'accelerator-types', 'list', *request.place])}"
+    )
+  return answer.reason()

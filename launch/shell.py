@@ -1,0 +1,175 @@
+"""Runs command lines of other programs, or only prints them (`--dry-run`), and tells the user what is going on."""
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import t2t
+
+_WIDTH = 80
+_TIMED_OUT = 124  # as of timeout(1)
+
+# What to install where a program is missing.
+_INSTALL = {
+  "gcloud": "install the Google Cloud CLI, https://cloud.google.com/sdk/docs/install, then run `gcloud init`",
+  "kubectl": "run `gcloud components install kubectl gke-gcloud-auth-plugin`",
+  "sbatch": "run this on a login node of the SLURM cluster",
+  "squeue": "run this on a login node of the SLURM cluster",
+  "scancel": "run this on a login node of the SLURM cluster",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """What a program answered: its exit code and what it wrote."""
+
+  code: int
+  out: str
+  err: str
+
+  def reason(self, lines: int = 6) -> str:
+    """The last lines of what it wrote, errors first, for a message."""
+    text = (self.err.strip() or self.out.strip()).splitlines()
+    return "\n".join(f"  {line.rstrip()}" for line in text[-lines:]) or f"  (exit code {self.code}, nothing said)"
+
+
+def shown(command: Sequence[str]) -> str:
+  """A command line to be pasted into a shell, broken where it would be wider than 80 columns."""
+  lines, line = [], ""
+  for word in map(shlex.quote, command):
+    if line and len(line) + len(word) + 3 > _WIDTH:
+      lines.append(line + " \\")
+      line = "  " + word
+    else:
+      line = f"{line} {word}" if line else word
+  return "\n".join([*lines, line])
+
+
+class Shell:
+  """Runs commands; with `dry_run` it prints them in order and pretends that each succeeded."""
+
+  def __init__(self, *, dry_run: bool = False, poll_seconds: float = 20.0):
+    self.dry_run = dry_run
+    self._poll_seconds = poll_seconds
+    self._progress = ""
+    self._since = 0.0
+
+  def ask(
+    self, command: Sequence[str], *, given: str | None = None, pretend: str = "", timeout: float = 3600.0
+  ) -> Answer:
+    """Runs `command` to its end, whatever its exit code; it is 124 where there was no end in time.
+
+    Args:
+      command: program and arguments; no shell reads them.
+      given: text for its standard input.
+      pretend: what it would write, for a dry run.
+      timeout: seconds.
+
+    Raises:
+      UserError: the program is not installed; says how to install it.
+    """
+    if self.dry_run:
+      if given is None:
+        print(shown(command))
+      elif "\n" in given:
+        print(f"{shown(command)} <<'EOF'\n{given.rstrip()}\nEOF")
+      else:
+        print(f"echo {shlex.quote(given)} | {shown(command)}")
+      return Answer(0, pretend, "")
+    try:
+      process = subprocess.Popen(
+        command,
+        # Nothing may wait for an answer that nobody sees being asked.
+        stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+      )
+    except FileNotFoundError:
+      raise _missing(command[0]) from None
+    try:
+      out, err = process.communicate(given, timeout)
+    except subprocess.TimeoutExpired:
+      _kill(process)
+      return Answer(_TIMED_OUT, "", f"no end after {timeout:.0f} s")
+    except BaseException:
+      _kill(process)
+      raise
+    return Answer(process.returncode, out, err)
+
+  def stream(self, command: Sequence[str]) -> int:
+    """Runs `command` with its output on the terminal as it comes; its exit code."""
+    self.end_progress()
+    if self.dry_run:
+      print(shown(command))
+      return 0
+    sys.stdout.flush()
+    try:
+      return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    except FileNotFoundError:
+      raise _missing(command[0]) from None
+
+  def write(self, path: pathlib.Path, text: str) -> None:
+    """Writes a file on this machine."""
+    if self.dry_run:
+      print(f"mkdir -p {shlex.quote(str(path.parent))}")
+      print(f"cat > {shlex.quote(str(path))} <<'EOF'\n{text.rstrip()}\nEOF")
+      return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+  def say(self, text: str) -> None:
+    """Tells what is going on; in a dry run a comment between the commands."""
+    self.end_progress()
+    if self.dry_run:
+      wide = dict(width=_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+      print("\n" + "\n".join(textwrap.fill(line, **wide, drop_whitespace=False) for line in text.splitlines()))
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  def progress(self, text: str) -> None:
+    """One line that is kept up to date on a terminal; elsewhere a line where it changes."""
+    if self.dry_run:
+      return
+    now = time.monotonic()
+    if not self._progress:
+      self._since = now
+    if sys.stderr.isatty():
+      minutes = f"{text} ({(now - self._since) / 60:.0f} min)"[: _WIDTH - 1]
+      print(f"\r{minutes:<{_WIDTH - 1}}", end="", file=sys.stderr, flush=True)
+    elif text != self._progress:
+      print(text, file=sys.stderr, flush=True)
+    self._progress = text
+
+  def end_progress(self) -> None:
+    """Leaves the line of `progress`."""
+    if self._progress and sys.stderr.isatty():
+      print(file=sys.stderr, flush=True)
+    self._progress = ""
+
+  def pause(self) -> None:
+    """Waits until it is worth looking again."""
+    if not self.dry_run:
+      time.sleep(self._poll_seconds)
+
+
+def _kill(process: subprocess.Popen) -> None:
+  """Ends a program with all that it has started, as gcloud does ssh."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+  process.communicate()
+
+
+def _missing(program: str) -> t2t.UserError:
+  how = _INSTALL.get(program, "install it")
+  return t2t.UserError(f"{program} is not installed, or not on PATH; {how}. `--dry-run` works without it")

@@ -1,0 +1,239 @@
+"""SLURM clusters of GPUs: a batch script with a process for each GPU, queued again when its time is up."""
+
+import dataclasses
+import pathlib
+import re
+import sys
+
+from t2t import UserError
+from t2t.launch import job as job_lib
+from t2t.launch import shell as shell_lib
+
+_FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder that the job is started from
+_SAVE_SECONDS = 300  # before its time is up, a job is told to save
+
+
+# SLURM sends USR1 when the time is nearly up; the job then saves after its step, ends with 0, and is queued again.  A
+# signal ends `wait`, not what it waits for.
+_SCRIPT = """\
+#!/bin/bash
+{options}
+
+export PYTHONUNBUFFERED=1
+{setup}rm -f "{exit_code}"
+again=
+trap 'again=yes; interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+srun --kill-on-bad-exit=1 --gpu-bind=none \\
+  {command} &
+step=$!
+while interrupted=; wait "$step"; code=$?; [ -n "$interrupted" ]; do :; done
+if [ -n "$again" ] && [ "$code" = 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+  echo "t2t launch: the time is up; queued again"
+  scontrol requeue "$SLURM_JOB_ID"
+  exit 0
+fi
+echo "t2t launch: exit code $code"
+echo "$code" > "{exit_code}"
+exit "$code"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is asked of SLURM, and under which name.
+
+  Attributes:
+    name: of the job.
+    nodes: machines.
+    gpus_per_node: each has a process of its own.
+    time: such as 24:00:00; None for the partition's own.
+    partition: None for the default.
+    account: None for one's own.
+    setup: a shell command before the job, such as "module load cuda".
+    python: the interpreter, which all nodes see.
+    restarts: how many times it is queued again when its time is up.
+    flags: further flags of sbatch.
+  """
+
+  name: str
+  nodes: int = 1
+  gpus_per_node: int = 1
+  time: str | None = None
+  partition: str | None = None
+  account: str | None = None
+  setup: str | None = None
+  python: str = sys.executable
+  restarts: int = 10
+  flags: tuple[str, ...] = ()
+
+  def launch_line(self, action: str) -> str:
+    """The command line of t2t for `action`, for messages."""
+    return f"t2t launch slurm --name {self.name} {action}"
+
+
+def script(request: Request, job: job_lib.Job) -> str:
+  """The batch script.
+
+  JAX takes one GPU for each task of a node, by SLURM_LOCALID; so every task must see all GPUs of its node, which
+  --gpus-per-node and --gpu-bind=none give.
+  """
+  options = {
+    "job-name": request.name,
+    "comment": f"t2t:{job.fingerprint}",
+    "nodes": request.nodes,
+    "ntasks-per-node": request.gpus_per_node,
+    "gpus-per-node": request.gpus_per_node,
+    "time": request.time,
+    "partition": request.partition,
+    "account": request.account,
+    "output": _FOLDER / f"{request.name}-%j.log",
+    "open-mode": "append",
+    "signal": f"B:USR1@{_SAVE_SECONDS}",
+  }
+  lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
+  lines += ["#SBATCH --requeue", *(f"#SBATCH {flag}" for flag in request.flags)]
+  command = shell_lib.shown([request.python, "-m", "t2t.launch.host", *job.argv])
+  return _SCRIPT.format(
+    options="\n".join(lines),
+    setup=f"{request.setup}\n" if request.setup else "",
+    exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
+    command=command.replace("\n", "\n  "),
+    restarts=request.restarts,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Queued:
+  """A job in the queue."""
+
+  number: str
+  state: str  # PENDING, RUNNING, ...
+  reason: str  # why it is pending, or on which nodes it runs
+  comment: str
+
+
+def _find(request: Request, shell: shell_lib.Shell) -> _Queued | None:
+  """The job of this name, if it is in the queue; of several the last."""
+  answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
+  if answer.code:
+    raise UserError(f"squeue does not answer:\n{answer.reason()}")
+  lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
+  return _Queued(*lines[-1].split("|", 3)) if lines else None
+
+
+def _submit(request: Request, shell: shell_lib.Shell, path: pathlib.Path) -> str:
+  answer = shell.ask(["sbatch", "--parsable", str(path)], pretend="JOB")
+  if answer.code:
+    text = answer.err.lower()
+    how = ""
+    if "partition" in text:
+      how = "\n`sinfo` lists partitions; give one with --partition"
+    elif re.search(r"\baccount\b", text):
+      how = "\n`sacctmgr show associations user=$USER` lists accounts; give one with --account"
+    elif "qos" in text or "limit" in text or "assoc" in text:
+      how = "\nThe cluster's limits for you: `sacctmgr show qos`; ask for fewer nodes or less --time, or wait"
+    elif "node configuration" in text or "gres" in text:
+      how = (
+        f"\n`sinfo --Format=partition,nodes,gres` lists what nodes have; asked for {request.gpus_per_node} GPUs each"
+      )
+    raise UserError(f"sbatch refuses {path}:\n{answer.reason()}{how}")
+  return answer.out.strip().split(";")[0]
+
+
+def _log(request: Request, number: str) -> pathlib.Path:
+  return _FOLDER / f"{request.name}-{number}.log"
+
+
+def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
+  """Shows a job's log from where it is until the job has left the queue."""
+  path = _log(request, number)
+  shell.say(f"Its log, {path}")
+  if shell.dry_run:
+    shell.stream(["tail", "--follow=name", "--retry", str(path)])
+    return
+  shown = 0
+  while True:
+    found = _find(request, shell)
+    if path.exists():
+      with open(path, errors="replace") as file:
+        file.seek(shown)
+        text = file.read()
+        shown = file.tell()
+      if text:
+        shell.end_progress()
+        print(text, end="", flush=True)
+    # Read once more after it has left: its last lines.
+    if found is None or found.number != number:
+      return
+    if found.state != "RUNNING":
+      shell.progress(f"job {number}: {found.state} {found.reason}")
+    shell.pause()
+
+
+def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
+  """Brings a job to its end on a SLURM cluster; the same call again follows what is there.
+
+  Raises:
+    UserError: it was refused or has failed; says what and what to do.
+  """
+  if job.workdir and job.workdir.startswith(("/tmp/", "/dev/shm/")):
+    raise UserError(f"--workdir {job.workdir}: each node has a folder of its own there; give one that all nodes see")
+  if request.time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", request.time):
+    raise UserError(f"--time {request.time}: SLURM takes minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
+  shell.say("Is it in the queue already?")
+  found = _find(request, shell)
+  if found is None:
+    path = _FOLDER / f"{request.name}.sh"
+    shell.say("The batch script")
+    shell.write(path, script(request, job))
+    shell.say("Into the queue")
+    number = _submit(request, shell, path)
+    shell.say(f"Job {number}; {request.launch_line('delete')} ends it")
+  elif found.comment != f"t2t:{job.fingerprint}":
+    raise UserError(
+      f"job {found.number} of the name {request.name} is in the queue with another command; give another --name, or"
+      f" end it first:\n  {request.launch_line('delete')}"
+    )
+  else:
+    number = found.number
+    shell.say(f"This very command is in the queue already: job {number}, {found.state}")
+  _follow(request, shell, number)
+  if shell.dry_run:
+    return
+  code = _FOLDER / f"{request.name}-{number}.exit"
+  if not code.exists():
+    raise UserError(
+      f"job {number} has left the queue without an exit code: it was cancelled, its time was up before it could save,"
+      f" or a node failed; `sacct -j {number}` says which. The same command again goes on from the last checkpoint"
+    )
+  if code.read_text().strip() != "0":
+    raise UserError(
+      f"job {number} has failed with exit code {code.read_text().strip()}; its log is {_log(request, number)}"
+    )
+  shell.say("The job has ended well")
+
+
+def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
+  """Shows (`status`, `logs`) or ends (`stop`, `delete`) the job of the name of `request`.
+
+  Raises:
+    UserError: it is not in the queue.
+  """
+  found = _find(request, shell)
+  if found is None and not shell.dry_run:
+    logs = sorted(_FOLDER.glob(f"{request.name}-*.log"))
+    raise UserError(
+      f"no job {request.name} in the queue" + (f"; the log of the last one is {logs[-1]}" if logs else "")
+    )
+  number = found.number if found else "JOB"
+  if action == "logs":
+    _follow(request, shell, number)
+  elif action == "status":
+    if found:
+      print(f"{request.name}: job {number}, {found.state}, {found.reason}")
+  else:
+    signal = ["--signal=TERM"] if action == "stop" else []
+    answer = shell.ask(["scancel", *signal, number])
+    if answer.code:
+      raise UserError(f"job {number} could not be ended:\n{answer.reason()}")
+    shell.say(f"Job {number} {'saves and ends after its step' if action == 'stop' else 'is cancelled'}")

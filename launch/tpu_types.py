@@ -1,0 +1,92 @@
+"""The TPU slices that can be asked for, by the name that Google Cloud gives them."""
+
+import dataclasses
+import math
+
+import t2t
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generation:
+  cores: int  # what the number in a name counts for each chip: v5p-8 has four chips
+  runtime: str | None  # software of its TPU VMs; None: the Cloud TPU API does not lend it
+  label: str | None  # what GKE calls it in `cloud.google.com/gke-tpu-accelerator`; None: not for training on GKE
+  machine: str | None  # machine type of a GKE node, less "-4t"
+  topologies: str
+
+
+# Runtimes: cloud.google.com/tpu/docs/runtimes.  TPU7x is for GKE alone.  Labels and machine types: Google's xpk.
+_CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16"
+_SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_GENERATIONS = {
+  "v2": _Generation(2, "tpu-ubuntu2204-base", None, None, "2x2 4x4 8x8 8x16 16x16"),
+  "v3": _Generation(2, "tpu-ubuntu2204-base", None, None, "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32"),
+  "v4": _Generation(2, "tpu-ubuntu2204-base", "tpu-v4-podslice", "ct4p-hightpu", _CUBES),
+  "v5litepod": _Generation(1, "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", "ct5lp-hightpu", _SQUARES),
+  "v5p": _Generation(2, "v2-alpha-tpuv5", "tpu-v5p-slice", "ct5p-hightpu", _CUBES + " 4x4x12 16x16x16 16x16x24"),
+  "v6e": _Generation(1, "v2-alpha-tpuv6e", "tpu-v6e-slice", "ct6e-standard", _SQUARES),
+  "tpu7x": _Generation(2, None, "tpu7x", "tpu7x-standard", "1x1x1 " + _CUBES + " 16x16x16"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuType:
+  """One slice: how many chips, on how many machines, and what the launchers ask for."""
+
+  name: str
+  topology: str
+  chips: int
+  hosts: int  # TPU VMs of the slice
+  runtime: str | None
+  label: str | None
+  machine: str | None  # type of a GKE node
+  gke_hosts: int  # GKE nodes of the slice
+
+
+def _types() -> dict[str, TpuType]:
+  types = {}
+  for prefix, generation in _GENERATIONS.items():
+    for topology in generation.topologies.split():
+      chips = math.prod(int(side) for side in topology.split("x"))
+      name = f"{prefix}-{chips * generation.cores}"
+      per_node = min(chips, 4)
+      # v5e and v6e come on one machine up to eight chips; GKE's machines for training have four throughout.
+      whole = "x" in topology and topology.count("x") == 1 and prefix in ("v5litepod", "v6e") and chips <= 8
+      types[name] = TpuType(
+        name,
+        topology,
+        chips,
+        1 if whole else chips // per_node,
+        generation.runtime,
+        generation.label,
+        generation.machine and f"{generation.machine}-{per_node}t",
+        chips // per_node,
+      )
+  return types
+
+
+TYPES = _types()
+
+
+def described() -> str:
+  """All names, a line for each generation."""
+  lines = []
+  for prefix in _GENERATIONS:
+    sizes = sorted(int(name.rpartition("-")[2]) for name in TYPES if name.rpartition("-")[0] == prefix)
+    lines.append(f"  {prefix + '-':<11}" + " ".join(str(size) for size in sizes))
+  return "\n".join(lines)
+
+
+def find(name: str) -> TpuType:
+  """The slice that is called `name`; v5e-16 is another name of v5litepod-16.
+
+  Raises:
+    UserError: there is none; names the nearest and lists all.
+  """
+  asked = name.replace("v5e-", "v5litepod-") if name.startswith("v5e-") else name
+  if asked not in TYPES:
+    raise t2t.UserError(
+      f"--type {name}: no such TPU type{t2t.did_you_mean(asked, TYPES)}; after the dash (TensorCores, or chips of"
+      f" v5litepod and v6e) there can be\n{described()}"
+    )
+  return TYPES[asked]

@@ -1,0 +1,36 @@
+"""The wheel of t2t that is installed on every machine, so that all run what this one has."""
+
+import pathlib
+import re
+import sys
+import tomllib
+
+import t2t
+from t2t import UserError
+from t2t.launch import shell as shell_lib
+
+
+def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Path, pathlib.Path | None]:
+  """The wheel to install, built of this checkout unless it is given, and the versions to install with it.
+
+  Raises:
+    UserError: the wheel is not there, cannot be built, or there is no checkout to build it of.
+  """
+  checkout = pathlib.Path(t2t.__file__).resolve().parent.parent
+  project = checkout / "pyproject.toml"
+  lock = checkout / "requirements.lock"
+  if given:
+    if not re.fullmatch(r"t2t-.+\.whl", pathlib.Path(given).name) or not pathlib.Path(given).is_file():
+      raise UserError(f"--wheel {given}: not a wheel of t2t; `pip wheel --no-deps --wheel-dir dist .` makes one")
+    return pathlib.Path(given), lock if lock.exists() else None
+  if not project.exists():
+    raise UserError("t2t is not run from a checkout, so that no wheel can be built of it; give one with --wheel FILE")
+  shell.say("The wheel of this checkout")
+  version = tomllib.loads(project.read_text())["project"]["version"]
+  answer = shell.ask(
+    [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir=dist", str(checkout)], timeout=600
+  )
+  wheel = pathlib.Path(f"dist/t2t-{version}-py3-none-any.whl")
+  if answer.code or not (shell.dry_run or wheel.exists()):
+    raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\ngive one with --wheel FILE")
+  return wheel, lock if lock.exists() else None

@@ -1,0 +1,144 @@
+"""What all launchers share: what is refused before anything is paid for, the TPU types, the hosts, and the README."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+
+import fake_cloud
+import pytest
+
+from t2t import UserError
+from t2t.launch import host, shell, tpu_types
+
+README = pathlib.Path(__file__).resolve().parent.parent / "launch" / "README.md"
+LAUNCH = "tpu-vm --name base --type v5p-32 --zone us-central1-a -- train --config tiny --workdir gs://bucket/base"
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+  return fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud", "kubectl", "squeue", "sbatch")
+
+
+@pytest.mark.parametrize(
+  ("old", "new", "words"),
+  [
+    ("v5p-32", "v5p-30", "did you mean v5p-32?"),
+    ("v5p-32", "v7-32", "tpu7x-     2 8 16"),
+    ("v5p-32", "tpu7x-8", "by GKE alone"),
+    (" --type v5p-32", "", "--type is missing"),
+    ("v5p-32", "v3-32 --slices 2", "v4 and later"),
+    ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v3-32 --image x", "v4 and later"),
+    ("tpu-vm --name base --type v5p-32 --zone us-central1-a", "gke --name b --type v5p-32", "--image is missing"),
+    (
+      "tpu-vm --name base --type v5p-32 --zone us-central1-a",
+      "gke --name b --type v4-8 --image x --slices 2",
+      "slices of several machines",
+    ),
+    ("gs://bucket/base", "runs/base", "give a path in a bucket"),
+    ("gs://bucket/base", "gs://bucket", "give a path in a bucket"),
+    ("--workdir gs://bucket/base", "", "--workdir is missing"),
+    ("tiny", "tinny", "nearest: tiny"),
+    ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
+    ("gs://bucket/base", "gs://bucket/base --stpes 3", "unknown option --stpes"),
+    ("gs://bucket/base", "gs://bucket/base --config.data.files=own.txt", "gcloud storage cp --recursive own.txt"),
+    ("gs://bucket/base", "gs://bucket/base --config.data.task_modules=none.py", "none.py: no such file"),
+    ("-- train", "-- trian", "did you mean train?"),
+    ("-- train", "-- launch", "no t2t command"),
+    ("--name base", "--name Base_1", "small letters"),
+    ("-- train", "status -- train", "give one of them"),
+    ("--type", "--slices 0 --type", "at least 1"),
+    ("--type", "--wheel own.txt --type", "not a wheel of t2t"),
+    ("tpu-vm", "tpu", "did you mean tpu-vm?"),
+  ],
+)
+def test_refused_before_anything_is_paid_for(cloud, tmp_path, capfd, old, new, words):
+  """A mistake costs a message that names it, and no machine."""
+  (tmp_path / "own.txt").write_text("text")
+  assert old in LAUNCH
+  assert cloud.launch(LAUNCH.replace(old, new, 1)) == 2
+  assert words in capfd.readouterr().err
+  assert not [call for call in cloud.calls if "create" in call or "apply" in call]
+
+
+def test_own_files_come_along(cloud, tmp_path, capsys):
+  """A config and task modules of one's own are copied, and the hosts' command names the copies."""
+  (tmp_path / "my").mkdir()
+  (tmp_path / "my" / "own.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
+  (tmp_path / "my" / "tasks.py").write_text("")
+  line = LAUNCH.replace("tiny", "my/own.py:bert").replace("-- train", "--dry-run -- train")
+  assert cloud.launch(line + " --config.data.task_modules=t2t.tasks.docs,my/tasks.py") == 0
+  printed = re.sub(r"\s*\\\n\s*", " ", capsys.readouterr().out)
+  assert "scp my/own.py my/tasks.py base:t2t/files/" in printed
+  assert "train --config=files/own.py:bert --workdir gs://bucket/base" in printed
+  assert "--config.data.task_modules=t2t.tasks.docs,files/tasks.py" in printed
+
+
+@pytest.mark.parametrize(
+  ("name", "topology", "chips", "hosts", "gke_hosts"),
+  [
+    ("v2-8", "2x2", 4, 1, 1),
+    ("v3-32", "4x4", 16, 4, 4),
+    ("v4-4096", "8x16x16", 2048, 512, 512),
+    ("v5e-4", "2x2", 4, 1, 1),
+    ("v5litepod-8", "2x4", 8, 1, 2),
+    ("v5litepod-16", "4x4", 16, 4, 4),
+    ("v5p-8", "2x2x1", 4, 1, 1),
+    ("v5p-64", "2x4x4", 32, 8, 8),
+    ("v5p-12288", "16x16x24", 6144, 1536, 1536),
+    ("v6e-1", "1x1", 1, 1, 1),
+    ("v6e-256", "16x16", 256, 64, 64),
+    ("tpu7x-8", "2x2x1", 4, 1, 1),
+  ],
+)
+def test_tpu_types(name, topology, chips, hosts, gke_hosts):
+  """Chips, machines and topologies as Google's tables have them."""
+  found = tpu_types.find(name)
+  assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
+
+
+def test_shown_commands_can_be_pasted():
+  """Whatever the words are, and however long: a shell reads back what was shown."""
+  words = ["echo", "a b", "it's", "$HOME", "line\nline", "", *(f"--flag-{i}={'x' * i}" for i in range(40))]
+  done = subprocess.run(["bash", "-c", shell.shown(["printf", "%s\\0", *words])], capture_output=True, text=True)
+  assert done.stdout.split("\0")[:-1] == words
+
+
+def test_a_program_that_does_not_end():
+  """It is ended with what it has started, and its exit code says so."""
+  answer = shell.Shell().ask(["bash", "-c", "sleep 1000 & wait"], timeout=0.2)
+  assert answer.code == 124 and "no end" in answer.reason()
+
+
+def test_host_that_may_not_write(tmp_path):
+  """The machines have an account of their own: whether it may write is tried before training."""
+  host.check_workdir(str(tmp_path / "run"))
+  assert not list((tmp_path / "run").iterdir())
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match="cannot be written from .*\n.*roles/storage.objectAdmin"):
+    host.check_workdir(str(tmp_path / "file" / "run"))
+
+
+def readme_lines():
+  """Every `t2t launch` of the README, its continuation lines joined."""
+  text = README.read_text().replace("\\\n", " ")
+  return [line.strip() for line in text.splitlines() if line.strip().startswith("t2t launch ")]
+
+
+def test_readme_has_commands():
+  """A test over no lines passes always."""
+  assert len(readme_lines()) > 10
+  assert {line.split()[2] for line in readme_lines()} == {"tpu-vm", "gke", "slurm"}
+
+
+@pytest.mark.parametrize("line", readme_lines())
+def test_commands_of_the_readme(cloud, tmp_path, monkeypatch, line):
+  """Each is accepted, under --dry-run and with nothing installed."""
+  monkeypatch.setenv("PATH", "")
+  (tmp_path / "my_config.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
+  for setting in ("PROJECT=my-project", "REGION=us-central1", "ZONE=us-central1-a", "BUCKET=my-bucket"):
+    assert setting in README.read_text()
+    monkeypatch.setenv(*setting.split("="))
+  words = shlex.split(os.path.expandvars(line), comments=True)[2:]
+  assert cloud.launch(shlex.join([words[0], "--dry-run", *words[1:]])) == 0

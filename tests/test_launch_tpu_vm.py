@@ -1,0 +1,282 @@
+"""`t2t launch tpu-vm`: what it sends to gcloud, and what it does when machines are refused, lost or taken away."""
+
+import json
+import shlex
+import subprocess
+
+import fake_cloud
+import pytest
+
+WHERE = "--name base --zone us-central1-a"
+TRAIN = "-- train --config tiny --workdir gs://bucket/base"
+LAUNCH = f"tpu-vm {WHERE} --type v5p-32 --poll 0 --wheel t2t-0.1.0-py3-none-any.whl {TRAIN}"
+PLACE = "--zone=us-central1-a"
+QUEUED = "gcloud compute tpus queued-resources"
+VM = "gcloud compute tpus tpu-vm"
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+  (tmp_path / "t2t-0.1.0-py3-none-any.whl").write_text("")
+  cloud = fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud")
+  cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("ACTIVE"))
+  cloud.on("hostname", states("idle"), states("exited 0"))
+  return cloud
+
+
+def described(state, *, kind="v5p-32", **more):
+  node = {"node": {"acceleratorType": kind}, "nodeId": "base"}
+  return json.dumps({"state": {"state": state, **more}, "tpu": {"nodeSpec": [node]}})
+
+
+def states(state, *, job="none", hosts=4):
+  return "".join(f"t2t t1v-n-w-{worker} {job} {state}\n" for worker in range(hosts))
+
+
+def fingerprint(tmp_path):
+  script = (tmp_path / "dist" / "run.sh").read_text()
+  return script.split("echo ")[1].split()[0]
+
+
+def short(calls):
+  """Calls without the scripts that workers are sent, which a test of their own runs."""
+  return [call.split(" '--command=")[0] for call in calls]
+
+
+def test_every_command_in_order(cloud, capfd):
+  """From the login to the exit code: the very lines that gcloud is called with."""
+  assert cloud.launch(LAUNCH) == 0, capfd.readouterr().err
+  ssh = f"{VM} ssh base {PLACE} --quiet"
+  lock = next(word for word in shlex.split(" ".join(cloud.calls)) if word.endswith("requirements.lock"))
+  assert short(cloud.calls) == [
+    "gcloud auth list --filter=status:ACTIVE '--format=value(account)'",
+    "gcloud storage cp - gs://bucket/base/.t2t_write_test",
+    "gcloud storage rm --quiet gs://bucket/base/.t2t_write_test",
+    f"{QUEUED} describe base {PLACE} --format=json",
+    f"{QUEUED} create base {PLACE} --node-id=base --accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5",
+    f"{QUEUED} describe base {PLACE} --format=json",
+    f"{ssh} --worker=all",  # what they do
+    f"{ssh} --worker=all",  # a folder
+    f"{VM} scp t2t-0.1.0-py3-none-any.whl dist/run.sh {lock} base:t2t/ {PLACE} --quiet --worker=all",
+    f"{ssh} --worker=all",  # install
+    f"{ssh} --worker=all",  # start
+    f"{ssh} --worker=0",  # log
+    f"{ssh} --worker=all",  # exit codes
+  ]
+  assert "AND COST" in capfd.readouterr().err
+
+
+def test_dry_run_prints_what_a_run_would_do(cloud, capsys, tmp_path):
+  """The same lines in the same order, and no program is called."""
+  assert cloud.launch(LAUNCH.replace("--poll 0", "--dry-run")) == 0
+  printed = capsys.readouterr().out
+  assert not cloud.calls
+  shell = f"gcloud() {{ printf 'gcloud'; printf ' %q' \"$@\"; echo; }}\ncd {tmp_path}\n{printed}"
+  done = subprocess.run(
+    ["bash", "-c", shell], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+  )
+  pasted = [call.split(" --command=")[0].split(" $'--command")[0] for call in done.stdout.splitlines()]
+  assert cloud.launch(LAUNCH) == 0
+  ran = [
+    call.split(" '--command=")[0].replace("'--format=value(account)'", r"--format=value\(account\)")
+    for call in cloud.calls
+  ]
+  assert pasted == ran
+
+
+def test_dry_run_needs_nothing_installed(cloud, monkeypatch, capsys):
+  """Without gcloud, and in 80 columns but for what cannot be broken."""
+  monkeypatch.setenv("PATH", "")
+  assert cloud.launch(LAUNCH.replace("--poll 0", "--dry-run")) == 0
+  assert all(len(line) <= 80 or line.count(" ") < 3 for line in capsys.readouterr().out.splitlines())
+
+
+PYTHON = """#!/bin/bash
+echo "$WORKER runs $*"
+exit $(cat ~/fails 2>/dev/null || echo 0)
+"""
+
+
+def test_workers_run_the_job(cloud, capfd, tmp_path):
+  """The scripts that workers are sent, run by a real shell: the log comes, and each exit code is found."""
+  homes = cloud.live("base", hosts=4, python=PYTHON)
+  assert cloud.launch(LAUNCH) == 0
+  assert "base-w-0 runs -m t2t.launch.host train --config tiny --workdir gs://bucket/base" in capfd.readouterr().out
+  for worker in range(4):
+    assert "t2t launch: exit code 0" in (homes / f"base-w-{worker}" / "t2t" / "log").read_text()
+  assert cloud.launch(LAUNCH) == 0
+  assert "has ended on all workers already" in capfd.readouterr().err
+
+
+def test_failed_worker_is_named(cloud, capfd):
+  """The exit code of each worker is looked at, not only that of the one whose log is shown."""
+  homes = cloud.live("base", hosts=4, python=PYTHON)
+  (homes / "base-w-2" / "fails").write_text("3")
+  assert cloud.launch(LAUNCH) == 2
+  err = capfd.readouterr().err
+  assert "base-w-2: exited with code 3" in err and "base-w-1" not in err
+
+
+def test_slices(cloud, capfd):
+  """Several slices are one request, and each of its nodes is installed and started."""
+  node = {"node": {"acceleratorType": "v5p-32"}, "multisliceParams": {"nodeCount": 2}}
+  active = json.dumps({"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [node]}})
+  cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, active)
+  cloud.on("hostname", states("idle"), states("idle"), states("exited 0"))
+  assert cloud.launch(LAUNCH.replace("v5p-32", "v5p-32 --slices 2 --spot --create-flag=--reserved")) == 0
+  create = next(call for call in cloud.calls if "create" in call)
+  assert "--node-count=2 --node-prefix=base" in create and create.endswith("--spot --reserved")
+  starts = [call for call in cloud.calls if "setsid" in call]
+  assert [call.split()[5] for call in starts] == ["base-0", "base-1"]
+
+
+def test_second_run_attaches(cloud, capfd, tmp_path):
+  """Where the same command runs already, nothing is created, installed or started."""
+  assert cloud.launch(LAUNCH) == 0
+  job = fingerprint(tmp_path)
+  cloud.on("queued-resources describe", described("ACTIVE"))
+  cloud.on("hostname", states("running", job=job), states("exited 0", job=job))
+  cloud.forget()
+  assert cloud.launch(LAUNCH) == 0
+  assert not [call for call in cloud.calls if "create" in call or "scp" in call or "setsid" in call]
+  assert [call for call in cloud.calls if "tail" in call]
+
+
+def test_another_command_is_not_disturbed(cloud, capfd):
+  """Machines that run something else are left alone."""
+  cloud.on("queued-resources describe", described("ACTIVE"))
+  cloud.on("hostname", states("running", job="0123456789ab"))
+  assert cloud.launch(LAUNCH) == 2
+  assert "runs another command" in capfd.readouterr().err
+  assert not [call for call in cloud.calls if "setsid" in call]
+
+
+def test_lost_connection_goes_on(cloud, capfd, tmp_path):
+  """When the log breaks off while the job runs, it is taken up again."""
+  cloud.on("hostname", states("idle"), states("running"), states("exited 0"))
+  assert cloud.launch(LAUNCH) == 0
+  assert len([call for call in cloud.calls if "tail" in call]) == 2
+
+
+def test_preempted_and_resumed(cloud, capfd):
+  """Taken away while it runs: deleted, asked for again, started again with the same command."""
+  cloud.on(
+    "queued-resources describe",
+    fake_cloud.NOT_FOUND,
+    described("WAITING_FOR_RESOURCES"),
+    described("ACTIVE"),
+    described("SUSPENDED"),  # when the workers do not answer
+    fake_cloud.NOT_FOUND,
+    described("ACTIVE"),
+  )
+  cloud.on("hostname", states("idle"), (255, "", "connection closed"), states("idle"), states("exited 0"))
+  assert cloud.launch(LAUNCH.replace("v5p-32", "v5p-32 --spot --restarts 1")) == 0
+  verbs = [call.split()[4] for call in cloud.calls if "queued-resources" in call and "describe" not in call]
+  assert verbs == ["create", "delete", "create"]
+  starts = [call for call in cloud.calls if "setsid" in call]
+  assert len(starts) == 2 and len(set(starts)) == 1
+  assert "WAITING_FOR_RESOURCES" in capfd.readouterr().err
+
+
+def test_preempted_too_often(cloud, capfd):
+  """After --restarts it ends, and nothing is left that costs."""
+  cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("SUSPENDED"))
+  assert cloud.launch(LAUNCH.replace("v5p-32", "v5p-32 --restarts 0")) == 2
+  assert "gs://bucket/base: the same command again goes on from there" in capfd.readouterr().err
+  assert "delete" in cloud.calls[-1]
+
+
+def test_quota_refused(cloud, capfd):
+  """The cloud's own words, and where to ask for more."""
+  refusal = "ERROR: Quota limit 'TPUV5PPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central1-a."
+  cloud.on("queued-resources create", (1, "", refusal))
+  assert cloud.launch(LAUNCH) == 2
+  err = capfd.readouterr().err
+  assert "TPUV5PPerProjectPerZoneForTPUAPI" in err and "iam-admin/quotas" in err
+  assert "create" in cloud.calls[-1]
+
+
+def test_request_that_fails(cloud, capfd):
+  """A request may be accepted and fail later; its reason is told."""
+  reason = {"failedData": {"error": {"code": 8, "message": "no more capacity in the zone"}}}
+  cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("FAILED", **reason))
+  assert cloud.launch(LAUNCH) == 2
+  err = capfd.readouterr().err
+  assert "no more capacity" in err and "t2t launch tpu-vm --name base --zone us-central1-a delete" in err
+
+
+def test_unreachable_worker_is_named(cloud, capfd):
+  """Which of the workers does not answer, and what to do."""
+  refused = (255, "", "ssh: connect to host 10.0.0.3 port 22: Connection refused")
+  cloud.on("mkdir", refused)
+  cloud.on("--worker=2", refused)
+  assert cloud.launch(LAUNCH) == 2
+  err = capfd.readouterr().err
+  assert "base: worker 2 of 4 (counted from 0) cannot be reached" in err and "Connection refused" in err
+  assert not [call for call in cloud.calls if "setsid" in call]
+
+
+def test_failed_install_is_told(cloud, capfd):
+  """Workers that answer, but cannot do what they are told."""
+  cloud.on("uv venv", (1, "", "No space left on device"))
+  assert cloud.launch(LAUNCH) == 2
+  err = capfd.readouterr().err
+  assert "Installing failed on base" in err and "No space left on device" in err and "AND COST" in err
+
+
+def test_no_credentials(cloud, capfd):
+  """Nobody is logged in: nothing else is tried."""
+  cloud.on("auth list", "")
+  assert cloud.launch(LAUNCH) == 2
+  assert "gcloud auth login" in capfd.readouterr().err
+  assert len(cloud.calls) == 1
+
+
+@pytest.mark.parametrize(
+  ("error", "advice"),
+  [
+    ("ERROR: HTTPError 403: you does not have storage.objects.create access", "add-iam-policy-binding gs://bucket"),
+    ("ERROR: gs://bucket not found: 404.", "gcloud storage buckets create gs://bucket"),
+  ],
+)
+def test_bucket_that_cannot_be_written(cloud, capfd, error, advice):
+  """Found out before anything is created, with what to grant or to make."""
+  cloud.on("storage cp", (1, "", error))
+  assert cloud.launch(LAUNCH) == 2
+  assert advice in capfd.readouterr().err
+  assert not [call for call in cloud.calls if "queued-resources" in call]
+
+
+def test_gcloud_is_not_installed(cloud, monkeypatch, capfd):
+  """Says how to install it."""
+  monkeypatch.setenv("PATH", "")
+  assert cloud.launch(LAUNCH) == 2
+  assert "gcloud is not installed" in capfd.readouterr().err
+
+
+def test_deleted_when_it_has_ended(cloud, capfd):
+  """--delete, after success and after failure."""
+  cloud.on("hostname", states("idle"), states("exited 1"))
+  assert cloud.launch(LAUNCH.replace("--poll", "--delete --poll")) == 2
+  assert cloud.calls[-1] == f"{QUEUED} delete base {PLACE} --force --quiet"
+
+
+def test_looking_after(cloud, capfd):
+  """status, logs, stop and delete need no more than the name and the zone."""
+  cloud.on("queued-resources describe", described("ACTIVE"))
+  cloud.on("hostname", states("running"))
+  assert cloud.launch(f"tpu-vm {WHERE} status") == 0
+  out = capfd.readouterr().out
+  assert "1 x v5p-32, ACTIVE" in out and "t1v-n-w-3: running" in out
+  assert cloud.launch(f"tpu-vm {WHERE} --worker 3 logs") == 0
+  assert "--worker=3" in cloud.calls[-1]
+  assert cloud.launch(f"tpu-vm {WHERE} stop") == 0
+  assert "kill -TERM" in cloud.calls[-1]
+  assert cloud.launch(f"tpu-vm {WHERE} delete") == 0
+  assert "delete base" in cloud.calls[-1]
+
+
+def test_nothing_of_this_name(cloud, capfd):
+  """A name that is not there, as after a typo."""
+  assert cloud.launch(f"tpu-vm {WHERE} status") == 2
+  assert "no queued resource base" in capfd.readouterr().err
