@@ -21,6 +21,7 @@ def get_config() -> ConfigDict:
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
   config.data.train_split = "train"  # of the mixture
   config.data.eval_split = "validation"  # of the mixture
+  config.data.cache_dir = ""  # folder that `t2t cache` wrote: the mixture's tasks are read from it
   config.data.superglue_dir = ""  # folder of SuperGLUE's files as released; empty: TensorFlow Datasets has them
   config.data.glue_dir = ""  # of GLUE's
   config.data.squad_dir = ""  # of SQuAD's
@@ -48,6 +49,7 @@ def get_config() -> ConfigDict:
     20.0  # a step of so many times the usual length has every host say where it stands; 0: none
   )
   config.train.xla_flags = True  # of the table in t2t/xla_flags.py, which lets collectives overlap with computing
+  config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
   config.optimizer = ConfigDict()

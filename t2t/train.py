@@ -89,7 +89,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     # ---- Model and optimizer -----------------------------------------------
     model_fn = lambda key: transformer.build(model_config, nnx.Rngs(key))
     graphdef, abstract_state, make_state = train_state.abstract_train_state(
-      model_fn, tx, mesh, freeze=config.train.freeze
+      model_fn, tx, mesh, freeze=config.train.freeze, offload_optimizer=config.train.offload_optimizer
     )
     _say(f"{_described(abstract_state, mesh)}; {workdir}")
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)

@@ -38,8 +38,11 @@ class TrainState:
     return nnx.merge(graphdef, optimizers.join_frozen(self.params, self.frozen_params))
 
 
-def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh):
-  """Moments lie as their parameters do; factors, counts and other small things are on every device."""
+_HOST, _DEVICE = "pinned_host", "device"  # kinds of memory
+
+
+def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh, *, offload: bool):
+  """Moments lie as their parameters do, or beside them in the host's memory; small things are on every device."""
   by_path = {
     optimizers.path_name(path): (leaf.shape, placed)
     for (path, leaf), placed in zip(
@@ -50,7 +53,9 @@ def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mes
   def one(path, leaf):
     # The optimizer sees a flat dict: the last key of a moment's path is the parameter's whole path.
     shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
-    return placed if shape == leaf.shape else sharding.replicated(mesh)
+    if shape != leaf.shape:
+      return sharding.replicated(mesh)
+    return placed.with_memory_kind(_HOST) if offload else placed
 
   return jax.tree_util.tree_map_with_path(one, opt_state)
 
@@ -61,8 +66,12 @@ def abstract_train_state(
   mesh: jax.sharding.Mesh,
   *,
   freeze: tuple[str, ...] = (),
+  offload_optimizer: bool = False,
 ) -> tuple[nnx.GraphDef, TrainState, Callable[[jax.Array], TrainState]]:
-  """The state's shapes, each with its sharding, without a device; and the function that makes the state itself."""
+  """The state's shapes, each with its sharding, without a device; and the function that makes the state itself.
+
+  Args: see `init_train_state`.
+  """
 
   def make(key: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
@@ -74,7 +83,10 @@ def abstract_train_state(
   shapes = jax.eval_shape(make, key)
   params, frozen = optimizers.split_frozen(sharding.param_shardings(model_state, mesh), freeze)
   shardings = TrainState(
-    sharding.replicated(mesh), params, frozen, _opt_state_shardings(shapes.opt_state, shapes.params, params, mesh)
+    sharding.replicated(mesh),
+    params,
+    frozen,
+    _opt_state_shardings(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),
   )
   placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
   return graphdef, jax.tree.map(placed, shapes, shardings), make
@@ -87,6 +99,7 @@ def init_train_state(
   mesh: jax.sharding.Mesh,
   *,
   freeze: tuple[str, ...] = (),
+  offload_optimizer: bool = False,
 ) -> tuple[nnx.GraphDef, TrainState, TrainState]:
   """A fresh state, each array made directly in its shards: no device ever holds the whole of a sharded one.
 
@@ -96,6 +109,7 @@ def init_train_state(
     key: of the initial values; these do not depend on the mesh.
     mesh: where the state will lie.
     freeze: patterns; parameters whose path matches one are not trained.
+    offload_optimizer: moments wait in the host's memory between updates.
 
   Returns:
     The model's structure, the state, and a tree like it of shardings.
@@ -103,7 +117,9 @@ def init_train_state(
   Raises:
     UserError: a parameter that the mesh does not divide, or `freeze` that fits nothing.
   """
-  graphdef, abstract, make = abstract_train_state(model_fn, tx, mesh, freeze=freeze)
+  graphdef, abstract, make = abstract_train_state(
+    model_fn, tx, mesh, freeze=freeze, offload_optimizer=offload_optimizer
+  )
   shardings = jax.tree.map(lambda x: x.sharding, abstract)
   return graphdef, jax.jit(make, out_shardings=shardings)(key), shardings
 
@@ -124,6 +140,15 @@ def _num_tokens(batch: Batch) -> jax.Array:
   return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
 
 
+def _to_device(tree, shardings):
+  """What `shardings` have in the host's memory, in the device's."""
+
+  def one(x, placed):
+    return jax.device_put(x, placed.with_memory_kind(_DEVICE)) if placed.memory_kind == _HOST else x
+
+  return jax.tree.map(one, tree, shardings)
+
+
 def make_train_step(
   graphdef: nnx.GraphDef,
   loss_fn: LossFn,
@@ -141,7 +166,8 @@ def make_train_step(
     graphdef: structure of the model.
     loss_fn: (model, batch, dropout key) -> (summed loss, metrics with "loss", whose weight is the loss's).
     tx: optimizer.
-    state_shardings: like the state; without it the second step would compile again.
+    state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
+      comes to the device for the update.
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
 
   Returns:
@@ -177,7 +203,8 @@ def make_train_step(
       weight = jnp.maximum(metrics["loss"].weight, 1.0)
       grads = jax.tree.map(lambda g: g / weight, grads)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    opt_state = _to_device(state.opt_state, state_shardings.opt_state)
+    updates, opt_state = tx.update(grads, opt_state, state.params)
     one = jnp.ones(())
     metrics["grad_norm"] = metrics_lib.WeightedSum(optax.tree.norm(grads), one)
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)

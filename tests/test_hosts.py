@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,12 @@ MESHES = {
   "sequence": ("--config.mesh.fsdp=2", "--config.mesh.sequence=2", "--config.mesh.tensor=2"),
 }
 text = test_train.text  # the fixture
+_SHORT = (
+  "--config.model.num_encoder_layers=1",
+  "--config.model.num_decoder_layers=1",
+  "--config.eval.batches=1",
+  "--config.eval.examples=0",
+)
 
 
 def free_port() -> int:
@@ -42,6 +49,10 @@ def free_port() -> int:
       except OSError:
         continue
       return port
+
+
+def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> list[str]:
+  return test_train.arguments(text, workdir, *_SHORT, *overrides)
 
 
 def on_hosts(number: int, devices: int, runs: list[list[str]]) -> list[str]:
@@ -79,7 +90,7 @@ def assert_same_losses(one: pathlib.Path, other: pathlib.Path) -> None:
 def test_two_hosts_train_as_one_does(text, tmp_path):
   """On every mesh, data, order and loss are those of one process with as many devices; one of them writes."""
   runs = lambda folder: [
-    test_train.arguments(text, tmp_path / folder / name, *mesh, "--config.train.steps=3", "--config.eval.every=3")
+    arguments(text, tmp_path / folder / name, *mesh, "--config.train.steps=3", "--config.eval.every=3")
     for name, mesh in MESHES.items()
   ]
   said = on_hosts(2, 4, runs("two"))
@@ -92,13 +103,14 @@ def test_two_hosts_train_as_one_does(text, tmp_path):
 
 def test_what_four_hosts_saved_goes_on_on_two_and_on_one(text, tmp_path):
   """With the same batches: the losses are those of a run that one host made without a stop."""
-  whole = test_train.arguments(text, tmp_path / "whole", "--config.data.num_streams=8")
+  whole = arguments(text, tmp_path / "whole", "--config.data.num_streams=8")
   assert command.main(whole) == 0
-  part = lambda folder, *others: test_train.arguments(
+  part = lambda folder, *others: arguments(
     text, tmp_path / folder, "--config.data.num_streams=8", *others, "--config.mesh.data=2"
   )
   stopped = ("--config.train.steps=3", "--config.mesh.fsdp=4", "--config.mesh.tensor=2")
-  on_hosts(4, 4, [part("two", *stopped), part("one", *stopped)])
+  on_hosts(4, 4, [part("two", *stopped)])
+  shutil.copytree(tmp_path / "two", tmp_path / "one")
   on_hosts(2, 2, [part("two")])
   assert command.main(part("one")) == 0
   for folder in ("one", "two"):
@@ -184,7 +196,7 @@ def test_a_machine_by_itself_is_no_cluster():
 
 def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   """Before anything is compiled."""
-  assert command.main(test_train.arguments(text, tmp_path, "--config.train.hosts=4")) == 2
+  assert command.main(arguments(text, tmp_path, "--config.train.hosts=4")) == 2
   assert "config.train.hosts=4, but 1 came" in capsys.readouterr().err
 
 

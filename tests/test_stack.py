@@ -79,7 +79,10 @@ def computed(kind, remat):
   return jax.jit(function)(params)
 
 
-@pytest.mark.parametrize(("kind", "remat"), [("t5_1_1", "minimal"), ("t5_1_1", "full"), ("local_prefix_lm", "full")])
+@pytest.mark.parametrize(
+  ("kind", "remat"),
+  [("t5_1_1", "minimal"), ("t5_1_1", "full"), ("t5_1_1", "offload"), ("local_prefix_lm", "full")],
+)
 def test_remat_changes_neither_loss_nor_gradients(kind, remat):
   """What is computed again, dropout included, is what was computed before."""
   (expected, expected_gradient), (loss, gradient) = computed(kind, "none"), computed(kind, remat)

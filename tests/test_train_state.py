@@ -23,7 +23,7 @@ def uneven_batch(kind="t5_1_1"):
 
 
 @functools.cache
-def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0.0):
+def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0.0, offload=False):
   """A maker of fresh states, always the same, and their train step on a mesh."""
   shape = dict(mesh_shape)
   devices = jax.devices()[:1] if shape == ONE_DEVICE else None
@@ -33,7 +33,9 @@ def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0
   model = toy.model(config)
   loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
   with jax.set_mesh(mesh):
-    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh, freeze=freeze)
+    graphdef, state, shardings = train_state.init_train_state(
+      lambda _: model, tx, toy.key(), mesh, freeze=freeze, offload_optimizer=offload
+    )
     step = train_state.make_train_step(graphdef, loss_fn, tx, shardings, num_microbatches=microbatches)
   # The step donates its state, so that each test starts from a copy.
   copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
@@ -112,6 +114,17 @@ def test_state_is_sharded():
       assert shard(leaf) == {(3, 8, 16)}
     assert shard(leaves["params/embed/table"]) == {(20, 8)}
     assert len(leaves["step"].sharding.device_set) == mesh.size
+
+
+def test_moments_may_wait_in_the_memory_of_the_host():
+  """Nothing else does, and training is the same."""
+  shape = {"fsdp": 4, "tensor": 2}
+  state, history = train(shape, uneven_batch(), offload=True)
+  assert_same_training((state, history), train(shape, uneven_batch()))
+  kinds = {path: x.sharding.memory_kind for path, x in toy.flat(state).items()}
+  moments = [path for path in kinds if path.endswith("decoder/layers/mlp/up") and "opt_state" in path]
+  assert len(moments) == 2 and {kinds[path] for path in moments} == {"pinned_host"}
+  assert {kind for path, kind in kinds.items() if "opt_state" not in path} == {"device"}
 
 
 def test_steps_compile_once_and_reuse_memory():

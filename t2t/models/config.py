@@ -8,7 +8,7 @@ ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
-REMAT_POLICIES = ("none", "minimal", "full")
+REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
 
 # May be 0: that means without, or the number that another field implies.
@@ -77,8 +77,10 @@ class TransformerConfig:
   # How it is computed
   dropout_rate: float = 0.0  # T5 pre-trains without, and fine-tunes with 0.1
   t5_dropout: bool = True  # one draw for all positions, and also behind the last norm; otherwise a draw for each
-  dtype: str = "bfloat16"  # of activations; parameters, norms, softmax and logits are float32
-  remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
+  dtype: str = "bfloat16"  # of activations, and of gradients between devices; parameters, norms and logits are float32
+  remat: str = (
+    "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
+  )
 
   @property
   def kv_heads(self) -> int:

@@ -10,6 +10,16 @@ from t2t import sharding
 from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 
+_OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _offload(primitive, *args, **params):
+  """As "minimal", but what matmuls give waits in the host's memory for the backward pass."""
+  if jax.checkpoint_policies.save_only_these_names(kernels.SAVED)(primitive, *args, **params) is True:
+    return True
+  return _OFFLOAD_MATMULS(primitive, *args, **params)
+
+
 # What the backward pass finds saved; the rest is computed again.  "none" of the config is no jax.checkpoint at all.
 _REMAT_POLICIES = {
   "minimal": jax.checkpoint_policies.save_from_both_policies(
@@ -18,6 +28,7 @@ _REMAT_POLICIES = {
     jax.checkpoint_policies.save_only_these_names(kernels.SAVED),
   ),
   "full": jax.checkpoint_policies.nothing_saveable,
+  "offload": _offload,
 }
 
 
