@@ -430,10 +430,10 @@ def preprocessors(
       options[key] = value
   if options:
     corruption.check_noise(**options)
-  first, *others = objective.make(merge_documents=not pack, **options)
-  first = functools.partial(first)
-  first.objective = name  # what `of` finds
-  return [first, *others]
+  steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
+  for step in steps:
+    step.objective = name  # what `of` finds, also where a cache takes the place of the first
+  return steps
 
 
 def of(task: seqio.Task | seqio.Mixture) -> set[str]:

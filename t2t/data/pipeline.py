@@ -18,7 +18,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import converters, objectives, released, scan, selection, sources, streams, vocabularies
+from t2t.data import converters, objectives, offline_cache, released, scan, selection, sources, streams, vocabularies
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 
@@ -42,6 +42,8 @@ class DataConfig:
   # Splits of `mixture`.
   train_split: str = "train"
   eval_split: str = "validation"
+  # Folder that `t2t cache` wrote: the tokens of the mixture's tasks, instead of their sources.
+  cache_dir: str = ""
   # Folders of the files of these benchmarks as they were released; empty: TensorFlow Datasets has them.
   superglue_dir: str = ""
   glue_dir: str = ""
@@ -92,6 +94,8 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
     )
   if not data.files:
     return _adapted(data, selection.find(data.mixture, modules=data.task_modules))
+  if data.cache_dir:
+    raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = sources.find_files(data.files)
   if data.eval_files:
     source = sources.FileSource(
@@ -118,12 +122,14 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
 
 def _adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
   """In the user's vocabulary, and read from his folders."""
-  return selection.adapt(
+  adapted = selection.adapt(
     found,
     vocabulary=vocabulary(data) if data.vocabulary else None,
     folders={benchmark: getattr(data, key) for benchmark, key in released.FOLDER_KEYS.items()},
     train_split=data.train_split,
   )
+  splits = (data.train_split, data.eval_split)
+  return offline_cache.read(adapted, data.cache_dir, splits=splits) if data.cache_dir else adapted
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -> list[seqio.Task]:
@@ -287,7 +293,7 @@ def stream_dataset(
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   folders = released.FOLDER_KEYS.values()
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", *folders}
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", *folders}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if data.files:
     identity["data.files"] = [path.rsplit("/", 1)[-1] for path in sources.find_files(data.files)]
@@ -351,13 +357,14 @@ def train_batches(
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
-    identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total),
+    identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total)
+    | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
   )
 
 
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
-    return selection.num_examples(task, data.train_split)
+    return (offline_cache if data.cache_dir else selection).num_examples(task, data.train_split)
   found = scan.scan(sources.find_files(data.files), field=data.field)
   return found.documents if found.complete else None
 

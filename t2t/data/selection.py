@@ -141,7 +141,7 @@ def adapt(
       return functools.partial(old, split=train_split)
     return old
 
-  return _copy(found, adapted, rate)
+  return copy(found, adapted, rate)
 
 
 def for_architecture(found: Found, architecture: str) -> Found:
@@ -157,7 +157,7 @@ def for_architecture(found: Found, architecture: str) -> Found:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
-  return _copy(found, without_eos, lambda rate: rate) if architecture == "decoder_only" else found
+  return copy(found, without_eos, lambda rate: rate) if architecture == "decoder_only" else found
 
 
 def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
@@ -169,12 +169,18 @@ def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vo
   }
 
 
-def _copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
-  """The same object where nothing has changed."""
+def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
+  """The task, or a mixture of the tasks, that `change` makes; the same object where nothing has changed.
+
+  Args:
+    found: stays as it is.
+    change: task -> the task that takes its place.
+    change_rate: rate of a mixture -> the rate that takes its place.
+  """
   if isinstance(found, seqio.Task):
     return change(found)
   # Neither the parts of a mixture nor how it draws can be asked for.
-  parts = {name: _copy(part, change, change_rate) for name, part in found._task_map.items()}
+  parts = {name: copy(part, change, change_rate) for name, part in found._task_map.items()}
   rates = {name: change_rate(rate) for name, rate in found.rate_per_task_name.items()}
   if parts == found._task_map and rates == found.rate_per_task_name:
     return found

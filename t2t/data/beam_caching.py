@@ -1,0 +1,418 @@
+"""The command `t2t cache`: Apache Beam writes the offline cache of a task, here or on a cluster."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import json
+import logging as python_logging
+import os
+import re
+import shlex
+import threading
+import time
+from typing import Any
+import uuid
+
+from absl import logging
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import offline_cache, registry, selection, vocabularies
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+  """What is cached, and how; workers on other machines get it, too."""
+
+  mixture: str
+  modules: tuple[str, ...]
+  output_dir: str
+  splits: tuple[str, ...]  # empty: all
+  num_shards: int  # 0: chosen
+  vocabulary: str  # empty: the task's
+  extra_ids: int
+  runner: str
+  beam_options: tuple[str, ...]
+  overwrite: bool
+
+  def folder(self, task: seqio.Task) -> str:
+    return offline_cache.folder_of(self.output_dir, task)
+
+  def splits_of(self, task: seqio.Task) -> list[str]:
+    return [split for split in task.splits if not self.splits or split in self.splits]
+
+  @property
+  def is_local(self) -> bool:
+    return self.runner.lower().removesuffix("runner") == "direct"
+
+
+def _beam():
+  """Apache Beam, and what seqio has for it."""
+  python_logging.disable(python_logging.WARNING)  # it warns that it has no client of BigQuery
+  try:
+    import apache_beam as beam
+    from seqio import beam_utils
+  except ImportError as error:
+    raise UserError(
+      f"Apache Beam cannot be imported ({error}): pip install 't2t[cache]', in an environment of its own where the"
+      " packages of this one are newer than Beam allows"
+    ) from error
+  finally:
+    python_logging.disable(python_logging.NOTSET)
+  return beam, beam_utils
+
+
+def _runner(job: _Job) -> Any:
+  beam, _ = _beam()
+  # Beam's DirectRunner would first download a program; this is what it falls back to.
+  name = "apache_beam.runners.portability.fn_api_runner.FnApiRunner" if job.is_local else job.runner
+  try:
+    return beam.runners.create_runner(name)
+  except ImportError as error:
+    raise UserError(f"--runner {job.runner}: {error} (pip install 'apache-beam[gcp]')") from error
+  except ValueError as error:
+    raise UserError(f"--runner {job.runner}: {error}") from error
+
+
+# ---- Tasks -----------------------------------------------------------------------------------------------------------
+
+
+def _find(name: str, job: _Job) -> selection.Found:
+  """A task or mixture, in the user's vocabulary."""
+  found = registry.find(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
+  if not job.vocabulary:
+    return found
+  try:
+    return selection.adapt(found, vocabulary=vocabularies.load(job.vocabulary, extra_ids=job.extra_ids))
+  except UserError as error:
+    raise UserError(str(error).replace("config.data.vocabulary=", "--vocabulary ")) from error
+
+
+_REGISTERING = threading.Lock()
+
+
+def _registered_name(name: str) -> str:
+  return f"{name}.cached"
+
+
+def _register(name: str, job: _Job) -> None:
+  """Registers a task as it is cached: seqio's workers find what they preprocess by its name."""
+  with _REGISTERING:
+    if _registered_name(name) in seqio.TaskRegistry.names():
+      return
+    task = _find(name, job)
+    before, after = offline_cache.split_preprocessors(task)
+    steps = [*before, seqio.CacheDatasetPlaceholder(), *after]
+    registered = task.replace(name=_registered_name(name), preprocessors=steps)
+    seqio.TaskRegistry.add_provider(registered.name, registered)
+
+
+# ---- Running ---------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+  """Says how many examples have come by, every ten seconds; hands them on."""
+
+  def __init__(self, label: str):
+    self._label, self._count, self._said = label, 0, time.monotonic()
+
+  def __call__(self, example):
+    self._count += 1
+    if time.monotonic() - self._said >= 10:
+      self._said = time.monotonic()
+      print(f"  {self._label}: {self._count:,} examples", flush=True)
+    return example
+
+
+def _add_to_pipeline(pipeline, task: seqio.Task, job: _Job) -> None:
+  """The steps that cache a task, as in seqio's scripts/cache_tasks_main.py."""
+  beam, beam_utils = _beam()
+  folder = job.folder(task)
+  _register(task.name, job)
+  registered = seqio.TaskRegistry.get(_registered_name(task.name))
+  written = []
+  for split in job.splits_of(task):
+    label = f"{task.name} {split}"
+    preprocess = beam_utils.PreprocessTask(registered, split, setup_fn=functools.partial(_register, task.name, job))
+    if registered.source.supports_arbitrary_sharding:
+      # With eight files for each shard, t2t's sources give a shard files of its own; with fewer each reads all files.
+      preprocess.shards = preprocess.shards[: max(1, len(preprocess.shards) // 8)]
+    # At least seqio's number, which divides among the streams of most runs.
+    num_shards = job.num_shards or max(64, len(preprocess.shards))
+    examples = (
+      pipeline
+      | f"{label}: preprocess" >> preprocess
+      | f"{label}: count" >> beam.Map(_Progress(label))
+      | f"{label}: shuffle" >> beam.Reshuffle()
+    )
+    prefix = seqio.get_cached_tfrecord_prefix(folder, split)
+    info, stats = seqio.get_cached_info_path(folder, split), seqio.get_cached_stats_path(folder, split)
+    written += [
+      examples | f"{label}: write" >> beam_utils.WriteExampleTfRecord(prefix, num_shards=num_shards),
+      examples
+      | f"{label}: info" >> beam_utils.GetInfo(num_shards)
+      | f"{label}: write info" >> beam_utils.WriteJson(info),
+      examples
+      | f"{label}: stats" >> beam_utils.GetStats(task.output_features)
+      | f"{label}: write stats" >> beam_utils.WriteJson(stats),
+    ]
+  # Waits for all that is written, and writes an empty file.
+  _ = (
+    written
+    | f"{task.name}: all splits" >> beam.Flatten()
+    | f"{task.name}: nothing of them" >> beam.Filter(lambda _: False)
+    | f"{task.name}: completed"
+    >> beam.io.WriteToText(
+      os.path.join(folder, offline_cache.COMPLETED),
+      append_trailing_newlines=False,
+      num_shards=1,
+      shard_name_template="",
+    )
+  )
+
+
+def _run(tasks: Sequence[seqio.Task], job: _Job) -> None:
+  """Runs one pipeline for these tasks to its end; what was there of them is removed first."""
+  beam, _ = _beam()
+  states = beam.runners.runner.PipelineState
+  names = ", ".join(task.name for task in tasks)
+  try:
+    options = beam.options.pipeline_options.PipelineOptions(list(job.beam_options))
+    pipeline = beam.Pipeline(_runner(job), options)  # raises where an option is missing
+    for task in tasks:
+      _add_to_pipeline(pipeline, task, job)
+    for task in tasks:
+      _begin(task, job.folder(task))
+    result = pipeline.run()
+    state = result.state
+    while not states.is_terminal(state):
+      state = result.wait_until_finish(duration=60_000)  # milliseconds
+      for counter in result.metrics().query(beam.metrics.MetricsFilter().with_name("examples"))["counters"]:
+        print(f"  {counter.key.metric.namespace}: {counter.result:,} examples", flush=True)
+    if state != states.DONE:
+      raise UserError(f"caching {names}: the pipeline ended as {state}; the runner's own log says why")
+  except UserError:
+    raise
+  except Exception as error:  # whatever a source, a preprocessor or a runner raises
+    raise UserError(f"caching {names} failed, and begins anew next time: {_reason(error)}") from error
+  finally:
+    for task in tasks:
+      if _registered_name(task.name) in seqio.TaskRegistry.names():
+        seqio.TaskRegistry.remove(_registered_name(task.name))
+
+
+def _begin(task: seqio.Task, folder: str) -> None:
+  """A new folder, which is not complete and says what is to be in it."""
+  if tf.io.gfile.exists(folder):
+    tf.io.gfile.rmtree(folder)
+  tf.io.gfile.makedirs(folder)
+  record = offline_cache.record(task) | {"id": uuid.uuid4().hex}
+  with tf.io.gfile.GFile(os.path.join(folder, offline_cache.RECORD), "w") as file:
+    file.write(json.dumps(record, indent=2))
+
+
+def _reason(error: Exception) -> str:
+  """What went wrong in a few words: in Beam's errors it is the last line of a worker's traceback."""
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*:", line)]
+  return (raised or lines or [type(error).__name__])[-1]
+
+
+def _tasks(job: _Job) -> list[seqio.Task]:
+  """The tasks of the mixture that have one of the splits."""
+  parts = [_find(name.strip(), job) for name in job.mixture.split(",")]
+  tasks = {task.name: task for part in parts for task in selection.tasks_of(part)}.values()
+  known = sorted({split for task in tasks for split in task.splits})
+  for split in job.splits:
+    if split not in known:
+      raise UserError(f"--splits {split}: {job.mixture} has no such split; it has {', '.join(known)}")
+  return [task for task in tasks if job.splits_of(task)]
+
+
+def _is_complete(task: seqio.Task, job: _Job) -> bool:
+  """Whether nothing is to be done for a task.
+
+  Raises:
+    UserError: it cannot be cached; or its folder holds something else, or a cache that is not the same.
+  """
+  offline_cache.record(task)
+  folder, where = job.folder(task), f"--output_dir {job.output_dir}"
+  record = os.path.join(folder, offline_cache.RECORD)
+  if not tf.io.gfile.exists(record):
+    if tf.io.gfile.exists(folder) and tf.io.gfile.listdir(folder):
+      raise UserError(f"{where}: {folder} holds files that `t2t cache` did not write; give another folder")
+    return False
+  if job.overwrite or not tf.io.gfile.exists(os.path.join(folder, offline_cache.COMPLETED)):
+    return False
+  remedy = "give --overwrite to make it anew, or another folder"
+  offline_cache.check_record(task, offline_cache.read_json(record), where=where, remedy=remedy)
+  for split in job.splits_of(task):
+    if not tf.io.gfile.exists(seqio.get_cached_info_path(folder, split)):
+      raise UserError(f"{where}: {task.name} is cached without split {split}; {remedy}")
+  return True
+
+
+def run(job: _Job) -> None:
+  """Caches what is not cached yet; says what, how far it is and what came out.
+
+  Raises:
+    UserError: a task cannot be cached, or the pipeline fails.
+  """
+  beam, _ = _beam()
+  _runner(job)
+  try:
+    beam.io.filesystems.FileSystems.get_filesystem(job.output_dir)
+  except ValueError as error:
+    raise UserError(f"--output_dir {job.output_dir}: {error}") from error
+  tasks = _tasks(job)
+  todo = [task for task in tasks if not _is_complete(task, job)]
+  started = time.monotonic()
+  # In one process one after another: its memory holds what is cached, and what is complete stays when the next fails.
+  groups = [[task] for task in todo] if job.is_local else [todo] if todo else []
+  for number, group in enumerate(groups, 1):
+    names = ", ".join(f"{task.name} ({', '.join(job.splits_of(task))})" for task in group)
+    print(f"caching with {job.runner}, {number} of {len(groups)}: {names}", flush=True)
+    _run(group, job)
+    for task in group:
+      print("\n".join(_summary(task, job)), flush=True)
+  for task in tasks:
+    if task not in todo:
+      print("\n".join([f"{task.name} is cached already:", *_summary(task, job)]))
+  print(f"{len(todo)} of {len(tasks)} tasks written to {job.output_dir} in {time.monotonic() - started:.0f} s")
+  print(f"next:\n  {_next_command(job)}")
+
+
+def _summary(task: seqio.Task, job: _Job) -> Iterator[str]:
+  """A line for each split."""
+  folder = job.folder(task)
+  for split in job.splits_of(task):
+    stats = offline_cache.read_json(seqio.get_cached_stats_path(folder, split))
+    tokens = sum(stats[key] for key in (f"{name}_tokens" for name in task.output_features) if key in stats)
+    files = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(folder, split)}-*")
+    size = sum(tf.io.gfile.stat(path).length for path in files)
+    counted = f"{stats['examples']:,} examples, {tokens:,} tokens, {size / 1e6:,.1f} MB in {len(files)} files"
+    yield f"  {task.name} {split}: {counted}"
+
+
+def _next_command(job: _Job) -> str:
+  options = {
+    "mixture": job.mixture,
+    "cache_dir": job.output_dir,
+    "vocabulary": job.vocabulary,
+    "task_modules": ",".join(job.modules),
+  }
+  keys = " ".join(f"--config.data.{key}={shlex.quote(value)}" for key, value in options.items() if value)
+  return f"t2t train --config CONFIG --workdir WORKDIR {keys}"
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def _names(text: str) -> tuple[str, ...]:
+  return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t cache",
+    usage="t2t cache --mixture NAME --output_dir DIR [options] [-- BEAM OPTIONS]",
+    description="Writes the tokens of tasks in files, with Apache Beam, so that training need not\n"
+    "tokenize a large corpus again (pip install 't2t[cache]'). What is random, or\n"
+    "depends on a length, still happens in training, in each epoch anew. Train with\n"
+    "--config.data.cache_dir=DIR. What is complete already is left as it is.",
+    epilog="examples:\n"
+    "  t2t cache --mixture docs_span_corruption --output_dir cache\n"
+    "  t2t cache --mixture c4_span_corruption --output_dir gs://BUCKET/cache \\\n"
+    "    --runner DataflowRunner -- --project P --region R \\\n"
+    "    --temp_location gs://BUCKET/tmp --sdk_container_image IMAGE\n\n"
+    "On a cluster the workers need t2t, the task modules, the sources and the\n"
+    "vocabulary within reach: --sdk_container_image or --setup_file, and gs:// paths.\n"
+    "On this machine, for several cores:\n"
+    "  -- --direct_num_workers 8 --direct_running_mode multi_processing\n",
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("--mixture", required=True, metavar="NAME,...", help="registered tasks or mixtures")
+  parser.add_argument("--output_dir", required=True, metavar="DIR", help="local or gs://; each task has a folder in it")
+  parser.add_argument(
+    "--task_modules",
+    type=_names,
+    default=(),
+    metavar="M,...",
+    help="modules or .py files of your own that register tasks",
+  )
+  parser.add_argument("--splits", type=_names, default=(), metavar="S,...", help="default: all that a task has")
+  parser.add_argument(
+    "--runner",
+    default="DirectRunner",
+    help="DirectRunner (this machine, in its memory), DataflowRunner, FlinkRunner or another of Beam's; default:"
+    " DirectRunner",
+  )
+  parser.add_argument(
+    "--num_shards",
+    type=int,
+    default=0,
+    metavar="N",
+    help="files of each split, best a multiple of config.data.num_streams; default: as many as the source has, at"
+    " least 64",
+  )
+  parser.add_argument("--vocabulary", default="", metavar="V", help="as config.data.vocabulary; default: the task's")
+  parser.add_argument(
+    "--extra_ids", type=int, metavar="N", help="as config.data.extra_ids, with --vocabulary; default: 100"
+  )
+  parser.add_argument("--overwrite", action="store_true", help="make complete caches anew")
+  parser.add_argument("--debug", action="store_true", help="show the log, and the traceback of an error")
+  return parser
+
+
+def _modules(mixture: str, own: Sequence[str]) -> tuple[str, ...]:
+  """Those of the user's modules and t2t's that register what is to be cached."""
+  registered = {}
+  for module in registry.shipped():
+    try:
+      registered[module] = registry.load(module)
+    except UserError:
+      continue  # for want of a package; `t2t tasks` says which
+  # The user's may import t2t's.
+  registered |= {module: registry.load(module, where="--task_modules") for module in own}
+  names = {name.strip() for name in mixture.split(",")}
+  return tuple(module for module, tasks in registered.items() if names & set(tasks) or module in own)
+
+
+def main(argv: list[str]) -> int:
+  """`t2t cache`: writes the tokens of tasks in files.
+
+  Args:
+    argv: what follows `t2t cache`; behind "--" are options of Beam.
+
+  Raises:
+    UserError: Apache Beam is not there, a task cannot be cached, or the pipeline fails.
+  """
+  at = argv.index("--") if "--" in argv else len(argv)
+  options = _parser().parse_args(argv[:at])
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  if not options.debug:
+    # What it logs of a failure is in the error that it raises.
+    python_logging.getLogger("apache_beam").setLevel(python_logging.CRITICAL)
+  if options.num_shards < 0:
+    raise UserError(f"--num_shards {options.num_shards}: cannot be negative; 0 has it chosen")
+  if options.extra_ids is not None and not options.vocabulary:
+    raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary; the task's own has its number")
+  _beam()
+  run(
+    _Job(
+      mixture=options.mixture,
+      modules=_modules(options.mixture, options.task_modules),
+      output_dir=options.output_dir,
+      splits=options.splits,
+      num_shards=options.num_shards,
+      vocabulary=options.vocabulary,
+      extra_ids=100 if options.extra_ids is None else options.extra_ids,
+      runner=options.runner,
+      beam_options=tuple(argv[at + 1 :]),
+      overwrite=options.overwrite,
+    )
+  )
+  return 0

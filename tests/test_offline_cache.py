@@ -1,0 +1,384 @@
+"""The offline cache: read like the source that it was made of, refused where it is of another, written by Beam."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.data import objectives, offline_cache, pieces, pipeline, selection, text_formats
+
+needs_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
+
+_TASK_FILE = """
+import functools
+import seqio
+import tensorflow as tf
+from t2t.data import objectives, text_formats
+feature = seqio.Feature(seqio.ByteVocabulary(extra_ids=100))
+def texts(split, shuffle_files, seed=None):
+  del shuffle_files, seed
+  count = {"train": 60, "validation": 12}[split]
+  texts = [f"{split} document {i} says {i % 7} words" for i in range(count)]
+  return tf.data.Dataset.from_tensor_slices({"text": texts, "title": [f"title {i}" for i in range(count)]})
+def add(name, preprocessors):
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(texts, splits=["train", "validation"]),
+    preprocessors=preprocessors,
+    output_features={"inputs": feature, "targets": feature},
+    shuffle_buffer_size=10,
+  )
+add("cache_test_spans", objectives.preprocessors("span_corruption"))
+add("cache_test_pairs", text_formats.preprocessors(text_formats.summarize, document="text", summary="title"))
+def fails(dataset):
+  return dataset.map(lambda x: {**x, "title": tf.strings.as_string(tf.debugging.assert_less(1, 0, "on purpose") or 1)})
+add("cache_test_fails", [fails, *text_formats.preprocessors(text_formats.summarize, document="text", summary="title")])
+seqio.MixtureRegistry.add("cache_test_both", [("cache_test_spans", 1.0), ("cache_test_pairs", 2.0)])
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+  """Two tasks and their mixture, registered by a file of the user's."""
+  path = tmp_path / "my_tasks.py"
+  path.write_text(_TASK_FILE)
+  yield pipeline.DataConfig(
+    mixture="cache_test_pairs",
+    task_modules=(str(path),),
+    cache_dir=str(tmp_path / "cache"),
+    inputs_length=64,
+    targets_length=32,
+  )
+  for name in [name for name in seqio.TaskRegistry.names() if name.startswith("cache_test_")]:
+    seqio.TaskRegistry.remove(name)
+  if "cache_test_both" in seqio.MixtureRegistry.names():
+    seqio.MixtureRegistry.remove("cache_test_both")
+
+
+@pytest.fixture(scope="module")
+def mesh():
+  return sharding.make_mesh({"fsdp": -1})
+
+
+def uncached(data):
+  return dataclasses.replace(data, cache_dir="")
+
+
+def write(data, *, num_files=4, splits=("train", "validation"), identity="1"):
+  """The cache of a config's tasks, in seqio's format, without Beam."""
+  for task in selection.tasks_of(pipeline.load_task(uncached(data))):
+    folder = pathlib.Path(offline_cache.folder_of(data.cache_dir, task))
+    folder.mkdir(parents=True)
+    before, _ = offline_cache.split_preprocessors(task)
+    for split in splits:
+      dataset = task.source.get_dataset(split, shuffle=False)
+      for step in before:
+        dataset = seqio.utils.add_kwargs_to_transform(step, output_features=task.output_features)(dataset)
+      write_split(folder, split, list(dataset), num_files)
+    (folder / "t2t.json").write_text(json.dumps(offline_cache.record(task) | {"id": identity}))
+    (folder / "COMPLETED").touch()
+
+
+def write_split(folder, split, examples, num_files):
+  for number in range(num_files):
+    with tf.io.TFRecordWriter(str(folder / f"{split}.tfrecord-{number:05d}-of-{num_files:05d}")) as file:
+      for example in examples[number::num_files]:
+        file.write(seqio.dict_to_tfexample(example).SerializeToString())
+  features = {
+    name: {"dtype": value.dtype.name, "shape": [None] * len(value.shape)} for name, value in examples[0].items()
+  }
+  info = {"features": features, "num_shards": num_files, "seqio_version": seqio.__version__}
+  (folder / f"info.{split}.json").write_text(json.dumps(info))
+  (folder / f"stats.{split}.json").write_text(json.dumps({"examples": len(examples)}))
+
+
+def examples(data, split="train", **options):
+  """What a task yields, in an order of its own."""
+  options = {"shuffle": False, "seed": 0, **options}
+  dataset = pipeline.task_examples(data, "encoder_decoder", pipeline.load_task(data), split=split, **options)
+  return sorted(tuple(sorted((k, str(v)) for k, v in x.items())) for x in dataset.as_numpy_iterator())
+
+
+def batches(data, mesh, **options):
+  return pipeline.train_batches(data, "encoder_decoder", mesh, **{"batch_size": 8, "seed": 1, **options})
+
+
+def take(iterator, count):
+  return [{name: np.asarray(array) for name, array in next(iterator).items()} for _ in range(count)]
+
+
+def assert_same(left, right):
+  for a, b in zip(left, right, strict=True):
+    for name in a:
+      np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+# ---- What is cached --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(objectives.OBJECTIVES))
+def test_text_is_cached_as_tokens(name):
+  """Whatever the objective: what is random or depends on a length is left to training."""
+  vocabulary = seqio.ByteVocabulary(extra_ids=127)
+  source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
+  features = objectives.output_features(name, vocabulary)
+  task = seqio.Task(name, source=source, preprocessors=objectives.preprocessors(name), output_features=features)
+  before, after = offline_cache.split_preprocessors(task)
+  assert [step.func for step in before] == [pieces.tokenize] and len(after) == len(task.preprocessors) - 1
+  assert objectives.of(task.replace(preprocessors=after)) == {name}  # still known where the first step is gone
+
+
+def test_where_a_task_is_cached():
+  """Behind its tokens, or at its own placeholder; a task with neither, or with noise before them, is refused."""
+  tokenize, eos = text_formats.tokenize, seqio.preprocessors.append_eos
+  place = seqio.CacheDatasetPlaceholder()
+  noise = seqio.map_over_dataset(lambda features, seed: features, num_seeds=1)
+  source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
+
+  def split(*steps, source=source):
+    task = seqio.Task("mine", source=source, preprocessors=steps, output_features={})
+    return offline_cache.split_preprocessors(task)
+
+  rekey = functools.partial(seqio.preprocessors.rekey, key_map={})
+  assert split(rekey, tokenize, eos) == ([rekey, tokenize], [eos])
+  assert split(rekey, place, tokenize) == ([rekey], [tokenize])
+  assert split(rekey, tokenize, eos, place) == ([rekey, tokenize, eos], [])
+  for steps in [(rekey,), (noise, tokenize), (pieces.random_chunk, tokenize)]:
+    with pytest.raises(UserError, match=r"mine: cannot be cached, .* put seqio.CacheDatasetPlaceholder\(\)"):
+      split(*steps)
+  with pytest.raises(UserError, match="mine: its source .* caching_permitted=False"):
+    split(tokenize, source=seqio.FunctionDataSource(source._dataset_fn, splits=["train"], caching_permitted=False))
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_cached_task_yields_the_same_examples(data, split):
+  """All features, in whatever order."""
+  write(data)
+  found = examples(data, split)
+  assert found == examples(uncached(data), split) and len(found) == {"train": 60, "validation": 12}[split]
+
+
+def test_a_cached_objective_is_the_uncached_one(data):
+  """The noise is drawn in training, with the same seed the same, and in the next epoch other noise."""
+  data = dataclasses.replace(data, mixture="cache_test_spans")
+  write(data, num_files=1)  # in the order of the source
+  assert examples(data) == examples(uncached(data))
+  assert examples(data) != examples(data, seed=1)
+
+
+def test_resumed_bit_for_bit(data, mesh):
+  """A mixture read from the cache goes on exactly where it was, within an epoch and after several."""
+  data = dataclasses.replace(data, mixture="cache_test_both")
+  write(data)
+  for steps in (3, 30):
+    iterator = batches(data, mesh, num_streams=2)
+    take(iterator, steps)
+    state = iterator.state()
+    expected = take(iterator, 5)
+    resumed = batches(data, mesh, num_streams=2)
+    resumed.restore(state)
+    assert_same(take(resumed, 5), expected)
+
+
+@pytest.mark.parametrize(("number", "num_files", "num_shards"), [(50, 4, 2), (50, 4, 3), (4_000, 4, 2), (4_000, 4, 3)])
+def test_each_example_is_in_one_shard(tmp_path, number, num_files, num_shards):
+  """Whether shards have files of their own or not, with a seed for each of them, as streams have."""
+  write_split(tmp_path, "train", [{"x": tf.constant([i])} for i in range(number)], num_files)
+  source = offline_cache.CacheSource(str(tmp_path))
+  shards = [
+    [
+      int(example["x"][0])
+      for example in source.get_dataset("train", seed=i, shard_info=seqio.ShardInfo(i, num_shards)).as_numpy_iterator()
+    ]
+    for i in range(num_shards)
+  ]
+  assert sorted(sum(shards, [])) == list(range(number))
+  assert max(map(len, shards)) - min(map(len, shards)) <= num_files
+
+
+def test_streams_are_not_more_than_the_text(data, mesh):
+  """So few cached examples are not split in eight."""
+  write(dataclasses.replace(data, mixture="cache_test_spans"))
+  data = dataclasses.replace(data, mixture="cache_test_spans", train_split="validation")
+  assert batches(data, mesh).num_streams == 2
+
+
+def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
+  """Not to the source, nor to a cache that was made anew; but the folder may move."""
+  write(data)
+  state = batches(data, mesh, num_streams=2).state()
+  moved = dataclasses.replace(data, cache_dir=shutil.move(data.cache_dir, tmp_path / "moved"))
+  batches(moved, mesh, num_streams=2).restore(state)
+  write(data, identity="2")
+  for other in (data, uncached(data)):
+    with pytest.raises(UserError, match=r"config.data.cache_dir is .*, but the checkpoint's .* belongs to 'cache \w+'"):
+      batches(other, mesh, num_streams=2).restore(state)
+
+
+def test_what_seqio_cached_by_itself_is_read(data):
+  """It has no record of its vocabulary."""
+  write(data)
+  for path in pathlib.Path(data.cache_dir).rglob("t2t.json"):
+    path.unlink()
+  assert examples(data) == examples(uncached(data))
+
+
+def check(data):
+  pipeline.check(data, batch_size=8, model_vocab_size=384)
+
+
+def test_a_cache_that_cannot_be_used(data, tmp_path):
+  """What was looked for, and the command that writes it."""
+  with pytest.raises(
+    UserError, match=r"cache_dir=.*: cache_test_pairs is not cached: there is no .*/COMPLETED; `t2t ca"
+  ):
+    check(data)
+  write(data)
+  check(data)
+  with pytest.raises(UserError, match=r"cached in another vocabulary \(359 ids\) than that of its inputs \(309 ids\)"):
+    check(dataclasses.replace(data, vocabulary="bytes", extra_ids=50))
+  with pytest.raises(UserError, match="eval_split=test: cache_test_pairs has no such split; it has train, validation"):
+    check(dataclasses.replace(data, eval_split="test"))
+  with pytest.raises(UserError, match="cache_dir=.*: holds tasks, not config.data.files"):
+    check(dataclasses.replace(data, mixture="", files=f"{tmp_path}/*.txt", vocabulary="bytes"))
+  folder = pathlib.Path(data.cache_dir) / "cache_test_pairs"
+  record = json.loads((folder / "t2t.json").read_text())
+  (folder / "t2t.json").write_text(json.dumps(record | {"preprocessors": ["translate", "tokenize"]}))
+  with pytest.raises(
+    UserError, match="was cached behind translate, tokenize, and now begins with summarize, tokenize;"
+  ):
+    check(data)
+  (folder / "t2t.json").write_text(json.dumps(record))
+  (folder / "train.tfrecord-00001-of-00004").unlink()
+  with pytest.raises(UserError, match="of 4 files of split train there are 3; copy it whole"):
+    check(data)
+  (folder / "COMPLETED").unlink()
+  with pytest.raises(
+    UserError, match="cache_test_pairs is cached only in part: there is no .*`t2t cache --mixture cac"
+  ):
+    check(data)
+
+
+def test_a_split_that_was_not_cached(data):
+  write(data, splits=("train",))
+  with pytest.raises(
+    UserError, match=r"cached without validation \(it has train\); .*--splits train,validation --over"
+  ):
+    check(data)
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+  """What `t2t` returns, prints and says on standard error."""
+  code = command.main(list(arguments))
+  return code, *capsys.readouterr()
+
+
+def cache(capsys, data, *options, mixture=None):
+  required = ("--mixture", mixture or data.mixture, "--output_dir", data.cache_dir)
+  return run(capsys, "cache", *required, "--task_modules", data.task_modules[0], "--num_shards", "3", *options)
+
+
+def test_without_beam(data, capsys, monkeypatch):
+  """Says what to install, before anything is read."""
+  monkeypatch.setitem(sys.modules, "apache_beam", None)
+  code, _, error = cache(capsys, data)
+  assert code == 2 and "t2t cache: error: Apache Beam cannot be imported" in error and "t2t[cache]" in error
+
+
+@needs_beam
+def test_caches_and_trains(data, capsys, tmp_path):
+  """From a file of tasks to a model that was trained on their cache, whose examples are those of the tasks."""
+  registered = set(seqio.TaskRegistry.names())
+  code, output, error = cache(capsys, data, mixture="cache_test_both")
+  assert code == 0, error
+  assert "caching with DirectRunner, 1 of 2: cache_test_pairs (train, validation)" in output
+  assert "cache_test_pairs train: 60 examples, " in output and " tokens, 0.0 MB in 3 files" in output
+  assert f"--config.data.mixture=cache_test_both --config.data.cache_dir={data.cache_dir}" in output
+  assert not {name for name in set(seqio.TaskRegistry.names()) - registered if name.endswith(".cached")}
+  for split in ("train", "validation"):
+    assert examples(data, split) == examples(uncached(data), split)
+  small = dict(vocab_size=384, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=32)
+  small |= dict(num_encoder_layers=1, num_decoder_layers=1)
+  code, _, error = run(
+    capsys,
+    "train",
+    "--config=t5_1_1_small",
+    f"--workdir={tmp_path / 'run'}",
+    *(f"--config.model.{key}={value}" for key, value in small.items()),
+    f"--config.data.task_modules={data.task_modules[0]}",
+    "--config.data.mixture=cache_test_both",
+    f"--config.data.cache_dir={data.cache_dir}",
+    "--config.data.inputs_length=64",
+    "--config.data.targets_length=32",
+    "--config.data.num_streams=2",
+    "--config.train.batch_size=8",
+    "--config.train.steps=2",
+  )
+  assert code == 0, error
+  lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+  assert max(line["step"] for line in lines) == 2
+
+
+@needs_beam
+def test_what_is_complete_is_left(data, capsys):
+  """Until --overwrite; what is begun is made anew, and what is something else stays as it is."""
+  folder = pathlib.Path(data.cache_dir) / data.mixture
+  assert cache(capsys, data, "--splits", "train")[0] == 0
+  before = (folder / "t2t.json").read_text()
+  code, output, _ = cache(capsys, data, "--splits", "train")
+  assert code == 0 and "cache_test_pairs is cached already:" in output and "0 of 1 tasks written" in output
+  assert "cached without split validation; give --overwrite" in cache(capsys, data)[2]
+  other = ("--vocabulary", "bytes", "--extra_ids", "50", "--splits", "train")
+  assert "cached in another vocabulary (359 ids) than" in cache(capsys, data, *other)[2]
+  assert (folder / "t2t.json").read_text() == before
+  assert cache(capsys, data, *other, "--overwrite")[0] == 0
+  assert "309" in (folder / "t2t.json").read_text()
+  (folder / "COMPLETED").unlink()
+  (folder / "train.tfrecord-00009-of-00010").touch()
+  assert cache(capsys, data, "--splits", "train")[0] == 0
+  assert sorted(path.name for path in folder.glob("*.tfrecord-*")) == [
+    f"train.tfrecord-0000{i}-of-00003" for i in (0, 1, 2)
+  ]
+  shutil.rmtree(folder)
+  folder.mkdir()
+  (folder / "letter.txt").touch()
+  code, _, error = cache(capsys, data)
+  assert code == 2 and "holds files that `t2t cache` did not write" in error and os.listdir(folder) == ["letter.txt"]
+
+
+@needs_beam
+def test_a_failure(data, capsys):
+  """In one line, and what was cached before stays; a command that cannot work is refused before it begins."""
+  code, output, error = cache(capsys, data, mixture="cache_test_pairs,cache_test_fails")
+  assert code == 2 and "caching cache_test_fails failed, and begins anew next time: " in error and "on purpose" in error
+  assert "cache_test_pairs train: 60 examples" in output
+  examples(data)
+  with pytest.raises(UserError, match="cache_test_fails is cached only in part"):
+    examples(dataclasses.replace(data, mixture="cache_test_fails"))
+  for options, message in [
+    (("--splits", "test"), "--splits test: cache_test_pairs has no such split; it has train, validation"),
+    (("--runner", "NoRunner"), "--runner NoRunner: Unexpected pipeline runner"),
+    (("--num_shards", "-1"), "--num_shards -1: cannot be negative"),
+    (("--extra_ids", "5"), "--extra_ids 5: only with --vocabulary"),
+    (("--vocabulary", "/nowhere"), "--vocabulary /nowhere: no such file"),
+    (("--mixture", "cache_test_pair"), "--mixture cache_test_pair: no task or mixture of that name; the nearest are"),
+  ]:
+    code, _, error = cache(capsys, data, *options)
+    assert code == 2 and message in error, error
