@@ -13,8 +13,10 @@ SUBCOMMANDS = {
   "superglue": ("t2t.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "infer": ("t2t.infer", "write what a model makes of each line of a file, or on a page"),
   "convert": ("t2t.convert.command", "bring checkpoints from Hugging Face and T5X, and take them back"),
+  "plan": ("t2t.plan", "whether training fits a TPU slice, and how fast it may be"),
   "tasks": ("t2t.data.show", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.data.vocabulary_training", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
+  "cache": ("t2t.data.beam_caching", "write the tokens of a large corpus in files, with Apache Beam"),
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 

@@ -68,7 +68,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   # ---- Mesh ----------------------------------------------------------------
   hosts.check_number(config.train.hosts)
   mesh = sharding.make_mesh(config.mesh)
-  _check_sizes(config, mesh)
+  check_sizes(config, mesh)
 
   # ---- Data ----------------------------------------------------------------
   pipeline.check(
@@ -78,7 +78,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     architecture=model_config.architecture,
     model_max_length=model_config.most_positions,
   )
-  _check_lengths(pipeline.model_lengths(data, model_config.architecture), mesh)
+  check_lengths(pipeline.model_lengths(data, model_config.architecture), mesh)
   workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0
 
@@ -252,8 +252,12 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   return state
 
 
-def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """What must divide what, and be positive, before anything is built."""
+def check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+  """What must divide what, and be positive, before anything is built.
+
+  Raises:
+    UserError: what does not; names the keys, and values that would do.
+  """
   for section, key in (
     ("train", "steps"),
     ("train", "batch_size"),
@@ -289,8 +293,12 @@ def _check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
       )
 
 
-def _check_lengths(lengths: Mapping[str, int], mesh: jax.sharding.Mesh) -> None:
-  """Whether the mesh divides the positions of encoder and decoder."""
+def check_lengths(lengths: Mapping[str, int], mesh: jax.sharding.Mesh) -> None:
+  """Whether the mesh divides the positions of "encoder" and "decoder".
+
+  Raises:
+    UserError: it does not; names lengths that would do.
+  """
   parts = sharding.num_shards("length", mesh)
   for side, length in lengths.items():
     if length % parts:

@@ -39,9 +39,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
   ),
   "gpu": (
     Flag("xla_gpu_enable_latency_hiding_scheduler", "true", "collectives start as early as their inputs are there"),
-    Flag(
-      "xla_gpu_enable_pipelined_all_gather", "true", "the next layer's parameters are gathered ahead"
-    ),
+    Flag("xla_gpu_enable_pipelined_all_gather", "true", "the next layer's parameters are gathered ahead"),
     Flag("xla_gpu_enable_pipelined_reduce_scatter", "true", "gradients are scattered behind the next layer's matmuls"),
     Flag("xla_gpu_enable_pipelined_all_reduce", "true", "as are sums of gradients where parameters are copied"),
     Flag("xla_gpu_enable_while_loop_double_buffering", "true", "what a scan has gathered ahead is not copied"),

@@ -23,7 +23,8 @@ import zlib
 
 from absl import logging
 
-from t2t.data import cache, progress
+from t2t import cache
+from t2t.data import progress
 
 # Import name -> distribution, in reading order after the standard library.  Chosen for prose per second of parsing:
 # SciPy has 5 million characters in 2 s, JAX 1.9 million in 3 s, and TensorFlow's are mostly generated and alike.

@@ -9,8 +9,8 @@ import json
 from absl import logging
 import tensorflow as tf
 
-from t2t import UserError
-from t2t.data import cache, progress, sources
+from t2t import UserError, cache
+from t2t.data import progress, sources
 
 # A corpus up to this size on disk is read whole (45 MB of gzipped Wikipedia take 1 s, once); of a larger one, the
 # beginning of some files, and the pipeline names a bad record when it meets it.

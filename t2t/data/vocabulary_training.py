@@ -13,8 +13,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from t2t import UserError
-from t2t.data import cache, progress
+from t2t import UserError, cache
+from t2t.data import progress
 
 
 def train_sentencepiece(

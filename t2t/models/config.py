@@ -78,9 +78,7 @@ class TransformerConfig:
   dropout_rate: float = 0.0  # T5 pre-trains without, and fine-tunes with 0.1
   t5_dropout: bool = True  # one draw for all positions, and also behind the last norm; otherwise a draw for each
   dtype: str = "bfloat16"  # of activations, and of gradients between devices; parameters, norms and logits are float32
-  remat: str = (
-    "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
-  )
+  remat: str = "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
 
   @property
   def kv_heads(self) -> int:

@@ -1,0 +1,94 @@
+"""What accelerators can do: memory, bandwidth and links of a chip, and how the axes of a mesh lie on a slice's links.
+
+Peak FLOP/s stand in `metrics.PEAK_FLOPS`.  TPUs: Google Cloud's page of each generation, docs.cloud.google.com/tpu/docs
+with /v4, /v5e, /v5p, /v6e and /tpu7x.  GPUs: NVIDIA's data sheets.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import jax
+import numpy as np
+
+from t2t import metrics
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """One device as JAX sees it: a chip, or for TPU7x one of a chip's two halves.
+
+  hbm_bytes: what a program may use; the runtime keeps the rest.
+  hbm_bandwidth: bytes/s.
+  link_bandwidth: bytes/s, one link, one way, of those that connect a chip to its neighbours.
+  dcn_bandwidth: bytes/s of a chip's share of its host's network, one way, between slices.
+  wraps_from: chips along a dimension of a slice from which on its two ends are connected, too; 0: GPUs, which have one
+    switch for all.
+  per_chip: devices on one chip.
+  """
+
+  hbm_bytes: float
+  hbm_bandwidth: float
+  link_bandwidth: float
+  dcn_bandwidth: float
+  wraps_from: int
+  per_chip: int = 1
+
+
+# `jax.Device.device_kind` -> chip.  HBM: what libtpu's compiler says is there for a program ("exceeds available HBM
+# (15.75G)").  Links: the published bandwidth of all links both ways, by links and by two: 400 GB/s over 4 links for
+# v5e, 1,200 over 6 for v5p and TPU7x, 800 over 4 for v6e; v4's 6 links have 50 GB/s each way (Jouppi et al. 2023).
+# Slices are tori from 4 chips a side on where there are optical switches (v4, v5p, TPU7x); of v5e and v6e only a side
+# of 16 is a ring.
+CHIPS: Mapping[str, Chip] = {
+  "TPU v4": Chip(30.75 * _GIB, 1200e9, 50e9, 6.25e9, 4),
+  "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 50e9, 3.125e9, 16),
+  "TPU v5": Chip(95.74 * _GIB, 2765e9, 100e9, 6.25e9, 4),
+  "TPU v6 lite": Chip(31.25 * _GIB, 1638e9, 100e9, 12.5e9, 16),
+  "TPU7x": Chip(94.75 * _GIB, 3690e9, 50e9, 6.25e9, 4, per_chip=2),
+  "NVIDIA A100-SXM4-40GB": Chip(40e9, 1555e9, 300e9, 25e9, 0),
+  "NVIDIA A100-SXM4-80GB": Chip(80e9, 2039e9, 300e9, 25e9, 0),
+  "NVIDIA H100 80GB HBM3": Chip(80e9, 3350e9, 450e9, 50e9, 0),
+  "NVIDIA H200": Chip(141e9, 4800e9, 450e9, 50e9, 0),
+  "NVIDIA B200": Chip(180e9, 8000e9, 900e9, 50e9, 0),
+}
+
+# The two halves of a TPU7x are six times as close as neighbouring chips (Cloud's page of TPU7x).
+_ACROSS_A_CHIP = 6
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """bfloat16 FLOP/s of one device; None where it is not known, as of a CPU."""
+  return metrics.PEAK_FLOPS.get(device_kind)
+
+
+def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], number: float) -> float:
+  """How long a device takes to send so many bytes along these axes of the mesh, all its links that way together.
+
+  Links lead both ways along each dimension of the torus that the axes cover, if its ends are connected, and one way
+  otherwise.  Of what goes over several slices, each device of a slice sends its part from slice to slice.
+  """
+  if not chip.wraps_from:
+    return number / chip.link_bandwidth
+  devices = np.moveaxis(mesh.devices, [list(mesh.shape).index(axis) for axis in axes], range(len(axes)))
+  group = devices.reshape(np.prod(devices.shape[: len(axes)], dtype=int), -1)[:, 0]
+  slices = len({_slice(device) for device in group})
+  seconds = 0.0
+  if slices > 1:
+    seconds = number / (len(group) // slices) / chip.dcn_bandwidth
+    group = [device for device in group if _slice(device) == _slice(group[0])]
+  if len(group) == 1:
+    return seconds
+  coords = np.array([device.coords for device in group])
+  sides = np.max([device.coords for device in mesh.devices.flat], axis=0) + 1
+  links = 0
+  for dimension, side in enumerate(sides):
+    covered = len(set(coords[:, dimension]))
+    links += 0 if covered == 1 else 2 if covered == side >= chip.wraps_from else 1
+  return seconds + number / (chip.link_bandwidth * (links or _ACROSS_A_CHIP))
+
+
+def _slice(device: jax.Device) -> int:
+  """Which slice a device is of; JAX says so only where there are several."""
+  return getattr(device, "slice_index", 0)

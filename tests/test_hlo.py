@@ -1,0 +1,397 @@
+"""What is read off a compiled program: from text written here, and from programs whose numbers are known."""
+
+import functools
+import textwrap
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import pytest
+
+from t2t import UserError, hlo, hlo_cost
+
+MESH = {"data": 2, "fsdp": 4}
+
+
+def program(entry: str, *others: str) -> str:
+  """HLO text with a main computation, and others before it."""
+  body = lambda text: textwrap.indent(textwrap.dedent(text).strip(), "  ")
+  others = [f"%{name} (p: f32[]) -> f32[] {{\n{body(text)}\n}}\n" for name, text in others]
+  return "HloModule main\n\n" + "\n".join(others) + f"\nENTRY %main (p: f32[]) -> f32[] {{\n{body(entry)}\n}}\n"
+
+
+def analyse(entry: str, *others: str, mesh=MESH, **options) -> hlo_cost.Program:
+  return hlo_cost.analyse(program(entry, *others), mesh, **options)
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_instruction_is_taken_apart():
+  """Name, arrays with their memory, operands and attributes, however the line is decorated."""
+  text = program(
+    """
+    %a = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+    ROOT %t.1 = (bf16[8,128]{1,0}, /*index=1*/s4[3]{0}, token[]) custom-call(%a, /*index=1*/%a), custom_call_target="x"
+    """
+  )
+  root = hlo.parse(text).entry.root
+  assert (root.name, root.opcode, root.operands) == ("t.1", "custom-call", ("a", "a"))
+  assert [array.bytes for array in root.arrays] == [2048, 1.5, 0]
+  assert hlo.parse(text).entry.instructions["a"].arrays[0].space == 1
+  assert root.attribute("custom_call_target") == '"x"'
+
+
+def test_attributes_may_have_lines_of_their_own():
+  """Kernels bring their settings along as text with line breaks."""
+  text = program('ROOT %k = f32[4]{0} custom-call(), frontend_attributes={kernel_metadata={\n"block_q": 512\n}}, x=3')
+  assert hlo.parse(text).entry.root.attribute("x") == "3"
+
+
+def test_other_text_is_refused():
+  """A program in another form would count as nothing at all."""
+  with pytest.raises(ValueError, match="ENTRY"):
+    hlo.parse("module @jit_step {\n}")
+
+
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+# 1,024 floats: 4,096 bytes.  In the mesh of 2 x 4 devices, data is 0..1 and fsdp 0..3: device 4 * data + fsdp.
+_FSDP = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
+
+
+@pytest.mark.parametrize(
+  ("line", "kind", "axes", "sent"),
+  [
+    (f"f32[4096]{{0}} all-gather(%a), channel_id=1, {_FSDP}", "all-gather", ("fsdp",), 4096 * 4 * 3 / 4),
+    (f"f32[256]{{0}} reduce-scatter(%a), channel_id=1, {_FSDP}", "reduce-scatter", ("fsdp",), 4096 * 3 / 4),
+    (f"f32[1024]{{0}} all-to-all(%a), channel_id=1, {_FSDP}", "all-to-all", ("fsdp",), 4096 * 3 / 4),
+    (f"f32[1024]{{0}} all-reduce(%a), channel_id=1, {_FSDP}", "all-reduce", ("fsdp",), 2 * 4096 * 3 / 4),
+    ("f32[1024]{0} all-reduce(%a), channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0)", "all-reduce", ("data",), 4096),
+    (
+      "f32[1024]{0} all-reduce(%a), channel_id=1, replica_groups=[1,8]<=[8]",
+      "all-reduce",
+      ("data", "fsdp"),
+      2 * 4096 * 7 / 8,
+    ),
+    ("f32[1024]{0} all-reduce(%a), replica_groups={}", "all-reduce", ("data", "fsdp"), 2 * 4096 * 7 / 8),
+    (
+      "f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=2,'y'=4] {'y'}",
+      "all-reduce",
+      ("fsdp",),
+      2 * 4096 * 3 / 4,
+    ),
+    ("f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=8] {'x':(1)2}", "all-reduce", ("data",), 4096),
+    (
+      "f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}",
+      "all-reduce",
+      ("fsdp",),
+      2 * 4096 * 3 / 4,
+    ),
+    (
+      "f32[1024]{0} collective-permute(%a), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+      "collective-permute",
+      ("fsdp",),
+      4096,
+    ),
+  ],
+)
+def test_what_a_collective_sends(line, kind, axes, sent):
+  """By the formulas of ring algorithms, over the axes along which a group's devices differ."""
+  found = analyse(f"%a = f32[1024]{{0}} parameter(0)\nROOT %c = {line}")
+  assert found.sent() == {kind: {axes: sent}}
+  assert not found.collectives[0].overlaps
+
+
+def test_groups_in_an_unknown_form_are_an_error():
+  """Taken for something else, they would give wrong numbers in silence."""
+  with pytest.raises(UserError, match="not known"):
+    analyse("%a = f32[8]{0} parameter(0)\nROOT %b = f32[8]{0} all-reduce(%a), replica_groups=<3>")
+
+
+def test_a_group_of_one_sends_nothing():
+  """Nor does a permute of everyone to itself."""
+  alone = "%a = f32[8]{0} parameter(0)\n%b = f32[8]{0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
+  found = analyse(f"{alone}\nROOT %c = f32[8]{{0}} collective-permute(%b), source_target_pairs={{{{0,0}},{{1,1}}}}")
+  assert found.sent() == {}
+
+
+def test_a_collective_that_is_started_ahead_counts_once():
+  """Its end is not another one; and it overlaps with what is between."""
+  found = analyse(
+    f"""
+    %a = f32[1024]{{0}} parameter(0)
+    %s = (f32[1024]{{0}}, f32[4096]{{0}}) all-gather-start(%a), channel_id=1, {_FSDP}
+    ROOT %d = f32[4096]{{0}} all-gather-done(%s)
+    """
+  )
+  assert found.sent() == {"all-gather": {("fsdp",): 4096 * 4 * 3 / 4}}
+  assert found.collectives[0].overlaps
+
+
+def test_a_collective_spread_over_fusions_counts_once():
+  """TPUs write it down again in each fusion that moves a part of it; the one that starts it counts."""
+  gather = f"%p = f32[1024]{{0}} parameter(0)\n%g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}\n"
+  call = 'ROOT %r = (f32[1024]{0}, f32[4096]{0}) custom-call(%g), custom_call_target="AsyncCollective'
+  found = analyse(
+    """
+    %a = f32[1024]{0} parameter(0)
+    %x = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%start
+    %y = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%step
+    ROOT %z = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%done
+    """,
+    ("start", f'{gather}{call}Start"'),
+    ("step", f"{gather}ROOT %r = (f32[1024]{{0}}, f32[4096]{{0}}) tuple(%p, %g)"),
+    ("done", f'{gather}{call}Done"'),
+  )
+  assert found.sent() == {"all-gather": {("fsdp",): 4096 * 4 * 3 / 4}}
+
+
+def test_a_reduction_of_which_each_keeps_a_slice_is_a_reduce_scatter():
+  """As TPUs write it: an all-reduce and a slice in one fusion, which sends half of what an all-reduce does."""
+  found = analyse(
+    "%a = f32[1024]{0} parameter(0)\nROOT %f = f32[256]{0} fusion(%a), kind=kCustom, calls=%scatter",
+    (
+      "scatter",
+      f"""
+      %p = f32[1024]{{0}} parameter(0)
+      %r = f32[1024]{{0}} all-reduce(%p), channel_id=3, {_FSDP}
+      %i = s32[] constant(0)
+      ROOT %s = f32[256]{{0}} dynamic-slice(%r, %i), dynamic_slice_sizes={{256}}
+      """,
+    ),
+  )
+  assert found.sent() == {"reduce-scatter": {("fsdp",): 4096 * 3 / 4}}
+
+
+# ---- Loops -----------------------------------------------------------------------------------------------------------
+
+
+def loop(body: str, *, limit: str = "12", step: int = 1, note: str = "") -> tuple[str, ...]:
+  """A program whose loop counts from 0 to `limit` in steps and runs `body` in each."""
+  entry = f"""
+    %zero = s32[] constant(0)
+    %w = f32[64,64]{{1,0}} parameter(0)
+    %n = s32[] parameter(1)
+    %t = (s32[], f32[64,64]{{1,0}}, s32[]) tuple(%zero, %w, %n)
+    ROOT %loop = (s32[], f32[64,64]{{1,0}}, s32[]) while(%t), condition=%cond, body=%body{note}
+    """
+  state = "%p = (s32[], f32[64,64]{1,0}, s32[]) parameter(0)\n%i = s32[] get-tuple-element(%p), index=0\n"
+  state += "%x = f32[64,64]{1,0} get-tuple-element(%p), index=1\n%n = s32[] get-tuple-element(%p), index=2\n"
+  count = f"%by = s32[] constant({step})\n%next = s32[] add(%i, %by)\n"
+  end = "ROOT %r = (s32[], f32[64,64]{1,0}, s32[]) tuple(%next, %y, %n)"
+  known = "" if limit == "n" else f"%n.1 = s32[] constant({limit})\n"
+  test = f"{known}ROOT %c = pred[] compare(%i, {'%n' if limit == 'n' else '%n.1'}), direction=LT"
+  return entry, ("body", f"{state}{count}{textwrap.dedent(body)}\n{end}"), ("cond", state + test)
+
+
+_DOT = "%y = f32[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+
+
+@pytest.mark.parametrize(
+  ("options", "trips"), [({}, 12), ({"step": 2}, 6), ({"limit": "7", "step": 2}, 4), ({"limit": "0"}, 0)]
+)
+def test_a_loop_counts_as_often_as_it_runs(options, trips):
+  """Where the compiler does not note how often, its counter is run."""
+  assert analyse(*loop(_DOT, **options)).flops == trips * 2 * 64**3
+
+
+def test_what_the_compiler_notes_of_a_loop_is_believed():
+  """Its backend_config has the number of iterations, in some versions."""
+  note = ', backend_config={"known_trip_count":{"n":"5"}}'
+  assert analyse(*loop(_DOT, note=note)).flops == 5 * 2 * 64**3
+
+
+def test_a_loop_that_the_data_ends_runs_as_often_as_is_said():
+  """Of such loops the number is told, that it can be."""
+  found = analyse(*loop(_DOT, limit="n"), unknown_trips=3)
+  assert (found.flops, found.unknown_loops) == (3 * 2 * 64**3, 1)
+
+
+def test_loops_multiply():
+  """A loop in a loop, with its limit handed through the outer one."""
+  entry, body, condition = loop("%y = f32[64,64]{1,0} get-tuple-element(%inner), index=1", limit="3")
+  inner_entry, inner_body, inner_condition = loop(_DOT, limit="n")
+  del inner_entry
+  name, text = body
+  inner = """
+    %four = s32[] constant(4)
+    %zero = s32[] constant(0)
+    %t = (s32[], f32[64,64]{1,0}, s32[]) tuple(%zero, %x, %four)
+    %inner = (s32[], f32[64,64]{1,0}, s32[]) while(%t), condition=%inner_cond, body=%inner_body
+    """
+  outer = (name, text.replace("%y = ", f"{textwrap.dedent(inner).strip()}\n%y = "))
+  others = [outer, condition, ("inner_body", inner_body[1]), ("inner_cond", inner_condition[1])]
+  assert analyse(entry, *others).flops == 3 * 4 * 2 * 64**3
+
+
+def test_collectives_in_loops_are_sent_each_time():
+  """Twelve iterations send twelve times."""
+  line = f"%y = f32[64,64]{{1,0}} all-reduce(%x), channel_id=1, {_FSDP}"
+  assert analyse(*loop(line)).sent() == {"all-reduce": {("fsdp",): 12 * 2 * 64 * 64 * 4 * 3 / 4}}
+
+
+# ---- FLOPs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("line", "flops"),
+  [
+    # A plain matmul, as a TPU writes it.
+    ("f32[8,32]{1,0} convolution(%a, %b), dim_labels=bf_io->bf", 2 * 8 * 16 * 32),
+    # 3 x 3 over 4 x 4 without padding: each of 2 x 2 positions sees the whole window.
+    (
+      "f32[1,2,2,5]{3,2,1,0} convolution(%image, %kernel), window={size=3x3}, dim_labels=b01f_01io->b01f",
+      2 * 4 * 9 * 7 * 5,
+    ),
+    # With padding, the corners see 4 and the edges 6 of 9.
+    (
+      "f32[1,4,4,5]{3,2,1,0} convolution(%image, %kernel), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+      2 * (4 * 4 + 8 * 6 + 4 * 9) * 7 * 5,
+    ),
+    # A batch of 6 matmuls as a convolution whose window meets one input at each step.
+    (
+      "f32[6,8,32]{2,1,0} convolution(%c, %d), window={size=6 stride=5 lhs_dilate=6}, dim_labels=0bf_0io->0bf",
+      2 * 6 * 8 * 16 * 32,
+    ),
+  ],
+)
+def test_flops_of_convolutions(line, flops):
+  """Positions in the padding or between dilated inputs cost nothing: a batch of matmuls costs what it should."""
+  found = analyse(
+    f"""
+    %a = f32[8,16]{{1,0}} parameter(0)
+    %b = f32[16,32]{{1,0}} parameter(1)
+    %c = f32[6,8,16]{{2,1,0}} parameter(2)
+    %d = f32[6,16,32]{{2,1,0}} parameter(3)
+    %image = f32[1,4,4,7]{{3,2,1,0}} parameter(4)
+    %kernel = f32[3,3,7,5]{{3,2,1,0}} parameter(5)
+    ROOT %r = {line}
+    """
+  )
+  assert found.flops == flops
+
+
+def test_flops_of_splash_attention():
+  """2 + 3 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal."""
+  metadata = '{kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 128, \\"block_kv\\": 128, \\"block_q_dq\\": 128, '
+  metadata += '\\"block_kv_dq\\": 128}"\n}}'
+  call = 'custom-call(%grid, %q, %places), custom_call_target="tpu_custom_call", frontend_attributes='
+  found = analyse(
+    f"""
+    %grid = s8[1,4,4]{{2,1,0}} parameter(0)
+    %q = bf16[2,8,512,64]{{3,2,1,0}} parameter(1)
+    %places = s32[512,128]{{1,0}} parameter(2)
+    %splash_mha_fwd_residuals.3 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
+    ROOT %splash_mha_dq.1 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
+    """
+  )
+  visible = 512 * 512 * (4 + 1) / (2 * 4)
+  assert found.flops == (2 + 3) * 2 * 2 * 8 * visible * 64
+  assert not found.uncounted
+
+
+def test_a_kernel_that_is_not_known_is_named():
+  """Its FLOPs are not silently zero."""
+  call = 'ROOT %mystery.12 = f32[4]{0} custom-call(), custom_call_target="tpu_custom_call"'
+  assert analyse(call).uncounted == ("mystery",)
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_of_what_is_sliced_the_slice_is_read():
+  """A loop over stacked weights reads one layer at a time, not all of them each time; a stack is written so, too."""
+  found = analyse(
+    """
+    %stack = f32[24,1000]{1,0} parameter(0)
+    %i = s32[] parameter(1)
+    ROOT %f = f32[24,1000]{1,0} fusion(%stack, %i), kind=kLoop, calls=%update
+    """,
+    (
+      "update",
+      """
+      %p = f32[24,1000]{1,0} parameter(0)
+      %i = s32[] parameter(1)
+      %z = s32[] constant(0)
+      %s = f32[1,1000]{1,0} dynamic-slice(%p, %i, %z), dynamic_slice_sizes={1,1000}
+      %e = f32[1,1000]{1,0} exponential(%s)
+      ROOT %u = f32[24,1000]{1,0} dynamic-update-slice(%p, %e, %i, %z)
+      """,
+    ),
+  )
+  assert found.bytes == 4_000 + 4 + 4_000
+
+
+def test_memory_on_the_chip_is_not_counted():
+  """Copying into it reads main memory once; computing in it moves nothing."""
+  found = analyse(
+    """
+    %a = f32[1000]{0} parameter(0)
+    %s = (f32[1000]{0:S(1)}, f32[1000]{0}, u32[]{:S(2)}) copy-start(%a)
+    %d = f32[1000]{0:S(1)} copy-done(%s)
+    ROOT %e = f32[1000]{0:S(1)} exponential(%d)
+    """
+  )
+  assert found.bytes == 4_000
+  assert [each.overlaps for each in found.operations] == [True]
+
+
+# ---- Programs that XLA compiles --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled(kind: str) -> hlo_cost.Program:
+  """A small program on eight devices, data 2 x fsdp 4."""
+  mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+  put = lambda shape, *spec: jax.ShapeDtypeStruct(
+    shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+  )
+  x, w = put((64, 32), ("data", "fsdp"), None), put((32, 48), "fsdp", None)
+  whole = NamedSharding(mesh, PartitionSpec())
+  gathered = lambda w: jax.lax.with_sharding_constraint(w, whole)
+  if kind == "matmul":
+    step, arguments = lambda x, w: x @ gathered(w), (x, w)
+  elif kind == "gradient":
+    loss = lambda w, x: jnp.sum(jnp.square(x @ w))
+    step, arguments = lambda x, w: jax.lax.with_sharding_constraint(jax.grad(loss)(w, x), whole), (x, put((32, 48)))
+  else:
+    layers = put((6, 32, 32), None, "fsdp", None)
+    run = lambda x, layers: jax.lax.scan(lambda x, w: (jnp.tanh(x @ gathered(w)), None), x, layers)[0]
+    step, arguments = run, (x, layers)
+  with jax.set_mesh(mesh):
+    text = jax.jit(step).lower(*arguments).compile().as_text()
+  return hlo_cost.analyse(text, mesh.shape)
+
+
+def test_a_sharded_matmul():
+  """Each device multiplies its rows, and is sent the three quarters of the weights that it does not have."""
+  found = compiled("matmul")
+  assert found.flops == 2 * 8 * 32 * 48
+  assert found.sent() == {"all-gather": {("fsdp",): 32 * 48 * 4 * 3 / 4}}
+
+
+def test_a_gradient_is_summed_over_all_devices():
+  """Forward and backward are a matmul each; the sum goes over both axes, of 8 devices."""
+  found = compiled("gradient")
+  assert found.flops == 2 * 2 * 8 * 32 * 48
+  assert found.sent() == {"all-reduce": {("data", "fsdp"): 2 * 32 * 48 * 4 * 7 / 8}}
+
+
+def test_a_scan_over_layers():
+  """Six layers: six matmuls and six gathered weights, though one is in the program."""
+  found = compiled("scan")
+  assert found.flops == 6 * 2 * 8 * 32 * 32
+  assert found.sent() == {"all-gather": {("fsdp",): 6 * 32 * 32 * 4 * 3 / 4}}
+
+
+def test_what_a_scan_keeps_for_its_backward_pass():
+  """The forward loop's stacks are counted, the gradients that the backward loop stacks are not."""
+
+  def loss(layers, x):
+    return jnp.sum(jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, layers)[0])
+
+  shapes = jax.ShapeDtypeStruct((6, 32, 32), jnp.float32), jax.ShapeDtypeStruct((8, 32), jnp.float32)
+  text = jax.jit(jax.grad(loss)).lower(*shapes).compile().as_text()
+  # The input of each layer, and what the sine is taken of.
+  assert hlo_cost.analyse(text, {"data": 1}).saved_bytes == 2 * 6 * 8 * 32 * 4

@@ -1,0 +1,303 @@
+"""`t2t plan`: what it says of a step, here on eight CPU devices; tests/test_plan_tpu.py compiles for TPUs."""
+
+import json
+import math
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from t2t import UserError, chips, command_line, compiled_step, hlo_cost, plan, roofline, sharding
+from t2t import __main__ as command
+
+SMALL = (
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=4",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.model.dtype=float32",
+  "--config.data.inputs_length=32",
+  "--config.data.targets_length=16",
+  "--config.train.batch_size=16",
+)
+T5 = ("--config.model.num_encoder_layers=3", "--config.model.num_decoder_layers=2")
+
+
+def config(*overrides: str, name: str = "t5_1_1_small"):
+  return command_line.override(command_line.load_config(name), [*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def small() -> plan.Plan:
+  """The plan of a small T5 on fsdp 4 x tensor 2."""
+  return plan.make_plan(config(*T5, "--config.mesh.fsdp=4", "--config.mesh.tensor=2"), jax.devices())
+
+
+# ---- The step --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("name", "objective", "pack"),
+  [
+    ("t5_1_1_small", "span_corruption", False),
+    ("t5_1_1_small", "span_corruption", True),
+    ("tiny_gpt", "causal_lm", True),
+    ("tiny_prefix_lm", "prefix_lm", False),
+    ("tiny_bert", "masked_lm", False),
+    ("tiny_bert", "masked_lm", True),
+  ],
+)
+def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, pack):
+  """Without reading data it knows the names and shapes of the batches that the pipeline makes."""
+  from t2t.data import pipeline
+
+  (tmp_path / "a.txt").write_text("\n\n".join(f"a line of text with the number {i} in it" for i in range(20_000)))
+  files = (f"--config.data.files={tmp_path}/a.txt", f"--config.data.objective={objective}", "--config.data.mixture=")
+  options = ("--config.data.vocabulary=bytes", "--config.data.num_streams=1", f"--config.data.pack={pack}")
+  changed = config(*files, *options, name=name)
+  data = command_line.section(changed, "data", pipeline.DataConfig)
+  mesh = sharding.make_mesh({"fsdp": 8})
+  batch = next(pipeline.train_batches(data, changed.model.architecture, mesh, batch_size=16, seed=0))
+  if not pack and objective in ("causal_lm", "prefix_lm"):
+    batch.pop("decoder_segment_ids", None)  # of vocabularies whose token 0 is not padding, as bytes' is
+  assert {name: x.shape for name, x in batch.items()} == compiled_step.batch_shapes(changed)
+
+
+def test_flops_of_a_plan_are_those_of_the_program(small):
+  """Without recomputation the program multiplies as much as the formula says."""
+  assert small["executed_flops_per_step"] == pytest.approx(small["flops_per_step"], rel=0.02)
+  assert small["tokens_per_step"] == 16 * (32 + 16)
+  assert small["flops_per_token"] == small["flops_per_step"] / small["tokens_per_step"]
+
+
+def test_flops_where_little_has_a_loss():
+  """A loop over what has one ends when the data says so; it is taken to run as often as the objective masks."""
+  chunks = ("--config.train.chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
+  found = plan.make_plan(config(*chunks, name="tiny_bert"), jax.devices())
+  assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
+
+
+def test_full_remat_runs_the_layers_forward_again():
+  """A third more is executed, but for what no later layer needs."""
+  changed = config(*T5, "--config.model.remat=full", "--config.model.vocab_size=8", "--config.model.mlp_dim=512")
+  found = plan.make_plan(changed, jax.devices())
+  assert 1.2 < found["executed_flops_per_step"] / found["flops_per_step"] < 4 / 3
+
+
+def test_microbatches_compute_the_same(small):
+  """The loop over them is counted as often as it runs; the mesh does not matter to the sum over devices."""
+  two = plan.make_plan(config(*T5, "--config.train.microbatches=2"), jax.devices())
+  assert two["executed_flops_per_step"] == pytest.approx(small["executed_flops_per_step"], rel=0.02)
+
+
+def test_memory_is_that_of_the_shards(small):
+  """float32 parameters over eight devices, a batch over four; the whole is what the parts make."""
+  memory = small["memory_per_chip"]
+  assert memory["parameters"] == pytest.approx(4 * small["parameters"] / 8, rel=0.05)
+  assert memory["batch"] == (16 // 4) * (32 + 3 * 16) * 4
+  parts = memory["parameters"] + memory["optimizer"] + memory["batch"]
+  assert memory["arguments"] == pytest.approx(parts, rel=0.05)  # what the step does not read is no argument
+  assert memory["total"] >= memory["temporaries"] >= memory["activations"] > 0
+  assert small["fits"] is (memory["total"] <= memory["capacity"])
+
+
+def test_collectives_of_a_plan_are_over_the_axes_of_its_mesh(small):
+  """Weights are gathered over fsdp, activations summed over tensor; nothing names an axis of one device."""
+  sent = small["collective_bytes"]
+  assert sent["all-gather"]["fsdp"] > 0
+  assert sent["all-reduce"]["tensor"] > 0
+  assert {axis for by_axes in sent.values() for axes in by_axes for axis in axes.split("+")} == {"fsdp", "tensor"}
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    (("--config.mesh.fsdp=3",), r"config.mesh.*8"),
+    (("--config.mesh.fsdp=1", "--config.mesh.tensor=8"), r"config.mesh.tensor=8.*num_heads=4.*\[1, 2, 4\]"),
+    (("--config.train.batch_size=12",), r"config.train.batch_size=12.*8 or 16 would"),
+    (("--config.train.microbatches=3",), "config.train.batch_size=16.*24 would"),
+  ],
+)
+def test_sizes_that_do_not_divide_are_refused(overrides, message):
+  """Before anything is compiled, with sizes that would do."""
+  with pytest.raises(UserError, match=message):
+    plan.make_plan(config(*T5, *overrides), jax.devices())
+
+
+# ---- Topologies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("topology", "message"),
+  [
+    ("v9:4x4", "no such TPU.*v5e:16x16"),
+    ("v5e", "no such TPU"),
+    ("v5e:16xx16", "no such TPU"),
+    ("v5e:4x4x4", "a v5e slice has 2 sides"),
+    ("v5p:8x8", "a v5p slice has 3 sides, as in v5p:2x2x1"),
+  ],
+)
+def test_an_unknown_topology_is_refused(topology, message):
+  """The message says which there are."""
+  with pytest.raises(UserError, match="(?s)" + message):
+    compiled_step.devices(topology)
+
+
+def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
+  """It is part of an extra, which a CPU's installation does not have."""
+  monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match=r"pip install 't2t\[tpu\]'"):
+    compiled_step.devices("v5e:4x4")
+
+
+def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
+  """A mesh whose axes are the sides of a slice: what `chips` asks of one."""
+  devices = np.empty((slices, *sides), object)
+  for index in np.ndindex(*devices.shape):
+    coords = (*index[1:], *[0] * (3 - len(sides)))
+    devices[index] = types.SimpleNamespace(coords=coords, slice_index=index[0])
+  return types.SimpleNamespace(devices=devices, shape=dict(zip(("slice", "x", "y", "z"), devices.shape, strict=False)))
+
+
+def test_bandwidth_of_axes():
+  """Two links along a ring, one along a line, all that lead along several sides, and the network between slices."""
+  v5e, v5p = chips.CHIPS["TPU v5 lite"], chips.CHIPS["TPU v5"]
+  assert chips.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
+  assert chips.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
+  assert chips.send_seconds(v5e, torus(4, 8), ("x",), 100e9) == 2
+  assert chips.send_seconds(v5p, torus(4, 4, 4), ("z",), 100e9) == 0.5
+  assert chips.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
+  # The four chips of a slice each send a quarter to the other slice.
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
+
+
+def test_every_chip_has_its_peak():
+  """Without one there would be no prediction."""
+  assert all(chips.peak_flops(kind) for kind in chips.CHIPS)
+
+
+# ---- Prediction ------------------------------------------------------------------------------------------------------
+
+
+def test_the_rule_of_the_prediction():
+  """Each instruction is bound by FLOPs or by bytes; collectives wait unless they were started ahead."""
+  chip, peak = chips.CHIPS["TPU v5 lite"], 100e12
+  mesh = torus(16, 16)
+  second = {"flops": peak * roofline.MATMUL_SHARE, "bytes": chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE}
+  operations = (
+    hlo_cost.Operation("matmul", 2, second["flops"], second["bytes"] / 4),
+    hlo_cost.Operation("copy", 1, 0, second["bytes"]),
+  )
+  ahead = hlo_cost.Collective("all-gather", ("x",), 2, 100e9, True)
+  waiting = hlo_cost.Collective("all-reduce", ("y",), 1, 50e9, False)
+  times = roofline.times(hlo_cost.Program(operations, (ahead, waiting), 0, 0, ()), chip, peak, mesh)
+  assert times.compute == pytest.approx(2 * roofline.MATMUL_SHARE)
+  assert times.memory == pytest.approx(1.5 * roofline.BANDWIDTH_SHARE)
+  assert times.links == pytest.approx({"x": 2.0, "y": 0.5})
+  assert times.predicted == pytest.approx(2 + 1 + 0.5)
+
+
+def on_a_tpu(small: plan.Plan, **memory: float) -> plan.Plan:
+  """A plan as it would be with a prediction."""
+  times = {"compute": 0.5, "memory": 0.25, "links": {"fsdp": 0.125, "fsdp+tensor": 1e-5}}
+  found = small | {"seconds_at_peak": times, "exposed_seconds": 0.1, "predicted_step_seconds": 0.75}
+  found |= {"predicted_mfu": 0.4, "tokens_per_second": small["tokens_per_step"] / 0.75, "device": "8 x TPU v5 lite"}
+  found["memory_per_chip"] = small["memory_per_chip"] | memory
+  found["fits"] = found["memory_per_chip"]["total"] <= found["memory_per_chip"]["capacity"]
+  return found
+
+
+def test_hours_and_cost_of_a_number_of_tokens(small):
+  """Tokens by speed; chips by hours; price by chip-hours."""
+  found = plan.with_budget(on_a_tpu(small) | {"tokens_per_second": 1000.0}, 7.2e6, 1.5)
+  assert (found["hours"], found["chip_hours"], found["cost"]) == (2.0, 16.0, 24.0)
+  assert "cost" not in plan.with_budget(on_a_tpu(small), 7.2e6, None)
+
+
+def test_a_report_is_80_columns_wide(small):
+  """On a CPU, with a prediction, and when it does not fit."""
+  tight = on_a_tpu(small, total=3e10, capacity=16e9, temporaries=2.9e10)
+  tight["would_fit"] = plan.would_fit(tight)
+  for each in (small, plan.with_budget(on_a_tpu(small), 1e12, 4.2), tight):
+    assert max(len(line) for line in plan.report(each).splitlines()) <= 80
+  assert "it does NOT fit: 14.00 GB too much for each chip" in plan.report(tight)
+  assert "prediction (not a measurement" in plan.report(on_a_tpu(small))
+
+
+def test_what_would_make_a_plan_fit(small):
+  """More shards where the state is too large; otherwise less of the batch at a time, or less kept for its layers."""
+  gigabytes = {"parameters": 2e9, "optimizer": 4e9, "arguments": 6e9, "capacity": 16e9}
+  large = on_a_tpu(small, total=30e9, temporaries=24e9, **gigabytes)
+  # 2 GB of gradients and 22 GB of 4 rows; 10 GB are free, of which sums of gradients take 4.
+  assert plan.would_fit(large)[0].startswith("--config.model.remat=full")
+  assert plan.would_fit(large)[1].startswith("--config.train.microbatches=4: 1 row of the batch at a time")
+  state = on_a_tpu(small, total=60e9, temporaries=30e9, **(gigabytes | {"parameters": 10e9, "optimizer": 20e9}))
+  state |= {"parameters": 2.5e9 * 8, "optimizer": "adamw"}
+  assert plan.would_fit(state)[0] == "32 chips or more: parameters, optimizer and gradients alone fill 20"
+  assert plan.would_fit(state)[1].startswith("--config.optimizer.name=adafactor")
+
+
+# ---- Cache and command -----------------------------------------------------------------------------------------------
+
+
+def test_a_finished_plan_is_kept(tmp_path):
+  """What was compiled once is read, until anything that it depends on changes."""
+  path = tmp_path / "plans" / "a.json"
+  assert plan.cached(path, lambda: {"fits": True}) == {"fits": True}
+  assert plan.cached(path, lambda: pytest.fail("compiled again")) == {"fits": True}
+  path.write_text("{")
+  assert plan.cached(path, lambda: {"fits": False}) == {"fits": False}
+
+
+def test_the_name_of_a_plan_depends_on_config_and_devices():
+  """A different step or TPU is another plan."""
+  first = plan.cache_path(config(), "v5e:4x4")
+  assert plan.cache_path(config(), "v5e:4x4") == first
+  others = plan.cache_path(config(), "v5e:4x8"), plan.cache_path(config("--config.train.z_loss=0"), "v5e:4x4")
+  assert len({first, *others}) == 3
+
+
+def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
+  """The same numbers for people and programs; a second time without compiling."""
+  monkeypatch.setenv("T2T_CACHE_DIR", str(tmp_path))
+  arguments = ["plan", "--config", "t5_1_1_small", *SMALL, *T5, "--json"]
+  assert command.main(arguments) == 0
+  out, error = capsys.readouterr()
+  found = json.loads(out.splitlines()[-1])
+  assert f"{found['parameters']:,} parameters" in out
+  assert "compiling t5_1_1_small" in error
+  assert {"flops_per_step", "collective_bytes", "predicted_step_seconds", "predicted_mfu", "fits"} <= set(found)
+  assert {"arguments", "temporaries", "total", "capacity"} <= set(found["memory_per_chip"])
+  assert math.isfinite(found["executed_flops_per_step"])
+  assert command.main(arguments) == 0
+  again, error = capsys.readouterr()
+  assert again == out
+  assert not error
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--topology", "v9:1x1"], "no such TPU"),
+    (["--slices", "2"], "--slices 2: needs --topology"),
+    (["--price", "4"], "--price 4: needs --tokens"),
+    (["--tokens", "-1"], "--tokens -1: must be above 0"),
+    (["--search", "--max_compiles", "0"], "--max_compiles 0: must be above 0"),
+  ],
+)
+def test_bad_options_are_refused(capsys, arguments, message):
+  """In one line, with exit code 2."""
+  assert command.main(["plan", "--config", "t5_1_1_small", *arguments]) == 2
+  assert message in capsys.readouterr().err
+
+
+def test_planning_loads_no_tensorflow():
+  """A machine without it can plan."""
+  code = "import sys, t2t.plan, t2t.plan_search; sys.exit('tensorflow' in sys.modules or 'seqio' in sys.modules)"
+  assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

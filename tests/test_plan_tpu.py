@@ -1,0 +1,70 @@
+"""Steps compiled for TPUs that are not here; needs libtpu (the [tpu] extra), and no TPU."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import pytest
+import toy
+
+from t2t import chips, command_line, compiled_step, plan
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 't2t[tpu]'"
+)
+
+SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+_KINDS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+_MESH = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+
+
+def compiled(generation: str, name: str, *overrides: str) -> plan.Plan:
+  config = command_line.override(command_line.load_config(name), [*_MESH, *overrides])
+  # As users have it, not as the other tests: splash attention has no kernel of "highest" precision for bfloat16.
+  with jax.default_matmul_precision("default"):
+    return plan.make_plan(config, list(compiled_step.devices(SLICES[generation])))
+
+
+@pytest.mark.parametrize("generation", SLICES)
+def test_a_slice_has_the_devices_of_its_shape(generation):
+  """Four chips are four devices, of a kind whose memory and peaks are known."""
+  devices = compiled_step.devices(SLICES[generation])
+  assert len(devices) == 4
+  assert {device.device_kind for device in devices} == {_KINDS[generation]}
+  assert _KINDS[generation] in chips.CHIPS
+
+
+def test_several_slices():
+  """Two of them, told apart by the device."""
+  devices = compiled_step.devices("v5e:2x2", slices=2)
+  assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("generation", SLICES)
+def test_t5_base_compiles(generation):
+  """It fits on four chips, and executes about what the formula says."""
+  found = compiled(generation, "t5_1_1_base", "--config.train.batch_size=32", "--config.model.remat=none")
+  assert found["fits"]
+  assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
+  assert 0.02 < found["predicted_mfu"] < 0.8
+  assert found["collective_bytes"]["all-reduce"]["tensor"] > 0
+
+
+@pytest.mark.parametrize("generation", SLICES)
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "modern_bert"])
+def test_every_architecture_compiles(generation, kind):
+  """A tiny model of each, in bfloat16."""
+  fields = dataclasses.asdict(toy.KINDS[kind]) | dict(dtype="bfloat16")
+  name = {"encoder_only": "tiny_bert", "decoder_only": "tiny_gpt"}.get(fields["architecture"], "tiny")
+  overrides = [f"--config.model.{key}={value}" for key, value in fields.items()]
+  found = compiled(generation, name, *overrides)
+  assert found["fits"]
+  assert found["executed_flops_per_step"] > 0
+
+
+def test_what_does_not_fit_is_said():
+  """With by how much, and changes that should do."""
+  found = compiled("v5e", "t5_1_1_base", "--config.train.batch_size=4096", "--config.model.remat=none")
+  assert found["fits"] is False
+  assert found["memory_per_chip"]["total"] > found["memory_per_chip"]["capacity"]
+  assert found["would_fit"][0].startswith("--config.model.remat=full")
