@@ -45,9 +45,7 @@ def get_config() -> ConfigDict:
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
   config.train.hosts = 0  # that must have come; 0: as many as there are
-  config.train.stall_factor = (
-    20.0  # a step of so many times the usual length has every host say where it stands; 0: none
-  )
+  config.train.stall_factor = 20.0  # a step so many times as long as usual has all hosts say where they stand; 0: none
   config.train.xla_flags = True  # of the table in t2t/xla_flags.py, which lets collectives overlap with computing
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard

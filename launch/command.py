@@ -204,9 +204,11 @@ def main(argv: list[str]) -> None:
   _check(options, command)
   job = None
   if command is not None:
-    if options.kind != "slurm":
-      tpu_types.find(options.type)  # before the config is read, which takes longer
-    job = job_lib.read(command, remote=options.kind != "slurm")
+    remote, devices = options.kind != "slurm", None
+    if remote:
+      # Before the config is read, which takes longer.
+      devices = tpu_types.find(options.type).devices * options.slices
+    job = job_lib.read(command, remote=remote, devices=devices)
   shell = shell_lib.Shell(dry_run=options.dry_run, poll_seconds=options.poll)
   try:
     _LAUNCHERS[options.kind](options, job, shell)

@@ -114,16 +114,18 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
   return changed, files
 
 
-def read(argv: Sequence[str], *, remote: bool) -> Job:
+def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Job:
   """The job that stands behind `--` on the command line.
 
   Args:
     argv: a t2t command and its options.
     remote: the hosts do not share this machine's files: the workdir must be in a bucket, data must not be on this
       machine, and .py files are copied.
+    devices: that the hosts have together, if it is known.
 
   Raises:
-    UserError: no such command, a config that `t2t train` would refuse, or files that the hosts would not see.
+    UserError: no such command, a config that `t2t train` would refuse, a mesh of another size than the devices, or
+      files that the hosts would not see.
   """
   from t2t import __main__ as t2t_main
 
@@ -136,6 +138,10 @@ def read(argv: Sequence[str], *, remote: bool) -> Job:
     name = argv[0] if argv else ""
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
   config = _config(argv)
+  if devices is not None and config is not None and argv[0] == "train":
+    from t2t import sharding
+
+    sharding.mesh_sizes(config.mesh, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))

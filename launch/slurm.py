@@ -210,7 +210,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
     raise UserError(
       f"job {number} has failed with exit code {code.read_text().strip()}; its log is {_log(request, number)}"
     )
-  shell.say("The job has ended well")
+  shell.say("That is all of it; nothing was run" if shell.dry_run else "The job has ended well")
 
 
 def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:

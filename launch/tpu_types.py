@@ -42,6 +42,11 @@ class TpuType:
   machine: str | None  # type of a GKE node
   gke_hosts: int  # GKE nodes of the slice
 
+  @property
+  def devices(self) -> int:
+    """How many JAX sees: one for each chip, or for each core of v2, v3 and TPU7x."""
+    return self.chips * (2 if self.name.startswith(("v2-", "v3-", "tpu7x-")) else 1)
+
 
 def _types() -> dict[str, TpuType]:
   types = {}

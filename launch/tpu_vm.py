@@ -306,7 +306,7 @@ def run(
       + "\nThe log of worker 0 is above"
       + ("" if delete else f"; another's: {request.launch_line('logs --worker 1')}")
     )
-  shell.say("The job has ended well")
+  shell.say("That is all of it; nothing was run" if shell.dry_run else "The job has ended well")
 
 
 def look_after(action: str, request: queued_resource.Request, shell: shell_lib.Shell, *, worker: int = 0) -> None:

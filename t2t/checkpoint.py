@@ -247,7 +247,8 @@ def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
       return max(steps, key=lambda child: int(child.name))
   raise UserError(
     f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
-    f" and {root}/STEP; give a workdir that t2t trained in, or one of its checkpoints"
+    f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"
+    " checkpoint"
   )
 
 

@@ -176,13 +176,18 @@ class _Help(argparse.Action):
     parser.exit()
 
 
+def _wrapped(paragraph: str) -> str:
+  """At most 80 columns; what is indented is left as it is."""
+  return paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, 80)
+
+
 def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
   """A parser with `--config` and a `--help` that lists the keys; `parse` reads the command line with it."""
   parser = argparse.ArgumentParser(
     prog=prog,
-    description=description,
+    description="\n\n".join(_wrapped(paragraph) for paragraph in description.split("\n\n")),
     epilog=epilog,
-    usage=f"{prog} --config NAME_OR_FILE [options] [--config.SECTION.KEY=VALUE ...]",
+    usage=f"{prog} --config NAME [options] [--config.SECTION.KEY=VALUE ...]",
     add_help=False,
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,6 +35,30 @@ def _known() -> str:
   return "\n".join(f"  {examples}, ..." for _, examples in GENERATIONS.values())
 
 
+def num_devices(topology: str, *, slices: int = 1) -> int:
+  """How many devices `devices` gives; libtpu is not asked.
+
+  Raises:
+    UserError: no such topology.
+  """
+  _check_topology(topology, slices)
+  generation, _, shape = topology.partition(":")
+  per_chip = 2 if generation == "tpu7x" else 1
+  return per_chip * slices * math.prod(int(side) for side in shape.split("x"))
+
+
+def _check_topology(topology: str, slices: int) -> None:
+  generation, _, shape = topology.partition(":")
+  sides = shape.split("x")
+  if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+    raise UserError(f"--topology {topology}: no such TPU; there are, for example,\n{_known()}")
+  number, examples = GENERATIONS[generation]
+  if len(sides) != number:
+    raise UserError(f"--topology {topology}: a {generation} slice has {number} sides, as in {examples}")
+  if slices < 1:
+    raise UserError(f"--slices {slices}: must be at least 1")
+
+
 def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
   """The devices of a TPU slice that is not here, or of several slices.
 
@@ -45,19 +69,13 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
   Raises:
     UserError: no such topology (lists those there are), or libtpu is not installed or fails.
   """
+  _check_topology(topology, slices)
   generation, _, shape = topology.partition(":")
   sides = shape.split("x")
-  if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-    raise UserError(f"--topology {topology}: no such TPU; there are, for example,\n{_known()}")
-  number, examples = GENERATIONS[generation]
-  if len(sides) != number:
-    raise UserError(f"--topology {topology}: a {generation} slice has {number} sides, as in {examples}")
-  if slices < 1:
-    raise UserError(f"--slices {slices}: must be at least 1")
   if importlib.util.find_spec("libtpu") is None:
     raise UserError(
       f"--topology {topology}: compiling for a TPU that is not there needs libtpu; install it with"
-      " `pip install 't2t[tpu]'` (it needs no TPU), or leave --topology out to compile for what is here"
+      " `pip install -e '.[tpu]'` (it needs no TPU), or leave --topology out to compile for what is here"
     )
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   # Nothing runs on a TPU here: others may have one, or compile for one, at the same time.
@@ -196,9 +214,8 @@ def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh) -> Compiled:
   """
   train.check_sizes(config, mesh)
   train.check_lengths(lengths(config), mesh)
-  train.check_lengths(lengths(config), mesh)
   platform = mesh.devices.flat[0].platform
-  flags = xla_flags.as_options(platform) if config.train.xla_flags and platform in xla_flags.FLAGS else None
+  flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
   with jax.set_mesh(mesh):
     step, state, _ = build(config, mesh)
     batch = {
@@ -212,7 +229,7 @@ def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh) -> Compiled:
     key = jax.eval_shape(lambda: jax.random.key(0))
     started = time.monotonic()
     try:
-      compiled = step.lower(state, batch, key).compile(compiler_options=flags)
+      compiled = step.lower(state, batch, key).compile(compiler_options=flags or None)
     except UserError:
       raise
     except Exception as error:  # of XLA's, and others of what compiles kernels

@@ -349,7 +349,8 @@ def main(argv: list[str]) -> None:
       "examples:\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
       "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
-      "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 --workdir runs/few_shot\n"
+      "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
+      "    --workdir runs/few_shot\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"
       "    --config.data.eval_split=test"
     ),

@@ -1,4 +1,4 @@
-"""`t2t plan`: whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
+"""Whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
 
 The step that `t2t train` runs, optimizer included, is compiled for the TPU by libtpu, on any machine; what is reported
 is read off that program.  Without --topology it is compiled for the devices that are here.
@@ -26,9 +26,11 @@ from t2t import UserError, cache, chips, command_line, compiled_step, hlo_cost, 
 from t2t.models.config import TransformerConfig
 
 _EPILOG = """\
-Examples:
-  t2t plan --config t5_1_1_xxl --topology v5e:16x16 --config.mesh.fsdp=32 --config.mesh.tensor=8
-  t2t plan --config t5_1_1_xxl --topology v5p:8x8x16 --search --tokens 1e12 --price 4.2
+examples:
+  t2t plan --config t5_1_1_xxl --topology v5e:16x16 \\
+    --config.mesh.fsdp=32 --config.mesh.tensor=8
+  t2t plan --config t5_1_1_xxl --topology v5p:8x8x16 --search \\
+    --tokens 1e12 --price 4.2
 """
 
 Plan = dict[str, Any]
@@ -235,8 +237,10 @@ def short(number: float, unit: str = "") -> str:
 
 
 def seconds(number: float) -> str:
-  """1.234 s, 56.7 ms."""
-  return f"{number:.3f} s" if number >= 1 else f"{number * 1e3:.3g} ms"
+  """1.234 s, 56.7 ms, 89.1 us."""
+  if number >= 1:
+    return f"{number:.3f} s"
+  return f"{number * 1e3:.3g} ms" if number >= 1e-3 else f"{number * 1e6:.3g} us"
 
 
 def report(plan: Plan) -> str:
@@ -371,16 +375,18 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
-  # As `t2t train` does, before the compiler is loaded.
-  flags = xla_flags.apply() if config.train.xla_flags else []
-  if flags:
-    print(f"XLA flags of t2t/xla_flags.py: {len(flags)}, as in training", file=sys.stderr)
   if options.search:
     from t2t import plan_search
 
     plan_search.search(config, options)
     return
+  if options.topology:
+    # What needs no compiler is said before one is asked for.
+    sharding.mesh_sizes(config.mesh, compiled_step.num_devices(options.topology, slices=options.slices))
   devices, where = find_devices(options.topology, slices=options.slices)
+  if config.train.xla_flags and xla_flags.as_options(devices[0].platform):
+    flags = " ".join(f"--{name}={value}" for name, value in xla_flags.as_options(devices[0].platform).items())
+    print(f"with these flags of XLA, as `t2t train` sets them (t2t/xla_flags.py):\n  {flags}", file=sys.stderr)
 
   def compute() -> Plan:
     with working(f"compiling {options.config} for {where}"):

@@ -71,7 +71,7 @@ class Report:
     values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
     if self._writer is not None:
       self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
+      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, token accuracy {values['accuracy']:.1%}")
     return values["loss"]
 
   def tasks(self, step: int, found: Sequence[results.Result]) -> dict[str, float]:
@@ -109,7 +109,7 @@ def summarise(
     picture: of the loss.
   """
   print(f"\nheld-out loss  {loss:.4f} nats per target token")
-  print(f"unigram model  {unigram:.4f} (knows only how often each token occurs in these very targets)")
+  print(f"unigram model  {unigram:.4f} (knows how often each token occurs in these targets)")
   for number, (given, prediction, truth) in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):

@@ -150,6 +150,12 @@ def print_table(
   if len(scores) > 1:
     table.add_row("mean of tasks", "", "", f"{sum(scores) / len(scores):.2f}", style="bold")
   console.print(table)
+  lost = [result.task for result in results if 2 * result.unparseable > len(result.answers)]
+  if lost:
+    console.print(
+      f"unparseable: most answers to {', '.join(lost)} are none that the task knows, and count as wrong;\n"
+      "was the model fine-tuned on it? With --config.eval.method=rank it chooses among the options"
+    )
 
 
 @contextlib.contextmanager

@@ -100,7 +100,8 @@ def main(argv: list[str]) -> None:
     "Fine-tunes a checkpoint on SuperGLUE, chooses the best step for each task, and writes table and leaderboard zip.",
     epilog=(
       "examples:\n"
-      "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue\n"
+      "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
+      "    --workdir gs://BUCKET/superglue\n"
       "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
       "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"

@@ -93,5 +93,7 @@ def _missing(flags: list[Flag], own: str) -> Iterator[Flag]:
 
 
 def as_options(platform: str) -> dict[str, str]:
-  """The known flags as `compiler_options` of a program that is compiled for a device that is not here."""
-  return {flag.name: flag.value for flag in known(platform)}
+  """The flags that `apply` sets, as `compiler_options` of a program for a device that is not here."""
+  if platform not in FLAGS:
+    return {}
+  return {flag.name: flag.value for flag in _missing(known(platform), os.environ.get(_VARIABLE[platform], ""))}

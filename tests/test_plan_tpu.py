@@ -10,7 +10,7 @@ import toy
 from t2t import chips, command_line, compiled_step, plan
 
 pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install 't2t[tpu]'"
+  importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
 )
 
 SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}

@@ -125,8 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     "Face; parameter by parameter, so that none but the largest must fit in memory.\n"
     "What cannot be converted exactly is refused, and what is assumed is said.",
     epilog="kinds:\n"
-    "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1, mT5,\n"
-    "         ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, GPT-2, Llama,\n"
+    "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
+    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, GPT-2, Llama,\n"
     "         Qwen 3.  Written, transformers' from_pretrained loads it\n"
     "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"

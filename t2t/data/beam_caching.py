@@ -56,7 +56,7 @@ def _beam():
     from seqio import beam_utils
   except ImportError as error:
     raise UserError(
-      f"Apache Beam cannot be imported ({error}): pip install 't2t[cache]', in an environment of its own where the"
+      f"Apache Beam cannot be imported ({error}): pip install -e '.[cache]', in an environment of its own where the"
       " packages of this one are newer than Beam allows"
     ) from error
   finally:
@@ -319,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     prog="t2t cache",
     usage="t2t cache --mixture NAME --output_dir DIR [options] [-- BEAM OPTIONS]",
     description="Writes the tokens of tasks in files, with Apache Beam, so that training need not\n"
-    "tokenize a large corpus again (pip install 't2t[cache]'). What is random, or\n"
+    "tokenize a large corpus again (pip install -e '.[cache]'). What is random, or\n"
     "depends on a length, still happens in training, in each epoch anew. Train with\n"
     "--config.data.cache_dir=DIR. What is complete already is left as it is.",
     epilog="examples:\n"

@@ -1,6 +1,7 @@
 """Benchmarks as a seqio source: SuperGLUE, GLUE and SQuAD, from TensorFlow Datasets or from the files as released."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -227,11 +228,29 @@ class BenchmarkSource(seqio.DataSource):
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The files of a split."""
-    return [self.file(split)] if self.folder else self._tfds.list_shards(split)
+    return [self.file(split)] if self.folder else self._ask(lambda: self._tfds.list_shards(split))
 
   def num_input_examples(self, split: str) -> int | None:
     """Records of a split."""
-    return self._read(split)[0] if self.folder else self._tfds.num_input_examples(split)
+    return self._read(split)[0] if self.folder else self._ask(lambda: self._tfds.num_input_examples(split))
+
+  def _ask(self, question: Callable[[], Any]) -> Any:
+    """What TFDS says of its data, which it may know only when it has them."""
+    with contextlib.suppress(Exception):
+      return question()
+    try:
+      self._tfds.tfds_dataset.builder.download_and_prepare()
+      return question()
+    except Exception as error:  # whatever TFDS, or what it downloads with, raises
+      raise self._unavailable(error) from error
+
+  def _unavailable(self, error: Exception) -> UserError:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UserError(
+      f"{self._task}: TensorFlow Datasets cannot provide {self._tfds_name} ({reason}); set"
+      f" config.data.{FOLDER_KEYS[self.benchmark]} to the folder of the released files, or the environment"
+      " variable TFDS_DATA_DIR to a folder or bucket where TFDS has it"
+    )
 
   def get_dataset(
     self,
@@ -266,12 +285,7 @@ class BenchmarkSource(seqio.DataSource):
       try:
         records = self._tfds.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
       except Exception as error:  # whatever TFDS, or what it downloads with, raises
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(
-          f"{self._task}: TensorFlow Datasets cannot provide {self._tfds_name} ({reason}); set"
-          f" config.data.{FOLDER_KEYS[self.benchmark]} to the folder of the released files, or the environment"
-          " variable TFDS_DATA_DIR to a folder or bucket where TFDS has it"
-        ) from error
+        raise self._unavailable(error) from error
     return records.map(lambda record: {**record, "training": training})
 
   def _records(
