@@ -150,7 +150,7 @@ def test_an_unknown_topology_is_refused(topology, message):
 def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
   """It is part of an extra, which a CPU's installation does not have."""
   monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match=r"pip install 't2t\[tpu\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
     compiled_step.devices("v5e:4x4")
 
 
