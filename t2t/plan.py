@@ -385,8 +385,10 @@ def main(argv: list[str]) -> None:
     sharding.mesh_sizes(config.mesh, compiled_step.num_devices(options.topology, slices=options.slices))
   devices, where = find_devices(options.topology, slices=options.slices)
   if config.train.xla_flags and xla_flags.as_options(devices[0].platform):
-    flags = " ".join(f"--{name}={value}" for name, value in xla_flags.as_options(devices[0].platform).items())
-    print(f"with these flags of XLA, as `t2t train` sets them (t2t/xla_flags.py):\n  {flags}", file=sys.stderr)
+    flags = xla_flags.as_options(devices[0].platform)
+    print("with these flags of XLA, as `t2t train` sets them (t2t/xla_flags.py):", file=sys.stderr)
+    for name, value in flags.items():
+      print(f"  --{name}={value}", file=sys.stderr)
 
   def compute() -> Plan:
     with working(f"compiling {options.config} for {where}"):
