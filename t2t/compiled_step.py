@@ -4,7 +4,6 @@ libtpu compiles for any TPU; that takes its wheel (the [tpu] extra) and no accel
 """
 
 from collections.abc import Mapping, Sequence
-import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from t2t import UserError, command_line, losses, optimizers, sharding, train, train_state, xla_flags
+from t2t import UserError, command_line, losses, optimizers, quiet, sharding, train, train_state, xla_flags
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
@@ -91,24 +90,11 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
   if slices > 1:
     options["num_slices"] = slices
   try:
-    with _quiet():
+    with quiet.stderr():  # it speaks of the TPU that is not here
       return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
   except Exception as error:  # libtpu raises several kinds, about the shape or about itself
     text = str(error).splitlines()[0]
     raise UserError(f"--topology {topology}: libtpu says: {text}\nThere are, for example,\n{_known()}") from error
-
-
-@contextlib.contextmanager
-def _quiet():
-  """Drops what libtpu writes to standard error about the TPU that is not here; its exceptions come through."""
-  kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-  try:
-    os.dup2(nowhere, 2)
-    yield
-  finally:
-    os.dup2(kept, 2)
-    os.close(kept)
-    os.close(nowhere)
 
 
 def _has_inputs(config: ConfigDict) -> bool:

@@ -14,8 +14,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
-from t2t import data as t2t_data
+from t2t import UserError, quiet
 from t2t.data import pipeline, sources, streams, vocabularies
 from t2t.models import transformer
 
@@ -80,7 +79,7 @@ def preview(
   lengths = pipeline.feature_lengths(data, architecture, task)
   try:
     # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
-    with t2t_data.quiet_stderr():
+    with quiet.stderr():
       return _preview(
         data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
       )
@@ -301,7 +300,7 @@ def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, l
   if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
     return sources.user_error(error)
   for each in tasks_of(task, split):
-    with t2t_data.quiet_stderr():
+    with quiet.stderr():
       found = _failure(each, split, lengths)
     if found is not None:
       return UserError(f"{each.name}, split {split}{found}")
