@@ -6,26 +6,23 @@ What is read here is how large a vocabulary is, without TensorFlow; `t2t.data.vo
 from collections.abc import Mapping
 import dataclasses
 import json
-import re
 from typing import Any
 
 from etils import epath
-import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
 from t2t import UserError
+from t2t.convert import vocabulary_files
 from t2t.convert.families import Family, Settings
 from t2t.convert.tensors import Foreign
 
 _SPACE = "▁"
-_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
 _T5 = ("t5", "mt5")
 _SETTINGS = "tokenizer_config.json"
 # A SentencePiece model first: the tokenizer.json beside it is made from it, and T5's has the sentinels inside.
 _FILES = ("spiece.model", "tokenizer.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
-_BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _BYT5_EXTRA_IDS = 125
 
 
@@ -62,16 +59,20 @@ def find(folder: epath.Path, settings: Settings) -> Vocabulary:
     # Another number of those is what `_bytes` wrote.
     extra_ids = _num_listed(tokenizer_settings) or tokenizer_settings.get("extra_ids", _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
-    return Vocabulary("bytes", extra_ids, _BYTES + extra_ids)
+    return Vocabulary("bytes", extra_ids, vocabulary_files.BYTES + extra_ids)
   path = next((folder / name for name in _FILES if (folder / name).exists()), None)
   if path is None:
     return Vocabulary("", 0, 0)
-  if path.suffix == ".model":
-    return _sentencepiece(path, settings, tokenizer_settings)
-  ids = _subword_ids(path)
-  own = any(_SENTINEL.fullmatch(piece) for piece in ids)
-  extra_ids = 0 if own else _num_listed(tokenizer_settings)
-  return Vocabulary(str(path), extra_ids, max(ids.values(), default=-1) + 1 + extra_ids)
+  ids = _ids(path)
+  size = max(ids.values(), default=-1) + 1
+  if any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids):
+    return Vocabulary(str(path), 0, size)
+  extra_ids = _num_listed(tokenizer_settings)
+  if path.suffix == ".model" and not extra_ids:
+    # Not said: a T5 has 100, if there are rows for them.
+    usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
+    extra_ids = tokenizer_settings.get("extra_ids", usual)
+  return Vocabulary(str(path), extra_ids, size + extra_ids)
 
 
 def _num_listed(tokenizer_settings: Mapping[str, Any]) -> int:
@@ -80,35 +81,18 @@ def _num_listed(tokenizer_settings: Mapping[str, Any]) -> int:
   listed = {str(token["content"]) for token in added.values()}
   for key in ("additional_special_tokens", "extra_special_tokens"):
     listed |= {str(token) for token in tokenizer_settings.get(key) or []}
-  return sum(_SENTINEL.fullmatch(token) is not None for token in listed)
+  return sum(vocabulary_files.SENTINEL.fullmatch(token) is not None for token in listed)
 
 
-def _sentencepiece(path: epath.Path, settings: Settings, tokenizer_settings: Mapping[str, Any]) -> Vocabulary:
+def _ids(path: epath.Path) -> dict[str, int]:
   try:
-    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-  except (RuntimeError, OSError) as error:
-    raise UserError(f"{path}: not a SentencePiece model ({error})") from error
-  size = model.get_piece_size()
-  if any(_SENTINEL.fullmatch(model.id_to_piece(i)) for i in range(size)):
-    return Vocabulary(str(path), 0, size)
-  extra_ids = _num_listed(tokenizer_settings)
-  if not extra_ids:
-    # Not said: a T5 has 100, if there are rows for them.
-    usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
-    extra_ids = tokenizer_settings.get("extra_ids", usual)
-  return Vocabulary(str(path), extra_ids, size + extra_ids)
-
-
-def _subword_ids(path: epath.Path) -> dict[str, int]:
-  if path.name == "vocab.txt":
-    return {piece: i for i, piece in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))}
-  if path.name != "tokenizer.json":
-    return _json(path)
-  try:
-    tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-  except Exception as error:  # the library raises nothing narrower
-    raise UserError(f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
-  return tokenizer.get_vocab(with_added_tokens=True)
+    return vocabulary_files.ids_of(path)
+  except Exception as error:  # each library raises something else
+    if path.suffix == ".model":
+      raise UserError(f"{path}: not a SentencePiece model ({error})") from error
+    if path.name == "tokenizer.json":
+      raise UserError(f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
+    raise UserError(f"{path}: cannot be read as {path.suffix[1:].upper()} ({error})") from error
 
 
 def _json(path: epath.Path) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from t2t import UserError
 from t2t.convert.tensors import Foreign
 
 _RECORD = "vocabulary.json"  # of a folder that `t2t.data.vocabularies.save` wrote, or `save` here
-_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
-_BYTES = 3 + 256  # padding, EOS and unknown before the bytes
+SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
+BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
 # What a folder may hold, the first that it has.
 _FILES = ("*.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
@@ -86,7 +86,7 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
 
 def _find(spec: str, where: str) -> _Found:
   if spec == "bytes":
-    return _Found(spec, _BYTES)
+    return _Found(spec, BYTES)
   path = epath.Path(spec).expanduser()
   if not path.exists():
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
@@ -100,15 +100,18 @@ def _find(spec: str, where: str) -> _Found:
     raise UserError(f"{where}: no vocabulary there; {_WHAT_TO_GIVE}")
   pieces = _subword_files(path)[0]
   try:
-    ids = _ids(pieces)
+    ids = ids_of(pieces)
   # What is not such a file makes each library raise something else; `tokenizers` raises nothing narrower.
   except Exception as error:
     raise UserError(f"{where}: {pieces} is not what its name says ({error}); {_WHAT_TO_GIVE}") from error
-  return _Found(str(path), max(ids.values(), default=-1) + 1, any(_SENTINEL.fullmatch(piece) for piece in ids))
+  return _Found(str(path), max(ids.values(), default=-1) + 1, any(SENTINEL.fullmatch(piece) for piece in ids))
 
 
-def _ids(path: epath.Path) -> dict[str, int]:
-  """The id of each piece of a file."""
+def ids_of(path: epath.Path) -> dict[str, int]:
+  """The id of each piece of a SentencePiece model, vocab.txt, tokenizer.json, encoder.json or vocab.json.
+
+  Raises whatever its library does where it is none.
+  """
   if path.suffix == ".model":
     model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     return {model.id_to_piece(i): i for i in range(model.get_piece_size())}
