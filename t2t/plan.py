@@ -384,8 +384,8 @@ def main(argv: list[str]) -> None:
     # What needs no compiler is said before one is asked for.
     sharding.mesh_sizes(config.mesh, compiled_step.num_devices(options.topology, slices=options.slices))
   devices, where = find_devices(options.topology, slices=options.slices)
-  if config.train.xla_flags and xla_flags.as_options(devices[0].platform):
-    flags = xla_flags.as_options(devices[0].platform)
+  flags = xla_flags.as_options(devices[0].platform) if config.train.xla_flags else {}
+  if flags:
     print("with these flags of XLA, as `t2t train` sets them (t2t/xla_flags.py):", file=sys.stderr)
     for name, value in flags.items():
       print(f"  --{name}={value}", file=sys.stderr)

@@ -192,10 +192,11 @@ class CacheSource(seqio.DataSource):
       num_epochs: see above.
     """
     del sequence_length, use_cached, num_epochs
-    files, number = self._files[split], len(self.list_shards(split))
+    files, paths = self._files[split], sorted(self.list_shards(split))
+    number = len(paths)
     shards = shard_info.num_shards if shard_info else 1
     balanced = number % shards == 0 or number >= 8 * shards
-    names = tf.data.Dataset.from_tensor_slices(sorted(self.list_shards(split)))
+    names = tf.data.Dataset.from_tensor_slices(paths)
     # One file after another, in turns: TensorFlow crashes where what interleaves them in parallel, as seqio's source
     # does, is closed while it reads.
     read = lambda names: names.interleave(files._reader, cycle_length=16, block_length=16)
