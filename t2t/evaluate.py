@@ -18,14 +18,12 @@ from t2t import (
   checkpoint,
   command_line,
   decoding,
-  hosts,
   prediction,
   pretrained,
   results,
   sharding,
 )
 from t2t.data import answers, pipeline, questions, selection, vocabularies
-from t2t.models import cpu
 from t2t.models.config import TransformerConfig
 from t2t.optimizers import Params
 from t2t.prediction import Predictor
@@ -359,15 +357,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
   parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")
-  hosts.add_options(parser)
-  options = parser.parse_known_args(argv)[0]
-  for name in ("checkpoint", "workdir"):
-    if not getattr(options, name):
-      raise UserError(f"--{name} is missing; see t2t eval --help")
-  cpu.keep_freed_memory()
-  hosts.join(options)
-  source = pretrained.find(options.checkpoint)
-  options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
+  options, config, source = pretrained.parse(parser, argv)
   if options.shots is not None:
     config.eval.shots = options.shots
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)

@@ -3,6 +3,7 @@
 It is one of t2t's own, or a folder of Hugging Face's or T5X's, which is converted in memory.
 """
 
+import argparse
 from collections.abc import Mapping
 import dataclasses
 import sys
@@ -14,8 +15,8 @@ from flax import nnx
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, checkpoint, sharding
-from t2t.models import transformer
+from t2t import UserError, checkpoint, command_line, hosts, sharding
+from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 from t2t.optimizers import Params
 
@@ -113,6 +114,29 @@ def adopt(config: ConfigDict, source: Source) -> None:
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
     config.data.extra_ids = source.extra_ids
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, ConfigDict, Source]:
+  """The options of a command with --checkpoint and --workdir, its config with the checkpoint's model, the checkpoint.
+
+  The hosts have joined when it returns: to read a checkpoint starts JAX.
+
+  Args:
+    parser: see `command_line.config_parser`.
+    argv: what the user typed.
+
+  Raises:
+    UserError: an option is missing; or see `hosts.join`, `find` and `command_line.parse`.
+  """
+  hosts.add_options(parser)
+  options = parser.parse_known_args(argv)[0]
+  for name in ("checkpoint", "workdir"):
+    if not getattr(options, name):
+      raise UserError(f"--{name} is missing; see {parser.prog} --help")
+  cpu.keep_freed_memory()
+  hosts.join(options)
+  source = find(options.checkpoint)
+  return *command_line.parse(parser, argv, prepare=lambda config: adopt(config, source)), source
 
 
 def vocabulary(source: Source):

@@ -8,8 +8,7 @@ from etils import epath
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, checkpoint, command_line, hosts, pretrained, results, train
-from t2t.models import cpu
+from t2t import UserError, checkpoint, command_line, pretrained, results, train
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
@@ -111,15 +110,7 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="finetune_superglue")
   parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
   parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
-  hosts.add_options(parser)
-  options = parser.parse_known_args(argv)[0]
-  for name in ("checkpoint", "workdir"):
-    if not getattr(options, name):
-      raise UserError(f"--{name} is missing; see t2t superglue --help")
-  cpu.keep_freed_memory()
-  hosts.join(options)
-  source = pretrained.find(options.checkpoint)
-  options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
+  options, config, source = pretrained.parse(parser, argv)
   if config.eval.every != config.checkpoint.every:
     raise UserError(
       f"config.eval.every={config.eval.every} and config.checkpoint.every={config.checkpoint.every}: a step can be"
