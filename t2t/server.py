@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import re
+import socket
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from t2t import UserError, decoding, infer, prediction, pretrained, sharding, wr
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 _MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K, _MAX_BODY = 1_024, 16, 1_000_000, 1_000_000
 _SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
+_LINGER_SECONDS, _LINGER_BYTES = 5.0, 64_000_000  # for the rest of a request that was refused
 
 Event = dict[str, Any]
 
@@ -307,14 +309,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if not self._is_ours():
       return
     if self.path != "/generate":
-      self.close_connection = True  # its body is not read
-      self._reply_json(404, {"error": f"nothing is at {self.path}; give POST /generate"})
+      self._refuse(404, f"nothing is at {self.path}; give POST /generate")
       return
     try:
       request = parse(self._body())
     except UserError as error:
-      self.close_connection = True  # as above, perhaps
-      self._reply_json(400, {"error": str(error)})
+      self._refuse(400, str(error))
       return
     self._stream(self.service.generate(request))
 
@@ -325,8 +325,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Whether the page itself asks: another site that a browser shows must not get at what this machine serves."""
     host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
     if self.only_local and host.strip("[]") not in ("localhost", "127.0.0.1", "::1"):
-      self.close_connection = True
-      self._reply_json(403, {"error": f"no requests for {host}; this page is at localhost"})
+      self._refuse(403, f"no requests for {host}; this page is at localhost")
       return False
     return True
 
@@ -341,6 +340,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       raise UserError(f"the request has {int(length):,} bytes; {_MAX_BODY:,} are the most")
     return self.rfile.read(int(length))
 
+  def _refuse(self, status: int, reason: str) -> None:
+    """Answers a request whose body was perhaps not read, and ends the connection."""
+    self.close_connection = True
+    self._reply_json(status, {"error": reason})
+    # A connection that is closed while data are on their way is reset, and who sends them never sees the answer: so
+    # the rest is taken and thrown away, up to a limit.
+    try:
+      self.connection.shutdown(socket.SHUT_WR)
+      self.connection.settimeout(_LINGER_SECONDS)
+      end = time.monotonic() + _LINGER_SECONDS
+      left = _LINGER_BYTES
+      while left > 0 and time.monotonic() < end and (taken := len(self.rfile.read1(65_536))):
+        left -= taken
+    except OSError:
+      pass  # the other side has gone, or says nothing more
+
   def _reply_json(self, status: int, value: Mapping[str, Any]) -> None:
     self._reply(status, "application/json", json.dumps(value).encode(), {})
 
@@ -353,6 +368,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     fixed = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     for name, value in (fixed | dict(headers)).items():
       self.send_header(name, value)
+    if self.close_connection:
+      self.send_header("Connection", "close")
     self.end_headers()
 
   def _stream(self, events: Iterator[Event]) -> None:

@@ -9,8 +9,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import sharding
-from t2t.data import docstrings, documentation, pipeline
-from t2t.tasks import docs  # noqa: F401  registers them
+from t2t.data import docstrings, documentation, pipeline, registry
+
+registry.load("t2t.tasks.docs")
 
 MONTH = (
   "Return the number of days in a month. The month is a number from 1 to 12, and the year has to be given since"
