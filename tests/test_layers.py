@@ -205,6 +205,24 @@ def test_each_dense_layer_has_a_bias():
   np.testing.assert_allclose(mlp(x), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("gradient_dtype", ["", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_gradient_of_a_kernel_comes_in_its_dtype(dtype, gradient_dtype):
+  """x^T dy, rounded to `gradient_dtype` once; outputs and gradients of the inputs do not depend on it."""
+  x, kernel, cotangent = (jnp.asarray(normal(*shape, seed=sum(shape))) for shape in ((2, 9, 16), (16, 8), (2, 9, 8)))
+  x, cotangent = x.astype(dtype), cotangent.astype(dtype)
+  y, vjp = jax.vjp(lambda x, w: layers.dense(x, nnx.Param(w), gradient_dtype=gradient_dtype), x, kernel)
+  expected, plain = jax.vjp(lambda x, w: x @ w.astype(dtype), x, kernel)
+  np.testing.assert_array_equal(y, expected)
+  (d_x, d_kernel), (expected_d_x, _) = vjp(cotangent), plain(cotangent)
+  np.testing.assert_allclose(*(np.asarray(each, np.float32) for each in (d_x, expected_d_x)), rtol=0.01, atol=1e-6)
+  assert d_kernel.dtype == jnp.float32
+  exact = np.einsum("bli,blo->io", *(np.asarray(each, np.float64) for each in (x, cotangent)))
+  rounded = (gradient_dtype or dtype) == "bfloat16"
+  np.testing.assert_allclose(d_kernel, exact, rtol=0.01 if rounded else 1e-4, atol=1e-4)
+  assert np.array_equal(d_kernel, d_kernel.astype("bfloat16").astype("float32")) == rounded
+
+
 def test_initial_weights_are_as_large_as_the_config_says():
   """By fan-in, or `init_scale`; where a branch ends before its norm, over the root of twice the number of layers."""
 

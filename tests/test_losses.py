@@ -246,6 +246,23 @@ def test_bfloat16_loss_is_summed_in_float32():
   assert np.linalg.norm(table - exact_table) < 0.05 * np.linalg.norm(exact_table)
 
 
+def test_gradients_that_are_summed_in_float32():
+  """Of a bfloat16 model: no matrix and no embedding has gradients that were rounded on the way."""
+  batch = toy.batch()
+
+  def is_rounded(gradient_dtype):
+    graphdef, params = toy.split(toy.model(toy.config(dtype="bfloat16", gradient_dtype=gradient_dtype)))
+    loss_fn = losses.make_loss_fn(toy.loss_config())
+    gradient = jax.jit(jax.grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params)
+    matrices = {path: g for path, g in toy.flat(gradient).items() if g.ndim > (2 if "layers" in path else 1)}
+    return {path: np.array_equal(g, g.astype("bfloat16").astype("float32")) for path, g in matrices.items()}
+
+  rounded, exact = is_rounded(""), is_rounded("float32")
+  of_stacks = [path for path in rounded if "layers" in path]
+  assert len(of_stacks) > 10 and all(rounded[path] for path in of_stacks)
+  assert not any(exact[path] for path in (*of_stacks, "embed/table"))
+
+
 def largest_logits(chunk_tokens):
   """How many rows of the vocabulary's length the biggest array of a loss and its gradient has, in any order of axes."""
   graphdef, params = toy.split(toy.model(toy.config(vocab_size=53, num_encoder_layers=1, num_decoder_layers=1)))

@@ -50,6 +50,22 @@ def test_t5_base_compiles(generation):
   assert found["collective_bytes"]["all-reduce"]["tensor"] > 0
 
 
+def test_gradients_travel_in_their_dtype():
+  """Matrices' in half the bytes of float32, which the rest has anyway, and the activations' memory does not change."""
+  overrides = ("--config.mesh.fsdp=1", "--config.mesh.tensor=1", "--config.mesh.data=4", "--config.train.batch_size=32")
+  found = [
+    compiled("v5e", "t5_1_1_small", *overrides, f"--config.model.gradient_dtype={dtype}")
+    for dtype in ("bfloat16", "float32")
+  ]
+  sent = [each["collective_bytes"]["all-reduce"]["data"] for each in found]
+  # Each chip of a ring sends, and receives, three quarters of the array twice over.
+  assert sent[1] == pytest.approx(4 * found[1]["parameters"] * 1.5, rel=0.05)
+  config = command_line.load_config("t5_1_1_small").model
+  assert sent[1] - sent[0] > 0.9 * 2 * 1.5 * (found[1]["parameters"] - 2 * config.vocab_size * config.embed_dim)
+  memory = [each["memory_per_chip"]["activations"] for each in found]
+  assert memory[1] == pytest.approx(memory[0], rel=0.1)
+
+
 @pytest.mark.parametrize("generation", SLICES)
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "modern_bert"])
 def test_every_architecture_compiles(generation, kind):

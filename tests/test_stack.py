@@ -90,11 +90,12 @@ def test_remat_changes_neither_loss_nor_gradients(kind, remat):
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-4)
 
 
-def test_remat_computes_again():
+@pytest.mark.parametrize("gradient_dtype", ["", "bfloat16"])
+def test_remat_computes_again(gradient_dtype):
   """minimal computes attention's products again but no projection, full computes both again."""
 
   def matmuls(remat):
-    function, params = loss_and_gradient(toy.config(remat=remat, dropout_rate=0.1))
+    function, params = loss_and_gradient(toy.config(remat=remat, dropout_rate=0.1, gradient_dtype=gradient_dtype))
     found = toy.equations(jax.make_jaxpr(function)(params).jaxpr)
     return [equation for equation, _ in found if equation.primitive.name == "dot_general"]
 

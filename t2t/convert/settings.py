@@ -109,7 +109,7 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
-  for name in ("dropout_rate", "t5_dropout", "dtype", "remat", "pooler"):
+  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "pooler"):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled

@@ -281,6 +281,7 @@ class Attention(nnx.Module):
     self.dropout_rate = config.dropout_rate
     self.t5_dropout = config.t5_dropout
     self.window = config.attention_window
+    self.gradient_dtype = config.gradient_dtype
     self.scale = head_dim**-0.5 if config.scale_attention else 1.0
     # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
     query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
@@ -297,7 +298,7 @@ class Attention(nnx.Module):
 
   def _project(self, x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    projected = layers.dense(x, kernel, bias)
+    projected = layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype)
     split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
@@ -348,4 +349,5 @@ class Attention(nnx.Module):
     else:
       attended = jax.lax.cond(is_local, lambda: attend_with(local), lambda: attend_with(mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
-    return layers.dense(sharding.shard(merged, "batch", "length", "heads"), self.out, self.out_bias)
+    merged = sharding.shard(merged, "batch", "length", "heads")
+    return layers.dense(merged, self.out, self.out_bias, gradient_dtype=self.gradient_dtype)

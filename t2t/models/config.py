@@ -77,7 +77,8 @@ class TransformerConfig:
   # How it is computed
   dropout_rate: float = 0.0  # T5 pre-trains without, and fine-tunes with 0.1
   t5_dropout: bool = True  # one draw for all positions, and also behind the last norm; otherwise a draw for each
-  dtype: str = "bfloat16"  # of activations, and of gradients between devices; parameters, norms and logits are float32
+  dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
+  gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype
   remat: str = "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
 
   @property
@@ -108,9 +109,10 @@ class TransformerConfig:
       ("mlp_activation", ACTIVATIONS),
       ("remat", REMAT_POLICIES),
       ("dtype", DTYPES),
+      ("gradient_dtype", DTYPES),
     ):
       value = getattr(self, field)
-      if value not in known:
+      if value not in known and not (field == "gradient_dtype" and not value):
         raise UserError(
           f"config.model.{field}={value!r}: known are {', '.join(known)}{did_you_mean(str(value), known)}"
         )

@@ -69,10 +69,46 @@ def out_of(config: TransformerConfig, fan_in: int) -> float:
   return into(config, fan_in)
 
 
-def dense(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None = None) -> jax.Array:
-  """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`."""
-  kernel = kernel[...].astype(x.dtype)
-  y = cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  kernel = kernel.astype(x.dtype)
+  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product_summed_in(x: jax.Array, kernel: jax.Array, gradient_dtype: str) -> jax.Array:
+  """`_product`, whose gradient of the kernel leaves each device in `gradient_dtype`."""
+  del gradient_dtype
+  return _product(x, kernel)
+
+
+def _product_forward(x, kernel, gradient_dtype):
+  del gradient_dtype
+  return _product(x, kernel), (x, kernel)  # in plain sight of the policies of `jax.checkpoint`
+
+
+def _product_backward(gradient_dtype, residuals, cotangent):
+  x, kernel = residuals
+  axes = tuple(range(x.ndim - 1))
+  # What a device's own product comes out in is what the compiler sums over devices.
+  d_kernel = jax.lax.dot_general(x, cotangent, ((axes, axes), ((), ())), preferred_element_type=gradient_dtype)
+  return _product(cotangent, kernel.T), d_kernel.astype(kernel.dtype)
+
+
+_product_summed_in.defvjp(_product_forward, _product_backward)
+
+
+def dense(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None = None, *, gradient_dtype: str = "") -> jax.Array:
+  """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
+
+  Args:
+    x: of any number of leading axes.
+    kernel, bias: parameters.
+    gradient_dtype: see `TransformerConfig`.
+  """
+  if gradient_dtype in ("", x.dtype.name):
+    y = _product(x, kernel[...])
+  else:
+    y = _product_summed_in(x, kernel[...], gradient_dtype)
   return y if bias is None else y + bias[...].astype(x.dtype)
 
 
@@ -143,6 +179,7 @@ class Embed(nnx.Module):
     self.position_offset = config.position_offset
     self.max_length = config.max_length
     self.dtype = config.dtype
+    self.gradient_dtype = config.gradient_dtype
 
   def __call__(
     self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
@@ -158,8 +195,10 @@ class Embed(nnx.Module):
       ValueError: more positions than are learned.
     """
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
-    table = sharding.shard(self.table[...].astype(self.dtype), "vocab", "embed")
-    x = sharding.shard(jnp.take(table, tokens, axis=0), "batch", "length", "embed")
+    # Rows of one token are summed in the table's dtype, here and over devices.
+    wide = self.gradient_dtype == "float32"
+    table = sharding.shard(self.table[...].astype("float32" if wide else self.dtype), "vocab", "embed")
+    x = sharding.shard(jnp.take(table, tokens, axis=0).astype(self.dtype), "batch", "length", "embed")
     if self.positions is not None:
       if tokens.shape[1] > self.max_length:
         raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")
@@ -172,7 +211,7 @@ class Embed(nnx.Module):
     if self.norm is not None:
       x = self.norm(x)
     if self.projection is not None:
-      x = dense(x, self.projection, self.projection_bias)
+      x = dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return sharding.shard(x, "batch", "length", "embed")
 
 
@@ -184,6 +223,7 @@ class Mlp(nnx.Module):
     self.activation = config.mlp_activation
     self.broadcast_axis = -2 if config.t5_dropout else None
     self.dropout_rate = config.dropout_rate
+    self.gradient_dtype = config.gradient_dtype
     scale = into(config, embed)
     self.gate = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
     self.gate_bias = bias(config, mlp, "mlp") if config.gated else None
@@ -194,15 +234,16 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
-    hidden = dense(x, self.up, self.up_bias)
+    product = functools.partial(dense, gradient_dtype=self.gradient_dtype)
+    hidden = product(x, self.up, self.up_bias)
     if self.gate is None:
       hidden = activate(self.activation, hidden)
     else:
-      hidden = activate(self.activation, dense(x, self.gate, self.gate_bias)) * hidden
+      hidden = activate(self.activation, product(x, self.gate, self.gate_bias)) * hidden
     hidden = dropout(
       sharding.shard(hidden, "batch", "length", "mlp"),
       self.dropout_rate,
       dropout_key,
       broadcast_axis=self.broadcast_axis,
     )
-    return dense(hidden, self.down, self.down_bias)
+    return product(hidden, self.down, self.down_bias)
