@@ -1,4 +1,4 @@
-"""Flags of XLA that let collectives overlap with computing: one table, applied by `t2t train`.
+"""Flags of XLA that let collectives overlap with computing: one table, applied by what trains or evaluates.
 
 A flag that the user has set is left as it is, and one that the installed compiler does not know is left out, for it
 would end the process.  `config.train.xla_flags=False` applies none.

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from t2t import xla_flags
+from t2t import UserError, evaluate, superglue, train, xla_flags
 
 
 @pytest.fixture
@@ -44,6 +44,20 @@ def test_without_an_accelerator_nothing_is_set(monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
   assert xla_flags.apply() == []
   assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x"
+
+
+@pytest.mark.parametrize("main", [evaluate.main, superglue.main, train.main])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_commands_set_them(compiler, monkeypatch, tmp_path, main, wanted):
+  """Before they look for the checkpoint, which starts JAX, and unless the config says no."""
+  monkeypatch.setenv("XLA_FLAGS", "")
+  arguments = ["--workdir", str(tmp_path / "work"), f"--config.train.xla_flags={wanted}"]
+  checkpoint = ["--checkpoint", "nowhere"]
+  if main is train.main:
+    checkpoint = ["--config", "tiny", "--config.init.checkpoint=nowhere", "--config.init.inherit=True"]
+  with pytest.raises(UserError, match="nowhere"):
+    main([*arguments, *checkpoint])
+  assert bool(os.environ["XLA_FLAGS"]) is wanted
 
 
 def test_the_table_has_each_flag_once():
