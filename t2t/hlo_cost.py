@@ -20,6 +20,11 @@ from t2t import UserError, hlo, hlo_flops
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
+# The program for several TPU slices is that of one of them: its device hands to its host what is for the others, and
+# says in an attribute which collective the hosts carry out.
+_HANDED_OVER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_BETWEEN_SLICES = "dcn_data"
+
 # Instructions that move nothing: names, bookkeeping, and the ends of what was counted at its start.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
@@ -94,7 +99,7 @@ def analyse(text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 
 
   Args:
     text: `compiled.as_text()`.
-    mesh_shape: axis -> size, in the order in which the program numbers its devices.
+    mesh_shape: axis -> size, in the order in which the program numbers its devices; dcn_data first.
     unknown_trips: how often a loop is taken to run whose number of iterations depends on data.
   """
   counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips)
@@ -180,6 +185,9 @@ class _Counter:
     if kind in KINDS:
       self._collect(computation, instruction, times, overlaps=overlaps or instruction.opcode.endswith("-start"))
       return
+    handed_over = _HANDED_OVER.search(instruction.attributes)
+    if instruction.opcode == "send" and handed_over:
+      self._collect_between_slices(computation, instruction, times, handed_over[1].lower().replace("_", "-"))
     if instruction.opcode == "fusion":
       self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
     moved = _traffic(self.module, computation, instruction)
@@ -204,19 +212,25 @@ class _Counter:
   ) -> None:
     kind = instruction.opcode.removesuffix("-start")
     groups = self._groups(instruction)
-    size = len(groups[0])
     held = [sum(array.bytes for array in each) for each in computation.operand_arrays(instruction)]
     if kind == "collective-permute":
       moves = any(source != target for source, target in groups)
       sent = held[0] if moves else 0.0
     else:
-      total = sum(held) * (size if kind == "all-gather" else 1)
       if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
         kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
-      sent = total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
+      sent = _sent(kind, sum(held), len(groups[0]))
     axes = varying_axes(groups, self._mesh_shape)
     if axes and sent:
       self._collectives.append(Collective(kind, axes, times, sent, overlaps))
+
+  def _collect_between_slices(
+    self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, kind: str
+  ) -> None:
+    held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
+    kind = kind if kind in KINDS else "collective-permute"  # from one to one
+    sent = held if kind == "collective-permute" else _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
+    self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, overlaps=True))
 
   def _groups(self, instruction: hlo.Instruction) -> list[tuple[int, ...]]:
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", instruction.attributes)
@@ -259,6 +273,12 @@ class _Counter:
     if target in ("tpu_custom_call", "triton_kernel_call") or target.startswith("__cudnn$"):
       self._uncounted.add(re.sub(r"[.\d]+$", "", instruction.name))
     return 0.0
+
+
+def _sent(kind: str, held: float, size: int) -> float:
+  """Bytes that one device of a group of `size` sends, of the bytes that it holds at first."""
+  total = held * (size if kind == "all-gather" else 1)
+  return total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
 
 
 def _target(instruction: hlo.Instruction) -> str:
@@ -367,6 +387,8 @@ def _traffic(module: hlo.Module, computation: hlo.Computation, instruction: hlo.
     return _main(update) + (sum(array.bytes for array in update) if not results[0].space else 0.0)
   if opcode == "custom-call" and _target(instruction) in _BUFFERS:
     return 0.0
+  if opcode == "send":
+    return _main(operands[0])
   if opcode != "fusion":
     return _main(results) + sum(_main(each) for each in operands)
   called = module[instruction.called("calls")[0]]

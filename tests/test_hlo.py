@@ -103,6 +103,35 @@ def test_what_a_collective_sends(line, kind, axes, sent):
   assert not found.collectives[0].overlaps
 
 
+@pytest.mark.parametrize(
+  ("transfer", "kind", "sent"),
+  [
+    ("ALL_REDUCE", "all-reduce", 2 * 4096 * 2 / 3),
+    ("ALL_GATHER", "all-gather", 4096 * 3 * 2 / 3),
+    ("REDUCE_SCATTER", "reduce-scatter", 4096 * 2 / 3),
+    ("ONE_TO_ONE", "collective-permute", 4096),
+  ],
+)
+def test_what_goes_from_slice_to_slice(transfer, kind, sent):
+  """Through the hosts: it counts where it is handed over, not where it comes back."""
+  handler = (
+    f'frontend_attributes={{_xla_megascale_target="{{1,2,3}}x{{0:7}}",_xla_megascale_transfer_type="{transfer}"}}'
+  )
+  found = analyse(
+    f"""
+    %a = f32[1024]{{0}} parameter(0)
+    %t = token[] after-all()
+    %s = (f32[1024]{{0}}, u32[], token[]) send(%a, %t), channel_id=2, is_host_transfer=true, {handler}
+    %r = (f32[1024]{{0}}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, {handler}
+    %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
+    ROOT %d = (f32[1024]{{0}}, token[]) recv-done(%r), channel_id=1, is_host_transfer=true
+    """,
+    mesh={"dcn_data": 3} | MESH,
+  )
+  assert found.sent() == {kind: {("dcn_data",): sent}}
+  assert found.collectives[0].overlaps
+
+
 def test_groups_in_an_unknown_form_are_an_error():
   """Taken for something else, they would give wrong numbers in silence."""
   with pytest.raises(UserError, match="not known"):

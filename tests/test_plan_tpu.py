@@ -40,6 +40,20 @@ def test_several_slices():
   assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
 
 
+def test_a_step_over_several_slices():
+  """Each chip sends its shard of the gradients to the other slice, and nothing else."""
+  mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
+  config = command_line.override(command_line.load_config("tiny"), [*mesh, "--config.train.batch_size=16"])
+  with jax.default_matmul_precision("default"):
+    found = plan.make_plan(config, list(compiled_step.devices("v5e:2x2", slices=2)))
+  between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}
+  assert set(between) == {"all-reduce"}
+  # Twice a half of the gradients in float32, of which a chip has a quarter; the embedding has two, from either side,
+  # and its rows are padded.
+  gradients = found["parameters"] + config.model.vocab_size * config.model.embed_dim
+  assert between["all-reduce"] == pytest.approx(4 * gradients / 4, rel=0.1)
+
+
 @pytest.mark.parametrize("generation", SLICES)
 def test_t5_base_compiles(generation):
   """It fits on four chips, and executes about what the formula says."""
