@@ -22,6 +22,7 @@ class Chip:
   hbm_bytes: what a program may use; the runtime keeps the rest.
   hbm_bandwidth: bytes/s.
   link_bandwidth: bytes/s, one link, one way, of those that connect a chip to its neighbours.
+  host_bandwidth: bytes/s to its host, or from it.
   dcn_bandwidth: bytes/s of a chip's share of its host's network, one way, between slices.
   wraps_from: chips along a dimension of a slice from which on its two ends are connected, too; 0: GPUs, which have one
     switch for all.
@@ -31,6 +32,7 @@ class Chip:
   hbm_bytes: float
   hbm_bandwidth: float
   link_bandwidth: float
+  host_bandwidth: float
   dcn_bandwidth: float
   wraps_from: int
   per_chip: int = 1
@@ -40,18 +42,19 @@ class Chip:
 # (15.75G)").  Links: the published bandwidth of all links both ways, by links and by two: 400 GB/s over 4 links for
 # v5e, 1,200 over 6 for v5p and TPU7x, 800 over 4 for v6e; v4's 6 links have 50 GB/s each way (Jouppi et al. 2023).
 # Slices are tori from 4 chips a side on where there are optical switches (v4, v5p, TPU7x); of v5e and v6e only a side
-# of 16 is a ring.
+# of 16 is a ring.  Hosts: PCIe, for TPUs as Austin et al. 2025 ("How to Scale Your Model") give it, 16 GB/s and v6e 32;
+# of TPU7x it is not published, and taken to be v6e's.
 CHIPS: Mapping[str, Chip] = {
-  "TPU v4": Chip(30.75 * _GIB, 1200e9, 50e9, 6.25e9, 4),
-  "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 50e9, 3.125e9, 16),
-  "TPU v5": Chip(95.74 * _GIB, 2765e9, 100e9, 6.25e9, 4),
-  "TPU v6 lite": Chip(31.25 * _GIB, 1638e9, 100e9, 12.5e9, 16),
-  "TPU7x": Chip(94.75 * _GIB, 3690e9, 50e9, 6.25e9, 4, per_chip=2),
-  "NVIDIA A100-SXM4-40GB": Chip(40e9, 1555e9, 300e9, 25e9, 0),
-  "NVIDIA A100-SXM4-80GB": Chip(80e9, 2039e9, 300e9, 25e9, 0),
-  "NVIDIA H100 80GB HBM3": Chip(80e9, 3350e9, 450e9, 50e9, 0),
-  "NVIDIA H200": Chip(141e9, 4800e9, 450e9, 50e9, 0),
-  "NVIDIA B200": Chip(180e9, 8000e9, 900e9, 50e9, 0),
+  "TPU v4": Chip(30.75 * _GIB, 1200e9, 50e9, 16e9, 6.25e9, 4),
+  "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 50e9, 16e9, 3.125e9, 16),
+  "TPU v5": Chip(95.74 * _GIB, 2765e9, 100e9, 16e9, 6.25e9, 4),
+  "TPU v6 lite": Chip(31.25 * _GIB, 1638e9, 100e9, 32e9, 12.5e9, 16),
+  "TPU7x": Chip(94.75 * _GIB, 3690e9, 50e9, 32e9, 6.25e9, 4, per_chip=2),
+  "NVIDIA A100-SXM4-40GB": Chip(40e9, 1555e9, 300e9, 32e9, 25e9, 0),
+  "NVIDIA A100-SXM4-80GB": Chip(80e9, 2039e9, 300e9, 32e9, 25e9, 0),
+  "NVIDIA H100 80GB HBM3": Chip(80e9, 3350e9, 450e9, 64e9, 50e9, 0),
+  "NVIDIA H200": Chip(141e9, 4800e9, 450e9, 64e9, 50e9, 0),
+  "NVIDIA B200": Chip(180e9, 8000e9, 900e9, 64e9, 50e9, 0),
 }
 
 # The two halves of a TPU7x are six times as close as neighbouring chips (Cloud's page of TPU7x).

@@ -20,6 +20,8 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%?([\w.\-]+)$")
 _MOST_TRIPS = 1_000_000
 
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+
 
 @dataclasses.dataclass(frozen=True)
 class Array:
@@ -73,6 +75,11 @@ class Instruction:
     """The value of `name=...` up to the next comma or blank; of a list in braces, what stands in them."""
     match = re.search(rf"(?:^|[ ,]){name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
     return None if match is None else match[1].strip("{}")
+
+  @property
+  def target(self) -> str:
+    """What a custom call calls."""
+    return (self.attribute("custom_call_target") or "").strip('"')
 
   def called(self, name: str) -> list[str]:
     """Names of computations in an attribute: calls, to_apply, body, condition, branch_computations."""

@@ -16,9 +16,7 @@ import re
 
 import numpy as np
 
-from t2t import UserError, hlo, hlo_flops
-
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+from t2t import UserError, hlo, hlo_flops, hlo_traffic
 
 # The program for several TPU slices is that of one of them: its device hands to its host what is for the others, and
 # says in an attribute which collective the hosts carry out.
@@ -28,7 +26,6 @@ _BETWEEN_SLICES = "dcn_data"
 # Instructions that move nothing: names, bookkeeping, and the ends of what was counted at its start.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
-_BUFFERS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +33,7 @@ class Operation:
   """An instruction and how often it runs; FLOPs and bytes of main memory are of one time.
 
   overlaps: runs beside others (a copy that was started ahead), so that it takes bandwidth but no time of its own.
+  host_bytes: what it moves between the device and its host.
   """
 
   name: str
@@ -43,6 +41,7 @@ class Operation:
   flops: float
   bytes: float
   overlaps: bool = False
+  host_bytes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +84,11 @@ class Program:
     """From and to main memory."""
     return sum(each.times * each.bytes for each in self.operations)
 
+  @property
+  def host_bytes(self) -> float:
+    """From and to the host."""
+    return sum(each.times * each.host_bytes for each in self.operations)
+
   def sent(self) -> dict[str, dict[tuple[str, ...], float]]:
     """Kind of collective -> axes -> bytes that one device sends."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
@@ -125,9 +129,9 @@ class _Counter:
     self._started = {
       each.attribute("channel_id")
       for computation in module.computations.values()
-      if _target(computation.root) == "AsyncCollectiveStart"
+      if computation.root.target == "AsyncCollectiveStart"
       for each in computation
-      if each.opcode in KINDS
+      if each.opcode in hlo.COLLECTIVES
     }
 
   def program(self) -> Program:
@@ -182,7 +186,7 @@ class _Counter:
 
   def _count(self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
     kind = instruction.opcode.removesuffix("-start")
-    if kind in KINDS:
+    if kind in hlo.COLLECTIVES:
       self._collect(computation, instruction, times, overlaps=overlaps or instruction.opcode.endswith("-start"))
       return
     handed_over = _HANDED_OVER.search(instruction.attributes)
@@ -190,19 +194,20 @@ class _Counter:
       self._collect_between_slices(computation, instruction, times, handed_over[1].lower().replace("_", "-"))
     if instruction.opcode == "fusion":
       self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
-    moved = _traffic(self.module, computation, instruction)
+    moved = hlo_traffic.device_bytes(self.module, computation, instruction)
+    host = hlo_traffic.host_bytes(computation, instruction)
     flops = self._flops(computation, instruction)
-    if flops or moved:
-      overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start")
-      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps))
+    if flops or moved or host:
+      overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
+      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host))
 
   # ---- Collectives -----------------------------------------------------------
 
   def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> None:
     """Counts the collectives of a fusion."""
-    starts = _target(computation.root) == "AsyncCollectiveStart"
+    starts = computation.root.target == "AsyncCollectiveStart"
     for each in computation:
-      if each.opcode in KINDS and (starts or each.attribute("channel_id") not in self._started):
+      if each.opcode in hlo.COLLECTIVES and (starts or each.attribute("channel_id") not in self._started):
         self._collect(computation, each, times, overlaps=overlaps or starts)
       elif each.opcode == "fusion":
         self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
@@ -228,7 +233,7 @@ class _Counter:
     self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, kind: str
   ) -> None:
     held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
-    kind = kind if kind in KINDS else "collective-permute"  # from one to one
+    kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # from one to one
     sent = held if kind == "collective-permute" else _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
     self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, overlaps=True))
 
@@ -263,7 +268,7 @@ class _Counter:
     noted = re.search(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)', instruction.attributes)
     if noted:
       return float(noted[1])
-    target, operands = _target(instruction), computation.operand_arrays(instruction)
+    target, operands = instruction.target, computation.operand_arrays(instruction)
     if target.startswith(("__cublas$", "__onednn$matmul")):
       return hlo_flops.gemm(instruction, operands)
     if target == "tpu_custom_call":
@@ -279,11 +284,6 @@ def _sent(kind: str, held: float, size: int) -> float:
   """Bytes that one device of a group of `size` sends, of the bytes that it holds at first."""
   total = held * (size if kind == "all-gather" else 1)
   return total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
-
-
-def _target(instruction: hlo.Instruction) -> str:
-  """What a custom call calls."""
-  return (instruction.attribute("custom_call_target") or "").strip('"')
 
 
 def _users(computation: hlo.Computation, instruction: hlo.Instruction) -> Iterable[hlo.Instruction]:
@@ -365,103 +365,6 @@ def varying_axes(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int])
   return tuple(axis for axis, yes in zip(mesh_shape, varies, strict=True) if yes)
 
 
-# ---- Memory traffic --------------------------------------------------------------------------------------------------
-
-
-def _main(arrays: Iterable[hlo.Array]) -> float:
-  """Bytes of those that lie in main memory."""
-  return sum(array.bytes for array in arrays if not array.space)
-
-
-def _traffic(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
-  """Bytes that an instruction reads from and writes to main memory."""
-  opcode, results, operands = instruction.opcode, instruction.arrays, computation.operand_arrays(instruction)
-  if opcode == "copy-start":
-    return _main(results[:2])
-  if opcode == "slice-start":
-    return sum(results[1].bytes for array in results[:2] if not array.space)
-  if opcode in ("dynamic-slice", "slice", "gather"):
-    return _main(results) + (_main(results) if operands and not operands[0][0].space else 0.0)
-  if opcode in ("dynamic-update-slice", "scatter"):
-    update = operands[1 if opcode == "dynamic-update-slice" else -1]
-    return _main(update) + (sum(array.bytes for array in update) if not results[0].space else 0.0)
-  if opcode == "custom-call" and _target(instruction) in _BUFFERS:
-    return 0.0
-  if opcode == "send":
-    return _main(operands[0])
-  if opcode != "fusion":
-    return _main(results) + sum(_main(each) for each in operands)
-  called = module[instruction.called("calls")[0]]
-  read = 0.0
-  for number, each in enumerate(operands):
-    if each and not all(array.space for array in each):
-      read += min(_main(each), _read(module, called, called.parameters[number]))
-  return read + min(_main(results), _written(module, called, called.root, results))
-
-
-# What needs all of its operands whichever part of its result is needed.
-_MIXING = {"convolution", "dot", "reduce", "reduce-window", "sort", "scatter", "custom-call", "cholesky", "fft", *KINDS}
-
-
-def _read(module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction) -> float:
-  """How many bytes of a fusion's parameter are looked at."""
-  array = value.arrays[0]
-  return _needed(module, computation, value, {}) * array.bytes / max(array.elements, 1)
-
-
-def _needed(
-  module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, known: dict[tuple[str, str], float]
-) -> float:
-  """How many elements of a value a fusion computes with: of what is sliced in the end, the slice."""
-  key = computation.name, value.name
-  if key not in known:
-    whole = value.arrays[0].elements if value.arrays else 0
-    known[key] = whole
-    if not value.is_root:
-      uses = (_needed_by(module, computation, value, user, known) for user in computation.users.get(value.name, ()))
-      known[key] = min(whole, sum(uses))
-  return known[key]
-
-
-def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instruction, known) -> float:
-  """How many elements of a value one of its users computes with."""
-  whole, first = value.arrays[0].elements, user.operands[0] == value.name
-  if user.opcode in ("dynamic-slice", "slice", "gather") and first:
-    return user.arrays[0].elements
-  if user.opcode == "dynamic-update-slice" and first:
-    return 0  # it is updated in place
-  if user.opcode == "tuple":
-    return 0 if value.opcode == "parameter" else whole  # a parameter is handed on
-  if user.opcode == "fusion":
-    inner = module[user.called("calls")[0]]
-    parameters = (inner.parameters[number] for number, name in enumerate(user.operands) if name == value.name)
-    return sum(_needed(module, inner, each, known) for each in parameters)
-  same_shape = user.opcode in ("bitcast", "pad") or (user.arrays and user.arrays[0].dims == value.arrays[0].dims)
-  if user.opcode in _MIXING or not same_shape:
-    return whole
-  return min(whole, _needed(module, computation, user, known))
-
-
-def _written(
-  module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, results: Sequence[hlo.Array]
-) -> float:
-  """How much of a fusion's result, whose places are `results`, is new."""
-  if value.opcode == "tuple":
-    parts = [computation.instructions[name] for name in value.operands]
-    if all(len(part.arrays) == 1 for part in parts) and len(parts) == len(results):
-      return sum(_written(module, computation, part, [place]) for part, place in zip(parts, results, strict=True))
-  if all(array.space for array in results) or value.opcode == "parameter":
-    return 0.0
-  if value.opcode == "bitcast":
-    return _written(module, computation, computation.instructions[value.operands[0]], results)
-  if value.opcode == "dynamic-update-slice":
-    return sum(array.bytes for array in computation.instructions[value.operands[1]].arrays)
-  if value.opcode == "fusion":
-    inner = module[value.called("calls")[0]]
-    return _written(module, inner, inner.root, results)
-  return _main(results)
-
-
 # ---- What is kept for the backward pass ------------------------------------------------------------------------------
 
 
@@ -474,7 +377,7 @@ def _piled_up(module: hlo.Module, body: hlo.Computation) -> float:
     result = body.instructions[name]
     # What JAX transposes is the backward pass; the stacks that it fills are gradients.
     if len(result.arrays) == 1 and _updates(module, body, result):
-      total += _main(result.arrays)
+      total += hlo_traffic.in_main_memory(result.arrays)
   return total
 
 

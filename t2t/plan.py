@@ -85,6 +85,7 @@ def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None 
     "flops_per_token": flops / tokens,
     "executed_flops_per_step": None,
     "bytes_per_step": None,
+    "host_bytes_per_step": None,
     "collective_bytes": None,
     "seconds_at_peak": None,
     "predicted_step_seconds": None,
@@ -111,6 +112,7 @@ def _running(config: ConfigDict, mesh: jax.sharding.Mesh, compiled: compiled_ste
     "memory_per_chip": plan["memory_per_chip"] | {"activations": saved},
     "executed_flops_per_step": program.flops * mesh.size,
     "bytes_per_step": program.bytes,
+    "host_bytes_per_step": program.host_bytes,
     "collective_bytes": {
       kind: {roofline.name(axes): number for axes, number in by_axes.items()}
       for kind, by_axes in program.sent().items()
@@ -121,7 +123,12 @@ def _running(config: ConfigDict, mesh: jax.sharding.Mesh, compiled: compiled_ste
     return found
   times = roofline.times(program, chip, peak, mesh)
   return found | {
-    "seconds_at_peak": {"compute": times.compute, "memory": times.memory, "links": times.links},
+    "seconds_at_peak": {
+      "compute": times.compute,
+      "memory": times.memory,
+      "host": times.host,
+      "links": times.links,
+    },
     "exposed_seconds": times.exposed,
     "predicted_step_seconds": times.predicted,
     "predicted_mfu": plan["flops_per_step"] / times.predicted / (peak * mesh.size),
@@ -297,6 +304,8 @@ def _work(plan: Plan) -> list[str]:
   repeated = plan["executed_flops_per_step"] / plan["flops_per_step"]
   row("executed FLOPs", short(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted")
   row("memory traffic, a chip", short(plan["bytes_per_step"], "B"), "estimate")
+  if plan["host_bytes_per_step"]:
+    row("to and from the host", short(plan["host_bytes_per_step"], "B"), "a chip")
   if plan["uncounted_kernels"]:
     row("not counted", "", ", ".join(plan["uncounted_kernels"]))
   if plan["collective_bytes"]:
@@ -310,6 +319,8 @@ def _work(plan: Plan) -> list[str]:
   lines += ["", "time at the chip's published peaks"]
   row("compute", seconds(times["compute"]))
   row("memory", seconds(times["memory"]))
+  if times["host"]:
+    row("host", seconds(times["host"]))
   for axes, number in sorted(times["links"].items()):
     row(f"links, {axes}", seconds(number))
   lines += ["", "prediction (not a measurement; the rule is in t2t/roofline.py)"]
@@ -360,7 +371,13 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--tokens", type=float, help="says the hours and chip-hours of so many tokens")
   parser.add_argument("--price", type=float, help="of a chip-hour: says the cost of --tokens")
   parser.add_argument("--hlo", help="write the compiled program to this file")
-  parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+  parser.add_argument(
+    "--json",
+    action="store_true",
+    help="print one JSON object on the last line: parameters, memory_per_chip (bytes: arguments, temporaries, total,"
+    " capacity), fits, flops_per_step, collective_bytes (kind: axes: bytes that a chip sends), host_bytes_per_step,"
+    " predicted_step_seconds, predicted_mfu, tokens_per_second, and what else the report shows",
+  )
   return parser
 
 

@@ -1,10 +1,11 @@
 """From what a program computes and moves to how long a step may take: a prediction, by one simple rule.
 
-  step = max(work, memory, overlapped) + exposed
+  step = max(work, memory, host, overlapped) + exposed
 
 work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
   is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.
 memory: all bytes, copies that run ahead included, at that bandwidth.
+host: bytes between the device and its host's memory, which are on their way while other things are computed.
 overlapped: collectives that are started ahead of their use, axis after axis.
 exposed: all other collectives, during which a chip waits.
 
@@ -32,6 +33,7 @@ class Times:
   """Seconds of one step.
 
   compute, memory: FLOPs and bytes at the chip's published peaks.
+  host: bytes to and from the host at the published bandwidth of that way.
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
   overlapped, exposed: of `links`, by whether they run beside other work.
   predicted: see the rule above.
@@ -39,6 +41,7 @@ class Times:
 
   compute: float
   memory: float
+  host: float
   links: dict[str, float]
   overlapped: float
   exposed: float
@@ -72,7 +75,14 @@ def times(program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sh
     for each in program.operations
     if not each.overlaps
   )
-  predicted = max(work, program.bytes / stream, waiting[True]) + waiting[False]
+  host = program.host_bytes / chip.host_bandwidth
+  predicted = max(work, program.bytes / stream, host / BANDWIDTH_SHARE, waiting[True]) + waiting[False]
   return Times(
-    program.flops / peak, program.bytes / chip.hbm_bandwidth, links, waiting[True], waiting[False], predicted
+    compute=program.flops / peak,
+    memory=program.bytes / chip.hbm_bandwidth,
+    host=host,
+    links=links,
+    overlapped=waiting[True],
+    exposed=waiting[False],
+    predicted=predicted,
   )

@@ -132,6 +132,30 @@ def test_what_goes_from_slice_to_slice(transfer, kind, sent):
   assert found.collectives[0].overlaps
 
 
+def test_what_goes_to_the_host_and_comes_back():
+  """Slices of what lies there, and copies; of on-chip memory nothing does, and indices are not counted."""
+  far, near, chip = "f32[4,8]{1,0:S(5)}", "f32[1,8]{1,0}", "f32[1,8]{1,0:S(1)}"
+  found = analyse(
+    f"""
+    %far = {far} parameter(0)
+    %near = {near} parameter(1)
+    %i = s32[] parameter(2)
+    %u = (({far}, {near}, s32[], s32[]), {far}, u32[]{{:S(2)}}) dynamic-update-slice-start(%far, %near, %i, %i)
+    %done = {far} dynamic-update-slice-done(%u)
+    %s = (({far}, s32[], s32[]), {near}, u32[]{{:S(2)}}) dynamic-slice-start(%done, %i, %i)
+    %back = {near} dynamic-slice-done(%s)
+    %v = ({chip}, {near}, u32[]{{:S(2)}}) copy-start(%back)
+    %on_chip = {chip} copy-done(%v)
+    %c = (f32[1,8]{{1,0:S(5)}}, {near}, u32[]{{:S(2)}}) copy-start(%back)
+    ROOT %out = f32[1,8]{{1,0:S(5)}} copy-done(%c)
+    """
+  )
+  assert found.host_bytes == 3 * 32
+  # Each of the three, and the copy to the chip, reads or writes the device's memory once.
+  assert found.bytes == 4 * 32
+  assert all(operation.overlaps for operation in found.operations)
+
+
 def test_groups_in_an_unknown_form_are_an_error():
   """Taken for something else, they would give wrong numbers in silence."""
   with pytest.raises(UserError, match="not known"):

@@ -1,5 +1,6 @@
 """`t2t plan`: what it says of a step, here on eight CPU devices; tests/test_plan_tpu.py compiles for TPUs."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -196,17 +197,24 @@ def test_the_rule_of_the_prediction():
   )
   ahead = hlo_cost.Collective("all-gather", ("x",), 2, 100e9, True)
   waiting = hlo_cost.Collective("all-reduce", ("y",), 1, 50e9, False)
-  times = roofline.times(hlo_cost.Program(operations, (ahead, waiting), 0, 0, ()), chip, peak, mesh)
+  program = hlo_cost.Program(operations, (ahead, waiting), 0, 0, ())
+  times = roofline.times(program, chip, peak, mesh)
   assert times.compute == pytest.approx(2 * roofline.MATMUL_SHARE)
   assert times.memory == pytest.approx(1.5 * roofline.BANDWIDTH_SHARE)
   assert times.links == pytest.approx({"x": 2.0, "y": 0.5})
   assert times.predicted == pytest.approx(2 + 1 + 0.5)
+  # What waits in the host's memory has its own way there, beside everything else.
+  offload = hlo_cost.Operation("offload", 4, 0, 0, True, host_bytes=chip.host_bandwidth)
+  times = roofline.times(dataclasses.replace(program, operations=(*operations, offload)), chip, peak, mesh)
+  assert times.host == pytest.approx(4.0)
+  assert times.predicted == pytest.approx(4 / roofline.BANDWIDTH_SHARE + 0.5)
 
 
 def on_a_tpu(small: plan.Plan, **memory: float) -> plan.Plan:
   """A plan as it would be with a prediction."""
-  times = {"compute": 0.5, "memory": 0.25, "links": {"fsdp": 0.125, "fsdp+tensor": 1e-5}}
-  found = small | {"seconds_at_peak": times, "exposed_seconds": 0.1, "predicted_step_seconds": 0.75}
+  times = {"compute": 0.5, "memory": 0.25, "host": 0.1, "links": {"fsdp": 0.125, "fsdp+tensor": 1e-5}}
+  found = small | {"seconds_at_peak": times, "exposed_seconds": 0.1, "host_bytes_per_step": 1e9}
+  found |= {"predicted_step_seconds": 0.75}
   found |= {"predicted_mfu": 0.4, "tokens_per_second": small["tokens_per_step"] / 0.75, "device": "8 x TPU v5 lite"}
   found["memory_per_chip"] = small["memory_per_chip"] | memory
   found["fits"] = found["memory_per_chip"]["total"] <= found["memory_per_chip"]["capacity"]

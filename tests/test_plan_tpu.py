@@ -40,6 +40,18 @@ def test_several_slices():
   assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
 
 
+def test_what_is_offloaded_goes_to_the_host_and_back():
+  """As many bytes as layers keep otherwise, twice, at the pace of the way there."""
+  keep, offload = (
+    compiled("v5e", "t5_1_1_small", "--config.train.batch_size=32", f"--config.model.remat={remat}")
+    for remat in ("minimal", "offload")
+  )
+  assert keep["host_bytes_per_step"] == 0.0
+  assert offload["host_bytes_per_step"] == pytest.approx(2 * keep["memory_per_chip"]["activations"], rel=0.3)
+  assert offload["memory_per_chip"]["activations"] < 0.2 * keep["memory_per_chip"]["activations"]
+  assert offload["predicted_step_seconds"] > offload["seconds_at_peak"]["host"] > keep["predicted_step_seconds"]
+
+
 def test_a_step_over_several_slices():
   """Each chip sends its shard of the gradients to the other slice, and nothing else."""
   mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
