@@ -17,8 +17,10 @@ import threading
 import time
 
 import jax
+from ml_collections import ConfigDict
 
-from t2t import UserError
+from t2t import UserError, xla_flags
+from t2t.models import cpu
 
 _JOIN_SECONDS = 300
 _MISSING_SHOWN = 8
@@ -85,6 +87,22 @@ def find(options: argparse.Namespace) -> Place | None:
   if address is None or number is None or number < 2:
     return None
   return Place(address, number, index, None if devices is None else tuple(devices))
+
+
+def start(options: argparse.Namespace, config: ConfigDict) -> None:
+  """All that comes before JAX starts a backend, and would do nothing after it: memory, XLA's flags, the other hosts.
+
+  Args:
+    options: of a parser with `add_options`.
+    config: see configs/default.py.
+
+  Raises:
+    UserError: see `join`.
+  """
+  cpu.keep_freed_memory()
+  if config.train.xla_flags:
+    xla_flags.apply()
+  join(options)
 
 
 def join(options: argparse.Namespace) -> None:

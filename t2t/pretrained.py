@@ -15,8 +15,8 @@ from flax import nnx
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, checkpoint, command_line, hosts, sharding, xla_flags
-from t2t.models import cpu, transformer
+from t2t import UserError, checkpoint, command_line, hosts, sharding
+from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.optimizers import Params
 
@@ -126,17 +126,14 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
     argv: what the user typed.
 
   Raises:
-    UserError: an option is missing; or see `hosts.join`, `find` and `command_line.parse`.
+    UserError: an option is missing; or see `hosts.start`, `find` and `command_line.parse`.
   """
   hosts.add_options(parser)
   options, config = command_line.parse(parser, argv)
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
-  cpu.keep_freed_memory()
-  if config.train.xla_flags:
-    xla_flags.apply()
-  hosts.join(options)
+  hosts.start(options, config)
   source = find(options.checkpoint)
   return *command_line.parse(parser, argv, prepare=lambda config: adopt(config, source)), source
 

@@ -26,11 +26,10 @@ from t2t import (
   sharding,
   train_state,
   writers,
-  xla_flags,
 )
 from t2t import metrics as metrics_lib
 from t2t import report as reports
-from t2t.models import cpu, transformer
+from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
 
@@ -392,10 +391,7 @@ def main(argv: list[str]) -> None:
   options, config = command_line.parse(parser, argv)
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
-  cpu.keep_freed_memory()
-  if config.train.xla_flags:
-    xla_flags.apply()
-  hosts.join(options)
+  hosts.start(options, config)
   if config.init.inherit and config.init.checkpoint:
     # What is typed still has the last word over what the checkpoint says.
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
