@@ -218,13 +218,10 @@ class _Counter:
     kind = instruction.opcode.removesuffix("-start")
     groups = self._groups(instruction)
     held = [sum(array.bytes for array in each) for each in computation.operand_arrays(instruction)]
-    if kind == "collective-permute":
-      moves = any(source != target for source, target in groups)
-      sent = held[0] if moves else 0.0
-    else:
-      if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
-        kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
-      sent = _sent(kind, sum(held), len(groups[0]))
+    if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
+      kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
+    # Of a permute's operands the others are where its result goes.
+    sent = _sent(kind, held[0] if kind == "collective-permute" else sum(held), len(groups[0]))
     axes = varying_axes(groups, self._mesh_shape)
     if axes and sent:
       self._collectives.append(Collective(kind, axes, times, sent, overlaps))
@@ -234,7 +231,7 @@ class _Counter:
   ) -> None:
     held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
     kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # from one to one
-    sent = held if kind == "collective-permute" else _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
+    sent = _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
     self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, overlaps=True))
 
   def _groups(self, instruction: hlo.Instruction) -> list[tuple[int, ...]]:
@@ -282,6 +279,8 @@ class _Counter:
 
 def _sent(kind: str, held: float, size: int) -> float:
   """Bytes that one device of a group of `size` sends, of the bytes that it holds at first."""
+  if kind == "collective-permute":
+    return held
   total = held * (size if kind == "all-gather" else 1)
   return total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
 
