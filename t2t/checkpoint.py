@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import fcntl
+import math
 import os
 from typing import Any
-import uuid
 
 from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
-from t2t import UserError, optimizers
+from t2t import UserError, bucket, optimizers
 from t2t.optimizers import Params
 from t2t.train_state import TrainState
 
@@ -22,17 +22,15 @@ VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary th
 
 
 class StreamsHandler(ocp.AsyncCheckpointHandler):
-  """One file for each stream of the data, written by the hosts that read it."""
+  """One file for each stream of the data."""
 
   async def async_save(self, directory: epath.Path, args: "StreamsSave") -> list[ocp.future.Future]:
     """Writes in the background, as soon as the checkpoint's folder is there."""
 
     async def write():
       for name, content in args.streams.items():
-        # Hosts that share a stream write the same bytes: each renames a whole file into place.
-        part = directory / f"{name}.{uuid.uuid4().hex}"
-        part.write_bytes(content)
-        part.rename(directory / name)
+        # No part and no renaming: the folder itself is one that no reader takes before it is whole.
+        (directory / name).write_bytes(content)
 
     return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streams")]
 
@@ -42,14 +40,15 @@ class StreamsHandler(ocp.AsyncCheckpointHandler):
     raise TypeError("streams are saved by an asynchronous checkpointer")
 
   def restore(self, directory: epath.Path, args: "StreamsRestore") -> dict[str, bytes]:
-    """The content of each stream asked for."""
-    return {name: (directory / name).read_bytes() for name in args.names}
+    """The content of each stream asked for, and of what else is there of `args.others`."""
+    there = [name for name in args.others if (directory / name).exists()]
+    return {name: (directory / name).read_bytes() for name in (*args.names, *there)}
 
 
 @ocp.args.register_with_handler(StreamsHandler, for_save=True)
 @dataclasses.dataclass
 class StreamsSave(ocp.args.CheckpointArgs):
-  """Position of each stream that this host reads, by name."""
+  """Position of each stream that this host is to write, by name; no other host writes it."""
 
   streams: dict[str, bytes]
 
@@ -57,9 +56,10 @@ class StreamsSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(StreamsHandler, for_restore=True)
 @dataclasses.dataclass
 class StreamsRestore(ocp.args.CheckpointArgs):
-  """The streams that this host will read."""
+  """The streams that this host will read, and what else was saved beside them if there was need."""
 
   names: tuple[str, ...]
+  others: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -94,9 +94,9 @@ def absolute(path: str) -> epath.Path:
 
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
-  """The best step by each metric, the earliest of several that are as good.
+  """The best step by each metric, the earliest of several that are as good; what is no number is never the best.
 
-  In:  {10: {"loss": 2.0, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0}, 30: None}
+  In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   Out: {"loss": 20, "cb/f1": 10}
 
   Args:
@@ -105,6 +105,8 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
   best: dict[str, int] = {}
   for step, values in sorted(metrics.items()):
     for name, value in (values or {}).items():
+      if math.isnan(value):
+        continue
       sign = -1 if name == "loss" else 1
       if name not in best or sign * value > sign * metrics[best[name]][name]:
         best[name] = step
@@ -153,10 +155,6 @@ class Checkpoints:
     """What each step that is kept was measured at; None where nothing was."""
     return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}
 
-  def preempted(self, step: int) -> bool:
-    """Whether the cloud has announced that it will take this machine; the same answer on every host."""
-    return self._manager.reached_preemption(step)
-
   def save(
     self,
     step: int,
@@ -171,12 +169,14 @@ class Checkpoints:
     Args:
       step: of `state`.
       state: may be donated to the next step at once.
-      streams: position of each of this host's streams.
+      streams: position of each stream that this host is to write: one host for each (see `streams.writers`).
       config: JSON-serialisable; the number of streams is part of it.
       metrics: "loss" on held-out text and whatever else was measured at this step; None: nothing was.
     """
     args = ocp.args.Composite(
-      state=ocp.args.StandardSave(state), streams=StreamsSave(streams), config=ocp.args.JsonSave(config)
+      state=ocp.args.StandardSave(jax.tree.map(_apart, state)),
+      streams=StreamsSave(streams),
+      config=ocp.args.JsonSave(config),
     )
     self._manager.save(step, args=args, metrics=metrics, force=True)
 
@@ -185,16 +185,16 @@ class Checkpoints:
     return self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
 
   def restore(
-    self, step: int, abstract: TrainState, stream_names: tuple[str, ...]
+    self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
   ) -> tuple[TrainState, dict[str, bytes]]:
-    """The state, each array directly in its shards, and the streams.
+    """The state, each array directly in its shards, and the streams; of `others` those that were saved beside them.
 
     Raises:
       UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.
     """
     path = self.directory / str(step)
     _check_shapes(path, _shapes(self._manager.item_metadata(step).state), _shapes(abstract))
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), streams=StreamsRestore(stream_names))
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), streams=StreamsRestore(stream_names, others))
     restored = self._manager.restore(step, args=args)
     return restored.state, restored.streams
 
@@ -206,6 +206,18 @@ class Checkpoints:
     """Waits until everything is written, and ends the background threads."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _apart(x: jax.Array) -> jax.Array:
+  """The array, or of one that waits in the host's memory a copy, which no later step can be given the memory of.
+
+  Orbax (`replica_slices.transfer_arrays_to_host`) holds np.asarray of each shard when `save` returns.  Of a device's
+  memory that is a copy; of the host's it is a view, which is read in the background while the next step, to which the
+  state is donated, writes.  XLA's CPU backend refuses the donation as long as there is a view; no one says that all do.
+  """
+  if x.sharding.memory_kind != "pinned_host":
+    return x
+  return jax.device_put(x, x.sharding, may_alias=False)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -229,7 +241,7 @@ def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected:
 
 
 def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
-  """The folder of one checkpoint: `path` itself, or the last of the workdir `path`.
+  """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
 
   Args:
     path: local or gs://.
@@ -238,18 +250,33 @@ def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
   Raises:
     UserError: there is none; says what was looked for.
   """
+  bucket.check(path, where=where)
   root = absolute(path)
   if (root / "state").exists():
+    if not ocp.path.step.is_path_finalized(root):
+      raise UserError(f"{where}{path}: {_UNFINISHED}")
     return root
+  unfinished = []
   for folder in (root / "checkpoints", root):
-    steps = [child for child in folder.iterdir() if child.name.isdigit()] if folder.exists() else []
-    if steps:
-      return max(steps, key=lambda child: int(child.name))
+    steps = sorted(int(name) for name in bucket.names(folder, where=where.strip(" =")) if name.isdigit())
+    for step in reversed(steps):
+      child = folder / str(step)
+      if ocp.path.step.is_path_finalized(child) and (child / "state").exists():
+        return child
+      unfinished.append(child)
+  if unfinished:
+    raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
   raise UserError(
     f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
     f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"
     " checkpoint"
   )
+
+
+_UNFINISHED = (
+  "was not saved to its end (in a bucket commit_success.txt is written last); give another step, or, if it was copied"
+  " whole from a disk, put an empty file of that name into the folder of the step"
+)
 
 
 def read_config(path: epath.Path) -> dict:

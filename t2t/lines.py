@@ -11,9 +11,7 @@ import pathlib
 import sys
 from typing import Any
 
-from etils import epath
-
-from t2t import UserError
+from t2t import UserError, bucket
 
 PIPE = "-"  # standard input, or standard output
 
@@ -90,10 +88,10 @@ def _open(path: str) -> Iterator[io.IOBase]:
   if path == PIPE:
     yield sys.stdin.buffer
     return
-  if "://" not in path and not os.path.exists(os.path.expanduser(path)):
+  if not bucket.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
     raise UserError(f"{place(path)}: no such file")
   try:
-    with epath.Path(path).expanduser().open("rb") as file:
+    with bucket.open(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
       yield file
   except OSError as error:
     raise UserError(f"{place(path)}: cannot be read ({error.strerror or error})") from error
@@ -259,9 +257,9 @@ class Output:
         " give another --output, or delete it to start anew"
       ) from None
     differences = [
-      f"--{name} {value}, it was {before.get(name)}"
-      for name, value in self._run.items()
-      if name != "input" and before.get(name) != value  # its lines themselves are compared
+      f"--{name} {self._run.get(name)}, it was {before.get(name)}"
+      for name in self._run | before
+      if name != "input" and before.get(name) != self._run.get(name)  # its lines themselves are compared
     ]
     if differences:
       raise UserError(

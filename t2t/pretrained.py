@@ -15,7 +15,7 @@ from flax import nnx
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, checkpoint, command_line, hosts, sharding
+from t2t import UserError, bucket, checkpoint, command_line, hosts, sharding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.optimizers import Params
@@ -72,6 +72,7 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
   """
   from t2t import convert
 
+  bucket.check(path, where=where)
   if convert.kind_of(path) != "t2t":
     return _foreign(convert.open(path, where=where))
   folder = checkpoint.find(path, where=where)
@@ -133,6 +134,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Na
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
+    bucket.check(getattr(options, name), where=f"--{name} ")
   hosts.start(options, config)
   source = find(options.checkpoint)
   return *command_line.parse(parser, argv, prepare=lambda config: adopt(config, source)), source
@@ -156,6 +158,28 @@ def vocabulary(source: Source):
       " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
     )
   return pipeline.vocabulary(data)
+
+
+def ends_prompts(source: Source) -> tuple[bool | None, str]:
+  """Whether a decoder alone was trained with EOS behind what it is given, and what says so; None: nothing does.
+
+  Pre-training objectives end the inputs, and so do prefix_lm's; behind those of text-to-text tasks, and in text that is
+  simply continued, the next token follows at once.
+  """
+  from t2t.data import objectives, selection
+
+  data = source.run["data"]
+  if data.get("files"):
+    return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
+  mixture = data.get("mixture", "")
+  if not mixture:
+    return None, "its checkpoint does not say what it was trained on"
+  try:
+    found = selection.find(mixture, modules=data["task_modules"])
+  except UserError as error:
+    return None, str(error)
+  ends = selection.ends_inputs(found, "decoder_only")
+  return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
 
 
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:

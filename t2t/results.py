@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from etils import epath
+import jax
 import numpy as np
 import rich.box
 import rich.console
@@ -160,14 +161,15 @@ def print_table(
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
-  """A line on standard error that says how far `Evaluation.run` is; gives its `on_batch`."""
+  """A line on standard error that says how far `Evaluation.run` is, of one process; gives its `on_batch`."""
   columns = (
     rich.progress.TextColumn("{task.description}"),
     rich.progress.BarColumn(),
     rich.progress.TextColumn("{task.completed:,.0f}/{task.total:,} examples, {task.fields[speed]}"),
     rich.progress.TimeRemainingColumn(),
   )
-  with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True), transient=True) as bar:
+  console, others = rich.console.Console(stderr=True), jax.process_index() != 0
+  with rich.progress.Progress(*columns, console=console, transient=True, disable=others) as bar:
     line = bar.add_task("compiling", total=total, speed="")
     start, tokens = time.monotonic(), 0
 

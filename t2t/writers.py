@@ -1,8 +1,12 @@
 """Where metrics go: a progress line on the terminal, metrics.jsonl, TensorBoard events, a loss curve as a picture."""
 
 from collections.abc import Mapping
+import concurrent.futures
+import contextlib
 import io
 import json
+import os
+import socket
 import sys
 import textwrap
 import time
@@ -11,6 +15,8 @@ from etils import epath
 import numpy as np
 import rich.console
 import rich.progress
+
+from t2t import UserError, bucket, logs, records
 
 
 def duration(seconds: float) -> str:
@@ -80,75 +86,151 @@ class ProgressLine:
       self._progress.stop()
 
 
-class MetricsFile:
-  """metrics.jsonl: one JSON object a line, {"step": ..., "train/loss": ...}; a resumed run appends."""
+def _row(line: bytes) -> dict | None:
+  """The object on a line of metrics.jsonl; None if it is torn, or none of ours."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
-  def __init__(self, path: epath.Path):
-    self._path = path
-    self._remote = "://" in str(path)
-    # A bucket cannot append: there the file is written anew, with what it held.
-    self._lines = path.read_text().splitlines() if self._remote and path.exists() else []
-    self._pending: list[str] = []
 
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Adds a line; it reaches the disk with `flush`."""
-    self._pending.append(json.dumps({"step": step, **values}))
-
-  def flush(self) -> None:
-    """Brings what was added to the disk."""
-    if not self._pending:
-      return
-    if self._remote:
-      self._lines += self._pending
-      self._path.write_text("\n".join(self._lines) + "\n")
-    else:
-      with open(self._path, "a") as file:
-        file.write("\n".join(self._pending) + "\n")
-    self._pending = []
+def _rows(content: bytes) -> list[tuple[bytes, dict]]:
+  """Each good line and its object."""
+  pairs = ((line, _row(line)) for line in content.splitlines())
+  return [(line, row) for line, row in pairs if row is not None]
 
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
-  """Step -> value of one metric in a metrics.jsonl; of a step that was done twice, the later."""
-  values = {}
-  for line in path.read_text().splitlines() if path.exists() else []:
-    try:
-      record = json.loads(line)
-    except json.JSONDecodeError:
-      continue  # a line that was being written when the run was killed
-    if name in record:
-      values[record["step"]] = record[name]
-  return values
+  """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
+  content = logs.read(path)
+  return {row["step"]: row[name] for _, row in _rows(content) if name in row}
+
+
+_BINARY = "application/octet-stream"
+
+
+# What a checkpoint calls the metrics that could not be written before it was saved.
+_UNWRITTEN_ROWS, _UNWRITTEN_EVENTS = UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events")
 
 
 class Writer:
-  """metrics.jsonl and TensorBoard events in one call; only the first host writes."""
+  """metrics.jsonl and TensorBoard's events, brought to the disk in the background; only the first host writes.
 
-  def __init__(self, workdir: epath.Path):
-    # tensorboardX writes the same event files as TensorBoard's own writer, which would import TensorFlow.
-    import tensorboardX
+  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}.  Every few seconds what is new is
+  written behind what is there, also in a bucket (see `bucket.Object`), where both can be read at any time.  What cannot
+  be written waits in memory, and training goes on.
 
-    self._file = MetricsFile(workdir / "metrics.jsonl")
-    self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), flush_secs=30)
-    self._flushed = time.monotonic()
+  Each step is there once, whatever was killed: `flush` is called before a checkpoint is saved, so that all steps up to
+  it are on the disk, or, where they could not be written, in the checkpoint; and a run that goes on from it takes away
+  what came after.
+  """
+
+  def __init__(self, workdir: epath.Path, *, start: int = 0, unwritten: Mapping[str, bytes] | None = None):
+    """Opens the files of a workdir.
+
+    Args:
+      workdir: local or gs://.
+      start: the step that training goes on from; what stands there of later ones is taken away.
+      unwritten: what `flush` returned before that step was saved; what of it does not stand there is written now.
+
+    Raises:
+      UserError: what stands there cannot be read or cut.
+    """
+    # The records of TensorBoard's own writer, which would import TensorFlow.
+    from tensorboardX.proto import event_pb2
+
+    self._event = event_pb2.Event
+    self._every_seconds = 30.0 if bucket.is_remote(workdir) else 5.0
+    self._start = start
+    self._rows: set[tuple[int, frozenset[str]]] = set()  # steps, and names of their metrics, that stand there
+    self._recorded: set[tuple[int, frozenset[str]]] = set()  # of the events likewise
+    folder = workdir / "tensorboard"
+    try:
+      self._lines = logs.Log(workdir / "metrics.jsonl", keep=self._kept_rows)
+      for name in bucket.names(folder, where="--workdir"):
+        if "tfevents" in name:
+          logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
+      # Processes that start within a second have different numbers.
+      name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+      self._events = logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
+    except OSError as error:
+      raise UserError(f"--workdir {workdir}: what was measured before cannot be read or cut ({error})") from error
+    self._events.add(
+      records.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    )
+    self._add_unwritten(unwritten or {})
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    self._bringing = self._thread.submit(lambda: None)
+    self._brought = time.monotonic()
+    self._failing: set[epath.Path] = set()
+
+  def _kept_rows(self, content: bytes) -> bytes:
+    # By step and names: of what an earlier version has written twice, the later.
+    kept = {(row["step"], frozenset(row)): line for line, row in _rows(content) if row["step"] <= self._start}
+    self._rows = set(kept)
+    return b"".join(line + b"\n" for line in kept.values())
+
+  def _kept_events(self, content: bytes) -> bytes:
+    kept = []
+    with contextlib.suppress(ValueError):  # a record that was being written, the last of its file
+      for record in records.read(io.BytesIO(content)):
+        event = self._event.FromString(record)
+        if event.step <= self._start:
+          kept.append(records.frame(record))
+          self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
+    return b"".join(kept)
+
+  def _add_unwritten(self, unwritten: Mapping[str, bytes]) -> None:
+    for line, row in _rows(unwritten.get(_UNWRITTEN_ROWS, b"")):
+      if (row["step"], frozenset(row)) not in self._rows:
+        self._lines.add(line + b"\n")
+    with contextlib.suppress(ValueError):  # it may begin within a record of which a part was written
+      for record in records.read(io.BytesIO(unwritten.get(_UNWRITTEN_EVENTS, b""))):
+        event = self._event.FromString(record)
+        names = frozenset(value.tag for value in event.summary.value)
+        if names and (event.step, names) not in self._recorded:
+          self._events.add(records.frame(record))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Records scalars under names such as "train/loss"."""
-    self._file.write(step, values)
+    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays."""
+    row = {"step": step, **values}
+    if step == self._start and (step, frozenset(row)) in self._rows:
+      return  # a run that had ended is evaluated again
+    self._lines.add(json.dumps(row).encode() + b"\n")
+    event = self._event(wall_time=time.time(), step=step)
     for name, value in values.items():
-      self._events.add_scalar(name, value, step)
-    if time.monotonic() - self._flushed > 5.0:
-      self.flush()
+      event.summary.value.add(tag=name, simple_value=value)
+    self._events.add(records.frame(event.SerializeToString()))
+    if time.monotonic() - self._brought > self._every_seconds and self._bringing.done():
+      self._brought = time.monotonic()
+      self._bringing = self._thread.submit(self._bring)
 
-  def flush(self) -> None:
-    """Brings everything to the disk."""
-    self._file.flush()
-    self._events.flush()
-    self._flushed = time.monotonic()
+  def _bring(self) -> None:
+    for log in (self._lines, self._events):
+      try:
+        log.bring()
+        self._failing.discard(log.path)
+      except Exception as error:  # whatever it is: the numbers are kept, and training goes on
+        if log.path not in self._failing:
+          print(f"{log.path}: cannot be written ({error}); what it lacks is kept and written later", file=sys.stderr)
+        self._failing.add(log.path)
+
+  def flush(self) -> dict[str, bytes]:
+    """Returns when everything is written, or cannot be for now: then what is not, by name, to be saved elsewhere."""
+    self._thread.submit(self._bring).result()
+    waiting = {_UNWRITTEN_ROWS: self._lines.waiting, _UNWRITTEN_EVENTS: self._events.waiting}
+    return {name: content for name, content in waiting.items() if content}
 
   def close(self) -> None:
     """Flushes and closes."""
     self.flush()
-    self._events.close()
+    self._thread.shutdown()
+    for log in (self._lines, self._events):
+      if log.waiting:
+        print(f"{log.path}: could not be written to its end; {len(log.waiting)} bytes are lost", file=sys.stderr)
+      with contextlib.suppress(OSError):
+        log.close()
 
 
 def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epath.Path:

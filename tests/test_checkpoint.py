@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import signal
 import subprocess
@@ -116,6 +117,16 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   assert checkpoint.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
+def test_what_is_no_number_is_never_the_best(tmp_path):
+  """The docstring's example; a loss that was not a number gives way to the first that is one, on disk as well."""
+  nan = float("nan")
+  measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
+  assert checkpoint.best_steps(measured) == {"loss": 20, "cb/f1": 10}
+  assert checkpoint.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
+  save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
+  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4]
+
+
 def test_nothing_saved_is_nothing_found(tmp_path):
   """A fresh workdir has neither a last step nor a best."""
   checkpoints = reopened(tmp_path)
@@ -134,6 +145,26 @@ def test_state_may_be_donated_while_it_is_saved(tmp_path):
   restored, _ = checkpoints.restore(3, abstract(make_state()), ())
   checkpoints.close()
   assert_same(restored, make_state(value=3.0))
+
+
+def test_what_waits_in_the_hosts_memory_is_copied(tmp_path):
+  """Its memory goes to the next step at once, which a view of it, as Orbax would hold it, prevents."""
+  checkpoints = reopened(tmp_path)
+  make = lambda: make_state(value=3.0, width=1 << 18)  # takes longer to write than the next step
+  on_host = lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+  state = make()
+  state = dataclasses.replace(state, opt_state=jax.tree.map(on_host, state.opt_state))
+  placed = jax.tree.map(lambda x: x.sharding, state)
+  next_step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0, out_shardings=placed)
+  next_step = next_step.lower(state).compile()
+  checkpoints.save(3, state, STREAMS, CONFIG, metrics=None)
+  jax.block_until_ready(next_step(state))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state.opt_state))
+  checkpoints.wait()
+  expected = make()
+  restored, _ = checkpoints.restore(3, abstract(expected), ())
+  checkpoints.close()
+  assert_same(restored, expected)
 
 
 def test_other_shapes_are_refused(tmp_path):

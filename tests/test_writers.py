@@ -1,12 +1,12 @@
 import json
-import struct
 
 from etils import epath
 from hypothesis import example, given, strategies
 import pytest
+import tensorboardX
 from tensorboardX.proto import event_pb2
 
-from t2t import writers
+from t2t import logs, records, writers
 
 
 @pytest.mark.parametrize(
@@ -58,46 +58,120 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
   assert lines[1] == "step 35/100  loss 4.000  1.23k tokens/s  1:05 left"
 
 
-def test_metrics_file_appends(tmp_path):
-  """Lines reach the disk with flush, and a resumed run writes behind what is there."""
-  path = epath.Path(tmp_path / "metrics.jsonl")
-  file = writers.MetricsFile(path)
-  file.write(1, {"train/loss": 2.5})
-  assert not path.exists()
-  file.flush()
-  file.flush()
-  resumed = writers.MetricsFile(path)
-  resumed.write(2, {"train/loss": 2.25})
-  resumed.flush()
-  assert [json.loads(line) for line in path.read_text().splitlines()] == [
-    {"step": 1, "train/loss": 2.5},
-    {"step": 2, "train/loss": 2.25},
-  ]
-
-
-def test_read_metrics_survives_a_killed_run(tmp_path):
-  """Of a step that was done twice the later counts; a half-written line does not."""
+def test_read_metrics_passes_over_what_is_no_row(tmp_path):
+  """A line that was being written when the run was killed, and whatever else has got into the file."""
   path = epath.Path(tmp_path / "metrics.jsonl")
   assert writers.read_metrics(path, "a") == {}
-  path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 2, "a"\n{"step": 2, "a": 3.0, "b": 4.0}\n')
+  broken = [b'{"step": 2, "a"', b"7", b'{"a": 1.0}', b'{"step": "2", "a": 1.0}', b"\xff\x00", b"[" * 100_000, b""]
+  path.write_bytes(b"\n".join([b'{"step": 1, "a": 1.0}', *broken, b'{"step": 2, "a": 3.0, "b": 4.0}']))
   assert writers.read_metrics(path, "a") == {1: 1.0, 2: 3.0}
   assert writers.read_metrics(path, "b") == {2: 4.0}
 
 
-def test_writer_makes_tensorboard_events(tmp_path):
-  """The scalars are in the event file as TensorBoard reads it, and in metrics.jsonl."""
+def rows(workdir):
+  return [tuple(json.loads(line).items()) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(workdir):
+  """(step, name, value) of each scalar in the event files, as TensorBoard reads them."""
+  found = []
+  for path in sorted((workdir / "tensorboard").iterdir()):
+    with path.open("rb") as file:
+      for record in records.read(file):
+        event = event_pb2.Event.FromString(record)
+        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+  return found
+
+
+def test_writer_makes_rows_and_tensorboard_events(tmp_path):
+  """What is written is in the files after `flush`, also while the run goes on."""
   writer = writers.Writer(epath.Path(tmp_path))
-  writer.write(7, {"train/loss": 2.5, "train/accuracy": 0.25})
+  for step in (7, 8):
+    writer.write(step, {"train/loss": 2.5, "train/accuracy": 0.25})
+    writer.flush()
+    expected = [
+      (n, name, value) for n in range(7, step + 1) for name, value in (("train/loss", 2.5), ("train/accuracy", 0.25))
+    ]
+    assert events(tmp_path) == expected
+    assert [row[0] for row in rows(tmp_path)] == [("step", n) for n in range(7, step + 1)]
   writer.close()
+  assert rows(tmp_path)[0] == (("step", 7), ("train/loss", 2.5), ("train/accuracy", 0.25))
+
+
+def test_event_files_are_those_of_tensorboards_own_writer(tmp_path):
+  """The same scalars through tensorboardX, whose framing and checksums are not ours."""
+  with tensorboardX.SummaryWriter(str(tmp_path / "tensorboard")) as writer:
+    writer.add_scalar("a/b", 0.5, 3)
+  assert events(tmp_path) == [(3, "a/b", 0.5)]
   (path,) = (tmp_path / "tensorboard").iterdir()
-  content, found = path.read_bytes(), {}
-  while content:
-    (length,) = struct.unpack("<Q", content[:8])  # length, its checksum, data, its checksum
-    event = event_pb2.Event.FromString(content[12 : 12 + length])
-    found |= {(event.step, value.tag): value.simple_value for value in event.summary.value}
-    content = content[16 + length :]
-  assert found == {(7, "train/loss"): 2.5, (7, "train/accuracy"): 0.25}
-  assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 7, "train/loss": 2.5, "train/accuracy": 0.25}
+  with path.open("rb") as file:
+    assert b"".join(map(records.frame, records.read(file))) == path.read_bytes()
+
+
+def test_a_run_that_goes_on_has_each_step_once(tmp_path):
+  """Killed after step 5 with a torn line and a torn event, resumed at 3, evaluated again at the end."""
+  first = writers.Writer(epath.Path(tmp_path))
+  for step in range(1, 6):
+    first.write(step, {"train/loss": float(step)})
+  first.write(3, {"eval/loss": 30.0})
+  first.flush()  # and then it is killed
+  for path in (tmp_path / "metrics.jsonl", *(tmp_path / "tensorboard").iterdir()):
+    with path.open("ab") as file:
+      file.write(b'{"step": 6')
+  second = writers.Writer(epath.Path(tmp_path), start=3)
+  second.write(3, {"eval/loss": 30.0})
+  for step in (4, 5):
+    second.write(step, {"train/loss": float(10 * step)})
+  second.close()
+  expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
+  assert [(step, value) for (_, step), (name, value) in rows(tmp_path) if name == "train/loss"] == expected
+  assert [(step, value) for step, name, value in events(tmp_path) if name == "train/loss"] == expected
+  assert [(step, value) for (_, step), (name, value) in rows(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
+  assert [(step, value) for step, name, value in events(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):
+  """Half of a write may have been made; the next goes on where it came to, and training never notices."""
+  writer = writers.Writer(epath.Path(tmp_path))
+  writer.write(1, {"train/loss": 1.0})
+  writer.flush()
+  append = logs._Disk.append
+
+  def full(disk, content):
+    append(disk, content[: len(content) // 2])
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(logs._Disk, "append", full)
+  for step in (2, 3):
+    writer.write(step, {"train/loss": float(step)})
+    writer.flush()
+  monkeypatch.setattr(logs._Disk, "append", append)
+  writer.write(4, {"train/loss": 4.0})
+  writer.close()
+  assert [(step, value) for (_, step), (_, value) in rows(tmp_path)] == [(n, float(n)) for n in range(1, 5)]
+  assert events(tmp_path) == [(n, "train/loss", float(n)) for n in range(1, 5)]
+  assert capsys.readouterr().err.count("metrics.jsonl: cannot be written ([Errno 28] No space left on device)") == 1
+
+
+def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatch):
+  """Killed while the disk was full: the run that goes on writes what the checkpoint has of it, and nothing twice."""
+  first = writers.Writer(epath.Path(tmp_path))
+  first.write(1, {"train/loss": 1.0})
+  assert first.flush() == {}
+  append = logs._Disk.append
+  monkeypatch.setattr(logs._Disk, "append", lambda disk, content: append(disk, content[:9]) or 1 / 0)
+  for step in (2, 3):
+    first.write(step, {"train/loss": float(step)})
+  unwritten = first.flush()  # and then it is killed
+  assert set(unwritten) == set(writers.UNWRITTEN)
+  monkeypatch.setattr(logs._Disk, "append", append)
+  for _ in range(2):  # the second time it is killed before another checkpoint
+    second = writers.Writer(epath.Path(tmp_path), start=3, unwritten=unwritten)
+    second.write(4, {"train/loss": 4.0})
+    second.close()
+  expected = [(n, float(n)) for n in range(1, 5)]
+  assert [(step, value) for (_, step), (_, value) in rows(tmp_path)] == expected
+  assert sorted((step, value) for step, _, value in events(tmp_path)) == expected
 
 
 def test_loss_curve_is_a_picture(tmp_path):

@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 import jax
 
-from t2t import UserError, checkpoint, convert, did_you_mean
+from t2t import UserError, bucket, checkpoint, convert, did_you_mean
 from t2t.convert import gin, huggingface, output, settings, t5x, tensors, vocabulary_files, workdir
 
 # What --from names -> what it is called in a message.
@@ -181,6 +181,7 @@ def _kind(path: str, given: str) -> str:
   Raises:
     UserError: there is none, or one of another kind than `given`.
   """
+  bucket.check(path, where="")
   folder = checkpoint.absolute(path)
   if not folder.exists():
     raise UserError(f"{path}: no such file or folder")
@@ -213,6 +214,7 @@ def _job(options: argparse.Namespace) -> Job:
     missing = "the folder to write is" if options.paths else "the checkpoint and the folder to write are"
     raise UserError(f"{missing} missing; see `t2t convert --help`")
   source, out = options.paths
+  bucket.check(out, where="")
   if options.target == "t5x":
     raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf or t2t")
   if options.extra_ids is not None and not options.vocabulary:

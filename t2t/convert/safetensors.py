@@ -9,6 +9,7 @@ Source: https://github.com/huggingface/safetensors, "Format".
 """
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import dataclasses
 import json
 import math
@@ -129,7 +130,10 @@ class Writer:
     text = json.dumps(header).encode()
     # Spaces, so that the tensors begin at a multiple of their own size.
     text += b" " * (-len(text) % _ALIGNMENT)
-    self._file: BinaryIO = path.open("wb")
+    self._remote = "://" in str(path)  # where what is written must be bytes
+    # Of a bucket `open` gives what is to be entered, and not yet a file.
+    self._closing = contextlib.ExitStack()
+    self._file: BinaryIO = self._closing.enter_context(path.open("wb"))
     self._file.write(len(text).to_bytes(8, "little") + text)
 
   def write(self, name: str, value: np.ndarray) -> int:
@@ -138,14 +142,14 @@ class Writer:
     if name != expected or value.shape != tuple(shape):
       raise ValueError(f"{expected} {shape} comes next, not {name} {value.shape}")
     content = np.ascontiguousarray(value, self._dtype)
-    self._file.write(content.reshape(-1).view(np.uint8).data)
+    self._file.write(content.tobytes() if self._remote else content.reshape(-1).view(np.uint8).data)
     return content.nbytes
 
   def __enter__(self) -> "Writer":
     return self
 
   def __exit__(self, *error) -> None:
-    self._file.close()
+    self._closing.close()
 
 
 def shards(sizes: Iterable[tuple[str, int]], max_bytes: int) -> list[list[str]]:

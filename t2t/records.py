@@ -1,0 +1,45 @@
+"""TFRecord, the framing of data files and of TensorBoard's events, without TensorFlow.
+
+A record is a uint64 length, the length's checksum, the data, the data's checksum; all little-endian, the checksums
+CRC-32C, rotated and shifted by a constant.
+
+Source: tensorflow/core/lib/io/record_writer.h.
+"""
+
+from collections.abc import Iterator
+import struct
+from typing import BinaryIO
+
+import google_crc32c
+
+
+def frame(data: bytes) -> bytes:
+  """`data` as a record."""
+  length = struct.pack("<Q", len(data))
+  return b"".join((length, _checksum(length), data, _checksum(data)))
+
+
+def read(file: BinaryIO) -> Iterator[bytes]:
+  """The data of each record in order.
+
+  Args:
+    file: at the first record.
+
+  Raises:
+    ValueError: the file ends within a record, or a checksum is not that of the bytes.
+  """
+  while header := file.read(12):
+    if len(header) < 12 or header[8:] != _checksum(header[:8]):
+      raise ValueError("the file ends within a record" if len(header) < 12 else "a length's checksum is wrong")
+    (length,) = struct.unpack("<Q", header[:8])
+    data, checksum = file.read(length), file.read(4)
+    if len(data) < length or len(checksum) < 4:
+      raise ValueError("the file ends within a record")
+    if checksum != _checksum(data):
+      raise ValueError("a record's checksum is wrong")
+    yield data
+
+
+def _checksum(data: bytes) -> bytes:
+  crc = google_crc32c.value(data)
+  return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,319 @@
+"""Every command on gs://, against an emulator on this machine, through the clients that a user has, with faults."""
+
+import collections
+import dataclasses
+import gzip
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from etils import epath
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from tensorboardX.proto import event_pb2
+import tensorflow as tf
+
+from t2t import UserError, bucket, checkpoint, records, writers
+from t2t import __main__ as command
+from t2t import lines as read_lines
+from t2t.data import scan, text_files, vocabulary_training
+
+pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
+import fake_gcs  # noqa: E402
+from fake_gcs import Fault  # noqa: E402
+import test_offline_cache  # noqa: E402
+
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs".split()  # noqa: SIM905
+
+
+def documents(number: int) -> list[str]:
+  random = np.random.default_rng(0)
+  return [" ".join(random.choice(WORDS, size=60)) for _ in range(number)]
+
+
+def tfrecords(texts) -> bytes:
+  feature = lambda text: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+  example = lambda text: tf.train.Example(features=tf.train.Features(feature={"text": feature(text)}))
+  return b"".join(records.frame(example(text).SerializeToString()) for text in texts)
+
+
+def parquet(texts) -> bytes:
+  content = io.BytesIO()
+  pa.parquet.write_table(pa.table({"text": list(texts)}), content, row_group_size=7)
+  return content.getvalue()
+
+
+def lines(texts) -> bytes:
+  return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory):
+  """A bucket with a text in each format and a vocabulary; every client in this process and its children goes there."""
+  folder = tmp_path_factory.mktemp("gcs")
+  texts = documents(160)
+  formats = {
+    "a.jsonl.gz": lambda part: gzip.compress(lines(part)),
+    "b.txt": lambda part: "\n".join(part).encode(),
+    "c.parquet": parquet,
+    "d.tfrecord-00000-of-00001": tfrecords,
+  }
+  with fake_gcs.Gcs(folder) as gcs, pytest.MonkeyPatch.context() as patch:
+    for name, value in gcs.environment().items():
+      patch.setenv(name, value)
+    patch.setenv("T2T_CACHE_DIR", str(folder / "cache"))
+    for number, (name, content) in enumerate(formats.items()):
+      gcs.write(f"text/{name}", content(texts[number::4]))
+    gcs.write("held_out/text.jsonl", lines(documents(200)[160:]))
+    model = vocabulary_training.train_sentencepiece(texts, size=40, output_dir=folder / "v", character_coverage=1.0)
+    gcs.write("vocabulary/spiece.model", pathlib.Path(model).read_bytes())
+    bucket._client.cache_clear()
+    yield gcs
+    bucket._client.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def no_faults(gcs):
+  yield
+  gcs.faults.clear()
+
+
+MODEL = (
+  "--config=t5_1_1_small",
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.model.num_encoder_layers=1",
+  "--config.model.num_decoder_layers=1",
+  "--config.model.dtype=float32",
+)
+
+
+def train(workdir: str, *options: str) -> list[str]:
+  data = (
+    "--config.data.files=gs://bucket/text/*",
+    "--config.data.eval_files=gs://bucket/held_out/*.jsonl",
+    "--config.data.vocabulary=gs://bucket/vocabulary/spiece.model",
+    "--config.data.inputs_length=48",
+    "--config.data.targets_length=24",
+    "--config.data.num_streams=1",
+  )
+  run = (
+    "--config.train.batch_size=8",
+    "--config.train.steps=6",
+    "--config.eval.batches=1",
+    "--config.eval.every=3",
+    "--config.eval.examples=0",
+    "--config.checkpoint.every=2",
+  )
+  return ["train", *MODEL, *data, *run, "--workdir", f"gs://bucket/{workdir}", *options]
+
+
+def rows(gcs, workdir: str) -> list[dict]:
+  return [json.loads(line) for line in gcs.read(f"{workdir}/metrics.jsonl").splitlines()]
+
+
+def steps(gcs, workdir: str, name: str) -> tuple[list[int], list[int]]:
+  """Of a metric: the steps in metrics.jsonl, and those in the event files."""
+  found = []
+  for path in gcs.sizes(f"{workdir}/tensorboard/events"):
+    for record in records.read(io.BytesIO(gcs.read(path))):
+      event = event_pb2.Event.FromString(record)
+      found += [event.step for value in event.summary.value if value.tag == name]
+  return [row["step"] for row in rows(gcs, workdir) if name in row], sorted(found)
+
+
+@pytest.fixture(scope="module")
+def run(gcs, tmp_path_factory):
+  """A workdir whose run was killed while it saved step 4, with faults of all kinds before, and then went on to 6."""
+  log = tmp_path_factory.mktemp("run") / "log"
+  program = "import sys, conftest\nfrom t2t import __main__ as command\nsys.exit(command.main(sys.argv[1:]))"
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])}
+  with log.open("w") as file:
+    child = subprocess.Popen([sys.executable, "-c", program, *train("run")], stderr=file, stdout=file, env=environment)
+  gcs.faults[:] = [
+    Fault("name=run/checkpoints/4/commit_success.txt", times=1000, dropped=True, then=child.kill),
+    Fault("GET /download/storage/v1/b/bucket/o/text/a.jsonl.gz", status=503, times=2),
+    Fault("GET /download/storage/v1/b/bucket/o/text/d.tfrecord", cut=True),
+    Fault("o/text/c.parquet", dropped=True),
+    Fault("o/vocabulary/spiece.model", slow=1.0),
+    Fault("run/metrics.jsonl/compose", lost=True),
+    Fault("run/metrics.jsonl/compose", status=503),
+    Fault("run/checkpoints/2/state", status=503, times=3),
+    Fault("run/checkpoints/2/state", dropped=True),
+  ]
+  assert child.wait() == -9, log.read_text()
+  untouched = [fault for fault in gcs.faults[1:] if fault.times]
+  gcs.faults.clear()
+  killed = {
+    "faults": untouched,
+    "steps": sorted({row["step"] for row in rows(gcs, "run")}),
+    "found": checkpoint.find("gs://bucket/run").name,
+    "begun": bool(gcs.sizes("run/checkpoints/4/")),
+  }
+  gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
+  assert command.main(train("run")) == 0
+  killed["later faults"] = [fault for fault in gcs.faults if fault.times]
+  gcs.faults.clear()
+  return killed
+
+
+def test_a_run_that_is_killed_while_it_saves_has_lost_nothing(gcs, run):
+  """Every fault was met, all steps up to the one that was being saved are there, and what was saved before is found."""
+  assert run["faults"] == [] and run["later faults"] == []
+  assert run["steps"][:4] == [1, 2, 3, 4] and run["begun"]  # saving goes on behind the steps: 5 and 6 may be there
+  assert run["found"] == "2"
+
+
+def test_every_step_is_measured_once(gcs, run):
+  """In metrics.jsonl and in the event files, which are cut where the run goes on."""
+  assert steps(gcs, "run", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+  assert steps(gcs, "run", "eval/loss") == ([3, 6], [3, 6])
+  assert writers.read_metrics(epath.Path("gs://bucket/run/metrics.jsonl"), "eval/loss").keys() == {3, 6}
+  assert gcs.sizes("run/loss.png") and not [name for name in gcs.sizes("run/") if name.endswith(".part")]
+
+
+def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
+  """The last step that was saved to its end is taken; to ask for another by name is an error."""
+  for name in gcs.sizes("run/checkpoints/6/"):
+    if name != "run/checkpoints/6/commit_success.txt":
+      gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
+    gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
+  assert checkpoint.find("gs://bucket/cut_off").name == "6"
+  with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
+    checkpoint.find("gs://bucket/cut_off/checkpoints/8")
+
+
+def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
+  """Warm start, fine-tuning, evaluation of the best step and what the leaderboard takes."""
+  for split, number in (("train", 12), ("val", 5), ("test", 4)):
+    pairs = [{"premise": f"it rains {i}", "hypothesis": f"it is wet {i}", "idx": i} for i in range(number)]
+    labels = [{}] if split == "test" else [{"label": name} for name in ("entailment", "contradiction", "neutral")]
+    content = "".join(json.dumps(pair | labels[i % len(labels)]) + "\n" for i, pair in enumerate(pairs))
+    gcs.write(f"SuperGLUE/CB/{split}.jsonl", content.encode())
+  options = ("--config.data.superglue_dir=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
+  sizes = ("--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8")
+  length = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
+  start = ("--checkpoint=gs://bucket/run", "--workdir=gs://bucket/superglue")
+  assert command.main(["superglue", *start, *options, *sizes, *length]) == 0
+  found = json.loads(gcs.read("superglue/results.json"))
+  assert found["super_glue_cb.validation"]["examples"] == 5 and found["super_glue_cb.test"]["examples"] == 4
+  assert gcs.read("superglue/super_glue.zip").startswith(b"PK")
+  assert steps(gcs, "superglue/finetune", "eval/super_glue_cb/score") == ([1], [1])
+  evaluation = ["eval", "--checkpoint=gs://bucket/superglue/finetune", "--workdir=gs://bucket/eval", *options]
+  assert command.main([*evaluation, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0
+  again = json.loads(gcs.read("eval/results.json"))["super_glue_cb.validation"]
+  assert again["metrics"] == pytest.approx(found["super_glue_cb.validation"]["metrics"], rel=1e-3)
+
+
+def test_a_checkpoint_is_converted_and_asked_from_bucket_to_bucket(gcs, run, tmp_path, capsys):
+  """t2t to Hugging Face and back; the one that came back writes what the first does."""
+  assert command.main(["convert", "gs://bucket/run", "--to", "hf", "gs://bucket/hf"]) == 0
+  assert command.main(["convert", "--from", "hf", "gs://bucket/hf", "--to", "t2t", "gs://bucket/back"]) == 0
+  assert "back/checkpoints/0/commit_success.txt" in gcs.sizes("back/")
+  with pytest.raises(UserError, match="--input: gs://bucket/prompts.txt: cannot be read .404 Not Found"):
+    list(read_lines.read("gs://bucket/prompts.txt"))
+  gcs.write("prompts.txt", b"the quick\nlazy dog\n")
+  written = []
+  for name in ("run", "back"):
+    output = tmp_path / f"{name}.jsonl"
+    asked = ("--checkpoint", f"gs://bucket/{name}", "--input", "gs://bucket/prompts.txt", "--output", str(output))
+    assert command.main(["infer", *asked, "--max_length", "4", "--batch_size", "2"]) == 0
+    written.append([json.loads(line)["prediction"] for line in output.read_text().splitlines()])
+  assert written[0] == written[1] and len(written[0]) == 2
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "b.txt", "c.parquet", "d.tfrecord-00000-of-00001"])
+def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
+  """From its start or from any byte of its lines; where the bucket goes on failing, an error and not a part."""
+  path = f"gs://bucket/text/{name}"
+  whole = list(text_files.records(path, field="text", where="config.data.files"))
+  assert [number for number, _ in whole] == list(range(1, 41))
+  if name.endswith(".txt"):
+    start = len(whole[0][1]) + 3  # within the second line
+    assert [line for _, line in text_files.lines(path, where="config.data.files", start=start)] == [
+      line for _, line in whole[2:]
+    ]
+  monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
+  monkeypatch.setattr(bucket, "_READ_AT_ONCE", 4000)
+  download = f"/download/storage/v1/b/bucket/o/text/{name}"
+  gcs.faults[:] = [Fault(download, status=503, times=10**6, after=0 if name.endswith(".gz") else 1)]
+  with pytest.raises(UserError, match=f"config.data.files: .*{name}: .*503 Service Unavailable"):
+    list(text_files.read_texts(path, field="text"))
+  gcs.faults[:] = [Fault(f"/o/text/{name}", status=404, times=10**6)]
+  with pytest.raises(UserError, match=f"config.data.files: .*{name}: .*404 Not Found"):
+    list(text_files.read_texts(path, field="text"))
+
+
+def test_an_object_that_is_gone_is_named(gcs):
+  with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: is not there"):
+    scan.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
+
+
+def test_a_thousand_files_take_a_request_to_find_and_one_to_know(gcs):
+  """And each is asked for no more than its size and its bytes."""
+  for number in range(1200):
+    gcs.write(f"many/{number:04}.txt", b"a line of text\n")
+  gcs.requests.clear()
+  files = text_files.find_files("gs://bucket/many/*.txt")
+  assert len(files) == 1200 and text_files.stats(files).keys() == set(files)
+  assert 4 <= len(gcs.requests) < 8  # two pages each; a slow machine may ask again
+  assert text_files.find_files("gs://bucket/m**/0007.txt") == ("gs://bucket/many/0007.txt",)
+  gcs.requests.clear()
+  assert scan.scan(files[:20], field="text").documents == 20
+  asked = collections.Counter(name for name, _ in gcs.requests if "/o/many" in name)
+  assert max(asked.values()) == 1
+
+
+cached = test_offline_cache.data  # a fixture
+
+
+def test_cached_tasks_are_read_from_a_bucket(gcs, cached):
+  """The same examples as from the disk where they were written."""
+  test_offline_cache.write(cached)
+  expected = test_offline_cache.examples(cached)
+  gcs.upload(pathlib.Path(cached.cache_dir), "cache")
+  assert test_offline_cache.examples(dataclasses.replace(cached, cache_dir="gs://bucket/cache")) == expected
+
+
+# ---- What is mistyped ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  "arguments, named",
+  [
+    (train("x", "--workdir=gs://nothing/run"), "--workdir gs://nothing/run: there is no bucket 'nothing'"),
+    (train("x", "--config.data.files=gs://nothing/*.txt"), "config.data.files: gs://nothing/.*: there is no bucket"),
+    (train("x", "--config.data.files=gs://bucket/txt/*"), "no file matches gs://bucket/txt/.*gs://bucket/, holds"),
+    (
+      train("x", "--config.data.vocabulary=gs://nothing/v"),
+      "config.data.vocabulary=gs://nothing/v: there is no bucket",
+    ),
+    (
+      train("x", "--config.init.checkpoint=gs://nothing/a"),
+      "config.init.checkpoint=gs://nothing/a: there is no bucket",
+    ),
+    (["eval", "--checkpoint=gs://nothing/a", "--workdir=x"], "--checkpoint gs://nothing/a: there is no bucket"),
+    (["infer", "--checkpoint=gs://nothing/a", "--input=x.txt", "--output=-"], "gs://nothing/a: there is no bucket"),
+    (["convert", "gs://nothing/a", "--to", "hf", "x"], "gs://nothing/a: there is no bucket"),
+    (["convert", "x", "--to", "hf", "gs://nothing/b"], "gs://nothing/b: there is no bucket"),
+  ],
+)
+def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsys):
+  """After a handful of requests, not after thousands."""
+  gcs.requests.clear()
+  assert command.main(arguments) == 2
+  error = capsys.readouterr().err
+  assert re.search(named, error) and "Traceback" not in error
+  assert len(gcs.requests) < 50
