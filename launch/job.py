@@ -139,9 +139,9 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
   config = _config(argv)
   if devices is not None and config is not None and argv[0] == "train":
-    from t2t import sharding
+    from t2t import meshes
 
-    sharding.mesh_sizes(config.mesh, devices)
+    meshes.choose(config, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 
 from t2t import UserError
 
@@ -45,16 +46,29 @@ def main(argv: list[str] | None = None) -> int:
     importlib.import_module(SUBCOMMANDS[command][0]).main(rest)
   except UserError as error:
     if "--debug" in rest:
+      _end_others(str(error), 2)
       raise
     print(f"t2t {command}: error: {error}", file=sys.stderr)
+    _end_others(str(error), 2)
     return 2
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except KeyboardInterrupt:
     print(f"t2t {command}: interrupted", file=sys.stderr)
+    _end_others("was interrupted", 130)
     return 130
+  except Exception as error:
+    _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], 1, traceback.format_exc())
+    raise
   return 0
+
+
+def _end_others(why: str, code: int, trace: str = "") -> None:
+  """Of a run on several hosts: they wait for this process, are told why it ends, and end as it does."""
+  link = sys.modules.get("t2t.link")  # where it was not needed, this process is alone
+  if link is not None:
+    link.fail(why, code, trace=trace)
 
 
 if __name__ == "__main__":

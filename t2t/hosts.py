@@ -1,31 +1,32 @@
-"""The hosts of one run: how they find each other, and what is said when one of them does not come or stands still.
+"""The hosts of one run: how they find each other, what is said of one that does not come, and when all stop.
 
 A run on several hosts is the same command on each of them.  Who they are comes from Cloud TPU, GKE or SLURM, or from
 `--coordinator`, `--num_processes` and `--process_id`.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
-import faulthandler
+import json
 import os
+import signal
 import socket
-import statistics
 import sys
 import threading
 import time
+from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
+import numpy as np
 
-from t2t import UserError, xla_flags
+from t2t import UserError, cache, link, xla_flags
 from t2t.models import cpu
 
-_JOIN_SECONDS = 300
+_JOIN_SECONDS, _LOST_SECONDS = 300, 60
 _MISSING_SHOWN = 8
-# A step that takes so many times the usual one, and no less than so many seconds, is told.
-_SHORTEST_STALL = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--process_id", type=int, metavar="I", help="which of them this is, 0 to N-1")
   group.add_argument(
     "--join_seconds", type=int, default=_JOIN_SECONDS, metavar="S", help=f"to wait for all; default: {_JOIN_SECONDS}"
+  )
+  group.add_argument(
+    "--lost_seconds",
+    type=int,
+    default=_LOST_SECONDS,
+    metavar="S",
+    help=f"all end when nothing was heard of one for so long; default: {_LOST_SECONDS}",
   )
 
 
@@ -102,7 +110,20 @@ def start(options: argparse.Namespace, config: ConfigDict) -> None:
   cpu.keep_freed_memory()
   if config.train.xla_flags:
     xla_flags.apply()
+  keep_programs(config.train.compilation_cache)
   join(options)
+
+
+def keep_programs(folder: str) -> None:
+  """Has JAX keep what it compiles, and find it when the same program is compiled again: after a preemption, say.
+
+  Args:
+    folder: local or gs://; "auto": in t2t's own cache folder; "": nothing is kept.  What the environment says
+      (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE) has the last word.
+  """
+  if folder and not jax.config.jax_compilation_cache_dir:
+    path = str(cache.cache_dir() / "compiled" / cpu.kind()) if folder == "auto" else folder
+    jax.config.update("jax_compilation_cache_dir", path)
 
 
 def join(options: argparse.Namespace) -> None:
@@ -114,39 +135,50 @@ def join(options: argparse.Namespace) -> None:
   place = find(options)
   if place is None:
     return
-  roll_call(place, seconds=options.join_seconds)
+  others = roll_call(place, seconds=options.join_seconds)
+  link.Link(place.index, others, silence=options.lost_seconds).open()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
+  # It would take SIGTERM for a notice from now on; `stopping` begins to heed notices where there is something to save.
+  jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     place.address,
     place.number,
     place.index,
     local_device_ids=place.devices,
     initialization_timeout=options.join_seconds,
+    # The link notices sooner, and says who.
+    heartbeat_timeout_seconds=2 * options.lost_seconds + 60,
   )
 
 
-def roll_call(place: Place, *, seconds: float) -> None:
+def roll_call(place: Place, *, seconds: float) -> dict[int, tuple[socket.socket, str]]:
   """Waits until all processes are there.
 
   JAX waits as well, but then ends the process without a word about who is missing.  Here each process calls the first
   one, at the port below the coordinator's, and is told by it.
+
+  Returns:
+    The connections, which stay open: index -> (connection, name of the host); see `link.Link`.
 
   Raises:
     UserError: some are not there in time; names them.
   """
   host, _, port = place.address.rpartition(":")
   here = f"{socket.gethostname()} (process {place.index})"
-  if place.index == 0:
-    missing = _take_roll(int(port) - 1, place, seconds)
+  if place.index == link.FIRST:
+    others, missing = _take_roll(int(port) - 1, place, seconds)
   else:
-    missing = _answer((host.strip("[]"), int(port) - 1), place, seconds)
+    others, missing = _answer((host.strip("[]"), int(port) - 1), place, seconds)
   if missing:
+    for connection, _ in others.values():
+      connection.close()
     shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
     more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
     raise UserError(
       f"{here}: {len(missing)} of {place.number} processes did not come within {seconds:.0f} s: {shown}{more};"
       " look at their logs, start the command on every host, or give --join_seconds more"
     )
+  return others
 
 
 def _name(index: int) -> str:
@@ -155,46 +187,63 @@ def _name(index: int) -> str:
   return f"process {index}" + (f" on {names[index]}" if index < len(names) else "")
 
 
-def _take_roll(port: int, place: Place, seconds: float) -> list[int]:
-  """The processes that have not called after `seconds`; all who have are told."""
+def _line(connection: socket.socket) -> str:
+  """What comes until the end of the line, and nothing of what comes after it; "": it was hung up."""
+  found = b""
+  while not found.endswith(b"\n"):
+    byte = connection.recv(1)
+    if not byte:
+      return ""
+    found += byte
+  return found.decode().strip()
+
+
+def _take_roll(port: int, place: Place, seconds: float) -> tuple[dict[int, tuple[socket.socket, str]], list[int]]:
+  """Who has called after `seconds`, and who has not; all who have are told."""
   deadline = time.monotonic() + seconds
-  callers: dict[int, socket.socket] = {}
-  with contextlib.ExitStack() as stack:
-    try:
-      server = stack.enter_context(socket.create_server(("", port), backlog=place.number))
-    except OSError as error:
-      raise UserError(
-        f"port {port} of {socket.gethostname()} is taken ({error.strerror}); another run? give --coordinator another"
-      ) from error
+  callers: dict[int, tuple[socket.socket, str]] = {}
+  try:
+    server = socket.create_server(("", port), backlog=place.number)
+  except OSError as error:
+    raise UserError(
+      f"port {port} of {socket.gethostname()} is taken ({error.strerror}); another run? give --coordinator another"
+    ) from error
+  with server:
     while len(callers) < place.number - 1 and time.monotonic() < deadline:
       server.settimeout(max(0.01, deadline - time.monotonic()))
       try:
-        caller = stack.enter_context(server.accept()[0])
+        caller = server.accept()[0]
         caller.settimeout(5.0)
-        callers[int(caller.makefile().readline())] = caller
-      except (TimeoutError, ValueError):  # nobody, or nobody of ours
+        index, _, name = _line(caller).partition(" ")
+        callers[int(index)] = caller, name
+      except (OSError, ValueError):  # nobody, or nobody of ours
         continue
-    missing = [index for index in range(1, place.number) if index not in callers]
-    for caller in callers.values():
-      with contextlib.suppress(OSError):
-        caller.sendall((",".join(map(str, missing)) + "\n").encode())
-  return missing
+  missing = [index for index in range(1, place.number) if index not in callers]
+  for caller, _ in callers.values():
+    with contextlib.suppress(OSError):
+      caller.sendall(("all" if not missing else ",".join(map(str, missing))).encode() + b"\n")
+  return callers, missing
 
 
-def _answer(address: tuple[str, int], place: Place, seconds: float) -> list[int]:
-  """What the first process says: who is missing."""
+def _answer(
+  address: tuple[str, int], place: Place, seconds: float
+) -> tuple[dict[int, tuple[socket.socket, str]], list[int]]:
+  """The first process, and who is missing, as it says."""
   deadline = time.monotonic() + seconds
   while True:
+    caller = None
     try:
-      with socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic())) as caller:
-        caller.sendall(f"{place.index}\n".encode())
-        # It may have begun to wait when this one did.
-        caller.settimeout(max(0.1, deadline - time.monotonic()) + seconds)
-        said = caller.makefile().readline()
+      caller = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+      caller.sendall(f"{place.index} {socket.gethostname()}\n".encode())
+      # It may have begun to wait when this one did.
+      caller.settimeout(max(0.1, deadline - time.monotonic()) + seconds)
+      said = _line(caller)
       if not said:
         raise ConnectionError("it hung up")
-      return [int(index) for index in said.strip().split(",") if index]
+      return {link.FIRST: (caller, address[0])}, [] if said == "all" else [int(index) for index in said.split(",")]
     except OSError as error:
+      if caller is not None:
+        caller.close()
       if time.monotonic() >= deadline:
         raise UserError(
           f"{socket.gethostname()} (process {place.index}): the first process, at {address[0]}, did not answer within"
@@ -216,74 +265,63 @@ def check_number(wanted: int) -> None:
     )
 
 
-# ---- Standing still --------------------------------------------------------------------------------------------------
-
-
-class Watchdog:
-  """Writes the stacks of all threads to stderr when a step takes many times as long as the steps before it.
-
-  So the log of every host says where it stands when one of them is gone, instead of nothing.
+def share(value: Any) -> Any:
+  """The first process's value, on all; those of the others count for nothing.
 
   Args:
-    factor: how many times the usual step; 0: never.
-    shortest: seconds below which no step is long.
+    value: what JSON takes, and gives back as it was.
   """
+  if jax.process_count() == 1:
+    return value
+  content = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.array(content.size)))
+  padded = np.zeros(1 << size.bit_length(), np.uint8)  # few sizes: each is a program of its own
+  if jax.process_index() == 0:
+    padded[:size] = content
+  return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded))[:size].tobytes())
 
-  def __init__(self, factor: float, *, shortest: float = _SHORTEST_STALL):
-    self._factor, self._shortest = factor, shortest
-    self._seconds: list[float] = []
-    self._began: float | None = None
-    self._told = False
-    self._changed = threading.Condition()
-    self._closed = False
 
-  @contextlib.contextmanager
-  def running(self) -> Iterator["Watchdog"]:
-    """Watches until the block ends."""
-    thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-    if self._factor:
-      thread.start()
+# ---- Stopping --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[int], bool]]:
+  """Turns SIGTERM, which is how a cloud says that it takes a machine, into a wish to stop after a step.
+
+  Alone, SIGINT as well, and a second signal stops at once.  Of several processes all stop after the same step,
+  whichever of them was told: JAX agrees upon it.  Before this a signal ends the process at once, whatever it does:
+  nothing would be lost.
+
+  Gives a function: after a step, with its number, whether to stop.
+  """
+  if jax.process_count() > 1:
+    from jax._src import distributed  # what jax.distributed.initialize would have called
+
+    jax.config.update("jax_enable_preemption_service", True)
+    distributed.global_state.initialize_preemption_sync_manager()
     try:
-      yield self
+      yield multihost_utils.reached_preemption_sync_point
     finally:
-      with self._changed:
-        self._closed = True
-        self._changed.notify()
+      # Behind the last step it would swallow the signal.
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
+      distributed.global_state.preemption_sync_manager.shutdown()
+      distributed.global_state.preemption_sync_manager = None
+    return
+  received = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield lambda step: False
+    return
 
-  def step(self) -> None:
-    """A step has ended, and the next one begins."""
-    now = time.monotonic()
-    with self._changed:
-      if self._began is not None:
-        self._seconds = [*self._seconds[-49:], now - self._began]
-      self._began, self._told = now, False
-      self._changed.notify()
+  def note(number, frame):
+    del frame
+    if received.is_set():
+      raise KeyboardInterrupt
+    received.set()
+    print(f"\n{signal.Signals(number).name}: saving after this step; again to stop at once", file=sys.stderr)
 
-  def pause(self) -> None:
-    """What comes until the next `step` is none: an evaluation, a checkpoint."""
-    with self._changed:
-      self._began = None
-      self._changed.notify()
-
-  def _limit(self) -> float | None:
-    """How long the running step may take; None: it is not known, or there is none."""
-    if self._began is None or len(self._seconds) < 3 or self._told:
-      return None
-    return max(self._factor * statistics.median(self._seconds), self._shortest)
-
-  def _watch(self) -> None:
-    with self._changed:
-      while not self._closed:
-        limit = self._limit()
-        left = None if limit is None else self._began + limit - time.monotonic()
-        if left is not None and left <= 0:
-          self._told = True
-          print(
-            f"\nhost {jax.process_index()} ({socket.gethostname()}): this step takes longer than {limit:.0f} s, usual"
-            f" are {statistics.median(self._seconds):.2g} s; where it stands:",
-            file=sys.stderr,
-            flush=True,
-          )
-          faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-          continue
-        self._changed.wait(left)
+  previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield lambda step: received.is_set()
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)

@@ -1,11 +1,15 @@
-"""A run on several hosts is the run on one; and what is said of hosts that do not come, or stand still."""
+"""A run on several processes is the run on one, whatever axis crosses them; and what is said of hosts that do not come.
+
+Processes are started twice, two with two devices each and four with one; each start runs one command after another.
+"""
 
 import argparse
-import faulthandler
+import collections
+from collections.abc import Mapping, Sequence
 import json
 import os
 import pathlib
-import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,30 +17,47 @@ import threading
 import time
 
 import pytest
+import test_evaluate
 import test_train
 
 from t2t import UserError, hosts, writers
 from t2t import __main__ as command
 
-# Several runs one after another, by the same hosts: they need to find each other only once.
 _CHILD = """
 import json, sys
 from t2t import __main__ as command
-sys.exit(any(command.main(argv) for argv in json.loads(sys.argv[1])))
+for argv in json.loads(sys.argv[1]):
+  print("$ t2t", *argv, file=sys.stderr, flush=True)
+  if code := command.main(argv):
+    sys.exit(code)
 """
-MESHES = {
-  "8": ("--config.mesh.fsdp=8",),
-  "4-2": ("--config.mesh.fsdp=4", "--config.mesh.tensor=2"),
-  "2-2-2": ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"),
-  "sequence": ("--config.mesh.fsdp=2", "--config.mesh.sequence=2", "--config.mesh.tensor=2"),
-}
-text = test_train.text  # the fixture
+text, module, superglue_folder = test_train.text, test_evaluate.module, test_evaluate.superglue_folder  # the fixtures
 _SHORT = (
+  "--config.model.num_heads=4",
+  "--config.model.head_dim=4",
   "--config.model.num_encoder_layers=1",
   "--config.model.num_decoder_layers=1",
+  "--config.train.steps=2",
   "--config.eval.batches=1",
+  "--config.eval.every=2",
   "--config.eval.examples=0",
 )
+_GOES_ON = ("--config.train.steps=4",)
+
+
+def mesh(**sizes: int) -> tuple[str, ...]:
+  return tuple(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
+
+
+# What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
+TWO = {
+  "data": mesh(data=2, fsdp=2),
+  "fsdp": mesh(fsdp=4),
+  "dcn_data": mesh(dcn_data=2, fsdp=2),
+  "tensor": mesh(tensor=4),
+  "sequence": mesh(sequence=4),
+}
+FOUR = {"fsdp_tensor": mesh(fsdp=2, tensor=2), "data_sequence": mesh(data=2, sequence=2)}
 
 
 def free_port() -> int:
@@ -52,70 +73,189 @@ def free_port() -> int:
       return port
 
 
+class Processes:
+  """Processes with so many devices each that run the same commands, one after another, until one fails.
+
+  Args:
+    runs: what stands behind `t2t`.
+    last: index -> of one process, in place of the last of `runs`.
+    cache: folder of compiled programs.
+  """
+
+  def __init__(
+    self,
+    number: int,
+    devices: int,
+    runs: Sequence[list[str]],
+    *,
+    cache: pathlib.Path,
+    last: Mapping[int, list[str]] = collections.ChainMap(),
+  ):
+    address = f"localhost:{free_port()}"
+    environment = os.environ | {
+      "JAX_PLATFORMS": "cpu",
+      "JAX_NUM_CPU_DEVICES": str(devices),
+      "T2T_CACHE_DIR": str(cache),
+    }
+    environment |= {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    self._logs = [cache / f"{number}_{index}.log" for index in range(number)]
+    self.children = []
+    for index, log in enumerate(self._logs):
+      where = [f"--coordinator={address}", f"--num_processes={number}", f"--process_id={index}"]
+      own = [[*runs[0], *where], *runs[1:-1], last.get(index, runs[-1])]
+      with open(log, "w") as file:
+        self.children.append(
+          subprocess.Popen([sys.executable, "-c", _CHILD, json.dumps(own)], env=environment, stdout=file, stderr=file)
+        )
+
+  def wait(self) -> tuple[list[int], list[str]]:
+    """The exit code of each, and what each wrote."""
+    try:
+      codes = [child.wait(timeout=600) for child in self.children]
+    finally:
+      for child in self.children:
+        child.kill()
+    return codes, [log.read_text() for log in self._logs]
+
+
 def arguments(text: pathlib.Path, workdir: pathlib.Path, *overrides: str) -> list[str]:
   return test_train.arguments(text, workdir, *_SHORT, *overrides)
-
-
-def on_hosts(number: int, devices: int, runs: list[list[str]]) -> list[str]:
-  """Runs commands on so many processes with so many devices each; what each wrote to stderr."""
-  address = f"localhost:{free_port()}"
-  environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-  environment |= {"PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-  children = []
-  for index in range(number):
-    where = [f"--coordinator={address}", f"--num_processes={number}", f"--process_id={index}", "--join_seconds=120"]
-    argv = json.dumps([[*runs[0], *where], *runs[1:]])
-    children.append(
-      subprocess.Popen(
-        [sys.executable, "-c", _CHILD, argv],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-    )
-  said = [child.communicate()[1] for child in children]
-  assert all(child.returncode == 0 for child in children), "\n".join(said)
-  return said
 
 
 def curves(workdir: pathlib.Path) -> list[dict[int, float]]:
   return [writers.read_metrics(workdir / "metrics.jsonl", f"{name}/loss") for name in ("train", "eval")]
 
 
-def assert_same_losses(one: pathlib.Path, other: pathlib.Path) -> None:
+def assert_same_losses(one: pathlib.Path, other: pathlib.Path, *, steps: int) -> None:
+  """At every step up to `steps`."""
   for found, expected in zip(curves(one), curves(other), strict=True):
-    assert found == pytest.approx(expected, rel=1e-5) and found
+    expected = {step: loss for step, loss in expected.items() if step <= steps}
+    assert found == pytest.approx(expected, rel=1e-5) and steps in found, one
 
 
-def test_two_hosts_train_as_one_does(text, tmp_path):
-  """On every mesh, data, order and loss are those of one process with as many devices; one of them writes."""
-  runs = lambda folder: [
-    arguments(text, tmp_path / folder / name, *mesh, "--config.train.steps=3", "--config.eval.every=3")
-    for name, mesh in MESHES.items()
-  ]
-  said = on_hosts(2, 4, runs("two"))
-  assert "step 3/3" in said[0] and "step" not in said[1]
-  for argv in runs("one"):
+def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> dict[str, list[str]]:
+  """What is run alone, and on several processes as well."""
+  whole, tasks = folder.parent / "one" / "train", test_evaluate.options(module)
+  finetune = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={whole}", *tasks, *_SHORT[4:]]
+  return {
+    "warm": arguments(text, folder / "warm", f"--config.init.checkpoint={whole}"),
+    "finetune": [*finetune, "--config.data.num_streams=2", f"--workdir={folder / 'finetune'}"],
+    "eval": ["eval", f"--checkpoint={whole}", f"--workdir={folder / 'eval'}", *tasks],
+    "infer": [
+      *("infer", f"--checkpoint={whole}", f"--input={folder.parent / 'lines.txt'}", "--max_length=4"),
+      *(f"--output={folder / 'infer' / 'out.jsonl'}", "--batch_size=4", "--temperature=1"),
+    ],
+  }
+
+
+@pytest.fixture(scope="module")
+def alone(text, module, tmp_path_factory) -> pathlib.Path:
+  """What one process makes: a run of four steps, and what starts from its checkpoint; and that as Hugging Face's."""
+  folder = tmp_path_factory.mktemp("processes")
+  (folder / "lines.txt").write_text("".join(f"{word} <extra_id_0>\n" for word in ("quick", "brown", "fox", "", "dog")))
+  one = folder / "one"
+  assert command.main(arguments(text, one / "train", *_GOES_ON)) == 0
+  for argv in commands(one, text, module).values():
     assert command.main(argv) == 0
-  for name in MESHES:
-    assert_same_losses(tmp_path / "two" / name, tmp_path / "one" / name)
+  assert command.main(["convert", str(one / "train"), str(folder / "hf")]) == 0
+  return folder
 
 
-def test_what_four_hosts_saved_goes_on_on_two_and_on_one(text, tmp_path):
-  """With the same batches: the losses are those of a run that one host made without a stop."""
-  whole = arguments(text, tmp_path / "whole", "--config.data.num_streams=8")
-  assert command.main(whole) == 0
-  part = lambda folder, *others: arguments(
-    text, tmp_path / folder, "--config.data.num_streams=8", *others, "--config.mesh.data=2"
+def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
+  """What `commands` made is what one process made."""
+  for name in ("warm", "finetune"):
+    if (folder / name).exists():
+      assert_same_losses(folder / name, alone / "one" / name, steps=2)
+  if (folder / "eval").exists():
+    found, expected = (json.loads((each / "eval" / "results.json").read_text()) for each in (folder, alone / "one"))
+    assert found == expected
+  if (folder / "infer").exists():
+    found, expected = ((each / "infer" / "out.jsonl").read_text().splitlines() for each in (folder, alone / "one"))
+    assert len(found) == 5
+    for line, other in zip(map(json.loads, found), map(json.loads, expected), strict=True):
+      assert line.pop("score") == pytest.approx(other.pop("score"), rel=1e-4)
+      assert line == other
+
+
+def stopped(workdir: pathlib.Path, processes: Processes) -> None:
+  """Sends SIGTERM to the last process when the run in `workdir` makes steps."""
+  while not (workdir / "metrics.jsonl").exists() and processes.children[-1].poll() is None:
+    time.sleep(0.1)
+  processes.children[-1].send_signal(signal.SIGTERM)
+
+
+def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp_path):
+  """Whatever axis crosses them; one that is told to stop stops all, saved; one that waits for its data is named."""
+  folder = alone / "two"
+  own = commands(folder, text, module)
+  train = lambda name, *others: arguments(text, folder / name, *others)
+  superglue = ["superglue", f"--checkpoint={alone / 'one' / 'train'}", f"--workdir={folder / 'superglue'}"]
+  superglue += [f"--config.data.superglue_dir={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
+  superglue += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
+  os.mkfifo(tmp_path / "pipe.txt")
+  stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))
+  processes = Processes(
+    2,
+    2,
+    [
+      train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True"),
+      train("tensor", *TWO["tensor"]),
+      train("tensor", *_GOES_ON, *TWO["fsdp"]),
+      train("hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}"),
+      [*own["finetune"], *TWO["data"]],
+      [*own["eval"], *TWO["tensor"]],
+      [*superglue, "--config.checkpoint.every=2", *TWO["fsdp"]],
+      train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
+      train("stuck", *stuck),
+    ],
+    last={1: [*train("stuck", *stuck), f"--config.data.files={tmp_path / 'pipe.txt'}"]},
+    cache=tmp_path,
   )
-  stopped = ("--config.train.steps=3", "--config.mesh.fsdp=4", "--config.mesh.tensor=2")
-  on_hosts(4, 4, [part("two", *stopped)])
-  shutil.copytree(tmp_path / "two", tmp_path / "one")
-  on_hosts(2, 2, [part("two")])
-  assert command.main(part("one")) == 0
-  for folder in ("one", "two"):
-    assert_same_losses(tmp_path / folder, tmp_path / "whole")
+  stopped(folder / "stopped", processes)
+  codes, said = processes.wait()
+  assert codes == [1, 1], "\n".join(said)
+  assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
+  assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
+  assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
+  assert_as_alone(alone, folder)
+  assert json.loads((folder / "superglue" / "results.json").read_text())["super_glue_cb.validation"]["examples"] == 5
+  assert (folder / "superglue" / "super_glue.zip").exists()
+  saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
+  assert saved == max(curves(folder / "stopped")[0])
+  assert "step 2/2" in said[0] and "step 2/2" not in said[1]
+  for index in range(2):
+    assert f"; process {index} on {socket.gethostname()} ends, too" in said[index]
+    assert "no step has ended for 20 s; where they stand:" in said[index]
+    assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
+
+
+def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
+  """On meshes of two axes that cross processes; and of one that fails the others say why."""
+  folder = alone / "four"
+  own = commands(folder, text, module)
+  train = lambda name, *others: arguments(text, folder / name, *others)
+  (tmp_path / "broken.jsonl").write_text('{"text": "good"}\n{"text": \n')
+  processes = Processes(
+    4,
+    1,
+    [
+      train("four", *FOUR["fsdp_tensor"]),
+      train("four", *_GOES_ON, *FOUR["data_sequence"]),
+      [*own["warm"], *FOUR["fsdp_tensor"]],
+      [*own["infer"], "--tensor=2"],
+      train("broken"),
+    ],
+    last={2: [*train("broken"), f"--config.data.files={tmp_path / 'broken.jsonl'}"]},
+    cache=tmp_path,
+  )
+  codes, said = processes.wait()
+  assert codes == [1, 1, 2, 1], "\n".join(said)
+  assert_same_losses(folder / "four", alone / "one" / "train", steps=4)
+  assert_as_alone(alone, folder)
+  assert "broken.jsonl, line 2" in said[2]
+  for index in (0, 1, 3):
+    assert f"process 2 on {socket.gethostname()}: " in said[index].splitlines()[-1]
+    assert "broken.jsonl, line 2" in said[index].splitlines()[-1]
 
 
 # ---- Who does not come -----------------------------------------------------------------------------------------------
@@ -126,7 +266,7 @@ def options(**values) -> argparse.Namespace:
   return argparse.Namespace(**(defaults | values))
 
 
-def called(place: hosts.Place, seconds: float, said: dict[int, str | None]) -> threading.Thread:
+def called(place: hosts.Place, seconds: float, said: dict) -> threading.Thread:
   def call():
     try:
       said[place.index] = hosts.roll_call(place, seconds=seconds)
@@ -144,7 +284,7 @@ def test_a_roll_call_ends_when_all_are_there():
   threads = [called(hosts.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
   for thread in threads:
     thread.join()
-  assert said == {0: None, 1: None, 2: None}
+  assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
 
 
 def test_those_who_are_there_say_who_is_missing(monkeypatch):
@@ -199,31 +339,3 @@ def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   """Before anything is compiled."""
   assert command.main(arguments(text, tmp_path, "--config.train.hosts=4")) == 2
   assert "config.train.hosts=4, but 1 came" in capsys.readouterr().err
-
-
-# ---- Who stands still ------------------------------------------------------------------------------------------------
-
-
-def test_a_long_step_is_told_once(capfd, monkeypatch):
-  """With the stacks of all threads; steps of the usual length, and what is between them, are not."""
-  # What is printed is read when all of it stands: who reads while another writes may lose some of it.
-  dump, told = faulthandler.dump_traceback, threading.Event()
-  monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: (dump(**options), told.set()))
-  with hosts.Watchdog(5.0, shortest=0.05).running() as watchdog:
-    for _ in range(5):
-      watchdog.step()
-    assert told.wait(30)
-    time.sleep(0.2)
-    said = capfd.readouterr().err
-    assert said.count("longer than 0 s") == 1 and "test_a_long_step_is_told_once" in said
-    watchdog.pause()
-    watchdog.step()
-  assert capfd.readouterr().err.count("longer than") == 0
-
-
-def test_a_watchdog_that_is_off_watches_nothing():
-  """No thread."""
-  before = threading.active_count()
-  with hosts.Watchdog(0.0).running() as watchdog:
-    watchdog.step()
-    assert threading.active_count() == before

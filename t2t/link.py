@@ -1,0 +1,244 @@
+"""The link between the processes of a run: one that fails says why, one that falls silent is named, and all end.
+
+Each process keeps the connection over which it answered the first one's roll call (see hosts.py).  The first one hears
+what happens to any, and tells all.  JAX's own service notices as well, but only after 100 s, and then ends a process
+with the stacks of its C++ code and without a name.
+"""
+
+import atexit
+from collections.abc import Mapping
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import NoReturn
+
+FIRST = 0  # index of the process that all others are connected to
+_BEATS = 6  # that a process must miss before it counts as lost
+# What a process waits before it blames itself for an error that may be the echo of another's end, before it leaves
+# when it has said why, and for an answer to the question where it stands.
+_PATIENCE = 5.0
+_KILLED = "ended without a word: killed, out of memory, or crashed; its log may say more"
+
+_open: "Link | None" = None  # there is one in a process, as there is one jax.distributed
+
+
+def current() -> "Link | None":
+  """The link of this process; None: it is alone."""
+  return _open
+
+
+def fail(why: str, code: int, *, trace: str = "") -> None:
+  """Tells the other processes why this one cannot go on, and ends it; alone it does nothing.
+
+  Args:
+    why: what is known, in a line.
+    code: of this process's exit.
+    trace: of an error that may be the echo of another process's end: it is printed if none is told.
+  """
+  if _open is not None:
+    _open.fail(why, code, trace)
+
+
+def _place() -> str:
+  """Where the main thread of this process stands, in the words of a traceback."""
+  frame = sys._current_frames().get(threading.main_thread().ident)
+  here = os.path.dirname(os.path.abspath(__file__))
+  while frame is not None and not frame.f_code.co_filename.startswith(here):
+    frame = frame.f_back
+  if frame is None:
+    return "code that is not t2t's"
+  name = os.path.relpath(frame.f_code.co_filename, os.path.dirname(here))
+  return f"{name}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+class Link:
+  """A process's end of the link; it is open until the process ends.
+
+  Args:
+    index: of this process.
+    others: index -> (its connection, its name); of the first process all others, of another the first alone.
+    silence: seconds after which a process of which nothing is heard counts as lost.
+  """
+
+  def __init__(self, index: int, others: Mapping[int, tuple[socket.socket, str]], *, silence: float):
+    self._index, self._silence = index, silence
+    self._sockets = {other: connection for other, (connection, _) in others.items()}
+    self._names = {other: f"process {other} on {name}" for other, (_, name) in others.items()}
+    self._names[index] = f"process {index} on {socket.gethostname()}"
+    self._heard = dict.fromkeys(others, time.monotonic())
+    self._rest = dict.fromkeys(others, b"")
+    self._done: set[int] = set()
+    self._places: dict[int, str] = {}
+    self._ask_until: float | None = None
+    self._stalled_for = ""
+    self._code: int | None = None  # of this process's own failure
+    self._sending, self._ending = threading.Lock(), threading.Lock()
+
+  def open(self) -> None:
+    """Begins to listen, in the background, until the process ends."""
+    global _open
+    _open = self
+    # JAX ends a process by SIGABRT the moment that the first one is gone.  Its handler of that signal, the C library's
+    # `sleep`, is called with the signal's number, 6: so many seconds are left to this thread to say who it was.
+    with contextlib.suppress(OSError, AttributeError):
+      library = ctypes.CDLL(None)
+      library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+      library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
+    atexit.register(self._bye)  # before JAX leaves its service, which waits for the others
+    threading.Thread(target=self._listen, name="link", daemon=True).start()
+
+  # ---- What other threads call ---------------------------------------------
+
+  def fail(self, why: str, code: int, trace: str) -> NoReturn:
+    """See `fail`."""
+    if trace:
+      time.sleep(_PATIENCE)  # whoever caused it is told by then, which ends this process
+      print(trace, file=sys.stderr)
+    self._code = code
+    if self._index == FIRST:
+      self._end(f"{self._names[FIRST]}: {why}", blamed=FIRST)
+    self._send(FIRST, "failed", why)
+    time.sleep(_PATIENCE)  # until the first one has told all: it answers, and `_end` exits
+    self._exit(code)
+
+  def stalled(self, seconds: float) -> None:
+    """No step has ended for so long: all are asked where they stand, and end."""
+    text = f"{seconds:.0f}"
+    if self._index == FIRST:
+      self._ask(text)
+    else:
+      self._send(FIRST, "stalled", text)
+
+  def _bye(self) -> None:
+    for other in self._sockets:
+      self._send(other, "bye")
+
+  # ---- The thread ----------------------------------------------------------
+
+  def _listen(self) -> None:
+    selector = selectors.DefaultSelector()
+    for other, connection in self._sockets.items():
+      connection.settimeout(_PATIENCE)
+      selector.register(connection, selectors.EVENT_READ, other)
+    beat = self._silence / _BEATS
+    next_beat = time.monotonic() + beat
+    while True:
+      now = time.monotonic()
+      wake = next_beat if self._ask_until is None else min(next_beat, self._ask_until)
+      for key, _ in selector.select(max(0.0, min(wake - now, 1.0))):
+        if not self._read(key.data):
+          selector.unregister(key.fileobj)
+      now = time.monotonic()
+      if now >= next_beat:
+        next_beat = now + beat
+        for other in self._sockets.keys() - self._done:
+          self._send(other, "alive")
+      if self._ask_until is not None and (now >= self._ask_until or len(self._places) == len(self._names)):
+        self._tell_places()
+      for other, heard in self._heard.items():
+        if other not in self._done and now - heard > self._silence:
+          self._lost(other, f"said nothing for {self._silence:.0f} s: stopped, or its machine or the network is gone")
+
+  def _read(self, other: int) -> bool:
+    """Takes what a process said; False: it has hung up."""
+    try:
+      content = self._sockets[other].recv(1 << 16)
+    except TimeoutError:
+      return True
+    except OSError:
+      content = b""
+    if not content:
+      if other not in self._done:
+        self._lost(other, _KILLED)
+      return False
+    self._heard[other] = time.monotonic()
+    *lines, self._rest[other] = (self._rest[other] + content).split(b"\n")
+    for line in lines:
+      self._take(other, *json.loads(line))
+    return True
+
+  def _take(self, other: int, word: str, text: str) -> None:
+    if word == "bye":
+      self._done.add(other)
+    elif word == "failed":
+      self._end(f"{self._names[other]}: {text}", blamed=other)
+    elif word == "stalled":
+      self._ask(text)
+    elif word == "where":
+      self._send(other, "at", _place())
+    elif word == "at":
+      self._places[other] = text
+    elif word == "end":
+      self._end(text)
+
+  def _ask(self, seconds: str) -> None:
+    if self._ask_until is None:
+      self._stalled_for, self._places = seconds, {self._index: _place()}
+      self._ask_until = time.monotonic() + _PATIENCE
+      for other in self._sockets:
+        self._send(other, "where")
+
+  def _tell_places(self) -> None:
+    """Whoever stands where few stand comes first: it is what the others wait for."""
+    groups: dict[str, list[int]] = {}
+    for index in sorted(self._names):
+      groups.setdefault(self._places.get(index, "an unknown place: it does not answer"), []).append(index)
+    shown = []
+    for place, indices in sorted(groups.items(), key=lambda item: len(item[1])):
+      who = self._names[indices[0]] if len(indices) == 1 else f"{len(indices)} processes ({_numbers(indices)})"
+      shown.append(f"{who} in {place}")
+    self._end(f"no step has ended for {self._stalled_for} s; where they stand: {'; '.join(shown)}")
+
+  def _lost(self, other: int, why: str) -> None:
+    self._end(f"{self._names[other]} {why}", blamed=other)
+
+  # ---- The end -------------------------------------------------------------
+
+  def _end(self, sentence: str, *, blamed: int | None = None) -> NoReturn:
+    """Tells all, if this is the first process, and ends this one; whoever calls second waits for it."""
+    if not self._ending.acquire(blocking=False):
+      time.sleep(4 * _PATIENCE)
+    if self._index == FIRST:
+      for other in self._sockets:
+        self._send(other, "end", sentence)
+      # Its service goes with it, at which JAX would end the others before they have said why.
+      self._wait_until_gone([other for other in self._sockets if other != blamed])
+    if self._code is None:
+      print(f"\nt2t: {sentence}; {self._names[self._index]} ends, too", file=sys.stderr)
+    self._exit(1 if self._code is None else self._code)
+
+  def _wait_until_gone(self, others: list[int]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    for other in others:
+      with contextlib.suppress(OSError):
+        while time.monotonic() < deadline and self._sockets[other].recv(1 << 16):
+          pass
+
+  def _exit(self, code: int) -> NoReturn:
+    """At once: threads that wait for a process which is gone would hold up any other way to leave."""
+    for stream in (sys.stdout, sys.stderr):
+      with contextlib.suppress(Exception):
+        stream.flush()
+    os._exit(code)
+
+  def _send(self, other: int, word: str, text: str = "") -> None:
+    with contextlib.suppress(OSError), self._sending:
+      self._sockets[other].sendall(json.dumps([word, text]).encode() + b"\n")
+
+
+def _numbers(indices: list[int]) -> str:
+  """In: [0, 2, 3, 4, 7]; Out: "0, 2-4, 7"."""
+  runs: list[list[int]] = []
+  for index in indices:
+    if runs and runs[-1][1] == index - 1:
+      runs[-1][1] = index
+    else:
+      runs.append([index, index])
+  return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,45 @@
+"""Steps that take too long are told."""
+
+import faulthandler
+import threading
+import time
+import types
+
+from t2t import watchdog
+
+
+def test_a_long_step_is_told_once(capfd, monkeypatch):
+  """With the stacks of all threads; steps of the usual length, and what is between them, are not."""
+  # What is printed is read when all of it stands: who reads while another writes may lose some of it.
+  dump, told = faulthandler.dump_traceback, threading.Event()
+  monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: (dump(**options), told.set()))
+  with watchdog.Watchdog(5.0, shortest=0.05).running() as dog:
+    for _ in range(5):
+      dog.step()
+    assert told.wait(30)
+    time.sleep(0.2)
+    said = capfd.readouterr().err
+    assert said.count("longer than 0 s") == 1 and "test_a_long_step_is_told_once" in said
+    dog.pause()
+    dog.step()
+  assert capfd.readouterr().err.count("longer than") == 0
+
+
+def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch):
+  """Where several hosts wait for each other, what is between the steps ends them as well."""
+  ended = threading.Event()
+  held_up = types.SimpleNamespace(stalled=lambda seconds: ended.set())
+  monkeypatch.setattr(watchdog.link, "current", lambda: held_up)
+  monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: None)
+  with watchdog.Watchdog(0.0, longest=0.1).running() as dog:
+    dog.step()
+    dog.pause()
+    assert ended.wait(30)
+
+
+def test_a_watchdog_that_is_off_watches_nothing():
+  """No thread."""
+  before = threading.active_count()
+  with watchdog.Watchdog(0.0).running() as dog:
+    dog.step()
+    assert threading.active_count() == before
