@@ -1,14 +1,18 @@
 """Objectives on datasets: the docstrings' arrays, lengths that are never exceeded, and what the table says."""
 
+import functools
+import inspect
 import math
 
+import hypothesis
+from hypothesis import strategies
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import corruption, objectives, vocabularies
+from t2t.data import corruption, objectives, pieces, vocabularies
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 ALL = sorted(objectives.OBJECTIVES)
@@ -98,6 +102,18 @@ def test_every_example_is_full_when_documents_merge():
   )
   noise, spans = corruption.span_counts(71, **T5)
   assert [len(e["inputs"]) for e in lists(apart)] == [71 - noise + spans] * 24
+
+
+def test_one_part_of_a_long_document_is_drawn(monkeypatch):
+  """As T5 does, where documents are joined; documents that stay apart come out whole."""
+  monkeypatch.setattr(pieces, "MAX_DOCUMENT", 50)
+  lengths = {"inputs": 20, "targets": 10}
+  for merge in (True, False):
+    examples = lists(
+      objectives.span_corruption(rows(*[[5] * 70] * 30), lengths, features(extra_ids=5), merge_documents=merge)
+    )
+    found = sum((example["inputs"] + example["targets"]).count(5) for example in examples)
+    assert (30 * 20 < found < 30 * 50) if merge else found == 30 * 70
 
 
 # ---- UL2 -------------------------------------------------------------------------------------------------------------
@@ -201,8 +217,8 @@ def test_fill_in_the_middle():
 
 def test_pieces_of_the_vocabulary_mark_the_middle():
   """Where it has them, as Code Llama's."""
-  pieces = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
-  out = objectives.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=pieces))
+  marks = {40: " <PRE>", 41: " <MID>", 42: " <SUF>"}
+  out = objectives.fill_in_the_middle(rows(*[[3, 4, 5]] * 50), {"targets": 12}, features(pieces=marks))
   marks = {token for example in lists(out) for token in example["targets"]} - {3, 4, 5, 1}
   assert marks == {40, 41, 42}
   assert any(example["targets"][0] == 40 for example in lists(out))
@@ -216,6 +232,57 @@ def test_prefix_lm():
   assert all(example["inputs"] + example["targets"] == [3, 4, 5, 6, 7] for example in found)
   found = drawn(prefix_lm, [3] * 6, {"inputs": 8, "targets": 7}, number=1)
   assert [len(example["inputs"] + example["targets"]) for example in found] == [5, 1]
+
+
+DOCUMENTS: list[list[int]] = []  # what the datasets of `of_documents` hold
+
+
+@functools.cache
+def of_documents(name, merge):
+  """What an objective makes of `DOCUMENTS`: built once, since that takes longer than to read it."""
+  signature = {"targets": tf.TensorSpec([None], tf.int32)}
+  dataset = tf.data.Dataset.from_generator(
+    lambda: ({"targets": np.array(document, np.int32)} for document in DOCUMENTS), output_signature=signature
+  )
+  _, *steps = objectives.preprocessors(name, pack=not merge)  # the first makes tokens of text
+  with seqio.utils.map_seed_manager(0):
+    for step in steps:
+      fitting = {"sequence_length": {"targets": 3_000}, "output_features": features()}
+      dataset = step(dataset, **{key: fitting[key] for key in fitting.keys() & arguments_of(step)})
+  return dataset
+
+
+def arguments_of(step) -> set[str]:
+  return set(inspect.signature(step).parameters)
+
+
+def in_order(tokens):
+  """A piece of `fill_in_the_middle` as the text it was made of; its marks are 99, 98 and 97."""
+  if tokens[0] != 99:
+    return tokens
+  assert tokens[-1] == 1
+  suffix, middle = tokens.index(98), tokens.index(97)
+  return tokens[1:suffix] + tokens[middle + 1 : -1] + tokens[suffix + 1 : middle]
+
+
+LENGTHS = strategies.integers(1, 7_000) | strategies.sampled_from([65_535, 65_536, 65_537, 131_072, 300_001])
+
+
+@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.given(
+  strategies.sampled_from(["causal_lm", "fill_in_the_middle"]),
+  strategies.booleans(),
+  strategies.lists(LENGTHS, max_size=3),
+)
+@hypothesis.example("causal_lm", True, [300_001, 7])
+@hypothesis.example("causal_lm", True, [3] * 200 + [70_000])
+def test_all_of_a_text_that_is_continued_comes_out(name, merge, lengths):
+  """Every token of every document once and in order, and EOS where a document ends and nowhere else."""
+  DOCUMENTS[:] = [[10 + (13 * i + number) % 80 for i in range(length)] for number, length in enumerate(lengths)]
+  found = [
+    tokens for each in of_documents(name, merge).as_numpy_iterator() for tokens in in_order(each["targets"].tolist())
+  ]
+  assert found == [token for document in DOCUMENTS for token in [*document, 1]]
 
 
 # ---- Noise and the text ----------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ def test_docstring_examples(monkeypatch):
   assert lists(pieces.split(rows([1, 2, 3, 4, 5]), length=2)) == parts
   assert lists(pieces.cut(rows([1, 2], [3, 4, 5]), length=2, merge_documents=True)) == parts
   monkeypatch.setattr(pieces, "MAX_DOCUMENT", 2)
+  whole = pieces.cut(rows([1, 2], [3, 4, 5]), length=2, merge_documents=True, whole_documents=True)
+  assert lists(whole) == parts
   drawn = lists(pieces.random_chunk(rows(*[[1, 2, 3, 4, 5]] * 30)))
   assert {tuple(chunk["targets"]) for chunk in drawn} == {(1, 2), (3, 4), (5,)}
 

@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import documentation, scan, sources
+from t2t.data import documentation, scan, sources, text_files
 
 TEXTS = [f"document number {i} of this test" for i in range(40)]
 
@@ -51,10 +51,10 @@ def test_all_formats_in_one_list(tmp_path):
   names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001"]
   for number, name in enumerate(names):
     write(tmp_path, name, TEXTS[number::5])
-  files = sources.find_files(f"{tmp_path}/*.txt, {tmp_path}/*.jsonl*,{tmp_path}/*.parquet,{tmp_path}/*.tfrecord*")
+  files = text_files.find_files(f"{tmp_path}/*.txt, {tmp_path}/*.jsonl*,{tmp_path}/*.parquet,{tmp_path}/*.tfrecord*")
   assert [pathlib.Path(file).name for file in files] == names
   assert sorted(read(sources.FileSource({"train": files}))) == sorted(TEXTS)
-  assert sorted(text for file in files for text in sources.read_texts(file, field="text")) == sorted(TEXTS)
+  assert sorted(text for file in files for text in text_files.read_texts(file, field="text")) == sorted(TEXTS)
   assert scan.scan(files, field="text").documents == len(TEXTS)
 
 
@@ -63,7 +63,7 @@ def test_shards_share_out_the_records(tmp_path, num_files):
   """Every record is in exactly one shard, and shards of few files are equal to within a record per file."""
   for number in range(num_files):
     write(tmp_path, f"{number:02}.jsonl", TEXTS[number::num_files])
-  source = sources.FileSource({"train": sources.find_files(f"{tmp_path}/*.jsonl")})
+  source = sources.FileSource({"train": text_files.find_files(f"{tmp_path}/*.jsonl")})
   shards = [read(source, shard=shard, num_shards=4) for shard in range(4)]
   assert sorted(sum(shards, [])) == sorted(TEXTS)
   assert all(abs(len(shard) - 10) <= min(num_files, 3) for shard in shards)
@@ -99,7 +99,7 @@ GOOD = b'{"text": "good"}\n'
     ("a.jsonl", b'["x"]\n', "a.jsonl, line 1: is a JSON list, not an object"),
     ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl, line 1: field 'text' is not valid Unicode"),
     ("a.txt", b"good\nfran\xe7ais\n", "a.txt, line 2: not valid UTF-8 .byte 5 of the line is 0xe7"),
-    ("a.jsonl.gz", gzip.compress(b"\n" + GOOD + b"[]"), "a.jsonl.gz, line 3: is a JSON list"),
+    ("a.jsonl.gz", gzip.compress(b"\n" + GOOD + b"[]", mtime=0), "a.jsonl.gz, line 3: is a JSON list"),
     ("a.tfrecord", None, "a.tfrecord, record 1: has no feature 'text'; it has 'other'"),
   ],
 )
@@ -150,14 +150,14 @@ def test_parquet_columns(tmp_path):
 def test_globs_that_match_nothing(tmp_path):
   write(tmp_path, "a.txt", TEXTS)
   with pytest.raises(UserError, match=rf"no file matches {tmp_path}/x/\*.txt; the nearest folder.* holds a.txt"):
-    sources.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
+    text_files.find_files(f"{tmp_path}/*.txt,{tmp_path}/x/*.txt")
   with pytest.raises(UserError, match="is a folder; give a glob"):
-    sources.find_files(str(tmp_path))
+    text_files.find_files(str(tmp_path))
   (tmp_path / "a.docx").write_text("")
   with pytest.raises(UserError, match="a.docx: do not know how to read this file; the name must end in .txt"):
-    sources.find_files(f"{tmp_path}/a.docx")
+    text_files.find_files(f"{tmp_path}/a.docx")
   with pytest.raises(UserError, match="config.data.files is empty"):
-    sources.find_files(" , ")
+    text_files.find_files(" , ")
 
 
 def test_an_empty_corpus(tmp_path):

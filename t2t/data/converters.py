@@ -3,16 +3,15 @@
 They are seqio's, but for the encoder's, which takes the positions where loss counts from the task.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import features
 from t2t.data import vocabularies
 
-ENCODER_FEATURES = ("inputs", "targets", "loss_weights", "token_types")
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
 
@@ -33,7 +32,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
   """
 
   _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
-  TASK_FEATURES = dict.fromkeys(ENCODER_FEATURES, _SPEC)
+  TASK_FEATURES = dict.fromkeys(features.ENCODER, _SPEC)
   MODEL_FEATURES = dict.fromkeys(
     ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights", "encoder_token_types"), _SPEC
   )
@@ -69,34 +68,8 @@ FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
 }
 
 
-def feature_lengths(
-  architecture: str, features: Sequence[str], *, inputs_length: int, targets_length: int
-) -> dict[str, int]:
-  """How long each feature of a task may be, in the order that the converter expects.
-
-  Args:
-    architecture: a key of `FEATURE_CONVERTERS`.
-    features: those that the task yields.
-    inputs_length, targets_length: of the config; an encoder alone has but inputs, whose targets are as long.
-
-  Raises:
-    UserError: no such architecture.
-  """
-  if architecture not in FEATURE_CONVERTERS:
-    raise UserError(f"architecture {architecture!r}: no feature converter; there are {', '.join(FEATURE_CONVERTERS)}")
-  if architecture == "encoder_only":
-    return dict.fromkeys(ENCODER_FEATURES, inputs_length)
-  lengths = {"inputs": inputs_length, "targets": targets_length}
-  return lengths if architecture == "encoder_decoder" or "inputs" in features else {"targets": targets_length}
-
-
-def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, int]:
-  """Positions of the encoder and of the decoder, given `feature_lengths`."""
-  if architecture == "encoder_only":
-    return {"encoder": lengths["inputs"]}
-  if architecture == "decoder_only":
-    return {"decoder": sum(lengths.values())}
-  return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
+# The same table as `t2t plan` reads, which loads no TensorFlow.
+feature_lengths, model_lengths = features.task_lengths, features.model_lengths
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t.data import sources
+from t2t.data import sources, windows
 
 Features = dict[str, tf.Tensor]
 
@@ -78,6 +78,10 @@ class DocstringSource(sources.DocumentationSource):
   def num_input_examples(self, split: str) -> int:
     """Records of a split."""
     return len(_columns(self.list_shards(split)[0])["idx"])
+
+  def records(self, split: str) -> windows.SeqioRecords:
+    """A split as windows.py reads it."""
+    return windows.SeqioRecords(self, split)
 
   def get_dataset(
     self,

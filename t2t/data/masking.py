@@ -214,7 +214,7 @@ def masked_lm(
     output_features: its "targets" has the vocabulary.
     choose: `random_tokens`, `whole_words` or `word_spans`: which tokens are to be predicted.
     noise_density: part of the tokens of text that is.
-    merge_documents: as in `span_corruption`.
+    merge_documents: as in `span_corruption`, but that all of a long document comes out in each epoch.
 
   Raises:
     UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
@@ -233,7 +233,7 @@ def masked_lm(
   begin, end = ([cls_id], [sep_id]) if has_both else ([], [vocabulary.eos_id])
   two_segments = has_both and cls_id != vocabularies.bos_id(vocabulary)
   length = pieces.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
-  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
   ordinary_ids, starts_word = vocabularies.ordinary_ids(vocabulary), vocabularies.starts_word(vocabulary)
 
   @seqio.map_over_dataset(num_seeds=3)

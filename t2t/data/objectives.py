@@ -40,9 +40,12 @@ def span_corruption(
   (568 raw tokens for 512), whatever document they belong to; next to nothing is spent on padding, and the model sees
   documents meet without a mark.  T5 concatenates 128 documents; here it is 128 pieces of documents no longer than an
   example, which is the same for short documents, and for long ones gives the first example after 70 thousand
-  tokens at most and not after 128 books.  Without `merge_documents` each document is cut on its own, examples are as
-  long as their documents, and the feature converter packs several into one sequence with segment ids, so that
-  attention never crosses from one document into another.
+  tokens at most and not after 128 books.  Of a document of more than 65,536 tokens one part of that length is drawn in
+  each epoch, as T5 does: the rest of a book is left for other epochs.
+
+  Without `merge_documents` each document is cut on its own, the whole of it, examples are as long as their documents,
+  and the feature converter packs several into one sequence with segment ids, so that attention never crosses from one
+  document into another.
 
   In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 6, "targets": 3} and 99 as the last id
   Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}           EOS is added by the next preprocessor
@@ -118,7 +121,8 @@ def ul2(
   Each example holds as much text as its own denoiser needs to fill the inputs.  The modes are the texts of the
   released checkpoints for the paper's [R], [S] and [X]; a vocabulary without pieces for them spells them.
 
-  Args and errors: as in `span_corruption`; the targets of each denoiser must fit.
+  Args and errors: as in `span_corruption`, T5's draw of one part of a long document included; the targets of each
+  denoiser must fit.
 
   Source: Tay et al. 2023, section 3.1.2 and table 1.
   """
@@ -158,14 +162,15 @@ def causal_lm(
   In:  {"targets": [3, 4, 1]}, {"targets": [5, 6, 7, 1]}    with sequence_length {"targets": 5} and EOS 1
   Out: {"targets": [3, 4, 1, 5, 6]}, {"targets": [7, 1]}
 
-  The last piece of a group of documents, or of a document that stays apart, is what is left.
+  The last piece of a group of documents, or of a document that stays apart, is what is left.  Every token of a document
+  comes out once in each epoch, however long it is.
 
   Args: as in `span_corruption`; the documents have EOS.
 
   Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for the joined documents.
   """
   length = pieces.room(sequence_length, {"targets": 0})
-  return pieces.cut(dataset, length=length, merge_documents=merge_documents)
+  return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
 
 
 def fill_in_the_middle(
@@ -183,7 +188,7 @@ def fill_in_the_middle(
        {"targets": [99, 98, 6, 7, 97, 3, 4, 5, 1]}          SPM, a quarter
 
   The marks are the vocabulary's own where it has pieces for them, <fim_prefix> or the like, else the first three
-  sentinels.
+  sentinels.  Every token of a document comes out once in each epoch, and the EOS behind a middle besides.
 
   Args: as in `span_corruption`; the documents have EOS.
 
@@ -196,7 +201,9 @@ def fill_in_the_middle(
   move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)
   marked = pieces.room(sequence_length, {"targets": 4})
   plain = sequence_length["targets"]
-  dataset = pieces.cut_into_kinds(dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents)
+  dataset = pieces.cut_into_kinds(
+    dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents, whole_documents=True
+  )
 
   @seqio.map_over_dataset(num_seeds=1)
   def rearrange(features: Features, seed: tf.Tensor) -> Features:
@@ -237,7 +244,7 @@ def prefix_lm(
 
   A piece is so long that it fits wherever it is split: both lengths should be the same, the longer is not filled.
 
-  Args: as in `span_corruption`.
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
   """
   # Both sides end in EOS; together they are then as long as either may be, so that two fill a decoder's sequence.
   length = pieces.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
@@ -263,7 +270,7 @@ def mass(
   In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask
   Out: {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]}            EOS is added by the next preprocessor
 
-  Args: as in `span_corruption`.
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
   """
   mask_id = vocabularies.mask_id(output_features["targets"].vocabulary)
   pieces.room(sequence_length, {"targets": 1})
@@ -310,7 +317,7 @@ def denoising(
     output_features: as there.
     noise: makes the inputs of ids and a seed, given `facts` and `options`; they are not longer than the ids.
     facts: keys of `_FACTS`.
-    merge_documents: as there.
+    merge_documents: as there, T5's draw of one part of a long document included.
     **options: noise_density and mean_noise_span_length, where the noise has them.
   """
   vocabulary = output_features["targets"].vocabulary
@@ -441,6 +448,15 @@ def of(task: seqio.Task | seqio.Mixture) -> set[str]:
   tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
   marks = {getattr(preprocessor, "objective", None) for each in tasks for preprocessor in each.preprocessors}
   return marks - {None}
+
+
+def ends_inputs(name: str) -> bool:
+  """Whether EOS stands behind what a model is given; text that is simply continued is given nothing.
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return "inputs" in _find(name).features
 
 
 def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:

@@ -200,7 +200,7 @@ class CacheSource(seqio.DataSource):
     # One file after another, in turns: TensorFlow crashes where what interleaves them in parallel, as seqio's source
     # does, is closed while it reads.
     read = lambda names: names.interleave(files._reader, cycle_length=16, block_length=16)
-    if balanced and (shards == 1 or self.num_input_examples(split) >= 1_000 * number):
+    if balanced and (shards in (1, number) or self.num_input_examples(split) >= 1_000 * number):
       names = names.shard(shards, shard_info.index) if shard_info else names
       return read(names.shuffle(number, seed=seed) if shuffle else names)
     # In one order for all shards, whose seeds differ: each example is in exactly one of them.

@@ -10,7 +10,7 @@ from t2t import UserError
 Features = dict[str, tf.Tensor]
 
 GROUP = 128  # pieces of documents that are concatenated before they are split, as T5 does with whole documents
-MAX_DOCUMENT = 65_536  # tokens; of a longer document one part is drawn, as T5
+MAX_DOCUMENT = 65_536  # tokens; of a longer document T5 draws one part in each epoch
 
 
 def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
@@ -65,27 +65,46 @@ def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
   return dataset.map(pieces, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
-def _merged(dataset: tf.data.Dataset, *, length: int, merge_documents: bool) -> tf.data.Dataset:
+def _merged(dataset: tf.data.Dataset, *, length: int, merge_documents: bool, whole_documents: bool) -> tf.data.Dataset:
+  if not merge_documents:
+    return dataset
   # In pieces before they are joined, so that a group of long documents is no longer than one of short ones.
-  return concatenate(split(random_chunk(dataset), length=length)) if merge_documents else dataset
+  return concatenate(split(dataset if whole_documents else random_chunk(dataset), length=length))
 
 
-def cut(dataset: tf.data.Dataset, *, length: int, merge_documents: bool) -> tf.data.Dataset:
+def cut(
+  dataset: tf.data.Dataset, *, length: int, merge_documents: bool, whole_documents: bool = False
+) -> tf.data.Dataset:
   """Cuts documents into pieces of `length`, joined in groups or each on its own.
 
   In:  {"targets": [1, 2]}, {"targets": [3, 4, 5]}          length 2
   Out: {"targets": [1, 2]}, {"targets": [3, 4]}, {"targets": [5]}
+
+  Args:
+    dataset: {"targets": int32 [n]}.
+    length: tokens of a piece.
+    merge_documents: joined in groups.
+    whole_documents: of those that are joined every token comes out; else `random_chunk` of each, as T5.  Documents that
+      stay apart come out whole in any case.
   """
-  return split(_merged(dataset, length=length, merge_documents=merge_documents), length=length)
+  merged = _merged(dataset, length=length, merge_documents=merge_documents, whole_documents=whole_documents)
+  return split(merged, length=length)
 
 
-def cut_into_kinds(dataset: tf.data.Dataset, *, lengths: Sequence[int], merge_documents: bool) -> tf.data.Dataset:
+def cut_into_kinds(
+  dataset: tf.data.Dataset, *, lengths: Sequence[int], merge_documents: bool, whole_documents: bool = False
+) -> tf.data.Dataset:
   """Cuts documents as `cut`, into pieces of kinds that are drawn one after another, each with its own length.
 
   In:  {"targets": [1, 2, 3, 4, 5, 6]}      lengths (2, 3)
   Out: {"targets": [1, 2], "kind": 0}, {"targets": [3, 4, 5], "kind": 1}, {"targets": [6], "kind": 1}
 
   So each piece fills its example, though the kinds hold different amounts of text.
+
+  Args:
+    dataset: {"targets": int32 [n]}.
+    lengths: tokens of a piece of each kind.
+    merge_documents, whole_documents: as in `cut`.
   """
 
   @seqio.map_over_dataset(num_seeds=1)
@@ -99,7 +118,8 @@ def cut_into_kinds(dataset: tf.data.Dataset, *, lengths: Sequence[int], merge_do
     splits = tf.concat([[0], tf.minimum(ends[:number], size)], 0)
     return {"targets": tf.RaggedTensor.from_row_splits(tokens, splits, validate=False), "kind": kinds[:number]}
 
-  return pieces(_merged(dataset, length=max(lengths), merge_documents=merge_documents)).unbatch()
+  merged = _merged(dataset, length=max(lengths), merge_documents=merge_documents, whole_documents=whole_documents)
+  return pieces(merged).unbatch()
 
 
 def room(sequence_length: Mapping[str, int], reserved: Mapping[str, int], *, shortest: int = 1) -> int:

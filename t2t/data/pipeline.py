@@ -7,20 +7,36 @@ streams and hosts is in streams.py.
 from collections.abc import Sequence
 import dataclasses
 import functools
+import hashlib
 import itertools
-import os
+import json
 from typing import Any
 
 from absl import logging
 import jax
+from jax.experimental import multihost_utils
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import converters, objectives, offline_cache, released, scan, selection, sources, streams, vocabularies
+from t2t.data import (
+  converters,
+  objectives,
+  offline_cache,
+  released,
+  repeatable,
+  rows,
+  scan,
+  selection,
+  sources,
+  streams,
+  text_files,
+  vocabularies,
+)
 
 EVAL_SEED = 0  # held-out batches are the same in every run
+EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +112,10 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
     return _adapted(data, selection.find(data.mixture, modules=data.task_modules))
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
-  files = sources.find_files(data.files)
+  files = text_files.find_files(data.files)
   if data.eval_files:
     source = sources.FileSource(
-      {"train": files, "validation": sources.find_files(data.eval_files, where="config.data.eval_files")},
+      {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
       field=data.field,
       where={"validation": "config.data.eval_files"},
     )
@@ -161,36 +177,29 @@ def task_examples(
   task: seqio.Task | seqio.Mixture,
   *,
   split: str,
-  shuffle: bool,
-  seed: int,
-  shard_info: seqio.ShardInfo | None = None,
-  repeat: bool = False,
+  seed: int = EVAL_SEED,
   trim: bool = True,
 ) -> tf.data.Dataset:
-  """What a task yields, one example after another, before a feature converter.
+  """What a task yields, one example after another in the source's order, before a feature converter.
 
   Args:
     data: what is read.
     architecture: a key of `converters.FEATURE_CONVERTERS`.
     task: see `load_task`.
     split: of the task.
-    shuffle: files and examples.
-    seed: of that and of the preprocessors' noise.
-    shard_info: which part of the data.
-    repeat: for ever.
+    seed: of the preprocessors' noise.
     trim: cut to `feature_lengths`, as training does.
   """
-  lengths = feature_lengths(data, architecture, task)
-  return selection.for_architecture(task, architecture).get_dataset(
-    sequence_length={name: length for name, length in lengths.items() if name in task.output_features},
+  of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
+  if isinstance(task, seqio.Task):
+    return rows.in_order(of_task, trim=trim)
+  return of_task.task.get_dataset(
+    sequence_length={name: length for name, length in of_task.lengths.items() if name in task.output_features},
     split=split,
-    shuffle=shuffle,
+    shuffle=False,
     seed=seed,
-    shard_info=shard_info,
-    # seqio repeats before it preprocesses: each epoch draws its own noise and its own order of files and examples.
-    num_epochs=None if repeat else 1,
+    num_epochs=1,
     trim_output_features=trim,
-    # A dataset cached in memory has one order for ever, and a position that cannot be saved in a few bytes.
     try_in_mem_cache=False,
   )
 
@@ -208,30 +217,6 @@ def model_features(
   )
 
 
-def _examples(
-  data: DataConfig,
-  architecture: str,
-  task: seqio.Task | seqio.Mixture,
-  *,
-  train: bool,
-  seed: int,
-  shard_info: seqio.ShardInfo | None = None,
-  repeat: bool = False,
-) -> tf.data.Dataset:
-  """Model features of one example (or of one packed sequence) after another."""
-  examples = task_examples(
-    data,
-    architecture,
-    task,
-    split=_split(data, train=train),
-    shuffle=train,
-    seed=seed,
-    shard_info=shard_info,
-    repeat=repeat,
-  )
-  return model_features(data, architecture, task, examples)
-
-
 def feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture) -> dict[str, int]:
   """How long each feature of the task may be."""
   return converters.feature_lengths(
@@ -244,47 +229,17 @@ def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
   return converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
 
 
-def dataset_options(num_iterators: int) -> tf.data.Options:
-  """How tf.data runs where so many iterators share the cores of a host."""
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-  options = tf.data.Options()
-  options.deterministic = True
-  # The position is saved as positions of the sources, not as the contents of the buffers.
-  options.experimental_symbolic_checkpoint = True
-  # Streams divide the cores among them; without a limit each would start a thread, and a buffer, for every core.
-  options.threading.private_threadpool_size = max(1, -(-cores // num_iterators))
-  # Tuning finds little here, runs in a thread of each stream, and makes closing a stream take up to 20 s.
-  options.autotune.enabled = False
-  return options
-
-
-def stream_dataset(
-  data: DataConfig,
-  architecture: str,
-  task: seqio.Task | seqio.Mixture,
-  stream: int,
-  *,
-  num_streams: int,
-  num_iterators: int,
-  rows: int,
-  seed: int,
-) -> tf.data.Dataset:
-  """Batches of `rows` examples of one stream, for ever.
-
-  Args:
-    data: what is read.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
-    task: from which the examples come.
-    stream: which part of the data, of `num_streams`.
-    num_streams: in how many parts the data is split.
-    num_iterators: how many streams this host reads, which share its cores.
-    rows: rows of a global batch that come from this stream.
-    seed: of the run; the stream's own is derived from it.
-  """
-  own_seed = int(np.random.SeedSequence([seed, stream]).generate_state(1)[0]) % 2**31
-  shard_info = seqio.ShardInfo(index=stream, num_shards=num_streams) if num_streams > 1 else None
-  examples = _examples(data, architecture, task, train=True, seed=own_seed, shard_info=shard_info, repeat=True)
-  return examples.batch(rows, drop_remainder=True).prefetch(2).with_options(dataset_options(num_iterators))
+def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, *, train: bool, seed: int) -> rows.Plan:
+  """How rows of batches are made of a task; `train`: of the split to train on, for ever, else of the held-out one."""
+  return rows.Plan(
+    selection.for_architecture(task, architecture),
+    split=_split(data, train=train),
+    lengths=feature_lengths(data, architecture, task),
+    convert=functools.partial(model_features, data, architecture, task),
+    pack=data.pack,
+    seed=seed,
+    train=train,
+  )
 
 
 # ---- What training calls ---------------------------------------------------------------------------------------------
@@ -296,7 +251,9 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", *folders}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if data.files:
-    identity["data.files"] = [path.rsplit("/", 1)[-1] for path in sources.find_files(data.files)]
+    # Documents that are held out are not trained on.
+    identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
+    identity["data.files"] = _fingerprint(text_files.find_files(data.files))
   for key in filter(lambda key: getattr(data, key), folders):
     identity[f"data.{key}"] = getattr(data, key).rstrip("/").rsplit("/", 1)[-1]
   return {
@@ -306,6 +263,13 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
+
+
+def _fingerprint(files: tuple[str, ...]) -> str:
+  """Which files, in a few characters however many they are; positions are counted in their bytes."""
+  listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(files), strict=True)]
+  digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
+  return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
 
 
 def train_batches(
@@ -332,60 +296,80 @@ def train_batches(
   """
   task = load_task(data)
   batch_sharding = sharding.batch_sharding(mesh)
-  rows = streams.host_rows(batch_sharding, batch_size)
+  host_rows = streams.host_rows(batch_sharding, batch_size)
   documents = _num_documents(data, task)
   total = streams.choose_num_streams(
-    rows, batch_size=batch_size, wanted=num_streams or data.num_streams, documents=documents
+    host_rows, batch_size=batch_size, wanted=num_streams or data.num_streams, documents=documents
   )
-  own = streams.host_streams(rows[jax.process_index()], batch_size=batch_size, num_streams=total)
+  own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
   return streams.BatchIterator(
-    {
-      stream: functools.partial(
-        stream_dataset,
-        data,
-        architecture,
-        task,
-        stream,
-        num_streams=total,
-        num_iterators=len(own),
-        rows=batch_size // total,
-        seed=seed,
-      )
-      for stream in own
-    },
+    plan(data, architecture, task, train=True, seed=seed),
+    own,
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
     identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total)
     | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
+    saved=[
+      stream
+      for stream, process in streams.writers(host_rows, batch_size=batch_size, num_streams=total).items()
+      if process == jax.process_index()
+    ],
   )
 
 
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
     return (offline_cache if data.cache_dir else selection).num_examples(task, data.train_split)
-  found = scan.scan(sources.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field)
   return found.documents if found.complete else None
 
 
 def eval_rows(data: DataConfig, architecture: str, *, batch_size: int, max_batches: int) -> list[dict[str, np.ndarray]]:
   """The held-out batches in the memory of this host, whole; see `eval_batches`."""
-  examples = _examples(data, architecture, load_task(data), train=False, seed=EVAL_SEED)
-  dataset = examples.batch(batch_size).take(max_batches).with_options(dataset_options(1))
+  number = _eval_streams(batch_size)
+  found = _eval_parts(data, architecture, range(number), number, batch_size=batch_size, max_batches=max_batches)
+  return [{name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()} for batch in found]
+
+
+def _eval_streams(batch_size: int) -> int:
+  """In how many parts held-out batches are made: a number that depends on nothing else, so that they are the same."""
+  return max(number for number in range(1, EVAL_STREAMS + 1) if batch_size % number == 0)
+
+
+def _eval_parts(
+  data: DataConfig, architecture: str, own: Sequence[int], number: int, *, batch_size: int, max_batches: int
+) -> list[dict[str, np.ndarray]]:
+  """Held-out batches as far as these streams make them: each feature as [streams, rows, length]."""
+  of_task = plan(data, architecture, load_task(data), train=False, seed=EVAL_SEED)
+  beginning = rows.beginning(of_task)
+  dataset = rows.of_streams(
+    of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches
+  )
+  parts = []
+  filled = 0
   try:
-    batches = [streams.arrays(features) for features in dataset]
+    for features in dataset:
+      part = streams.arrays(features)
+      if (part.pop(rows.POSITION)[:, 0, 0] < 0).all():
+        break  # nothing but rows of zeros from here on
+      filled += 1
+      parts.append(part)
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
-  if not batches:
+  blank = {
+    name: np.zeros((len(own), batch_size // number, *spec.shape[2:]), spec.dtype.as_numpy_dtype)
+    for name, spec in dataset.element_spec.items()
+    if name != rows.POSITION
+  }
+  most = int(multihost_utils.process_allgather(np.array(filled)).max()) if jax.process_count() > 1 else filled
+  if not most:
     where = (
       "config.data.eval_files" if data.files else f"split {data.eval_split!r} of config.data.mixture={data.mixture}"
     )
     raise UserError(f"{where}: no held-out example; give text to evaluate on")
-  last = batches[-1]
-  padding = batch_size - len(next(iter(last.values())))
-  batches[-1] = {name: np.pad(array, ((0, padding), (0, 0))) for name, array in last.items()}
-  return batches
+  return parts + [streams.as_batch(blank)] * (most - filled)
 
 
 def eval_batches(
@@ -393,8 +377,7 @@ def eval_batches(
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
 
-  The last one is filled up with rows of zeros, whose loss weights are zero.  Each host makes all rows and keeps its
-  own: `max_batches` bounds that, and nothing has to be agreed upon between hosts.
+  They are filled up with rows of zeros, whose loss weights are zero.  Each host reads what its own rows are made of.
 
   Args:
     data: what is read.
@@ -407,18 +390,18 @@ def eval_batches(
     UserError: no held-out text, or a record that cannot be used.
   """
   batch_sharding = sharding.batch_sharding(mesh)
-  streams.host_rows(batch_sharding, batch_size)  # raises where the batch does not divide
+  host_rows = streams.host_rows(batch_sharding, batch_size)
+  number = _eval_streams(batch_size)
+  own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
+  found = _eval_parts(data, architecture, own, number, batch_size=batch_size, max_batches=max_batches)
   return [
-    {
-      name: jax.make_array_from_callback(array.shape, batch_sharding, functools.partial(_at, array))
-      for name, array in batch.items()
-    }
-    for batch in eval_rows(data, architecture, batch_size=batch_size, max_batches=max_batches)
+    streams.global_batch(
+      {stream: {name: array[i] for name, array in batch.items()} for i, stream in enumerate(own)},
+      batch_sharding,
+      batch_size,
+    )
+    for batch in found
   ]
-
-
-def _at(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-  return array[index]
 
 
 def check(
@@ -467,25 +450,32 @@ def check(
     sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
     for where, patterns in sources_of.items():
       if patterns:
-        scan.scan(sources.find_files(patterns, where=where), field=data.field, where=where)
+        scan.scan(text_files.find_files(patterns, where=where), field=data.field, where=where)
   else:
     vocabularies.check(task.output_features["targets"].vocabulary, model_vocab_size)
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
     selection.check(task, architecture, splits, mixture=data.mixture)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
-  examples = _examples(data, architecture, task, train=True, seed=0)
+  examples = model_features(
+    data,
+    architecture,
+    task,
+    task_examples(data, architecture, task, split=_split(data, train=True)),
+  )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
+  if data.mixture:
+    repeatable.check(plan(data, architecture, task, train=True, seed=0))
 
 
 def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
   if not data.files:
     return
-  found = scan.scan(sources.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field)
   # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
     return
-  count = sum(1 for _ in itertools.islice(examples.with_options(dataset_options(1)), batch_size))
+  count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
   if count < batch_size:
     raise UserError(
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"

@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, quiet
-from t2t.data import pipeline, sources, streams, vocabularies
+from t2t.data import pipeline, rows, sources, streams, vocabularies
 from t2t.models import transformer
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
@@ -100,9 +100,7 @@ def _preview(
   num_examples: int,
 ) -> Preview:
   records = {each.name: _read(each, split, num_records) for each in tasks_of(task, split)}
-  dataset = pipeline.task_examples(
-    data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED, trim=False
-  )
+  dataset = pipeline.task_examples(data, architecture, task, split=split, trim=False)
   examples = _take(dataset, num_examples + 1)
   complete = len(examples) <= num_examples
   examples = examples[:num_examples]
@@ -141,7 +139,7 @@ def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list
 
 
 def _options() -> tf.data.Options:
-  options = pipeline.dataset_options(1)
+  options = rows.options()
   # Nothing is resumed here; with it, Python functions in a source or preprocessor give a page of warnings.
   options.experimental_symbolic_checkpoint = False
   return options

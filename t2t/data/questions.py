@@ -34,7 +34,7 @@ def read(
       f"{task.name}: has no split {split!r}; it has {', '.join(task.splits)}: set config.data.eval_split, or leave the"
       " task out with config.eval.tasks"
     )
-  dataset = pipeline.task_examples(data, architecture, task, split=split, shuffle=False, seed=pipeline.EVAL_SEED)
+  dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:
     found = [dict(example) for example in (dataset.take(limit) if limit else dataset).as_numpy_iterator()]
   except tf.errors.OpError as error:

@@ -1,23 +1,24 @@
 """Looks through the user's files before training, so that a bad line is found now and not after a night."""
 
 from collections.abc import Sequence
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 
 from absl import logging
-import tensorflow as tf
 
 from t2t import UserError, cache
-from t2t.data import progress, sources
+from t2t.data import progress, sources, text_files
 
 # A corpus up to this size on disk is read whole (45 MB of gzipped Wikipedia take 1 s, once); of a larger one, the
 # beginning of some files, and the pipeline names a bad record when it meets it.
 READ_WHOLE_BYTES = 256 * 2**20
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 1000
-_VERSION = 1  # of what is remembered
+_VERSION = 2  # of what is remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +45,15 @@ def scan(files: Sequence[str], *, field: str, where: str = "config.data.files") 
   """Reads the files, all or in part, and counts documents; a second look at the same files is answered from memory.
 
   Args:
-    files: paths, as `sources.find_files` gives them.
+    files: paths, as `text_files.find_files` gives them.
     field: name of the text field.
     where: the configuration key that names the files.
 
   Raises:
     UserError: a file or a record that cannot be read, or no text at all.
   """
-  stats = []
-  for path in files:
-    try:
-      stat = tf.io.gfile.stat(path)
-      # Opened as well: one may be allowed to see a file and not to read it.
-      with tf.io.gfile.GFile(path, "rb") as file:
-        file.read(1)
-    except tf.errors.OpError as error:
-      raise UserError(f"{where}: {path}: cannot be read ({error.message.splitlines()[0]})") from error
-    stats.append((path, stat.length, stat.mtime_nsec))
-  return _scan(tuple(stats), field, where)
+  stats = text_files.stats(files, where=where)
+  return _scan(tuple((path, stat.size, stat.changed) for path, stat in stats.items()), field, where)
 
 
 @functools.lru_cache(maxsize=16)
@@ -76,17 +68,13 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str) -> Sc
   paths = [path for path, _, _ in stats]
   if not complete:
     paths = paths[:: max(1, len(paths) // SAMPLED_FILES)][:SAMPLED_FILES]
-  documents = characters = held_out = 0
-  smallest_hash = 2**32 - 1
-  for path in progress.track(paths, f"checking {len(paths)} file(s) of {where}"):
-    for number, text in enumerate(sources.read_texts(path, field=field, where=where), 1):
-      text_hash = sources.text_hash(text)
-      documents += 1
-      characters += len(text)
-      held_out += text_hash < HELD_OUT_BELOW
-      smallest_hash = min(smallest_hash, text_hash)
-      if not complete and number >= SAMPLED_RECORDS:
-        break
+  number = None if complete else SAMPLED_RECORDS
+  # Of many small files in a bucket the answers are waited for together.
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    counted = pool.map(lambda path: _count(path, number, field=field, where=where), paths)
+    counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
+  documents, characters, held_out = (sum(column) for column in list(zip(*counts, strict=True))[:3])
+  smallest_hash = min(count[3] for count in counts)
   if not documents:
     raise UserError(f"{where}: {_listing(paths)} hold no text: every record is blank, or there is none")
   found = Scan(complete, documents, characters, smallest_hash, held_out)
@@ -95,6 +83,19 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str) -> Sc
   except OSError as error:
     logging.info("the result of checking the files is not kept: %s", error)
   return found
+
+
+def _count(path: str, number: int | None, *, field: str, where: str) -> tuple[int, int, int, int]:
+  """Documents, characters, documents to be held out and the smallest hash of the first texts of a file, or of all."""
+  documents = characters = held_out = 0
+  smallest_hash = 2**32 - 1
+  for text in itertools.islice(text_files.read_texts(path, field=field, where=where), number):
+    text_hash = sources.text_hash(text)
+    documents += 1
+    characters += len(text)
+    held_out += text_hash < HELD_OUT_BELOW
+    smallest_hash = min(smallest_hash, text_hash)
+  return documents, characters, held_out, smallest_hash
 
 
 def _listing(paths: Sequence[str]) -> str:

@@ -160,6 +160,13 @@ def for_architecture(found: Found, architecture: str) -> Found:
   return copy(found, without_eos, lambda rate: rate) if architecture == "decoder_only" else found
 
 
+def ends_inputs(found: Found, architecture: str) -> bool | None:
+  """Whether EOS stands behind the inputs that a model is trained with; None: behind those of some tasks alone."""
+  tasks = tasks_of(for_architecture(found, architecture))
+  ends = {"inputs" in task.output_features and task.output_features["inputs"].add_eos for task in tasks}
+  return ends.pop() if len(ends) == 1 else None
+
+
 def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
   return {
     name: feature

@@ -1,26 +1,29 @@
 """Streams: how the order of the data is made independent of the number of hosts, and resumed bit for bit.
 
 The data is split in a fixed number of streams.  Stream s of S yields rows s * B / S to (s + 1) * B / S of every global
-batch of B, and a host reads the streams whose rows its devices hold.  Each stream is a tf.data iterator with its own
-shard of the data, its own seed and its own saved position.
+batch of B, and a host reads the streams whose rows its devices hold.  Each stream has its own share of the data, its
+own seed and its own position, which is a few integers, see rows.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 import json
+import sys
 import time
 from typing import Any
-import zlib
 
 import jax
 import numpy as np
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.data import rows as rows_lib
 from t2t.data import sources
 
-# Enough for two cores as for eight hosts, and few enough that filling their buffers does not delay the start.
+# Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
+# than there are streams, several share one.
 DEFAULT_STREAMS = 8
-_STATE_VERSION = 1
+_MOST_STREAMS = 256
+_STATE_VERSION = 2
 
 
 def stream_name(stream: int, num_streams: int) -> str:
@@ -56,22 +59,37 @@ def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> di
   return rows
 
 
-def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: int) -> list[int] | None:
-  """The streams that make up exactly these rows; None if the rows are not whole streams.
+def host_streams(rows: set[tuple[int, int]], *, batch_size: int, num_streams: int) -> list[int]:
+  """The streams that these rows are of, some perhaps only in part.
 
   In:  {(0, 2), (2, 4)}, batch_size 8, num_streams 4
   Out: [0, 1]
   """
-  held = {row for start, stop in rows for row in range(start, stop)}
   per_stream = batch_size // num_streams
-  streams = sorted({row // per_stream for row in held})
-  return streams if len(streams) * per_stream == len(held) else None
+  return sorted({row // per_stream for start, stop in rows for row in range(start, stop)})
+
+
+def writers(rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, num_streams: int) -> dict[int, int]:
+  """The process that saves the position of each stream: the first of those whose devices hold rows of it.
+
+  In:  {0: {(0, 4)}, 1: {(0, 4)}, 2: {(4, 8)}, 3: {(4, 8)}}, batch_size 8, num_streams 4
+  Out: {0: 0, 1: 0, 2: 2, 3: 2}
+  """
+  per_stream, found = batch_size // num_streams, {}
+  for process in sorted(rows):
+    for start, stop in rows[process]:
+      for stream in range(start // per_stream, (stop - 1) // per_stream + 1):
+        found.setdefault(stream, process)
+  return found
 
 
 def choose_num_streams(
   rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, wanted: int = 0, documents: int | None = None
 ) -> int:
-  """The number of streams: what is wanted if it works, else 8, or the number that works and is nearest below.
+  """The number of streams: what is wanted, else 8 for each host, or what works and is nearest below.
+
+  A run that began so goes on on eight times as many hosts without more work; still more hosts share streams: each makes
+  the whole of one and takes its own rows.
 
   Args:
     rows: of each host, from `host_rows`.
@@ -80,29 +98,28 @@ def choose_num_streams(
     documents: in the corpus, if known: a stream without a document would have nothing to yield.
 
   Raises:
-    UserError: `wanted` does not divide the batch, or a host would hold part of a stream; says which numbers work.
+    UserError: `wanted` does not divide the batch; says which numbers do.
   """
-
-  def works(number: int) -> bool:
-    return batch_size % number == 0 and all(
-      host_streams(held, batch_size=batch_size, num_streams=number) is not None for held in rows.values()
-    )
-
-  working = [number for number in range(1, batch_size + 1) if works(number)]
+  working = [number for number in range(1, batch_size + 1) if batch_size % number == 0]
   if wanted:
     if wanted in working:
       return wanted
-    reason = (
-      f"does not divide config.train.batch_size={batch_size}"
-      if batch_size % wanted
-      else f"would give one of the {len(rows)} hosts a part of a stream"
+    raise UserError(
+      f"config.data.num_streams={wanted} does not divide config.train.batch_size={batch_size};"
+      f" these numbers work: {working}"
     )
-    raise UserError(f"config.data.num_streams={wanted} {reason}; these numbers work: {working}")
-  most = DEFAULT_STREAMS
+  hosts = len({frozenset(held) for held in rows.values()})
+  most = max(hosts, min(DEFAULT_STREAMS * hosts, _MOST_STREAMS))
   if documents is not None:
     # A quarter of the documents: those held out may be all that a stream of two or three has.
     most = min(most, max(1, documents // 4))
-  return max((number for number in working if number <= most), default=working[0])
+  own = lambda number: sum(
+    len(host_streams(held, batch_size=batch_size, num_streams=number)) * (batch_size // number)
+    == sum(stop - start for start, stop in held)
+    for held in rows.values()
+  )
+  # Best that no host makes rows which it does not need.
+  return max((number for number in working if number <= most), key=lambda number: (own(number), number))
 
 
 class BatchIterator:
@@ -116,31 +133,50 @@ class BatchIterator:
 
   def __init__(
     self,
-    streams: Mapping[int, Callable[[], tf.data.Dataset]],
+    plan: rows_lib.Plan,
+    streams: Sequence[int],
     *,
     num_streams: int,
     batch_size: int,
     batch_sharding: jax.sharding.NamedSharding,
     identity: Mapping[str, Any],
+    saved: Sequence[int] | None = None,
   ):
     """An iterator at the beginning of the data; use `train_batches`.
 
     Args:
-      streams: this host's, by number; each call makes the same dataset anew.
+      plan: what rows are made of.
+      streams: this host's.
       num_streams: of all hosts.
       batch_size: rows of a global batch.
       batch_sharding: how its rows lie on the devices.
       identity: what the order of the data depends on, saved with the position and compared when it is restored.
+      saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
     """
     self.num_streams = num_streams
-    self.stream_names = tuple(stream_name(stream, num_streams) for stream in streams)
     self.wait_seconds = 0.0
+    self._plan = plan
+    self._streams = tuple(streams)
+    self._saved = self._streams if saved is None else tuple(saved)
     self._batch_size = batch_size
     self._batch_sharding = batch_sharding
     self._identity = dict(identity)
-    self._streams = dict(streams)
-    self._iterators = {stream: iter(dataset()) for stream, dataset in self._streams.items()}
-    self._started = False
+    self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
+    # tf.data asks late where the tasks of a mixture begin, when others have moved on.
+    self._starts = dict(self._positions)
+    self._dataset = rows_lib.of_streams(
+      plan,
+      self._streams,
+      lambda stream: self._starts[int(stream)],
+      num_streams=num_streams,
+      rows=batch_size // num_streams,
+    )
+    self._iterator = None
+
+  @property
+  def stream_names(self) -> tuple[str, ...]:
+    """What this host needs of a checkpoint."""
+    return tuple(stream_name(stream, self.num_streams) for stream in self._streams)
 
   def __iter__(self) -> "BatchIterator":
     """Itself."""
@@ -153,21 +189,17 @@ class BatchIterator:
       UserError: a record that cannot be used, with file and line, or a stream without any text.
     """
     started = time.monotonic()
-    self._started = True
-    rows = {}
-    for stream, iterator in self._iterators.items():
-      try:
-        features = next(iterator)
-      except StopIteration:
-        raise UserError(
-          f"stream {stream} of {self.num_streams} has no text: the corpus is too small to be split so;"
-          " give more text or a smaller config.data.num_streams"
-        ) from None
-      except tf.errors.OpError as error:
-        raise sources.user_error(error) or error from None
-      rows[stream] = arrays(features)
+    if self._iterator is None:
+      self._starts = dict(self._positions)
+      self._iterator = iter(self._dataset)
+    try:
+      features = arrays(next(self._iterator))
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+    positions = features.pop(rows_lib.POSITION)
+    self._positions = {stream: positions[i, -1] for i, stream in enumerate(self._streams)}
     self.wait_seconds = time.monotonic() - started
-    return rows
+    return {stream: {name: array[i] for name, array in features.items()} for i, stream in enumerate(self._streams)}
 
   def __next__(self) -> dict[str, jax.Array]:
     """The next global batch: each feature int32 or (loss weights) float32, [batch, length].
@@ -175,32 +207,26 @@ class BatchIterator:
     Raises:
       UserError: see `next_rows`.
     """
-    rows = self.next_rows()
-    per_stream = self._batch_size // self.num_streams
-    features = next(iter(rows.values()))
-
-    def global_array(name: str) -> jax.Array:
-      def part(index: tuple[slice, ...]) -> np.ndarray:
-        start, stop, _ = index[0].indices(self._batch_size)
-        first, last = start // per_stream, (stop - 1) // per_stream
-        held = np.concatenate([rows[stream][name] for stream in range(first, last + 1)])
-        return held[start - first * per_stream : stop - first * per_stream]
-
-      shape = (self._batch_size, *features[name].shape[1:])
-      return jax.make_array_from_callback(shape, self._batch_sharding, part)
-
-    return {name: global_array(name) for name in features}
+    return global_batch(self.next_rows(), self._batch_sharding, self._batch_size)
 
   def state(self) -> dict[str, bytes]:
-    """The position of each stream of this host, by its name: what has been handed out, whatever has been prefetched."""
-    identity = json.dumps(self._identity).encode()
-    return {
-      name: b"%d %d\n" % (_STATE_VERSION, len(identity)) + identity + zlib.compress(_iterator_state(iterator), 1)
-      for name, iterator in zip(self.stream_names, self._iterators.values(), strict=True)
+    """The position of each stream that this host saves, by its name: behind what was handed out, not what was read."""
+    saved = {
+      stream: {
+        "version": _STATE_VERSION,
+        "position": rows_lib.position_to_json(self._plan, self._positions[stream]),
+        "identity": self._identity,
+      }
+      for stream in self._saved
     }
+    return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
 
-  def restore(self, state: Mapping[str, bytes]) -> None:
+  def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
     """Goes on where `state` was taken; streams of other hosts in it are ignored.
+
+    Args:
+      state: of each of `stream_names`.
+      step: batches that had been handed out, by which a position of an older version of t2t is estimated.
 
     Raises:
       UserError: a stream is missing, or the state is of other data or other settings; names the first that differs.
@@ -211,45 +237,74 @@ class BatchIterator:
         f"the checkpoint has no position for {missing[0]} (it has {', '.join(sorted(state)) or 'none'});"
         " config.data.num_streams must be what training was started with"
       )
-    positions = []
-    for name in self.stream_names:
-      header, _, rest = state[name].partition(b"\n")
-      version, size = (int(number) for number in header.split())
-      if version != _STATE_VERSION:
-        raise UserError(f"{name}: the position was saved by another version of t2t (format {version})")
-      saved = json.loads(rest[:size])
-      for key in {**saved, **self._identity}:
-        if saved.get(key) != self._identity.get(key):
-          raise UserError(
-            f"config.{key} is {self._identity.get(key)!r}, but the checkpoint's data position belongs to"
-            f" {saved.get(key)!r};"
-            " set it back, or start a new workdir from the parameters with config.init.checkpoint"
-          )
-      positions.append(zlib.decompress(rest[size:]))
-    if self._started:
-      # New datasets, not only new iterators: the seeds of shuffling belong to the dataset, and what the old iterators
-      # are still prefetching would advance them under the new ones.
-      self._iterators = {stream: iter(dataset()) for stream, dataset in self._streams.items()}
-      self._started = False
-    for iterator, position in zip(self._iterators.values(), positions, strict=True):
-      _restore_iterator(iterator, position)
+    self._positions = {
+      stream: self._restored(stream, state[name], step)
+      for stream, name in zip(self._streams, self.stream_names, strict=True)
+    }
+    self._iterator = None
+
+  def close(self) -> None:
+    """Stops reading ahead."""
+    self._iterator = None
+
+  def _restored(self, stream: int, state: bytes, step: int) -> np.ndarray:
+    if state.startswith(b"1 "):
+      if stream == 0:
+        print(
+          "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
+          " epoch, not at the same example",
+          file=sys.stderr,
+          flush=True,
+        )
+      taken = step * self._batch_size // self.num_streams
+      return rows_lib.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
+    saved = json.loads(state)
+    if saved["version"] != _STATE_VERSION:
+      raise UserError(
+        f"{stream_name(stream, self.num_streams)}: the position was saved by another version of t2t (format"
+        f" {saved['version']})"
+      )
+    for key in {**saved["identity"], **self._identity}:
+      old, new = saved["identity"].get(key), self._identity.get(key)
+      if old != new:
+        raise UserError(
+          f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"
+          " set it back, or start a new workdir from the parameters with config.init.checkpoint"
+        )
+    return rows_lib.position_from_json(self._plan, saved["position"])
 
 
-def _iterator_state(iterator) -> bytes:
-  # What tf.train.Checkpoint does, without its files.
-  policy = tf.data.experimental.ExternalStatePolicy.IGNORE.value
-  state = tf.raw_ops.SerializeIterator(resource_handle=iterator._iterator_resource, external_state_policy=policy)
-  return tf.io.serialize_tensor(state).numpy()
+def global_batch(
+  rows: Mapping[int, Mapping[str, np.ndarray]], batch_sharding: jax.sharding.NamedSharding, batch_size: int
+) -> dict[str, jax.Array]:
+  """A batch on the mesh.
 
+  Args:
+    rows: stream -> feature -> [batch / num_streams, ...], of the streams that this host's devices hold rows of.
+    batch_sharding: how its rows lie on the devices.
+    batch_size: rows of the batch.
+  """
+  features = next(iter(rows.values()))
+  per_stream = len(next(iter(features.values())))
 
-def _restore_iterator(iterator, state: bytes) -> None:
-  tf.raw_ops.DeserializeIterator(
-    resource_handle=iterator._iterator_resource, serialized=tf.io.parse_tensor(state, tf.variant)
-  )
+  def global_array(name: str) -> jax.Array:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      start, stop, _ = index[0].indices(batch_size)
+      first, last = start // per_stream, (stop - 1) // per_stream
+      held = np.concatenate([rows[stream][name] for stream in range(first, last + 1)])
+      return held[start - first * per_stream : stop - first * per_stream]
+
+    return jax.make_array_from_callback((batch_size, *features[name].shape[1:]), batch_sharding, part)
+
+  return {name: global_array(name) for name in features}
 
 
 def arrays(features: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
   """Model features as numpy arrays, int32 but for the loss weights, which are float32."""
-  arrays = {name: tensor.numpy() for name, tensor in features.items()}
+  return as_batch({name: tensor.numpy() for name, tensor in features.items()})
+
+
+def as_batch(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The same arrays with the types that models take."""
   # seqio's weights are integers; ours are multiplied with losses.
   return {name: array.astype(np.float32) if name.endswith("loss_weights") else array for name, array in arrays.items()}

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from t2t import UserError
+from t2t import UserError, bucket
 
 # tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
 # when a process that has had them forks.
@@ -309,7 +309,7 @@ def _settings(path: epath.Path) -> dict:
 
 def _text(path: epath.Path, where: str) -> str:
   try:
-    return path.read_bytes().decode().replace("\r\n", "\n")
+    return bucket.read(path).decode().replace("\r\n", "\n")
   except UnicodeDecodeError as error:
     raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start})") from error
   except OSError as error:

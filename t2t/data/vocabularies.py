@@ -11,7 +11,7 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, bucket
 from t2t.data import documentation, subwords, vocabulary_training
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
@@ -37,6 +37,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     raise UserError(f"config.data.vocabulary is empty: {_WHAT_TO_GIVE}")
   if spec == "bytes":
     return seqio.ByteVocabulary(extra_ids=extra_ids)
+  bucket.check(spec, where="config.data.vocabulary=")
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
@@ -110,8 +111,12 @@ def _file_in(folder: epath.Path, where: str) -> epath.Path:
 
 def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   try:
-    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-  except (RuntimeError, OSError) as error:
+    content = bucket.read(path)
+  except OSError as error:
+    raise UserError(f"{where}: cannot be read ({error.strerror or error})") from error
+  try:
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
+  except RuntimeError as error:
     raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` makes one") from error
   pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
   sentinels = [i for i, piece in enumerate(pieces) if _SENTINEL.fullmatch(piece)]

@@ -2,7 +2,7 @@
 
 import argparse
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import io
 import pathlib
@@ -16,6 +16,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from t2t import UserError, cache
 from t2t.data import progress
 
+_ALPHABET_SIZE = 1000  # characters that get a piece in any case, the most frequent; BERT's uncased vocabulary has 997
+_COVERAGE = 0.9995  # T5's, with which mT5 has scripts of thousands of characters
+
 
 def train_sentencepiece(
   texts: Iterable[str],
@@ -23,16 +26,18 @@ def train_sentencepiece(
   size: int,
   output_dir: str | pathlib.Path,
   max_sentences: int = 1_000_000,
-  character_coverage: float = 0.9995,
+  character_coverage: float | None = None,
+  byte_fallback: bool = False,
 ) -> pathlib.Path:
   """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
 
   Args:
     texts: documents; long ones are cut into pieces of at most 4,000 bytes at spaces.
-    size: number of pieces, the three special ones included.
+    size: number of pieces, the three special ones included, and the 256 bytes if there are.
     output_dir: local folder; made if it is not there.
     max_sentences: at most so many lines are used, from the beginning.
-    character_coverage: part of the characters that get a piece; 1.0 for small alphabets, T5 had 0.9995.
+    character_coverage: part of the text whose characters get a piece, the most frequent ones; None: `coverage_for` it.
+    byte_fallback: a character without a piece is spelled in the bytes of its UTF-8 instead of being unknown.
 
   Returns:
     The path of the model.
@@ -45,23 +50,20 @@ def train_sentencepiece(
   if size < 4:
     raise UserError(f"--size {size}: a vocabulary needs room for pad, </s>, <unk> and at least one piece")
   model = io.BytesIO()
-  lines = _lines(texts, max_sentences)
-  first = next(lines, None)
-  if first is None:
+  lines = list(_lines(texts, max_sentences))
+  if not lines:
     raise UserError("--input: there is no text to train a vocabulary on")
-
-  def with_first():
-    yield first
-    yield from lines
-
+  if character_coverage is None:
+    character_coverage = coverage_for(count_characters(lines), size=size)
   try:
     with _quiet():
       sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=with_first(),
+        sentence_iterator=iter(lines),
         model_writer=model,
         model_type="unigram",
         vocab_size=size,
         character_coverage=character_coverage,
+        byte_fallback=byte_fallback,
         pad_id=0,
         eos_id=1,
         unk_id=2,
@@ -78,6 +80,36 @@ def train_sentencepiece(
   path = pathlib.Path(output_dir) / "spiece.model"
   cache.write_atomically(path, model.getvalue())
   return path
+
+
+def count_characters(lines: Iterable[str]) -> collections.Counter[str]:
+  """How often each character occurs, as SentencePiece reads it: in its normal form, spaces included."""
+  normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
+  characters = collections.Counter()
+  for line in lines:
+    characters.update(normalizer.normalize(line))
+  return characters
+
+
+def coverage_for(characters: Mapping[str, int], *, size: int) -> float:
+  """The part of a text whose characters should get a piece.
+
+  In:  {"a": 99_996, "V": 4}, size 100
+  Out: 1.0                                  T5's 0.9995 would leave out V
+
+  All of an alphabet: 0.9995 of English novels leaves out the capitals V and K.  Of scripts of thousands of characters
+  0.9995, or if that is more the part that the thousand most frequent characters make up; and of no alphabet much more
+  than half of the pieces.
+
+  Args:
+    characters: see `count_characters`.
+    size: number of pieces.
+  """
+  most = max(1, min(_ALPHABET_SIZE, size // 2))
+  if len(characters) <= most:
+    return 1.0
+  frequent = sum(sorted(characters.values(), reverse=True)[:most])
+  return max(_COVERAGE, frequent / sum(characters.values()))
 
 
 _MAX_LINE_BYTES = 4000
@@ -123,9 +155,6 @@ def _trainer_error(error: Exception, size: int) -> UserError:
       " take at least a few times that, or lower --character_coverage"
     )
   return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
-
-
-_ALPHABET_SIZE = 1000  # characters that get a piece, the most frequent ones; BERT's uncased vocabulary has 997
 
 
 def train_wordpiece(
@@ -285,14 +314,19 @@ def main(argv: list[str]) -> int:
   train.add_argument("--output", required=True, help="folder to write the file in")
   train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
   train.add_argument(
-    "--character_coverage", type=float, help="sentencepiece: part of the characters to give a piece; default: 0.9995"
+    "--character_coverage",
+    type=float,
+    help="sentencepiece: part of the text whose characters get a piece; default: 1.0, less of a script of thousands",
+  )
+  train.add_argument(
+    "--byte_fallback", action="store_true", help="sentencepiece: spell unknown characters in bytes, 256 pieces"
   )
   train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
   train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
   arguments = parser.parse_args(argv)
 
   # Imported here: only this command reads files, and it brings TensorFlow along.
-  from t2t.data import sources, vocabularies
+  from t2t.data import text_files, vocabularies
 
   function, name = _TRAINERS[arguments.type]
   options = {}
@@ -300,6 +334,10 @@ def main(argv: list[str]) -> int:
     if arguments.type != "sentencepiece":
       raise UserError(f"--character_coverage: only for --type sentencepiece, not {arguments.type}")
     options["character_coverage"] = arguments.character_coverage
+  if arguments.byte_fallback:
+    if arguments.type != "sentencepiece":
+      raise UserError(f"--byte_fallback: only for --type sentencepiece, not {arguments.type}")
+    options["byte_fallback"] = True
   if arguments.cased:
     if arguments.type != "wordpiece":
       raise UserError(f"--cased: only for --type wordpiece; {arguments.type} keeps capitals anyway")
@@ -307,23 +345,47 @@ def main(argv: list[str]) -> int:
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
     raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
-  files = sources.find_files(arguments.input, where="--input")
+  files = text_files.find_files(arguments.input, where="--input")
   examples: list[str] = []
 
   def texts():
     for file in progress.track(files, "reading text"):
-      for text in sources.read_texts(file, field=arguments.field, where="--input"):
+      for text in text_files.read_texts(file, field=arguments.field, where="--input"):
         if len(examples) < 3:
           examples.append(" ".join(text.split())[:80])
         yield text
 
+  gather = _lines if arguments.type == "sentencepiece" else _whole
+  lines = gather(texts(), arguments.max_sentences)
+  if arguments.type != "bpe":  # which knows every byte; on the others' text is measured what came out
+    lines = list(lines)
+  characters = count_characters(lines) if arguments.type == "sentencepiece" else {}
+  if characters:
+    options.setdefault("character_coverage", coverage_for(characters, size=arguments.size))
   written = function(
-    texts(), size=arguments.size, output_dir=path.parent, max_sentences=arguments.max_sentences, **options
+    lines, size=arguments.size, output_dir=path.parent, max_sentences=arguments.max_sentences, **options
   )
   vocabulary = vocabularies.load(str(written), extra_ids=0)
   pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
   named = [f"{pieces[i]} {i}" for i in sorted(vocabularies.special_ids(vocabulary))]
   print(f"wrote {written}: {len(pieces)} pieces ({', '.join(named)})")
+  if characters:
+    known = len({character.replace(" ", "▁") for character in characters} & set(pieces))
+    which = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
+    coverage = f"--character_coverage {options['character_coverage']:.6g}"
+    print(f"characters  {len(characters):,} in the text, {which} ({coverage})")
+  print(f"unknown     {_unknown(vocabulary, lines)}")
   for text in examples:
     print(f"  {text}\n    {' '.join(pieces[i] for i in vocabulary.encode(text))}")
   return 0
+
+
+def _unknown(vocabulary, lines: Iterable[str]) -> str:
+  """What part of the text the vocabulary does not know, in words."""
+  if vocabulary.unk_id is None:
+    return "nothing: every byte has a piece"
+  tokens = unknown = 0
+  for line in progress.track(lines, "looking for unknown tokens"):
+    ids = vocabulary.encode(line)
+    tokens, unknown = tokens + len(ids), unknown + ids.count(vocabulary.unk_id)
+  return f"{unknown:,} of {tokens:,} tokens of the text ({unknown / max(tokens, 1):.2%})"

@@ -1,0 +1,102 @@
+"""What each host of a large run asks of the files it trains on, and what it saves of where it stands: by simulation.
+
+  python benchmarks/hosts.py [--files 5000] [--batch_size 2048] [--hosts 1,16,256] [--json]
+
+Makes so many small files, and then does in one process what each host would do: deals out the streams, opens what its
+own streams read in an epoch, and writes the position of each.  Files are counted where they are opened.  With --json
+the last line is one JSON object.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import pathlib
+import tempfile
+import time
+
+from t2t.data import pipeline, rows, streams, text_files
+
+
+@contextlib.contextmanager
+def counted_opens():
+  """How often each file is opened."""
+  opened: collections.Counter[str] = collections.Counter()
+  plain = text_files._open
+
+  def counting(path: str):
+    opened[path] += 1
+    return plain(path)
+
+  text_files._open = counting
+  try:
+    yield opened
+  finally:
+    text_files._open = plain
+
+
+def measure(data: pipeline.DataConfig, *, hosts: int, batch_size: int) -> dict[str, float]:
+  """Opens, seconds and bytes of the busiest of a few hosts, and of all."""
+  per_host = batch_size // hosts
+  host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
+  number = streams.choose_num_streams(host_rows, batch_size=batch_size)
+  plan = pipeline.plan(data, "encoder_decoder", pipeline.load_task(data), train=True, seed=0)
+  found = rows._sources(plan, number)[0]
+  sample = sorted({0, hosts // 2, hosts - 1})
+  opens, distinct, seconds = [], [], []
+  for host in sample:
+    own = streams.host_streams(host_rows[host], batch_size=batch_size, num_streams=number)
+    started = time.monotonic()
+    with counted_opens() as opened:
+      for stream in own:
+        for piece in found.shares[stream]:
+          for _ in found.records.read(piece):
+            pass
+    seconds.append(time.monotonic() - started)
+    opens.append(sum(opened.values()))
+    distinct.append(len(opened))
+  # What a host reads of the held-out text: its streams' share of it.
+  held_out = pipeline._eval_streams(batch_size)
+  own_held_out = len(streams.host_streams(host_rows[0], batch_size=batch_size, num_streams=held_out))
+  position = rows.beginning(plan) + 10**6
+  identity = pipeline._identity(data, batch_size=batch_size, seed=0, num_streams=number)
+  saved = json.dumps({"version": 2, "position": rows.position_to_json(plan, position), "identity": identity})
+  return {
+    "hosts": hosts,
+    "streams": number,
+    "streams_of_a_host": len(streams.host_streams(host_rows[0], batch_size=batch_size, num_streams=number)),
+    "files_of_a_host": max(distinct),
+    "opens_of_a_host_and_epoch": max(opens),
+    "seconds_to_read_them": round(max(seconds), 2),
+    "position_bytes_of_all_streams": len(saved) * number,
+    "held_out_share_of_a_host": f"{own_held_out} of {held_out}",
+  }
+
+
+def main() -> None:
+  """Reads the flags, measures, prints."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--files", type=int, default=5000)
+  parser.add_argument("--batch_size", type=int, default=2048)
+  parser.add_argument("--hosts", default="1,16,256")
+  parser.add_argument("--json", action="store_true")
+  arguments = parser.parse_args()
+  with tempfile.TemporaryDirectory() as folder:
+    for number in range(arguments.files):
+      text = "".join(f"document {number} {line}, a sentence of some words\n" for line in range(40))
+      (pathlib.Path(folder) / f"{number:05}.txt").write_text(text)
+    data = pipeline.DataConfig(files=f"{folder}/*.txt", vocabulary="bytes", inputs_length=64, targets_length=18)
+    started = time.monotonic()
+    task = pipeline.load_task(data)
+    print(
+      f"{task.name}: {arguments.files} files found, asked for and looked through in {time.monotonic() - started:.1f} s"
+    )
+    results = [measure(data, hosts=int(hosts), batch_size=arguments.batch_size) for hosts in arguments.hosts.split(",")]
+  for result in results:
+    print("\n" + "\n".join(f"  {name:<32}{value}" for name, value in result.items()))
+  if arguments.json:
+    print(json.dumps({"benchmark": "hosts", "results": results}))
+
+
+if __name__ == "__main__":
+  main()

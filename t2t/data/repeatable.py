@@ -1,0 +1,138 @@
+"""Sources and preprocessors that cannot be resumed are found before training: those that remember, or draw anew."""
+
+from collections.abc import Callable, Sequence
+import functools
+import itertools
+import typing
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import rows, windows
+
+_COMPARED_RECORDS = 64
+# Operations that draw other numbers each time that they run.
+_DRAWING = frozenset(
+  ("Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle")
+  + ("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal")
+)
+
+
+def check(plan: rows.Plan) -> None:
+  """Whether each task makes the same of the same records whenever it is asked, a few records at a time.
+
+  Raises:
+    UserError: it does not; names the source, or the first preprocessor whose result depends on more than its input and
+      seed, or that takes a part of what it is given.
+  """
+  for task in plan.tasks:
+    first, again = (_first_records(plan, task) for _ in range(2))
+    if first is None:
+      continue
+    records, columns = first
+    if not all(map(np.array_equal, columns, again[1])):
+      raise UserError(
+        f"{task.name}: its source gives other records, or in another order, each time that it is asked with"
+        " shuffle=False; a run that was stopped could not go on with the same data. Let it give them in one order:"
+        " t2t shuffles them"
+      )
+    made = functools.partial(_made, plan, task, records, columns)
+    if not _repeats(made):
+      steps = task.preprocessors
+      shortest = next(
+        number
+        for number in range(1, len(steps) + 1)
+        if not _repeats(functools.partial(made, steps=number)) or number == len(steps)
+      )
+      raise UserError(
+        f"{task.name}: its preprocessor {_name(steps[shortest - 1])} makes something else of the same records when it"
+        " is asked again, so that a run that was stopped could not go on with the same data; draw at random with the"
+        " seeds that @seqio.map_over_dataset(num_seeds=...) gives, and keep nothing between records"
+      )
+    _check_takes_all(task, made, len(columns[0]))
+
+
+def _first_records(plan: rows.Plan, task: seqio.Task) -> tuple[windows.Records, tuple[np.ndarray, ...]] | None:
+  """The records of a task's source, and a few of them; None if it has none."""
+  records = rows.records_of(task, plan.split)
+  (share,) = windows.shares(records.shards(), 1)
+  order = windows.Order(share, (0,), plan.window_bytes, shuffled=False)
+  first = next(order.windows(records, windows.Place()), None)
+  if first is None:
+    return None
+  return records, tuple(column[:_COMPARED_RECORDS] for column in first.columns)
+
+
+def _made(
+  plan: rows.Plan,
+  task: seqio.Task,
+  records: windows.Records,
+  columns: Sequence[np.ndarray],
+  part: slice = slice(None),
+  *,
+  steps: int | None = None,
+) -> tf.data.Dataset:
+  """(0 or 1, example): what a task, or its first steps, makes of a part of some records twice, in one iterator."""
+
+  def of_window(time: tf.Tensor) -> tf.data.Dataset:
+    found = records.features(tuple(tf.constant(column[part]) for column in columns))
+    seed = tf.constant(1, tf.int64)
+    if steps is None:
+      made = rows.examples_of_window(plan, task, found, seed)
+    else:
+      with rows.drawn_from(seed), seqio.map_seed_manager(0):
+        made = task._preprocess_dataset(found, task.preprocessors[:steps], plan.lengths)
+    return made.map(lambda example: (time, example))
+
+  return tf.data.Dataset.range(2).flat_map(rows.as_it_stands(of_window)).with_options(rows.options())
+
+
+def _repeats(make: Callable[[], tf.data.Dataset]) -> bool:
+  """Whether the same comes twice of one iterator, and of a dataset that is built once more; and draws nothing anew."""
+  found = [_twice(dataset) for dataset in (make(), make())]
+  first = found[0][0]
+  return all(_same(first, other) for pair in found for other in pair) and not _draws(make())
+
+
+def _draws(dataset: tf.data.Dataset) -> bool:
+  graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+  nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+  return any(node.op in _DRAWING for node in nodes)
+
+
+def _twice(dataset: tf.data.Dataset) -> tuple[list, list]:
+  found: tuple[list, list] = ([], [])
+  for time, example in dataset:
+    found[int(time)].append([np.asarray(x.numpy()) for x in tf.nest.flatten(example, expand_composites=True)])
+  return found
+
+
+def _same(left: list, right: list) -> bool:
+  return len(left) == len(right) and all(
+    a.dtype == b.dtype and np.array_equal(a, b)
+    for one, other in zip(left, right, strict=True)
+    for a, b in zip(one, other, strict=True)
+  )
+
+
+def _check_takes_all(task: seqio.Task, made: Callable[..., tf.data.Dataset], number: int) -> None:
+  """Whether more records make more examples, unless all together make one: text that is joined may be so short.
+
+  Raises:
+    UserError: all make no more than a part of them.
+  """
+  count = lambda part: len(_twice(made(part))[0])
+  half = number // 2
+  if half >= 8 and 1 < count(slice(None)) == count(slice(half)) == count(slice(half, None)) < half:
+    raise UserError(
+      f"{task.name}: its preprocessors make {count(slice(half))} examples of {half} records as of {number}, as if they"
+      " took the first few; they are asked again for each part of the data, so that it would be the first few of each."
+      " Take them in the task's source, or name a slice of its split: train[:32]"
+    )
+
+
+def _name(step: Any) -> str:
+  return seqio.utils.function_name(typing.cast(Any, step).func if hasattr(step, "func") else step)

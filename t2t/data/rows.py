@@ -1,0 +1,407 @@
+"""From windows of records to rows of batches: what preprocesses, mixes and packs starts afresh in each window.
+
+A row says where its stream goes on behind it, so that a position is never a buffer's or an iterator's state, but a few
+integers: for each task (epoch, group, window, examples taken from it), and for a mixture (window of mixed examples,
+rows taken from it) with the positions that its tasks had at that window's beginning.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+from typing import Any
+import zlib
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+# As it stands: a function that builds a dataset would be rewritten by AutoGraph with all that it calls, seqio included,
+# which takes 10 s; `do_not_convert` would keep it from preprocessors that need it.
+from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
+
+from t2t import UserError
+from t2t.data import selection, sources, windows
+
+Examples = tf.data.Dataset
+
+POSITION = "position"  # beside the model's features in a row
+_TASK, _MIXED = 4, 2  # integers of a task's position, and of the mixture's
+
+# Half an example of padding is lost at the end of a window of packed or merged text: 0.1 % of so many examples.
+_EXAMPLES_OF_WINDOW = 512
+_BYTES_OF_TOKEN = 4
+# Examples of a mixture that are packed together; without packing a window loses nothing, and may be short.
+_MIXED_PACKED, _MIXED_ALONE = 4096, 256
+# Buffers of shuffled examples are as large as they are for so many streams: more streams mix by themselves.
+_SHUFFLING_STREAMS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What rows are made of.
+
+  task: a task or a mixture, as the architecture needs it.
+  split: of it.
+  lengths: tokens of each feature of an example.
+  convert: a task's examples -> the model's features.
+  pack: whether `convert` puts several examples in a row.
+  seed: of the order of records and of the preprocessors' noise.
+  train: epoch after epoch, shuffled; else once, as it stands.
+  """
+
+  task: seqio.Task | seqio.Mixture
+  split: str
+  lengths: Mapping[str, int]
+  convert: Callable[[Examples], tf.data.Dataset]
+  pack: bool
+  seed: int
+  train: bool = True
+
+  @property
+  def tasks(self) -> list[seqio.Task]:
+    """Those that have the split; seqio leaves out the others of a mixture."""
+    return [task for task in selection.tasks_of(self.task) if self.split in task.splits]
+
+  @property
+  def window_bytes(self) -> int:
+    """Text of one window."""
+    return _EXAMPLES_OF_WINDOW * _BYTES_OF_TOKEN * sum(self.lengths.values())
+
+
+def beginning(plan: Plan) -> np.ndarray:
+  """The position of a stream that has yielded nothing."""
+  return np.zeros(_MIXED + _TASK * len(plan.tasks), np.int64)
+
+
+def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
+  """A position for people and for other versions.
+
+  In:  [0, 0, 2, 0, 5, 17] of a task "files"
+  Out: {"window": 0, "taken": 0, "tasks": {"files": [2, 0, 5, 17]}}
+  """
+  tasks = position[_MIXED:].reshape(-1, _TASK)
+  return {
+    "window": int(position[0]),
+    "taken": int(position[1]),
+    "tasks": {task.name: row.tolist() for task, row in zip(plan.tasks, tasks, strict=True)},
+  }
+
+
+def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
+  """The inverse of `position_to_json`.
+
+  Raises:
+    UserError: it is of other tasks.
+  """
+  names = [task.name for task in plan.tasks]
+  if sorted(names) != sorted(saved["tasks"]):
+    raise UserError(
+      f"config.data.mixture: the checkpoint's data position is of {', '.join(sorted(saved['tasks']))}, not of"
+      f" {', '.join(sorted(names))}; set it back, or start a new workdir from the parameters with"
+      " config.init.checkpoint"
+    )
+  return np.array([saved["window"], saved["taken"], *(n for name in names for n in saved["tasks"][name])], np.int64)
+
+
+# ---- A window --------------------------------------------------------------------------------------------------------
+
+
+class _Given(seqio.DataSource):
+  """Records that are there already, in place of a task's source."""
+
+  def __init__(self, dataset: tf.data.Dataset, split: str):
+    super().__init__(splits=(split,), num_input_examples={split: None})
+    self._dataset = dataset
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    return True
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    return [split]
+
+  def get_dataset(self, split="train", shuffle=False, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+    del split, shuffle, seed, shard_info, unused
+    return self._dataset
+
+
+@contextlib.contextmanager
+def drawn_from(seed: tf.Tensor) -> Iterator[None]:
+  """Random numbers of preprocessors that are built meanwhile depend on `seed`, int64 [].
+
+  seqio draws what `map_over_dataset` hands on from `tf.data.Dataset.random`, with seeds that it counts up in Python: in
+  a graph that is built once for all windows these would be the same in each.
+  """
+  plain = tf.data.Dataset.random
+
+  def random(own: Any = None, *arguments, **options) -> tf.data.Dataset:
+    own = options.pop("seed", own)
+    return plain(own if own is None else tf.cast(own, tf.int64) + seed, *arguments, **options)
+
+  tf.data.Dataset.random = staticmethod(random)
+  try:
+    yield
+  finally:
+    tf.data.Dataset.random = staticmethod(plain)
+
+
+def examples_of_window(
+  plan: Plan, task: seqio.Task, records: tf.data.Dataset, seed: tf.Tensor, *, buffer: int = 1, trim: bool = True
+) -> Examples:
+  """The examples that a task makes of the records of one window."""
+  with drawn_from(seed):
+    examples = task.replace(source=_Given(records, plan.split)).get_dataset(
+      sequence_length={name: length for name, length in plan.lengths.items() if name in task.output_features},
+      split=plan.split,
+      shuffle=False,
+      seed=plan.seed % 2**31,
+      num_epochs=1,
+      trim_output_features=trim,
+      try_in_mem_cache=False,
+    )
+  if plan.train and buffer > 1:
+    examples = examples.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
+  return examples
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+  """A task of a plan, and how its records are read."""
+
+  plan: Plan
+  task: seqio.Task
+  records: windows.Records
+  shares: Sequence[tuple[windows.Piece, ...]]
+
+  def order(self, stream: int) -> windows.Order:
+    """How a stream goes through the records."""
+    return self._order(stream, self.shares[stream])
+
+  def _order(self, stream: int, share: tuple[windows.Piece, ...]) -> windows.Order:
+    seed = (self.plan.seed, stream, zlib.crc32(self.task.name.encode()))
+    return windows.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
+
+  def windows(self, stream: int, place: windows.Place) -> Iterator[windows.Window]:
+    """The windows of a stream; one whose share has no record goes through all of them, in an order of its own."""
+    found = False
+    for window in self.order(stream).windows(self.records, place):
+      found = True
+      yield window
+    if self.plan.train and not found:
+      (whole,) = windows.shares(self.records.shards(), 1)
+      yield from self._order(stream, whole).windows(self.records, place)
+
+  def dataset(self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable) -> tf.data.Dataset:
+    """What `make` makes of each window: (element, the task's position behind it).
+
+    Args:
+      stream: int64 [].
+      start: stream -> the position to begin at.
+      make: (records, seed) -> dataset.
+    """
+
+    def generate(number: int) -> Iterator[tuple]:
+      position = start(int(number))
+      place, taken = windows.Place(*map(int, position[:3])), int(position[3])
+      for window in self.windows(int(number), place):
+        yield window.columns, dataclasses.astuple(window.place), window.seed, taken if window.place == place else 0
+      if self.plan.train:
+        raise UserError(f"{self.task.name}, split {self.plan.split}: none of the source's records has a text")
+
+    def rows(columns: tuple[tf.Tensor, ...], place: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
+      found = make(self.records.features(columns), seed).enumerate(1).skip(skip)
+      return found.map(lambda number, element: (element, tf.concat([place, [number]], 0)))
+
+    signature = (
+      (tf.TensorSpec([None], tf.string),) * self.records.num_columns,
+      tf.TensorSpec([3], tf.int64),
+      tf.TensorSpec([], tf.int64),
+      tf.TensorSpec([], tf.int64),
+    )
+    found = tf.data.Dataset.from_generator(generate, args=(stream,), output_signature=signature)
+    return found.prefetch(1).flat_map(as_it_stands(rows))
+
+
+def records_of(task: seqio.Task, split: str) -> windows.Records:
+  """The records of a task's source as streams read them."""
+  source = task.source
+  return source.records(split) if isinstance(source, sources.FileSource) else windows.SeqioRecords(source, split)
+
+
+def _sources(plan: Plan, num_streams: int) -> list[_Source]:
+  found = []
+  for task in plan.tasks:
+    records = records_of(task, plan.split)
+    found.append(_Source(plan, task, records, windows.shares(records.shards(), num_streams)))
+  return found
+
+
+def _buffer(task: seqio.Task, num_streams: int) -> int:
+  """Examples that a stream shuffles."""
+  most = task.shuffle_buffer_size or 1
+  return -(-most * _SHUFFLING_STREAMS // max(num_streams, _SHUFFLING_STREAMS))
+
+
+# ---- A stream --------------------------------------------------------------------------------------------------------
+
+
+def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+  """Rows of a stream of one task."""
+  plan = source.plan
+  buffer = _buffer(source.task, len(source.shares))
+  make = lambda records, seed: plan.convert(examples_of_window(plan, source.task, records, seed, buffer=buffer))
+  rows = source.dataset(stream, lambda number: start(number)[_MIXED:], make)
+  unmixed = tf.zeros([_MIXED], tf.int64)
+  return rows.map(lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)})
+
+
+def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+  """Rows of a stream of several tasks; which one an example is of is drawn from its number."""
+  plan, number = found[0].plan, len(found)
+  size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
+  at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [_MIXED + _TASK * number])
+  first, taken = at[0], at[1]
+  ends = tf.constant(np.cumsum(mixing_rates(plan)), tf.float64)
+
+  def draw(index: tf.Tensor) -> tf.Tensor:
+    drawn = tf.random.stateless_uniform([], tf.stack([plan.seed % 2**31 + stream * 2**31, index]), dtype=tf.float64)
+    return tf.searchsorted(ends, [drawn * ends[-1]], side="right", out_type=tf.int64)[0]
+
+  def examples_of(task: int) -> tf.data.Dataset:
+    own = slice(_MIXED + _TASK * task, _MIXED + _TASK * (task + 1))
+    source = found[task]
+    buffer = _buffer(source.task, len(source.shares))
+    make = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
+    names = tuple(plan.task.output_features)
+    return source.dataset(stream, lambda number: start(number)[own], make).map(
+      lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
+    )
+
+  choices = tf.data.Dataset.counter(first * size).map(draw)
+  examples = tf.data.Dataset.choose_from_datasets(
+    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=True
+  )
+
+  def note(table: tf.Tensor, element: tuple) -> tuple:
+    """Where each task stood before this example, beside it."""
+    features, task, position = element
+    return tf.tensor_scatter_nd_update(table, [[task]], [position]), (features, table)
+
+  def mixed(index: tf.Tensor, window: tuple) -> tf.data.Dataset:
+    features, tables = window
+    table = tf.data.Dataset.get_single_element(tables.take(1))
+    rows = plan.convert(tf.data.Dataset.zip(features)).enumerate(1).skip(tf.where(index == first, taken, 0))
+    behind = lambda number: tf.concat([[index, number], tf.reshape(table, [-1])], 0)
+    return rows.map(lambda number, features: {**features, POSITION: behind(number)})
+
+  tables = tf.reshape(at[_MIXED:], [number, _TASK])
+  return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
+
+
+def mixing_rates(plan: Plan) -> list[float]:
+  """How often each of `plan.tasks` is drawn, relative to the others.
+
+  Raises:
+    UserError: the mixture draws in a way of its own, whose position could not be saved.
+  """
+  mixture = plan.task
+  if not isinstance(mixture, seqio.Mixture):
+    return [1.0]
+  sample = mixture._sample_fn  # what it was registered with: seqio has no other way to ask
+  if getattr(sample, "func", sample) is not tf.data.Dataset.sample_from_datasets:
+    raise UserError(
+      f"config.data.mixture={mixture.name}: was registered with a sample_fn of its own, and where it stands could not"
+      " be saved; give its tasks rates instead"
+    )
+  return [float(mixture.get_rate(task)) for task in plan.tasks]
+
+
+def in_order(plan: Plan, *, trim: bool) -> Examples:
+  """The examples of a plan of one task, as `of_streams` makes them of one stream before they are converted.
+
+  Args:
+    plan: not one to train on.
+    trim: cut to `lengths`.
+  """
+  (source,) = _sources(plan, 1)
+  make = lambda records, seed: examples_of_window(plan, source.task, records, seed, trim=trim)
+  found = source.dataset(tf.constant(0, tf.int64), lambda _: np.zeros(_TASK, np.int64), make)
+  return found.map(lambda features, position: features)
+
+
+# ---- The streams of a host -------------------------------------------------------------------------------------------
+
+
+def of_streams(
+  plan: Plan,
+  streams: Sequence[int],
+  start: Callable[[int], np.ndarray],
+  *,
+  num_streams: int,
+  rows: int,
+  parts: int | None = None,
+) -> tf.data.Dataset:
+  """Parts of batches: each feature, and `POSITION`, as [len(streams), rows, ...].
+
+  Args:
+    plan: of the rows.
+    streams: those of this host.
+    start: stream -> the position to begin at, asked each time that the dataset is iterated.
+    num_streams: of all hosts.
+    rows: of a batch that come from one stream.
+    parts: so many, filled up with rows of zeros, whose position is -1; None: for ever.
+  """
+  found = _sources(plan, num_streams)
+  make = _of_task if len(found) == 1 else lambda source, stream, start: _of_mixture(found, stream, start)
+
+  def one(stream: tf.Tensor) -> tf.data.Dataset:
+    own = make(found[0], stream, start)
+    if parts is not None:
+      blank = {name: tf.zeros([rows, *spec.shape], spec.dtype) for name, spec in own.element_spec.items()}
+      blank[POSITION] -= 1
+      own = own.take(rows * parts).concatenate(tf.data.Dataset.from_tensors(blank).repeat(parts).unbatch())
+      own = own.take(rows * parts)
+    return own.batch(rows, drop_remainder=True).prefetch(2)
+
+  numbers = tf.data.Dataset.from_tensor_slices(np.array(streams, np.int64))
+  together = numbers.interleave(
+    as_it_stands(one), cycle_length=len(streams), block_length=1, num_parallel_calls=len(streams), deterministic=True
+  )
+  return together.batch(len(streams), drop_remainder=True).prefetch(2).with_options(options())
+
+
+def options() -> tf.data.Options:
+  """How tf.data runs here."""
+  options = tf.data.Options()
+  options.deterministic = True
+  # Tuning finds little here, and makes closing take up to 20 s.  No threads of a dataset's own: they are gone when an
+  # iterator is closed, and what still waits for one of them waits for ever.
+  options.autotune.enabled = False
+  return options
+
+
+# ---- Positions of older checkpoints ----------------------------------------------------------------------------------
+
+
+def proportional(plan: Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
+  """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
+  found = _sources(plan, num_streams)
+  rates = np.array(mixing_rates(plan))
+  position = beginning(plan)
+  for number, (source, rate) in enumerate(zip(found, rates / rates.sum(), strict=True)):
+    order = source.order(stream)
+    window = next(order.windows(source.records, windows.Place()), None)
+    if window is None:
+      continue
+    columns = tuple(map(tf.constant, window.columns))
+    seed = tf.constant(window.seed, tf.int64)
+    rows = plan.convert(examples_of_window(plan, source.task, source.records.features(columns), seed))
+    made = sum(1 for _ in rows.with_options(options()))
+    read = sum(windows.RECORD_COST + sum(map(len, record)) for record in window.records)
+    total = sum(piece.weight for piece in source.shares[stream])
+    epochs = taken * rate * read / max(made, 1) / max(total * order.epochs_together, 1.0)
+    epoch = int(epochs) * order.epochs_together
+    weights = np.cumsum([sum(piece.weight for piece in group) for group in order.groups(epoch)])
+    group = int(np.searchsorted(weights, (epochs - int(epochs)) * weights[-1], side="right"))
+    position[_MIXED + _TASK * number :][:2] = epoch, min(group, len(weights) - 1)
+  return position
