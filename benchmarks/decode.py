@@ -20,7 +20,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, command_line, decoding, sharding
+from t2t import UserError, command_line, decoding, meshes, sharding
 from t2t.models import cpu, transformer
 from t2t.models.config import TransformerConfig
 
@@ -39,7 +39,7 @@ def measure(
   """Times `decoding.decode` on the devices that are here."""
   model_config = TransformerConfig(**config.model)
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
-  mesh = sharding.make_mesh(config.mesh)
+  mesh, _ = meshes.make(config)
   make = lambda key: transformer.build(model_config, nnx.Rngs(key))
   key = jax.random.key(0)
   graphdef, shapes = nnx.split(jax.eval_shape(make, key), graph=False)

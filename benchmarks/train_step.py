@@ -17,7 +17,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, command_line, compiled_step, losses, metrics, sharding
+from t2t import UserError, command_line, compiled_step, losses, meshes, metrics, sharding
 from t2t.models import cpu
 from t2t.models.config import TransformerConfig
 
@@ -46,7 +46,7 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
 
 def measure(config: ConfigDict, *, steps: int) -> dict:
   """Times the step on the devices that are here."""
-  mesh = sharding.make_mesh(config.mesh)
+  mesh, _ = meshes.make(config)
   batch = random_batch(config)
   share = losses.share_of_weights([batch])
   with jax.set_mesh(mesh):

@@ -2,8 +2,8 @@
 
   t2t train --config albert_base --workdir gs://BUCKET/albert_base --config.data.vocabulary=gs://BUCKET/spiece.model
 
-11.8 M parameters.  125,000 steps of 4,096 sequences of 512 tokens, as published, with masked spans and without the
-sentence-order task.
+11.8 M parameters.  125,000 steps of 4,096 sequences of 512 tokens by LAMB, as published, with masked spans and without
+the sentence-order task.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +27,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.train.steps = 125_000
   config.train.batch_size = 4_096
   config.train.z_loss = 0.0
-  config.optimizer.name = "adamw"
+  config.optimizer.name = "lamb"
   config.optimizer.learning_rate = 1.76e-3
   config.optimizer.schedule = "linear"
   config.optimizer.warmup_steps = 3_125

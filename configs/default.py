@@ -41,17 +41,21 @@ def get_config() -> ConfigDict:
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
-  config.train.label_smoothing = 0.0  # share of the target distribution spread over the whole vocabulary
+  config.train.label_smoothing = (
+    0.0  # share of the target distribution spread over the vocabulary; not in the held-out loss
+  )
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
   config.train.hosts = 0  # that must have come; 0: as many as there are
   config.train.stall_factor = 20.0  # a step so many times as long as usual has all hosts say where they stand; 0: none
+  config.train.stall_seconds = 1_800  # the start, or a step, that takes so long ends a run on several hosts; 0: never
+  config.train.compilation_cache = "auto"  # folder of compiled programs; "": none; several hosts: one that all see
   config.train.xla_flags = True  # of the table in t2t/xla_flags.py, which lets collectives overlap with computing
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = "adafactor"  # adafactor, adamw, sgd
+  config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, sgd
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
   config.optimizer.schedule = "t5_inverse_sqrt"  # flat, then falling; or inverse_sqrt, cosine, linear, constant
   config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
@@ -62,9 +66,9 @@ def get_config() -> ConfigDict:
   config.optimizer.no_decay = ("norm", "bias")  # parameters whose path matches are not decayed
   config.optimizer.adafactor_decay_rate = 0.8  # second moments are averaged with 1 - step**-rate
   config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
-  config.optimizer.b1 = 0.9  # adamw
-  config.optimizer.b2 = 0.999  # adamw
-  config.optimizer.epsilon = 1e-8  # adamw
+  config.optimizer.b1 = 0.9  # adamw, lamb
+  config.optimizer.b2 = 0.999  # adamw, lamb
+  config.optimizer.epsilon = 1e-8  # adamw, lamb
 
   config.eval = ConfigDict()
   config.eval.every = 1_000  # steps; the last step is always evaluated
@@ -91,7 +95,7 @@ def get_config() -> ConfigDict:
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices
   config.mesh.data = 1  # the batch is split, parameters are copied
-  config.mesh.fsdp = -1  # the batch and the parameters are split
+  config.mesh.fsdp = 0  # batch and parameters are split; 0: as far as is sound, the rest is data (t2t/meshes.py)
   config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
 

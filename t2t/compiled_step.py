@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from t2t import UserError, command_line, losses, optimizers, quiet, sharding, train, train_state, xla_flags
+from t2t import UserError, command_line, features, losses, optimizers, quiet, sharding, train, train_state, xla_flags
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
@@ -97,43 +97,62 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
     raise UserError(f"--topology {topology}: libtpu says: {text}\nThere are, for example,\n{_known()}") from error
 
 
-def _has_inputs(config: ConfigDict) -> bool:
-  """Whether a decoder alone is given inputs before its targets: all objectives but language modelling do."""
-  task = config.data.objective if config.data.files or not config.data.mixture else config.data.mixture
-  return not task.endswith(("causal_lm", "fill_in_the_middle"))
+# How the tasks of t2t/tasks that come from a corpus are called: one of these, and the objective.
+_CORPORA = ("c4", "docs", "wikipedia")
+
+
+def task_features(config: ConfigDict) -> tuple[str, ...]:
+  """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
+
+  The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
+  then the task modules are imported, and TensorFlow with them.
+
+  Raises:
+    UserError: a task module that cannot be imported, or no such mixture.
+  """
+  both, alone = ("inputs", "targets"), ("targets",)
+  data = config.data
+  if data.files or not data.mixture:
+    return alone if data.objective in features.WITHOUT_INPUTS else both
+  if config.model.architecture != "decoder_only":
+    return both  # whatever the task has: an encoder reads something
+  if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
+    parts = (name.strip().partition("_") for name in data.mixture.split(","))
+    is_alone = {corpus in _CORPORA and rest.startswith(features.WITHOUT_INPUTS) for corpus, _, rest in parts}
+    return alone if is_alone == {True} else both
+  from t2t.data import selection
+
+  found = selection.find(data.mixture, modules=data.task_modules)
+  return both if "inputs" in found.output_features else alone
+
+
+def _task_lengths(config: ConfigDict) -> dict[str, int]:
+  return features.task_lengths(
+    config.model.architecture,
+    task_features(config),
+    inputs_length=config.data.inputs_length,
+    targets_length=config.data.targets_length,
+  )
 
 
 def lengths(config: ConfigDict) -> dict[str, int]:
-  """Positions of the encoder and of the decoder, as the feature converters make them; no data is read for it."""
-  inputs, targets = config.data.inputs_length, config.data.targets_length
-  if config.model.architecture == "encoder_only":
-    return {"encoder": inputs}
-  if config.model.architecture == "decoder_only":
-    return {"decoder": inputs + targets if _has_inputs(config) else targets}
-  return {"encoder": inputs, "decoder": targets}
+  """Positions of the encoder and of the decoder, as in training; no data is read for it."""
+  return features.model_lengths(config.model.architecture, _task_lengths(config))
 
 
 def batch_shapes(config: ConfigDict) -> dict[str, tuple[int, int]]:
-  """Shape of each feature of a training batch, int32: those that `data.converters` makes."""
-  sides, architecture = lengths(config), config.model.architecture
-  names = [f"{side}_input_tokens" for side in sides]
-  last = list(sides)[-1]
-  names += [f"{last}_target_tokens", f"{last}_loss_weights"]
-  if architecture == "encoder_only":
-    names += ["encoder_token_types", "encoder_segment_ids"]
-  if architecture == "decoder_only" and _has_inputs(config):
-    names.append("decoder_causal_attention")
-  if config.data.pack:
-    names += [f"{side}_{feature}" for side in sides for feature in ("segment_ids", "positions")]
-  return {name: (config.train.batch_size, sides[name.partition("_")[0]]) for name in dict.fromkeys(names)}
+  """Shape of each feature of a training batch, int32."""
+  found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
+  return {name: (config.train.batch_size, length) for name, length in found.items()}
 
 
 def share_predicted(config: ConfigDict) -> float:
   """Which part of the last stack's positions has a loss, about: the data decides."""
   if config.model.architecture == "encoder_only":
     return config.data.noise_density or 0.15
-  if config.model.architecture == "decoder_only" and _has_inputs(config):
-    return config.data.targets_length / (config.data.inputs_length + config.data.targets_length)
+  if config.model.architecture == "decoder_only":
+    found = _task_lengths(config)
+    return found["targets"] / sum(found.values())
   return 1.0
 
 

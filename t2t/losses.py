@@ -101,7 +101,7 @@ def _whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _weighted_first(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
   """An order of each shard's tokens, [shards, tokens], with those that count first; and how many count, at most."""
   counts = weights != 0
-  return jnp.argsort(~counts, axis=1, stable=True), jnp.max(jnp.sum(counts, axis=1))
+  return jnp.argsort(~counts, axis=1, stable=True), sharding.most_of_copies(jnp.max(jnp.sum(counts, axis=1)))
 
 
 def _loop(body, carry, chunks, num_used: jax.Array | None):

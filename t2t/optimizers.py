@@ -7,6 +7,7 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import re
 
 from flax import traverse_util
@@ -23,7 +24,7 @@ Params = dict  # nested, of arrays
 class OptimizerConfig:
   """How parameters are updated; learning rates are per step.  The defaults stand in configs/default.py."""
 
-  name: str  # adafactor, adamw, sgd
+  name: str  # adafactor, adamw, lamb, sgd
   learning_rate: float  # at the top of the schedule
   schedule: str  # t5_inverse_sqrt, inverse_sqrt, cosine, linear, constant
   warmup_steps: int
@@ -34,9 +35,9 @@ class OptimizerConfig:
   no_decay: tuple[str, ...]  # parameters whose path matches are not decayed
   adafactor_decay_rate: float  # second moments are averaged with 1 - step**-decay_rate
   adafactor_clip: float  # root mean square that an update may have before scaling
-  b1: float  # adamw
-  b2: float  # adamw
-  epsilon: float  # adamw
+  b1: float  # adamw, lamb
+  b2: float  # adamw, lamb
+  epsilon: float  # adamw, lamb
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -92,27 +93,45 @@ def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
     optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
     optax.clip_by_block_rms(config.adafactor_clip),
   ]
-  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config)))]
+  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config))), *_weight_decay(config)]
 
 
 def _adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """AdamW; with updates scaled by the parameter's root mean square it trains T5 (Nawrot 2023, nanoT5)."""
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
   scale = _parameter_scale(config)
-  return [adam, *([_per_layer(scale[0])] if scale else [])]
+  return [adam, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+
+
+def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Adam's updates and the decay, as large as the parameter (You et al. 2020): `optax.lamb`, for each layer by itself.
+
+  What is not decayed has Adam's updates as they are, as in the code that trained ALBERT (google-research/albert,
+  lamb_optimizer.py: exclude_from_layer_adaptation).
+  """
+  ratio = optax.masked(optax.scale_by_trust_ratio(), functools.partial(_decayed, config))
+  return [optax.scale_by_adam(config.b1, config.b2, config.epsilon), *_weight_decay(config), _per_layer(ratio)]
 
 
 def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """The gradient itself."""
-  del config
-  return []
+  return _weight_decay(config)
 
 
-OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "sgd": _sgd}
+OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "sgd": _sgd}
 
 
 def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [optax.scale_by_param_block_rms(min_scale=1e-3)] if config.scale_by_parameter else []
+
+
+def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
+  return {path: not _matches(config.no_decay, path) for path in params}
+
+
+def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  mask = functools.partial(_decayed, config)
+  return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
 
 
 def _stack_of(path: str) -> str:
@@ -170,9 +189,6 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
   schedule = SCHEDULES[config.schedule](config, num_steps)
   parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += OPTIMIZERS[config.name](config)
-  if config.weight_decay:
-    decayed = lambda params: {path: not _matches(config.no_decay, path) for path in params}
-    parts.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
   return _on_flat_dict(optax.chain(*parts, optax.scale_by_learning_rate(schedule))), schedule
 
 

@@ -22,7 +22,19 @@ import jax
 from ml_collections import ConfigDict
 import rich.console
 
-from t2t import UserError, cache, chips, command_line, compiled_step, hlo_cost, metrics, roofline, sharding, xla_flags
+from t2t import (
+  UserError,
+  cache,
+  chips,
+  command_line,
+  compiled_step,
+  hlo_cost,
+  meshes,
+  metrics,
+  roofline,
+  sharding,
+  xla_flags,
+)
 from t2t.models.config import TransformerConfig
 
 _EPILOG = """\
@@ -53,7 +65,7 @@ def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None 
   Raises:
     UserError: see `compiled_step.compile_step`.
   """
-  mesh = sharding.make_mesh(config.mesh, devices=devices)
+  mesh, why = meshes.make(config, devices=devices)
   compiled = compiled_step.compile_step(config, mesh)
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
@@ -71,6 +83,7 @@ def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None 
     "device": f"{len(devices)} x {kind}",
     "chips": len(devices) // (chip.per_chip if chip else 1),
     "mesh": dict(mesh.shape),
+    "mesh_chosen": why,
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
     "remat": config.model.remat,
@@ -257,6 +270,7 @@ def report(plan: Plan) -> str:
   sides = " + ".join(f"{length:,} {side}" for side, length in plan["lengths"].items())
   lines = [
     f"{plan['device']}, {mesh}",
+    *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
     f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
@@ -399,7 +413,7 @@ def main(argv: list[str]) -> None:
     return
   if options.topology:
     # What needs no compiler is said before one is asked for.
-    sharding.mesh_sizes(config.mesh, compiled_step.num_devices(options.topology, slices=options.slices))
+    meshes.choose(config, compiled_step.num_devices(options.topology, slices=options.slices))
   devices, where = find_devices(options.topology, slices=options.slices)
   flags = xla_flags.as_options(devices[0].platform) if config.train.xla_flags else {}
   if flags:

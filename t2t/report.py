@@ -115,7 +115,8 @@ def summarise(
     for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
       print(writers.wrapped(label, text))
   best = checkpoint.best_steps(metrics)
-  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best.pop('loss', None)})")
+  best_loss = best.pop("loss", "none: none has a held-out loss that is a number")
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_loss})")
   for name, step in best.items():
     if not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
       print(f"  best {name} {metrics[step][name]:.2f} at step {step}")

@@ -5,8 +5,10 @@ what a name means: for activations (`shard`) and for parameters (`param_sharding
 """
 
 from collections.abc import Callable, Mapping
+import contextvars
 import functools
 import math
+from typing import Any
 
 from flax import nnx
 import jax
@@ -20,11 +22,14 @@ MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
 # Axes that a mesh has only where they have a size.
 _OPTIONAL = ("dcn_data", "sequence")
 
-_BATCH, _PARAMETER = ("dcn_data", "data", "fsdp"), ("fsdp", "sequence")
+_COPIES = ("dcn_data", "data")  # axes along which parameters are copied
+_BATCH, _PARAMETER = (*_COPIES, "fsdp"), ("fsdp", "sequence")
 
 # logical axis -> (mesh axes of an activation, mesh axes of a parameter)
 RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | None]] = {
   "batch": (_BATCH, None),
+  "copies": (_COPIES, None),
+  "rows": ("fsdp", None),  # those of one copy
   "length": ("sequence", None),
   "tokens": ((*_BATCH, "sequence"), None),
   "embed": (None, _PARAMETER),
@@ -133,9 +138,19 @@ def _spec(axes: tuple[str | None, ...], column: int, *, used: Mapping[str, int])
   return PartitionSpec(*entries)
 
 
+# Whether what is traced sees the rows of one copy of the parameters alone; see `by_copy`.
+_in_a_copy = contextvars.ContextVar("in_a_copy", default=False)
+
+
+def _free() -> dict[str, int]:
+  """Sizes of the axes of the mesh that is set, without those that `by_copy` has split the batch along already."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return {axis: size for axis, size in shape.items() if not (_in_a_copy.get() and axis in _COPIES)}
+
+
 def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.Array:
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  used = _free()
+  if not used:
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
@@ -143,7 +158,7 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
   axes = tuple(
     None if axis == "length" and size % num_shards("length") else axis for axis, size in zip(axes, x.shape, strict=True)
   )
-  return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=mesh.shape))
+  return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=used))
 
 
 def shard(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -177,8 +192,8 @@ gather.defvjp(_gather_forward, _gather_backward)
 
 def platform() -> str:
   """What the program is made for, "cpu", "gpu" or "tpu": the devices of the mesh that is set, or else those here."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
@@ -229,7 +244,7 @@ def param_shardings(params: nnx.State, mesh: jax.sharding.Mesh) -> dict:
 
 def num_shards(axis: str, mesh: jax.sharding.Mesh | None = None) -> int:
   """In how many parts an activation is split along a logical axis, on `mesh` or else the one that is set; or 1."""
-  shape, names = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape, RULES[axis][0]
+  shape, names = _free() if mesh is None else mesh.shape, RULES[axis][0]
   return math.prod(shape.get(name, 1) for name in ((names,) if isinstance(names, str) else names or ()))
 
 
@@ -243,9 +258,51 @@ def per_device(
     in_axes: logical axes of each argument; the mesh must divide these dimensions (see `num_shards`).
     out_axes: logical axes of the result.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  used = _free()
+  if not used:
     return function
-  in_specs = tuple(_spec(axes, 0, used=mesh.shape) for axes in in_axes)
+  in_specs, out_specs = tuple(_spec(axes, 0, used=used) for axes in in_axes), _spec(out_axes, 0, used=used)
   # Not check_vma: the kernels do not say along which mesh axes their results vary.
-  return jax.shard_map(function, in_specs=in_specs, out_specs=_spec(out_axes, 0, used=mesh.shape), check_vma=False)
+  return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def num_copies() -> int:
+  """How often the mesh that is set holds the parameters."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return math.prod(shape.get(axis, 1) for axis in _COPIES)
+
+
+def by_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+  """`function` of each copy of the parameters by itself, as `jax.vmap`: nothing is summed over the copies.
+
+  Left to the compiler, gradients are, wherever they come up: in each of the microbatches, where once would do.
+
+  Args:
+    function: (parameters, rows, key), of which rows and keys have a leading axis of `num_copies()` here, and the
+      result has one.
+  """
+
+  def one(*args):
+    token = _in_a_copy.set(True)
+    try:
+      return function(*args)
+    finally:
+      _in_a_copy.reset(token)
+
+  return jax.vmap(one, in_axes=(None, 0, 0), axis_name="copies", spmd_axis_name=_copy_axes())
+
+
+def _copy_axes() -> tuple[str, ...]:
+  shape = jax.sharding.get_abstract_mesh().shape
+  return tuple(axis for axis in _COPIES if axis in shape)
+
+
+def of_each_copy(placed: NamedSharding) -> NamedSharding:
+  """Of an array with a leading axis of `num_copies()`, each of which lies as `placed`."""
+  axes = tuple(axis for axis in _COPIES if axis in placed.mesh.shape)
+  return NamedSharding(placed.mesh, PartitionSpec(axes, *placed.spec))
+
+
+def most_of_copies(x: jax.Array) -> jax.Array:
+  """The largest of all copies, inside of `by_copy`; elsewhere `x`."""
+  return jax.lax.pmax(x, "copies") if _in_a_copy.get() else x

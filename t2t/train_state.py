@@ -134,6 +134,12 @@ def _microbatches(batch: Batch, num: int) -> Batch:
   return jax.tree.map(one, batch)
 
 
+def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
+  """[microbatches, rows, ...] -> [microbatches, copies, rows of a copy, ...]."""
+  x = x.reshape(x.shape[0], copies, -1, *x.shape[2:])
+  return sharding.shard(x, None, "copies", "rows", *[None] * (x.ndim - 3))
+
+
 def _num_tokens(batch: Batch) -> jax.Array:
   """How many positions of inputs and targets hold a token."""
   real = (transformer.real_positions(batch, side) for side in transformer.sides(batch))
@@ -183,23 +189,37 @@ def make_train_step(
     (_, metrics), grads = jax.value_and_grad(of_params, has_aux=True)(state.params)
     return grads, metrics
 
+  def summed_gradients(state: TrainState, batch: Batch, key: jax.Array):
+    """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
+    copies, part = sharding.num_copies(), functools.partial(gradients, whole=False)
+    batches = _microbatches(batch, num_microbatches)
+    own = state_shardings.params
+    if copies > 1:
+      part, batches = sharding.by_copy(part), jax.tree.map(functools.partial(_split_by_copy, copies), batches)
+      own = jax.tree.map(sharding.of_each_copy, own)
+
+    def one(index: jax.Array, batch: Batch):
+      own_key = jax.random.fold_in(key, index)
+      grads, metrics = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
+      return jax.lax.with_sharding_constraint(grads, own), metrics
+
+    def body(total, scanned):
+      grads, metrics = one(*scanned)
+      return (jax.tree.map(jnp.add, total[0], grads), metrics_lib.merge(total[1], metrics)), None
+
+    first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first))
+    zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
+    total = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
+    return total if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), total)
+
   def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
     # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
     key = jax.random.fold_in(key, state.step)
     if num_microbatches == 1:
       grads, metrics = gradients(state, batch, key, whole=True)
     else:
-      part = functools.partial(gradients, whole=False)
-      batches = _microbatches(batch, num_microbatches)
-      first = jax.tree.map(lambda x: x[0], batches)
-      zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, state, first, key))
-
-      def body(total, scanned):
-        index, batch = scanned
-        grads, metrics = part(state, batch, jax.random.fold_in(key, index))
-        return (jax.tree.map(jnp.add, total[0], grads), metrics_lib.merge(total[1], metrics)), None
-
-      (grads, metrics), _ = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))
+      grads, metrics = summed_gradients(state, batch, key)
       weight = jnp.maximum(metrics["loss"].weight, 1.0)
       grads = jax.tree.map(lambda g: g / weight, grads)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)

@@ -93,6 +93,15 @@ def test_files_are_named_for_what_they_own(name):
   assert ast.get_docstring(ast.parse((ROOT / "t2t" / name).read_text()))
 
 
+def test_slow_tests_are_found():
+  """Each that `make test` leaves out is there: an entry without its test would leave out nothing."""
+  lines = (line.partition("#")[0].strip() for line in (ROOT / "tests" / "slow.txt").read_text().splitlines())
+  for line in filter(None, lines):
+    name, _, test = line.partition("::")
+    text = (ROOT / "tests" / name).read_text()
+    assert not test or f"def {test.partition('[')[0]}(" in text, line
+
+
 CONFIGS = command_line.config_names()
 
 

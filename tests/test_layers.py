@@ -46,6 +46,14 @@ def test_dropout_shares_one_draw_along_an_axis():
   assert np.any(dropped[0] != dropped[1])
 
 
+@pytest.mark.parametrize("kind", ["t5_1_1", "bert", "gpt2"])
+def test_t5_alone_drops_out_behind_the_activation(kind):
+  """BERT's intermediate layer and GPT-2's have no dropout (transformers: BertIntermediate, GPT2MLP.act)."""
+  mlp = layers.Mlp(dataclasses.replace(toy.KINDS[kind], dropout_rate=0.5), nnx.Rngs(0))
+  x = normal(2, 3, 16)
+  assert np.allclose(mlp(x, jax.random.key(0)), mlp(x)) == (kind != "t5_1_1")
+
+
 def test_parameters_are_float32_with_their_axes():
   """`scale` is the standard deviation; the axes are metadata."""
   parameter = layers.param(nnx.Rngs(0), (200, 300), ("embed", "mlp"), scale=0.5)
@@ -221,6 +229,40 @@ def test_the_gradient_of_a_kernel_comes_in_its_dtype(dtype, gradient_dtype):
   rounded = (gradient_dtype or dtype) == "bfloat16"
   np.testing.assert_allclose(d_kernel, exact, rtol=0.01 if rounded else 1e-4, atol=1e-4)
   assert np.array_equal(d_kernel, d_kernel.astype("bfloat16").astype("float32")) == rounded
+
+
+@pytest.mark.parametrize(("devices", "dtype"), [(32, "bfloat16"), (64, "float32")])
+def test_gradients_of_many_devices_are_summed_in_float32(devices, dtype):
+  """Over so many a sum in bfloat16 loses what it adds; over few it is as good, and half as many bytes are sent."""
+  mesh = jax.sharding.AbstractMesh((devices // 2, 2), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2)
+  x, kernel = jnp.ones((64, 2, 16), "bfloat16"), jnp.ones((16, 8))
+  function = lambda x, w: jnp.sum(layers.dense(x, nnx.Param(w)).astype(jnp.float32))
+  with jax.sharding.use_abstract_mesh(mesh):
+    program = jax.make_jaxpr(jax.grad(function, argnums=1))(x, kernel)
+  products = [each for each, _ in toy.equations(program.jaxpr) if each.primitive.name == "dot_general"]
+  of_kernel = [each.outvars[0].aval for each in products if set(each.outvars[0].aval.shape) == {16, 8}]
+  assert [each.dtype for each in of_kernel] == [dtype]
+
+
+def test_what_many_positions_share_is_added_up_in_float32():
+  """A row looked up 8,000 times, segments, packed positions, a bias: a sum in bfloat16 ends at 256 equal terms."""
+  config = toy.encoder(dtype="bfloat16", positions="learned", max_length=512, segment_types=2, embedding_norm=False)
+  tokens = jnp.where(jnp.arange(8192).reshape(16, 512) % 128 == 0, 5, 3)
+  cotangent = jnp.asarray(1 + 0.3 * normal(16, 512, 16), "bfloat16")
+  exact = np.asarray(cotangent, np.float64)
+
+  def looked_up(model):
+    return model(tokens, positions=tokens % 4, segments=tokens // 5)
+
+  graphdef, params = toy.split(layers.Embed(config, nnx.Rngs(0)))
+  gradient = jax.vjp(lambda params: looked_up(nnx.merge(graphdef, params)), params)[1](cotangent)[0]
+  of = {token: np.sum(exact[np.asarray(tokens) == token], axis=0) for token in (3, 5)}
+  found = gradient["table"][3], gradient["table"][5], gradient["segments"][0], gradient["positions"][3]
+  for each, expected in zip(found, (of[3], of[5], of[3], of[3]), strict=True):
+    np.testing.assert_allclose(each, expected, rtol=1e-4)
+  kernel, bias = nnx.Param(jnp.zeros((16, 16))), jnp.zeros(16)
+  summed = jax.vjp(lambda b: layers.dense(cotangent, kernel, nnx.Param(b)), bias)[1](cotangent)[0]
+  np.testing.assert_allclose(summed, np.sum(exact, axis=(0, 1)), rtol=1e-4)
 
 
 def test_initial_weights_are_as_large_as_the_config_says():

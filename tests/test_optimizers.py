@@ -99,6 +99,22 @@ def test_adamw_scales_updates_by_each_layers_size():
     np.testing.assert_allclose(updated[name], param, rtol=1e-3, atol=1e-3 * rms(param) + 1e-6, err_msg=name)
 
 
+def test_lamb_is_optax_lamb_on_each_layer():
+  """Three steps equal optax's on each layer by itself; norms have Adam's updates as they are, and no decay."""
+  params, gradients = three_steps()
+  fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-3, weight_decay=0.3)
+  config = toy.optimizer_config(name="lamb", no_decay=("norm",), **fields)
+  updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
+  arguments = dict(b1=0.8, b2=0.9, eps=1e-3)
+  plain, lamb = optax.adam(0.1, **arguments), optax.lamb(0.1, **arguments, weight_decay=0.3)
+  label = lambda path, _: "plain" if "norm" in optimizers.path_name(path) else "lamb"
+  labels = jax.tree_util.tree_map_with_path(label, unstacked(params))
+  expected = optax.multi_transform({"plain": plain, "lamb": lamb}, labels)
+  toy.assert_trees_close(
+    updated, toy.flat(run(expected, unstacked(params), [unstacked(g) for g in gradients])), rtol=1e-4
+  )
+
+
 def schedule_at(steps, *, num_steps=110, **fields):
   schedule = optimizers.make_optimizer(toy.optimizer_config(**fields), num_steps)[1]
   return [float(schedule(step)) for step in steps]
@@ -164,10 +180,10 @@ def test_gradients_are_clipped_by_their_norm_together():
   [
     (
       {"name": "adafctor"},
-      "config.optimizer.name='adafctor': known are adafactor, adamw, sgd; did you mean adafactor?",
+      "config.optimizer.name='adafctor': known are adafactor, adamw, lamb, sgd; did you mean adafactor?",
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
-    ({"name": "?"}, r"known are adafactor, adamw, sgd$"),
+    ({"name": "?"}, r"known are adafactor, adamw, lamb, sgd$"),
   ],
 )
 def test_unknown_names_are_refused(fields, message):

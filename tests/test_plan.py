@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import types
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from t2t import UserError, chips, command_line, compiled_step, hlo_cost, plan, roofline, sharding
+from t2t import UserError, chips, command_line, compiled_step, features, hlo_cost, meshes, plan, roofline, sharding
 from t2t import __main__ as command
 
 SMALL = (
@@ -68,6 +69,37 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
   assert {name: x.shape for name, x in batch.items()} == compiled_step.batch_shapes(changed)
 
 
+def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
+  """Of every objective, of tasks that come with t2t, and of a user's whatever its name: as it is registered."""
+  import seqio
+
+  from t2t.data import converters, objectives, registry
+
+  def planned(mixture, modules, **data):
+    changed = config(name="tiny_gpt")
+    changed.data.update(mixture=mixture, task_modules=modules, **data)
+    return compiled_step.task_features(changed)
+
+  for objective, made in objectives.OBJECTIVES.items():
+    assert ("inputs" in made.features) == (planned("", (), objective=objective) == ("inputs", "targets")), objective
+  for module in registry.shipped():
+    for task in registry.load(module):
+      inputs = "inputs" in seqio.get_mixture_or_task(task).output_features
+      assert planned(task, (module,)) == (("inputs", "targets") if inputs else ("targets",)), task
+  assert planned("c4_causal_lm,c4_fill_in_the_middle", ("t2t.tasks.c4",)) == ("targets",)
+  source = """
+import seqio
+from t2t.data import objectives
+for name, objective in (("my_corpus", "causal_lm"), ("causal_lm_in_name_alone", "prefix_lm")):
+  seqio.TaskRegistry.add(name, source=seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=("train",)),
+    preprocessors=objectives.preprocessors(objective), output_features=objectives.t5_features(objective))
+"""
+  (tmp_path / "own.py").write_text(source)
+  assert planned("my_corpus", (f"{tmp_path}/own.py",)) == ("targets",)
+  assert planned("causal_lm_in_name_alone", (f"{tmp_path}/own.py",)) == ("inputs", "targets")
+  assert set(features.ARCHITECTURES) == set(converters.FEATURE_CONVERTERS)
+
+
 def test_flops_of_a_plan_are_those_of_the_program(small):
   """Without recomputation the program multiplies as much as the formula says."""
   assert small["executed_flops_per_step"] == pytest.approx(small["flops_per_step"], rel=0.02)
@@ -84,7 +116,9 @@ def test_flops_where_little_has_a_loss():
 
 def test_full_remat_runs_the_layers_forward_again():
   """A third more is executed, but for what no later layer needs."""
-  changed = config(*T5, "--config.model.remat=full", "--config.model.vocab_size=8", "--config.model.mlp_dim=512")
+  # With fsdp: where parameters are whole on each device, XLA for CPUs sees that it has computed the same before.
+  model = ("--config.model.remat=full", "--config.model.vocab_size=8", "--config.model.mlp_dim=512")
+  changed = config(*T5, *model, "--config.mesh.fsdp=-1")
   found = plan.make_plan(changed, jax.devices())
   assert 1.2 < found["executed_flops_per_step"] / found["flops_per_step"] < 4 / 3
 
@@ -127,6 +161,52 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
   """Before anything is compiled, with sizes that would do."""
   with pytest.raises(UserError, match=message):
     plan.make_plan(config(*T5, *overrides), jax.devices())
+
+
+# ---- The mesh --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("name", "devices", "kind", "mesh", "why"),
+  [
+    # embed is 768, 4,096 and 1,024: shards of 192, 128 and 128.
+    (
+      "t5_1_1_base",
+      16,
+      "TPU v5 lite",
+      {"data": 4, "fsdp": 4, "tensor": 1},
+      "fsdp 4, no more, .* 128 wide; the rest",
+    ),
+    ("t5_1_1_xxl", 1_024, "TPU v5", {"data": 32, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
+    ("t5_1_1_xxl", 8, "TPU v5", {"data": 1, "fsdp": 8, "tensor": 1}, "fsdp 8, all there are$"),
+    # Wide enough shards would have 11.3 GB of the state, which is more than a half of a v5e.
+    ("t5_xxl", 256, "TPU v5 lite", {"data": 16, "fsdp": 16, "tensor": 1}, "fsdp 16, so many, for the 90.* GB of param"),
+    ("ul2_20b", 64, "TPU v5 lite", {"data": 2, "fsdp": 32, "tensor": 1}, "fsdp 32, no more"),
+    ("llama2_13b", 256, "TPU v5 lite", {"data": 8, "fsdp": 32, "tensor": 1}, "fsdp 32"),
+    ("tiny", 8, "", {"data": 8, "fsdp": 1, "tensor": 1}, "fsdp 1, no more"),
+    ("tiny", 1, "", {"data": 1, "fsdp": 1, "tensor": 1}, "^$"),
+  ],
+)
+def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
+  """Shards stay as wide as a TPU's rows, unless the state of training needs more of them; data takes the rest."""
+  found = meshes.choose(command_line.load_config(name), devices, device_kind=kind)
+  assert found[0] == mesh
+  assert re.search(why, found[1]), found[1]
+
+
+def test_what_is_said_of_the_mesh_is_kept():
+  """Sizes and -1 are as written; fsdp is chosen for what tensor and dcn_data leave, and errors name what is wrong."""
+  choose = lambda devices, **mesh: meshes.choose(config_of_mesh(**mesh), devices)
+  config_of_mesh = lambda **mesh: command_line.override(
+    command_line.load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
+  )
+  assert choose(16, fsdp=-1) == ({"data": 1, "fsdp": 16, "tensor": 1}, "")
+  assert choose(16, data=-1)[0] == {"data": 16, "fsdp": 1, "tensor": 1}
+  assert choose(16, tensor=4)[0] == {"data": 1, "fsdp": 4, "tensor": 4}
+  assert choose(64, dcn_data=2, data=2)[0] == {"dcn_data": 2, "data": 8, "fsdp": 4, "tensor": 1}
+  for mesh, message in (({"tensor": 3}, "3 does not divide 16"), ({"fsdp": 4}, "makes 4 device")):
+    with pytest.raises(UserError, match=message):
+      choose(16, **mesh)
 
 
 # ---- Topologies ------------------------------------------------------------------------------------------------------

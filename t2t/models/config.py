@@ -75,10 +75,10 @@ class TransformerConfig:
   pooler: bool = False  # encoder_only: a dense layer with tanh on the first position (BERT)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   # How it is computed
-  dropout_rate: float = 0.0  # T5 pre-trains without, and fine-tunes with 0.1
-  t5_dropout: bool = True  # one draw for all positions, and also behind the last norm; otherwise a draw for each
+  dropout_rate: float = 0.0  # T5 1.1 pre-trains without; T5 1.0, and who fine-tunes, with 0.1
+  t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
-  gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype
+  gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
   remat: str = "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
 
   @property

@@ -5,9 +5,13 @@ over leading axes, that nothing is fused into; an `optimization_barrier` keeps t
 what is cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import os
+import pathlib
+import platform
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +42,18 @@ def keep_freed_memory() -> None:
   mallopt(_MMAP_MAX, 0)
   mallopt(_TRIM_THRESHOLD, -1)
   mallopt(_ARENA_MAX, 1)
+
+
+def kind() -> str:
+  """A name for this machine's kind of processor: what is compiled for one may not run on another.
+
+  Out: "x86_64-1c291ca3"
+  """
+  lines = []
+  with contextlib.suppress(OSError):
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+  features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+  return f"{platform.machine()}-{zlib.crc32(''.join(features).encode()):08x}"
 
 
 def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
