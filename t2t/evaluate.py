@@ -5,6 +5,7 @@ The command `t2t eval`; training calls `Evaluation` between steps.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -18,10 +19,10 @@ from t2t import (
   checkpoint,
   command_line,
   decoding,
+  meshes,
   prediction,
   pretrained,
   results,
-  sharding,
 )
 from t2t.data import answers, pipeline, questions, selection, vocabularies
 from t2t.models.config import TransformerConfig
@@ -75,6 +76,7 @@ class Evaluation:
     vocabulary: of the model.
     split: of the tasks.
     batch_size: rows over all devices.
+    ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
 
   Raises:
     UserError: before any work on a device: a task that is not there or cannot be asked in this way, a split or field
@@ -92,6 +94,7 @@ class Evaluation:
     vocabulary: "seqio.Vocabulary",
     split: str,
     batch_size: int,
+    ends_prompts: bool | None = None,
   ):
     if settings.method not in METHODS:
       raise UserError(f"config.eval.method={settings.method}: no such method; there are {' and '.join(METHODS)}")
@@ -101,6 +104,7 @@ class Evaluation:
     self._ranks = settings.method == "rank" or config.architecture == "encoder_only"
     self._per_token = config.architecture == "encoder_only"
     self._adds_eos = config.architecture == "encoder_decoder"
+    self._ends_prompts = ends_prompts
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [
       selection.adapt(task, vocabulary=vocabulary) for task in find_tasks(data, config.architecture, settings.tasks)
@@ -157,18 +161,28 @@ class Evaluation:
         examples, train, settings.shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
       )
     for example in examples:
-      example["inputs"] = self._prompt(example)
+      example["inputs"] = self._prompt(task, example)
     return examples
 
   def _split_of(self, task: "seqio.Task") -> str:
     """The split that is asked for; of a task that has but one (AX-b and AX-g), that one."""
     return task.splits[0] if len(task.splits) == 1 else self._split
 
-  def _prompt(self, example: Mapping[str, Any]) -> list[int]:
-    """EOS ends what an encoder reads that a decoder answers; elsewhere the answer goes on behind the prompt."""
-    tokens = example["inputs"].tolist() if "inputs" in example else []
-    if not self._adds_eos and tokens and tokens[-1] == self._vocabulary.eos_id:
+  def _prompt(self, task: "seqio.Task", example: Mapping[str, Any]) -> list[int]:
+    """EOS ends what an encoder reads that a decoder answers; behind a decoder's prompt it stands if it did in training.
+
+    An encoder alone is given a prompt that its answer goes on from.
+    """
+    if "inputs" not in example:
+      return []
+    tokens = example["inputs"].tolist()
+    if self._adds_eos:
+      return tokens
+    if tokens and tokens[-1] == self._vocabulary.eos_id:
       tokens.pop()
+    as_the_task = task.output_features["inputs"].add_eos if self._ends_prompts is None else self._ends_prompts
+    if self._architecture == "decoder_only" and as_the_task:
+      return [*tokens[: self._data.inputs_length - 1], self._vocabulary.eos_id]
     return tokens
 
   # ---- Answers -------------------------------------------------------------
@@ -306,7 +320,7 @@ def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[st
     UserError: tasks, data and checkpoint do not go together.
   """
   data = command_line.section(config, "data", pipeline.DataConfig)
-  mesh = sharding.make_mesh(config.mesh)
+  mesh, _ = meshes.make(config)
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
     vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)
@@ -314,7 +328,15 @@ def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[st
   settings = dataclasses.replace(_settings(config.eval), tasks=tuple(tasks))
   batch_size = settings.batch_size or config.train.batch_size
   return Evaluation(
-    data, settings, model.config, model.graphdef, mesh, vocabulary=vocabulary, split=split, batch_size=batch_size
+    data,
+    settings,
+    model.config,
+    model.graphdef,
+    mesh,
+    vocabulary=vocabulary,
+    split=split,
+    batch_size=batch_size,
+    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.architecture == "decoder_only" else None,
   )
 
 
@@ -329,6 +351,10 @@ def evaluate(config: ConfigDict, source: pretrained.Source, workdir: str) -> lis
     UserError: see `prepare`.
   """
   evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
+  if source.model.architecture == "decoder_only" and jax.process_index() == 0:
+    ends, reason = pretrained.ends_prompts(source)
+    if ends:
+      print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     found = evaluation.run(params, on_batch=on_batch)

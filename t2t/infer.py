@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
-import math
 import sys
 import time
 from typing import Any
@@ -14,74 +13,12 @@ import jax
 import rich.console
 import rich.progress
 
-from t2t import UserError, decoding, lines, prediction, pretrained, sharding, writers
+from t2t import UserError, decoding, hosts, lines, prediction, pretrained, prompting, sharding, writers
 from t2t.models import cpu
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
 # fewer lose less when a run is killed.
 _WINDOW = 8
-
-
-# ---- Text and tokens -------------------------------------------------------------------------------------------------
-
-
-class Prompts:
-  """Texts as a model reads them: for an encoder EOS comes last, a decoder alone goes on from the last token.
-
-  Args:
-    vocabulary: of the model.
-    architecture: encoder_decoder or decoder_only.
-    longest: tokens at most, EOS included.
-  """
-
-  def __init__(self, vocabulary, architecture: str, longest: int):
-    self._vocabulary = vocabulary
-    self._end = [vocabulary.eos_id] if architecture == "encoder_decoder" else []
-    self._room = longest - len(self._end)
-
-  def __call__(self, text: str) -> tuple[list[int], int]:
-    """The tokens of a text, and how many of them were cut from its end."""
-    tokens = self._vocabulary.encode(text)
-    return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
-
-
-def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
-  """Tokens of a prompt at most, EOS included.
-
-  Args:
-    source: the checkpoint.
-    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
-    max_length: tokens to be written.
-  """
-  if inputs_length < 0:
-    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; without it, as in training")
-  if inputs_length:
-    return inputs_length
-  trained = source.run["data"]["inputs_length"]
-  if not source.model.most_positions:
-    return trained
-  # A decoder alone has BOS and the answer, but for its last token, in the same row.
-  others = max_length if source.model.architecture == "decoder_only" else 0
-  return max(1, min(trained, source.model.most_positions - others))
-
-
-def rounded(score: float) -> float:
-  """A float32 with the digits that count."""
-  return float(f"{score:.6g}")
-
-
-def answer(generation: prediction.Generation, vocabulary) -> dict[str, Any]:
-  """What was written as fields of a row: the best, and with beams the others."""
-  texts = [vocabulary.decode(tokens) for tokens in generation.tokens]
-  scores = [rounded(score) for score in generation.scores]
-  if not math.isfinite(scores[0]):
-    raise UserError(
-      f"--checkpoint: the score of a prediction is {scores[0]}: its training had gone wrong; take another"
-    )
-  found: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
-  others = zip(texts[1:], scores[1:], strict=True)
-  alternatives = [{"prediction": text, "score": score} for text, score in others if math.isfinite(score)]
-  return found | ({"alternatives": alternatives} if alternatives else {})
 
 
 # ---- A file ----------------------------------------------------------------------------------------------------------
@@ -97,6 +34,7 @@ class Job:
   decode: decoding.DecodeConfig
   seed: int
   max_inputs: int
+  ends_prompts: bool
   batch_size: int
   strict: bool
   tensor: int
@@ -109,24 +47,19 @@ def infer(source: pretrained.Source, job: Job) -> None:
     UserError: input, output or options cannot be used; before any work on a device, unless it is a line that comes
       through a pipe.
   """
+  if jax.process_index() != 0:
+    _follow(source, job)
+    return
+
   # ---- Input ---------------------------------------------------------------
   vocabulary = pretrained.vocabulary(source)
-  prompts = Prompts(vocabulary, source.model.architecture, job.max_inputs)
+  prompts = prompting.Prompts(vocabulary, ends=job.ends_prompts, longest=job.max_inputs)
   read = lambda: _checked(lines.read(job.input, field=job.field), job, prompts)
   total = None if job.input == lines.PIPE else _count(read(), job)
 
   # ---- Model ---------------------------------------------------------------
   mesh = _mesh(job.tensor)
-  model = pretrained.abstract(source, mesh)
-  predictor = prediction.Predictor(
-    model.config,
-    model.graphdef,
-    mesh,
-    prediction.framing(vocabulary),
-    decode=job.decode,
-    batch_size=job.batch_size,
-    max_inputs=job.max_inputs,
-  )
+  predictor = _predictor(source, vocabulary, mesh, job)
 
   with lines.output(job.output, _run(source, job)) as output:
     # ---- Where it goes on --------------------------------------------------
@@ -136,9 +69,11 @@ def infer(source: pretrained.Source, job: Job) -> None:
         pass
     if output.done == total:
       print(f"{job.output} is complete: {total:,} lines; nothing is left to do", file=sys.stderr)
+      hosts.share(None)
       return
     if output.done:
       print(f"{job.output} has {output.done:,} lines; going on from there", file=sys.stderr)
+    hosts.share("load")
     params = pretrained.load(source, mesh).params
 
     # ---- Windows -----------------------------------------------------------
@@ -161,10 +96,36 @@ def infer(source: pretrained.Source, job: Job) -> None:
         if job.output != lines.PIPE:
           progress.say(f"stopped after {counts.lines:,} lines; the same command goes on from there")
         raise
+  hosts.share(None)
   _summarise(counts, progress, job)
 
 
-def _checked(found: Iterable[lines.Line], job: Job, prompts: Prompts) -> Iterator[lines.Line]:
+def _predictor(source: pretrained.Source, vocabulary, mesh: jax.sharding.Mesh, job: Job) -> prediction.Predictor:
+  model = pretrained.abstract(source, mesh)
+  return prediction.Predictor(
+    model.config,
+    model.graphdef,
+    mesh,
+    prediction.framing(vocabulary),
+    decode=job.decode,
+    batch_size=job.batch_size,
+    max_inputs=job.max_inputs,
+  )
+
+
+def _follow(source: pretrained.Source, job: Job) -> None:
+  """What all processes but the first do: its share of each window that the first one, which alone reads, has read."""
+  mesh = _mesh(job.tensor)
+  predictor = _predictor(source, pretrained.vocabulary(source), mesh, job)
+  if hosts.share(None) is None:
+    return
+  params = pretrained.load(source, mesh).params
+  while (window := hosts.share(None)) is not None:
+    first, tokens = window
+    predictor.generate(params, tokens, seed=job.seed, first=first)
+
+
+def _checked(found: Iterable[lines.Line], job: Job, prompts: prompting.Prompts) -> Iterator[lines.Line]:
   """The lines, with `--strict` only such as can be answered as they are."""
   for line in found:
     if job.strict:
@@ -204,6 +165,9 @@ def _run(source: pretrained.Source, job: Job) -> dict[str, Any]:
   found |= {"inputs_length": job.max_inputs, "max_length": decode.max_length, "beam": decode.num_beams}
   if decode.num_beams > 1:
     found["length_penalty"] = decode.length_penalty
+  # Only what departs from what outputs were written with before it could be chosen.
+  if job.ends_prompts != (source.model.architecture == "encoder_decoder"):
+    found["prompt_eos"] = "yes" if job.ends_prompts else "no"
   found["temperature"] = decode.temperature
   if decode.temperature:
     found |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": job.seed}
@@ -216,7 +180,13 @@ def _windows(pairs: Iterator, size: int) -> Iterator[list]:
 
 
 def _answers(
-  window: Sequence[lines.Line], prompts: Prompts, vocabulary, predictor, params, job: Job, progress: "_Progress"
+  window: Sequence[lines.Line],
+  prompts: prompting.Prompts,
+  vocabulary,
+  predictor,
+  params,
+  job: Job,
+  progress: "_Progress",
 ) -> list[dict[str, Any]]:
   """The fields that each line's row has beside those of the input."""
   encoded = [prompts(line.text) if line.text else None for line in window]
@@ -227,13 +197,14 @@ def _answers(
   # What is drawn for a line depends on its number: an empty one stands in its place as a copy of another.
   tokens = [(each or there[0])[0] for each in encoded]
   first = window[0].number - 1
+  hosts.share([first, tokens])
   generations = predictor.generate(params, tokens, seed=job.seed, first=first, on_batch=progress.add)
   found = []
   for each, generation in zip(encoded, generations, strict=True):
     if each is None:
       found.append(_EMPTY)
     else:
-      found.append(answer(generation, vocabulary) | ({"cut": each[1]} if each[1] else {}))
+      found.append(prompting.answer(generation, vocabulary) | ({"cut": each[1]} if each[1] else {}))
   return found
 
 
@@ -368,6 +339,7 @@ def _parser() -> argparse.ArgumentParser:
   model = parser.add_argument_group("model")
   add = model.add_argument
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
+  add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
   add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
@@ -375,6 +347,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--server", action="store_true", help="a page on this machine instead of files: type, and watch it write")
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   add("--host", default="127.0.0.1", help="whose requests are heard; default: 127.0.0.1, this machine's alone")
+  hosts.add_options(parser)
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
@@ -434,10 +407,18 @@ def main(argv: list[str]) -> None:
     top_p=options.top_p,
     top_k=options.top_k,
   )
+  if options.server:
+    cpu.keep_freed_memory()  # the page is one process's
+  else:
+    from t2t.configs import default
+
+    hosts.start(options, default.get_config())
   source = pretrained.find(options.checkpoint)
   prediction.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
-  max_inputs = longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
-  cpu.keep_freed_memory()
+  max_inputs = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+  ends, reason = prompting.ends_prompts(source, options.prompt_eos)
+  if source.model.architecture == "decoder_only":
+    print(f"prompts end {'in' if ends else 'without'} EOS, {reason}", file=sys.stderr)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:
     from t2t import server
@@ -445,6 +426,7 @@ def main(argv: list[str]) -> None:
     server.serve(
       source,
       inputs_length=options.inputs_length,
+      ends_prompts=ends,
       tensor=options.tensor,
       defaults=decode,
       host=options.host,
@@ -460,6 +442,7 @@ def main(argv: list[str]) -> None:
       decode=decode,
       seed=options.seed,
       max_inputs=max_inputs,
+      ends_prompts=ends,
       batch_size=options.batch_size,
       strict=options.strict,
       tensor=options.tensor,

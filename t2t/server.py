@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2t import UserError, decoding, infer, prediction, pretrained, sharding, writers
+from t2t import UserError, decoding, infer, prediction, pretrained, prompting, sharding, writers
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 _MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K, _MAX_BODY = 1_024, 16, 1_000_000, 1_000_000
@@ -114,13 +114,20 @@ class Service:
 
   Args:
     source: its checkpoint.
+    ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over; the others stay idle, since there is one row at a time.
     defaults: how text is written unless the page says otherwise.
   """
 
   def __init__(
-    self, source: pretrained.Source, *, inputs_length: int = 0, tensor: int = 1, defaults: decoding.DecodeConfig
+    self,
+    source: pretrained.Source,
+    *,
+    ends_prompts: bool,
+    inputs_length: int = 0,
+    tensor: int = 1,
+    defaults: decoding.DecodeConfig,
   ):
     self._source = source
     self._defaults = defaults
@@ -131,8 +138,8 @@ class Service:
     self._vocabulary = pretrained.vocabulary(source)
     self._framing = prediction.framing(self._vocabulary)
     most = self._room(_MAX_LENGTH)
-    self._max_inputs = infer.longest_prompt(source, inputs_length=inputs_length, max_length=most)
-    self._prompts = infer.Prompts(self._vocabulary, source.model.architecture, self._max_inputs)
+    self._max_inputs = prompting.longest_prompt(source, inputs_length=inputs_length, max_length=most)
+    self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=self._max_inputs)
     self._extra = int(source.model.architecture == "decoder_only")  # BOS
     decoding.check_positions(source.model, self._max_inputs + self._extra, most)
     self._model = pretrained.load(source, self._mesh)
@@ -191,7 +198,7 @@ class Service:
     yield {"state": "searching" if seen else "compiling"}
     start = time.monotonic()
     generation = predictor.generate(self._model.params, [tokens])[0]
-    found = infer.answer(generation, self._vocabulary)
+    found = prompting.answer(generation, self._vocabulary)
     ended = len(generation.tokens[0]) < config.max_length
     number = len(generation.tokens[0]) + ended
     speed = {"tokens_per_second": number / (time.monotonic() - start)} if seen else {}
@@ -236,7 +243,7 @@ class Service:
       else:
         event["tokens_per_second"] = (len(written) - 1) / (time.monotonic() - first)
       if ended or len(written) == limit:
-        yield event | {"score": infer.rounded(score), "ended": ended}
+        yield event | {"score": prompting.rounded(score), "ended": ended}
         return
       # Half of a character that is made of several bytes.
       yield event | {"prediction": text.rstrip("\ufffd")}
@@ -418,6 +425,7 @@ def make_server(service: Service, *, host: str, port: int) -> http.server.Thread
 def serve(
   source: pretrained.Source,
   *,
+  ends_prompts: bool,
   inputs_length: int,
   tensor: int,
   defaults: decoding.DecodeConfig,
@@ -427,10 +435,10 @@ def serve(
   """Serves the page until Ctrl-C.
 
   Args:
-    source, inputs_length, tensor, defaults: see `Service`.
+    source, ends_prompts, inputs_length, tensor, defaults: see `Service`.
     host, port: see `make_server`.
   """
-  service = Service(source, inputs_length=inputs_length, tensor=tensor, defaults=defaults)
+  service = Service(source, ends_prompts=ends_prompts, inputs_length=inputs_length, tensor=tensor, defaults=defaults)
   with make_server(service, host=host, port=port) as server:
     print(f"http://{host}:{server.server_port}/ is the page; Ctrl-C ends it", flush=True)
     try:

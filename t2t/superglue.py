@@ -24,7 +24,7 @@ def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> li
       written when it is done.
 
   Returns:
-    The results on validation and test sets, each of its task's best step.
+    The results on validation and test sets, each of its task's best step; none where fine-tuning was told to stop.
 
   Raises:
     UserError: see `train.train` and `evaluate.Evaluation`.
@@ -46,13 +46,20 @@ def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> li
   config.data.mixture = ",".join(trained)
   config.eval.tasks = ()
   config.init.checkpoint = str(source.path)
-  train.train(config, str(folder / "finetune"))
+  state = train.train(config, str(folder / "finetune"))
+  if int(state.step) < config.train.steps:
+    return []  # it was told to stop, and has said how to go on
 
   # ---- The best step for each task -----------------------------------------
   finetuned = folder / "finetune"
   checkpoints = checkpoint.Checkpoints(finetuned, keep=config.checkpoint.keep)
   best = checkpoint.best_steps(checkpoints.metrics())
   checkpoints.close()
+  unmeasured = [name for name in trained if f"{name}/score" not in best]
+  if unmeasured:
+    raise UserError(
+      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is a number at no step; see its metrics"
+    )
   steps = {name: best[f"{name}/score"] for name in trained}
   steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
 

@@ -1,13 +1,11 @@
 """`t2t train`: one loop, from a config and a workdir to a trained model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import json
 import math
-import signal
 import sys
-import threading
 
 from absl import logging
 from flax import nnx
@@ -16,15 +14,18 @@ from ml_collections import ConfigDict
 
 from t2t import (
   UserError,
+  bucket,
   checkpoint,
   command_line,
   examples,
   hosts,
   losses,
+  meshes,
   optimizers,
   pretrained,
   sharding,
   train_state,
+  watchdog,
   writers,
 )
 from t2t import metrics as metrics_lib
@@ -47,15 +48,16 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     UserError: something in the config, the data or the workdir cannot be used; before any training unless a record
       of a large corpus turns out to be broken on the way, or the loss stops being finite.
   """
+  bucket.check(workdir, where="--workdir ")
+  bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
   from t2t import evaluate
   from t2t.data import pipeline, vocabularies
 
   # ---- Config --------------------------------------------------------------
   model_config = command_line.section(config, "model", TransformerConfig)
-  loss_fn = losses.make_loss_fn(
-    losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
-  )
+  loss_config = losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
+  loss_fn = losses.make_loss_fn(loss_config)
   tx, schedule = optimizers.make_optimizer(
     command_line.section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps
   )
@@ -66,22 +68,25 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
 
   # ---- Mesh ----------------------------------------------------------------
   hosts.check_number(config.train.hosts)
-  mesh = sharding.make_mesh(config.mesh)
+  mesh, why = meshes.make(config)
   check_sizes(config, mesh)
 
   # ---- Data ----------------------------------------------------------------
-  pipeline.check(
-    data,
-    batch_size=config.train.batch_size,
-    model_vocab_size=model_config.vocab_size,
-    architecture=model_config.architecture,
-    model_max_length=model_config.most_positions,
-  )
+  steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
+  with steps.running():
+    pipeline.check(
+      data,
+      batch_size=config.train.batch_size,
+      model_vocab_size=model_config.vocab_size,
+      architecture=model_config.architecture,
+      model_max_length=model_config.most_positions,
+    )
   check_lengths(pipeline.model_lengths(data, model_config.architecture), mesh)
   workdir = checkpoint.absolute(workdir)
   first = jax.process_index() == 0
 
   with contextlib.ExitStack() as stack:
+    stack.enter_context(steps.running())
     stack.enter_context(checkpoint.lock(workdir))
     stack.enter_context(jax.set_mesh(mesh))
 
@@ -90,12 +95,14 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     graphdef, abstract_state, make_state = train_state.abstract_train_state(
       model_fn, tx, mesh, freeze=config.train.freeze, offload_optimizer=config.train.offload_optimizer
     )
-    _say(f"{_described(abstract_state, mesh)}; {workdir}")
+    _say(f"{_described(abstract_state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
     train_step = train_state.make_train_step(
       graphdef, loss_fn, tx, shardings, num_microbatches=config.train.microbatches
     )
-    eval_step = train_state.make_eval_step(graphdef, loss_fn)
+    # Held out, the loss is the cross-entropy of the targets themselves, whatever training smooths.
+    plain_loss_fn = losses.make_loss_fn(dataclasses.replace(loss_config, label_smoothing=0.0))
+    eval_step = train_state.make_eval_step(graphdef, plain_loss_fn)
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
     # What the tasks of the mixture are measured by, besides the loss; tasks of pre-training have no metrics.
     vocabulary = pipeline.vocabulary(data)
@@ -108,7 +115,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     # (parameters only, step 0); 3. fresh parameters.
     checkpoints = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
     stack.callback(checkpoints.close)
-    start = checkpoints.latest_step()
+    start, saved = checkpoints.latest_step(), {}
     saved_config = {} if start is None else checkpoints.config(start)
     batches = pipeline.train_batches(
       data,
@@ -118,6 +125,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       seed=config.train.seed,
       num_streams=saved_config.get("data", {}).get("num_streams"),
     )
+    stack.callback(batches.close)
     # What was chosen at the first start is part of the config from then on: it decides the order of the data.
     resolved = json.loads(config.to_json_best_effort())
     resolved["data"]["num_streams"] = batches.num_streams
@@ -131,13 +139,14 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
         f"resuming from step {start}"
         + "".join(f"\n  with another {change}" for change in _changes(saved_config, resolved))
       )
-      state, streams = checkpoints.restore(start, abstract_state, batches.stream_names)
-      batches.restore(streams)
+      state, saved = checkpoints.restore(start, abstract_state, batches.stream_names, writers.UNWRITTEN)
+      batches.restore(saved, step=start)
     elif config.init.checkpoint and config.init.parameters:
       source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
       wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
       params = pretrained.load_params(source, wanted)
-      state = _warm_start(make_state, params, shardings, config.train.freeze)(parameter_key)
+      state = make_warm_start(make_state, shardings, config.train.freeze)(params, parameter_key)
+      del params  # they are the state's now
       _say(f"starting from the parameters of {source.path}")
     else:
       state = jax.jit(make_state, out_shardings=shardings)(parameter_key)
@@ -163,15 +172,12 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       ),
       devices=list(mesh.devices.flat),
     )
-    writer = writers.Writer(workdir) if first else None
+    writer = writers.Writer(workdir, start=start, unwritten=saved) if first else None
     line = writers.ProgressLine(start, config.train.steps) if first else None
     if first:
       stack.callback(writer.close)
       stack.callback(line.close)
-    # Of several hosts all must stop after the same step: the cloud's notice, which JAX shares, and not a signal to one.
-    alone = jax.process_count() == 1
-    stop_requested = stack.enter_context(_stop_signal()) if alone else lambda: checkpoints.preempted(last_step)
-    watchdog = stack.enter_context(hosts.Watchdog(config.train.stall_factor).running())
+    stop_requested = None
     report = reports.Report(config, schedule, throughput, writer, line)
 
     def evaluate_all(step, state):
@@ -182,7 +188,9 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       params = optimizers.join_frozen(state.params, state.frozen_params)
       return {"loss": loss} | report.tasks(step, task_evaluation.run(params))
 
-    measured, saved_step, last_step = None, start if start else None, start
+    # What was measured, and after which step.
+    measured, measured_step = None, None
+    saved_step, last_step = start if start else None, start
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
     pending = None
     for step in range(start, config.train.steps):
@@ -190,11 +198,15 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       state, metrics = train_step(state, batch, dropout_key)
       if pending is not None:
         report.step(*pending)
-        watchdog.step()
+        steps.step()
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
 
+      if stop_requested is None:
+        # Not before the step is compiled: until then a signal ends the process at once, and nothing is lost.
+        stop_requested = stack.enter_context(hosts.stopping())
+
       is_last = last_step == config.train.steps
-      stopping = stop_requested()
+      stopping = stop_requested(last_step)
       evaluates = (last_step % config.eval.every == 0 or is_last) and not stopping
       saves = last_step % config.checkpoint.every == 0 or is_last or stopping
       if evaluates or saves:
@@ -202,15 +214,21 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
         report.step(*pending)
         pending = None
         throughput.pause()
-        watchdog.pause()
+        steps.pause()
       if evaluates:
-        measured = evaluate_all(last_step, state)
+        measured, measured_step = evaluate_all(last_step, state), last_step
       if saves:
-        checkpoints.save(last_step, state, batches.state(), resolved, metrics=measured if evaluates else None)
+        # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
+        beside = batches.state() | (writer.flush() if first else {})
+        checkpoints.save(last_step, state, beside, resolved, metrics=measured if evaluates else None)
         saved_step = last_step
       if stopping:
         break
-    if measured is None and last_step == config.train.steps:
+      if evaluates or saves:
+        steps.resume()
+    steps.pause()
+    if last_step == config.train.steps and measured_step != last_step:
+      # Nothing was left to train; or a stop at the last step, which saves first: there may be no time for more.
       measured = evaluate_all(last_step, state)
     checkpoints.wait()
     if first:
@@ -331,37 +349,18 @@ def _changes(old: dict, new: dict) -> list[str]:
   ]
 
 
-def _warm_start(make_state, params, shardings, freeze):
-  """A fresh state (step 0, new optimizer) with these parameters."""
+def make_warm_start(make_state, shardings, freeze):
+  """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
 
-  def make(key):
+  Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
+  and not be there at all on several hosts, each of which has but its shards.
+  """
+
+  def make(params, key):
     trained, frozen = optimizers.split_frozen(params, freeze)
     return dataclasses.replace(make_state(key), params=trained, frozen_params=frozen)
 
-  return jax.jit(make, out_shardings=shardings)
-
-
-@contextlib.contextmanager
-def _stop_signal() -> Iterator:
-  """Turns the first SIGINT or SIGTERM into a wish to stop after the step; a second one stops at once."""
-  received = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield received.is_set
-    return
-
-  def note(number, frame):
-    del frame
-    if received.is_set():
-      raise KeyboardInterrupt
-    received.set()
-    print(f"\n{signal.Signals(number).name}: saving after this step; again to stop at once", file=sys.stderr)
-
-  previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    yield received.is_set
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
+  return jax.jit(make, donate_argnums=0, out_shardings=shardings)
 
 
 def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:

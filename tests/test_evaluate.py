@@ -1,5 +1,7 @@
 """The commands `t2t eval` and `t2t superglue`, and the metrics of tasks between training steps."""
 
+import dataclasses
+import functools
 import json
 import re
 import textwrap
@@ -56,11 +58,19 @@ EVERY_STEP = ("--config.eval.every=1", "--config.checkpoint.every=1", "--config.
 ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory):
-  path = tmp_path_factory.mktemp("tasks") / "odd_tasks.py"
+@functools.cache
+def registering(folder):
+  """The file that registers the tasks; one, since a process registers a task once."""
+  path = folder / "odd_tasks.py"
   path.write_text(textwrap.dedent(MODULE))
   return path
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+  folder = tmp_path_factory.getbasetemp() / "tasks"
+  folder.mkdir(exist_ok=True)
+  return registering(folder)
 
 
 def options(module, mixture="odd_label"):
@@ -132,6 +142,23 @@ def test_shots_stand_in_front_of_each_input(module):
   for first, second in zip(before.answers, after.answers, strict=True):
     assert len(first.example["inputs"]) <= len(second.example["inputs"]) <= 72
   assert sum(answer.example["num_shots"] for answer in after.answers) > 0
+
+
+def test_a_decoder_is_asked_as_it_was_trained(module):
+  """EOS ends its prompts, within the length, where the objective of its checkpoint had it there; not otherwise."""
+
+  def prompts(objective):
+    config = command_line.override(command_line.load_config("superglue"), options(module, "odd_label"))
+    config.data.inputs_length = 30
+    source = pretrained.find(str(trained.workdir("decoder_only")))
+    source = dataclasses.replace(source, run={"data": source.run["data"] | {"objective": objective}})
+    found = evaluate.prepare(config, source, tasks=(), split="validation")
+    return [example["inputs"] for example in found._examples["odd_label"]]
+
+  continued, ended = prompts("causal_lm"), prompts("prefix_lm")
+  assert [[*tokens[:29], 1] for tokens in continued] == ended
+  assert max(map(len, continued)) == max(map(len, ended)) == 30
+  assert not any(1 in tokens for tokens in continued)
 
 
 def test_sets_without_labels_are_answered(module, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """The whole command: every line once and in order, however often the run is killed, and what it refuses."""
 
+import dataclasses
 import io
 import json
 import os
@@ -10,11 +11,16 @@ import subprocess
 import sys
 import time
 
+from etils import epath
+import numpy as np
 import pytest
+import tensorflow as tf
+import toy
 import trained
 
-from t2t import UserError, infer, lines
+from t2t import UserError, lines, prediction, pretrained, prompting
 from t2t import __main__ as command
+from t2t.data import pipeline
 
 TEXTS = [
   "the quick brown fox",
@@ -358,9 +364,74 @@ def test_a_prompt_is_cut_at_its_end_and_keeps_eos():
     def encode(self, text):
       return [ord(letter) for letter in text]
 
-  assert infer.Prompts(Letters(), "encoder_decoder", 3)("ABCD") == ([65, 66, 1], 2)
-  assert infer.Prompts(Letters(), "encoder_decoder", 3)("AB") == ([65, 66, 1], 0)
-  assert infer.Prompts(Letters(), "decoder_only", 3)("ABCD") == ([65, 66, 67], 1)
+  assert prompting.Prompts(Letters(), ends=True, longest=3)("ABCD") == ([65, 66, 1], 2)
+  assert prompting.Prompts(Letters(), ends=True, longest=3)("AB") == ([65, 66, 1], 0)
+  assert prompting.Prompts(Letters(), ends=False, longest=3)("ABCD") == ([65, 66, 67], 1)
+
+
+def trained_on(**data) -> pretrained.Source:
+  """A decoder alone whose config says so; it has no parameters."""
+  return pretrained.Source(epath.Path("nowhere"), toy.KINDS["prefix_lm"], {"data": data}, "")
+
+
+@pytest.mark.parametrize("objective", ["prefix_lm", "causal_lm"])
+def test_a_prompt_is_what_training_showed(objective, tmp_path):
+  """Tokens and what is read of them, up to where the loss begins; of text that is continued, its first tokens."""
+  text = "the quick brown fox jumps over a lazy dog"
+  lengths = dict(inputs_length=64, targets_length=64)
+  file = str(text_file(tmp_path, [text]))
+  data = pipeline.DataConfig(files=file, eval_files=file, vocabulary="bytes", objective=objective, pack=True, **lengths)
+  task = pipeline.load_task(data)
+  example = next(pipeline.task_examples(data, "decoder_only", task, split="train", seed=1).as_numpy_iterator())
+  examples = tf.data.Dataset.from_tensors(example)
+  (shown,) = pipeline.model_features(
+    dataclasses.replace(data, pack=False), "decoder_only", task, examples
+  ).as_numpy_iterator()
+  vocabulary = pipeline.vocabulary(data)
+  end, _ = prompting.ends_prompts(trained_on(files=file, objective=objective))
+  given = example["inputs"][:-1] if "inputs" in example else example["targets"][:10]
+  tokens, cut = prompting.Prompts(vocabulary, ends=end, longest=64)(vocabulary.decode(given.tolist()))
+  made = prediction.prompt_features([tokens], 64, architecture="decoder_only", framing=prediction.framing(vocabulary))
+  number = 1 + len(tokens)
+  assert not cut and number > 1
+  assert made["decoder_input_tokens"][0, :number].tolist() == shown["decoder_input_tokens"][:number].tolist()
+  if objective == "causal_lm":
+    assert "decoder_causal_attention" not in shown
+  else:
+    assert np.flatnonzero(shown["decoder_loss_weights"])[0] == len(tokens)
+    assert made["decoder_causal_attention"][0].tolist() == shown["decoder_causal_attention"][:64].tolist()
+
+
+def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
+  """EOS stands behind the prompt where the checkpoint's config says that it did in training, or the user wants it."""
+  source = text_file(tmp_path, ["a dog"])
+  copy = shutil.copytree(trained.workdir("decoder_only"), tmp_path / "run")
+  path = copy / "checkpoints" / "2" / "config" / "metadata"
+  config = json.loads(path.read_text())
+  config["data"] |= {"objective": "prefix_lm"}
+  path.write_text(json.dumps(config))
+  asked = lambda *options, **of: run(*options, source=source, architecture="decoder_only", **of)
+  _, ended, said = asked("--checkpoint", copy, output=tmp_path / "ended.jsonl")
+  assert "prompts end in EOS, as in training: config.data.objective=prefix_lm" in said
+  _, wanted, said = asked("--prompt_eos", "yes")
+  assert "prompts end in EOS, --prompt_eos yes" in said and wanted == ended
+  code, _, said = asked()  # of the output that was just written
+  assert "prompts end without EOS, as in training: config.data.objective=causal_lm" in said
+  assert code == 2 and "--prompt_eos None, it was yes" in said
+
+
+def test_what_a_mixture_showed():
+  """Text-to-text tasks have no EOS behind a decoder's prompt; where nothing is known that is said."""
+  asked = lambda mixture, *modules: prompting.ends_prompts(trained_on(files="", mixture=mixture, task_modules=modules))
+  docs = "t2t.tasks.docs"
+  assert asked("docs_prefix_lm", docs) == (True, "as in training: config.data.mixture=docs_prefix_lm")
+  assert asked("docs_match", docs)[0] is asked("docs_causal_lm", docs)[0] is False
+  ends, said = asked("docs_prefix_lm,docs_match", docs)
+  assert not ends and "docs_match has tasks with EOS and tasks without; --prompt_eos yes adds it" in said
+  ends, said = asked("nothing_like_it", docs)
+  assert not ends and "nothing_like_it: no task or mixture of that name" in said
+  ends, said = prompting.ends_prompts(trained_on(inputs_length=64))
+  assert not ends and "does not say what it was trained on" in said
 
 
 def test_missing_options(capsys):

@@ -13,7 +13,7 @@ import threading
 import pytest
 import trained
 
-from t2t import UserError, decoding, pretrained, server
+from t2t import UserError, decoding, pretrained, prompting, server
 from t2t import __main__ as command
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
@@ -24,7 +24,11 @@ BEAM = GREEDY | {"beam": 3}
 @functools.cache
 def service(architecture: str) -> server.Service:
   source = pretrained.find(str(trained.workdir(architecture)))
-  return server.Service(source, defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95))
+  return server.Service(
+    source,
+    ends_prompts=prompting.ends_prompts(source)[0],
+    defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
+  )
 
 
 @pytest.fixture(scope="module")
