@@ -1,14 +1,25 @@
-# make train, make test: each creates .venv first, if it is not there.
+# make train, make test, make check: each creates .venv first, if it is not there.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 
-.PHONY: train test lint format lock clean
+PIP_INSTALL = $(VENV)/bin/pip install --quiet
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+
+.PHONY: train test slow-tests check lint format readme parity beam tpu lock clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+	$(PYTEST) -m "not slow"
+
+slow-tests: $(VENV)/installed
+	$(PYTEST) -m slow
+
+# Everything: the tests, and all that follows.
+check:
+	.ci/run
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
@@ -18,10 +29,34 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# Every command of the README but make test.
+readme: $(VENV)/installed
+	$(VENV)/bin/python .ci/readme.py README.md
+
+# With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
+parity: .venv-parity/installed
+	.venv-parity/bin/python -m pytest tests/parity
+
+# The offline cache, with Apache Beam.
+beam: .venv-beam/installed
+	.venv-beam/bin/python -m pytest tests/test_offline_cache.py
+
+# Training steps compiled for TPUs.
+tpu: .venv-tpu/installed
+	.venv-tpu/bin/python -m pytest tests/test_plan_tpu.py
+
 $(VENV)/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --requirement requirements.lock
-	$(VENV)/bin/pip install --quiet --no-deps --editable .
+	$(PIP_INSTALL) --requirement requirements.lock
+	$(PIP_INSTALL) --no-deps --editable .
+	touch $@
+
+# What .venv has, with more in front of it: hardly larger than what it adds.
+.venv-%/installed: tests/%-requirements.txt $(VENV)/installed
+	$(VENV)/bin/python -m venv --without-pip .venv-$*
+	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  > $$(.venv-$*/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
+	.venv-$*/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 # The versions that are tested; needs uv.
@@ -30,4 +65,4 @@ lock:
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-parity .venv-beam .venv-tpu runs .pytest_cache .ruff_cache

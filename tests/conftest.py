@@ -1,15 +1,76 @@
-"""All tests run on eight CPU devices, so that meshes can be tried on any machine, and compile everything anew."""
+"""All tests run on eight CPU devices, so that meshes can be tried on any machine."""
 
 import os
+import pathlib
+import tempfile
 
+import hypothesis
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+import pytest
+import toy
 
 # Programs of the tests run for milliseconds: to optimise them takes five times longer than to compile them as they are.
+# To compile their parts side by side costs up to a third more CPU time, and the workers keep the cores busy anyway.
 FASTER_COMPILES = (
-  "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+  "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+  "--xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER_COMPILES}".strip()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
+
+# How long an example takes is no test's business.
+hypothesis.settings.register_profile("t2t", deadline=None)
+hypothesis.settings.load_profile("t2t")
+
+# Tests of these run commands, which train and read the same small models again and again: a cache of programs, which
+# all workers share, saves a sixth of the CPU time of the first.  Others seldom compile a program twice: there writing
+# them costs more than it saves.
+_COMPILE_ONCE = ("test_evaluate", "test_finetuning", "test_infer", "test_train")
 jax.config.update("jax_enable_compilation_cache", False)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+_TESTS = pathlib.Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  """A folder for programs that is new for each run of the tests, so that none is older than what compiled it."""
+  if not hasattr(config, "workerinput"):
+    folder = tempfile.TemporaryDirectory(prefix="t2t_programs_")
+    config.add_cleanup(folder.cleanup)
+    os.environ["T2T_TEST_PROGRAMS"] = folder.name  # for the workers
+  jax.config.update("jax_compilation_cache_dir", os.environ["T2T_TEST_PROGRAMS"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_once(request: pytest.FixtureRequest) -> None:
+  """Keeps programs of the modules that compile the same ones."""
+  jax.config.update("jax_enable_compilation_cache", request.module.__name__ in _COMPILE_ONCE)
+  compilation_cache.reset_cache()  # or JAX goes on as it began
+
+
+def _slow() -> list[str]:
+  """Beginnings of the ids of tests that `make test` leaves to `make check`."""
+  lines = (line.partition("#")[0].strip() for line in (_TESTS / "slow.txt").read_text().splitlines())
+  return [line for line in lines if line]
+
+
+def _is_slow(item: pytest.Item, starts: list[str]) -> bool:
+  """Whether it is listed, or repeats for one more kind of model, or one more config, what others see."""
+  path = item.path.relative_to(_TESTS).as_posix()
+  name = f"{path}::{item.nodeid.partition('::')[2]}"
+  params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+  if params.get("kind") in toy.KINDS and params["kind"] not in toy.REPRESENTATIVES:
+    return True
+  return name.startswith(tuple(starts))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Marks tests as slow."""
+  starts = _slow()
+  for item in items:
+    if _is_slow(item, starts):
+      item.add_marker(pytest.mark.slow)

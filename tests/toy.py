@@ -72,6 +72,9 @@ KINDS: dict[str, TransformerConfig] = {
   "local_bert": encoder(attention_window=1, num_kv_heads=2),
 }
 
+# One of each architecture, which between them throw most switches: what `make test` sees of a test of all kinds.
+REPRESENTATIVES = ("t5_1_1", "local_prefix_lm", "bert")
+
 
 def kinds(*architectures: str) -> list[str]:
   """Names of the kinds of these architectures."""

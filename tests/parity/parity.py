@@ -21,8 +21,8 @@ from t2t.convert import settings as settings_lib
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity/requirements.txt")
-transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity/requirements.txt")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
+transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity-requirements.txt")
 
 Inputs = Callable[[transformer.Batch], dict[str, torch.Tensor]]  # what their model is called with
 
@@ -134,7 +134,9 @@ def assert_same_logits(pair: Pair, batch: transformer.Batch, inputs: Inputs = in
   with torch.no_grad():
     expected = pair.theirs(**inputs(batch))[0].numpy()
   at = real(batch)
-  np.testing.assert_allclose(np.asarray(toy.logits(pair.model, batch))[at], expected[at], atol=1e-4)
+  # Of the largest logit: theirs in float32 are up to 1.2e-4 from theirs in float64 where that is 5, on some processors.
+  tolerance = 1e-4 * max(1.0, np.abs(expected[at]).max())
+  np.testing.assert_allclose(np.asarray(toy.logits(pair.model, batch))[at], expected[at], atol=tolerance)
 
 
 def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:

@@ -1,6 +1,6 @@
 """Weights as files: against the library of safetensors in both directions, and the command that frees pickled ones.
 
-Runs where torch and transformers are installed (tests/parity/requirements.txt), which bring the library along.
+Runs where torch and transformers are installed (tests/parity-requirements.txt), which bring the library along.
 """
 
 import pathlib

@@ -1,6 +1,6 @@
 """The tokenizer of an exported folder, as transformers' AutoTokenizer loads it, gives the ids of t2t's vocabulary.
 
-Runs where torch and transformers are installed (tests/parity/requirements.txt).
+Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
 import json

@@ -1,6 +1,6 @@
 """t2t's GPT-2, Llama and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity/requirements.txt).
+Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
 import parity

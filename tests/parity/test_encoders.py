@@ -1,6 +1,6 @@
 """t2t's BERT, RoBERTa, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity/requirements.txt).
+Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
 """t2t's T5, mT5, ByT5 and UL2 against Hugging Face's T5, with the same random weights.
 
-Runs where torch and transformers are installed (tests/parity/requirements.txt).
+Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
 import jax
