@@ -23,7 +23,8 @@ import time
 from etils import epath
 import numpy as np
 
-from t2t import UserError, command_line
+from t2t import UserError
+from t2t.commands.options import config_parser, parse
 from t2t.convert import huggingface, tensors
 from t2t.models.config import TransformerConfig
 
@@ -93,12 +94,12 @@ def measure(model: TransformerConfig, folder: pathlib.Path, *, dtype: str) -> di
 
 def main(argv: list[str]) -> None:
   """The command."""
-  parser = command_line.config_parser("python benchmarks/convert.py", __doc__)
+  parser = config_parser("python benchmarks/convert.py", __doc__)
   parser.set_defaults(config="t5_1_1_large")
   parser.add_argument("--dtype", default="float32", help="of the Hugging Face folders")
   parser.add_argument("--folder", help="where there is room for it; default: that of temporary files")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-  options, config = command_line.parse(parser, argv)
+  options, config = parse(parser, argv)
   with tempfile.TemporaryDirectory(prefix="t2t_convert_", dir=options.folder) as folder:
     found = measure(TransformerConfig(**config.model), pathlib.Path(folder), dtype=options.dtype)
   print(

@@ -20,9 +20,13 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, command_line, decoding, meshes, sharding
-from t2t.models import cpu, transformer
+from t2t import UserError, sharding
+from t2t.commands.options import config_parser, parse
+from t2t.generation import decoding
+from t2t.models import transformer
 from t2t.models.config import TransformerConfig
+from t2t.runtime import memory
+from t2t.training import meshes
 
 
 def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_length: int) -> dict[str, np.ndarray]:
@@ -74,7 +78,7 @@ def measure(
 
 def main(argv: list[str]) -> None:
   """The command."""
-  parser = command_line.config_parser("python benchmarks/decode.py", __doc__)
+  parser = config_parser("python benchmarks/decode.py", __doc__)
   parser.set_defaults(config="t5_1_1_small")
   parser.add_argument("--batch_size", type=int, default=16, help="sequences")
   parser.add_argument("--inputs_length", type=int, default=128, help="tokens that are read")
@@ -85,8 +89,8 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--top_p", type=float, default=1.0, help="draw among the likeliest with this probability")
   parser.add_argument("--runs", type=int, default=5, help="runs that are timed")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-  options, config = command_line.parse(parser, argv)
-  cpu.keep_freed_memory()
+  options, config = parse(parser, argv)
+  memory.keep_freed_memory()
   if jax.default_backend() == "cpu" and "config.model.dtype" not in " ".join(argv):
     config.model.dtype = "float32"
   decode_config = decoding.DecodeConfig(

@@ -24,8 +24,11 @@ import matplotlib.figure
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, command_line, pretrained, train, writers
-from t2t.models import cpu
+from t2t import UserError, train
+from t2t.checkpoints import pretrained
+from t2t.config import load_config, override
+from t2t.runtime import memory
+from t2t.training import writers
 
 # Task -> its metric.
 TASKS = {"docs_summary": "rougeLsum", "docs_match": "accuracy"}
@@ -37,7 +40,7 @@ Curves = dict[str, dict[int, float]]  # metric -> step -> value
 
 def pretrain(workdir: pathlib.Path) -> None:
   """Trains the tiny config, or what is left of it."""
-  config = command_line.load_config("tiny")
+  config = load_config("tiny")
   if config.train.steps not in writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
     with _quietly():
       train.train(config, str(workdir))
@@ -54,7 +57,7 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
     steps: of the run; 0: as many as the config has.
     overrides: "--config.SECTION.KEY=VALUE".
   """
-  config = command_line.load_config(f"finetune_{task}")
+  config = load_config(f"finetune_{task}")
   pretrained.adopt(config, pretrained.find(source))
   config.init.checkpoint = source
   config.init.parameters = ARMS[arm][0]
@@ -65,7 +68,7 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
   config.checkpoint.every = config.train.steps
   config.checkpoint.keep = 1
   config.eval.examples = 0
-  return command_line.override(config, overrides)
+  return override(config, overrides)
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
@@ -170,7 +173,7 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--task {options.task}: no such task; there are {', '.join(TASKS)}")
   if options.seeds < 1:
     raise UserError(f"--seeds {options.seeds}: must be 1 or more")
-  cpu.keep_freed_memory()
+  memory.keep_freed_memory()
   workdir = pathlib.Path(options.workdir)
   source = options.checkpoint or str(workdir / "tiny")
   if not options.checkpoint:

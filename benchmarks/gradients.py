@@ -26,9 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t2t import losses, optimizers
-from t2t.models import cpu, sizes, transformer
+from t2t import losses
+from t2t.models import sizes, transformer
 from t2t.models.config import TransformerConfig
+from t2t.params import path_name
+from t2t.runtime import memory
 
 # Wide enough for every part of a family, and small enough for a minute each on two cores.
 _SMALL = dict(vocab_size=4_096, embed_dim=64, num_heads=2, head_dim=32, mlp_dim=128, dropout_rate=0.0)
@@ -84,7 +86,7 @@ def _params(config: TransformerConfig) -> dict:
 
 def _flat(tree: dict) -> dict[str, np.ndarray]:
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {optimizers.path_name(path): np.asarray(leaf, np.float64) for path, leaf in leaves}
+  return {path_name(path): np.asarray(leaf, np.float64) for path, leaf in leaves}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +210,7 @@ def main() -> None:
   parser.add_argument("--over_devices", action="store_true", help="add up the gradients of many devices instead")
   parser.add_argument("--steps", type=int, help="of training before; 10, and for --over_devices 300")
   options = parser.parse_args()
-  cpu.keep_freed_memory()
+  memory.keep_freed_memory()
   jax.config.update("jax_default_matmul_precision", "highest")
   if options.over_devices:
     print(f"{'steps':>5} {'devices':>7}  {'added in':<34}{'error':>9}{'worst':>9}")

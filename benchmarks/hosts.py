@@ -15,7 +15,8 @@ import pathlib
 import tempfile
 import time
 
-from t2t.data import pipeline, rows, streams, text_files
+from t2t.data import pipeline, rows, streams
+from t2t.data.sources import text_files
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from tensorboardX.proto import event_pb2
 
-from t2t import records
+from t2t.storage import records
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TOY = (

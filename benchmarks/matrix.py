@@ -26,9 +26,11 @@ import matplotlib.figure
 import matplotlib.lines
 from ml_collections import ConfigDict
 
-from t2t import UserError, command_line, losses, train, writers
+from t2t import UserError, losses, train
+from t2t.config import load_config, section
 from t2t.data import objectives, pipeline
-from t2t.models import cpu
+from t2t.runtime import memory
+from t2t.training import writers
 
 # Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of the tiny config's model.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -44,7 +46,7 @@ _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128
 
 def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   """The config of one cell."""
-  config = command_line.load_config("tiny")
+  config = load_config("tiny")
   config.model.update(ARCHITECTURES[row])
   config.data.mixture = f"docs_{objective}"
   inputs, targets = _LENGTHS.get(objective, (128, 128))
@@ -69,7 +71,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   held_out = writers.read_metrics(metrics, "eval/loss")
   speed = writers.read_metrics(metrics, "train/steps_per_second")
   tokens = writers.read_metrics(metrics, "train/tokens")
-  data = command_line.section(config, "data", pipeline.DataConfig)
+  data = section(config, "data", pipeline.DataConfig)
   batches = pipeline.eval_rows(
     data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches
   )
@@ -156,7 +158,7 @@ def main(argv: list[str]) -> None:
       f"no cell fits --architectures {options.architectures} --objectives {options.objectives};"
       f" objectives are {', '.join(objectives.OBJECTIVES)}"
     )
-  cpu.keep_freed_memory()
+  memory.keep_freed_memory()
   output = pathlib.Path(options.output)
   output.mkdir(parents=True, exist_ok=True)
   results: dict[str, dict[str, Any]] = {}

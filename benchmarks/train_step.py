@@ -17,17 +17,21 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, command_line, compiled_step, losses, meshes, metrics, sharding
-from t2t.models import cpu
+from t2t import UserError, chips, losses, sharding
+from t2t.commands.options import config_parser, parse
 from t2t.models.config import TransformerConfig
+from t2t.models.flops import model_flops
+from t2t.planning import program
+from t2t.runtime import memory
+from t2t.training import meshes
 
 
 def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
   """Random tokens, of which as many are to be predicted as in training."""
   rng = np.random.default_rng(0)
-  share = compiled_step.share_predicted(config)
+  share = program.share_predicted(config)
   batch = {}
-  for name, (rows, length) in compiled_step.batch_shapes(config).items():
+  for name, (rows, length) in program.batch_shapes(config).items():
     if name.endswith("weights"):
       order = np.argsort(rng.random((rows, length)), axis=1)
       batch[name] = (order < round(share * length)).astype(np.int32)
@@ -50,7 +54,7 @@ def measure(config: ConfigDict, *, steps: int) -> dict:
   batch = random_batch(config)
   share = losses.share_of_weights([batch])
   with jax.set_mesh(mesh):
-    step, _, make = compiled_step.build(config, mesh)
+    step, _, make = program.build(config, mesh)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
     state = make(jax.random.key(0))
@@ -63,15 +67,15 @@ def measure(config: ConfigDict, *, steps: int) -> dict:
       jax.block_until_ready((state, values))
       seconds.append(time.perf_counter() - start)
   seconds = seconds[2:]
-  tokens = config.train.batch_size * sum(compiled_step.lengths(config).values())
-  flops = metrics.model_flops(
+  tokens = config.train.batch_size * sum(program.lengths(config).values())
+  flops = model_flops(
     TransformerConfig(**config.model),
     batch_size=config.train.batch_size,
-    lengths=compiled_step.lengths(config),
+    lengths=program.lengths(config),
     predicted=share,
   )
   device = jax.devices()[0]
-  peak = metrics.PEAK_FLOPS.get(device.device_kind)
+  peak = chips.PEAK_FLOPS.get(device.device_kind)
   best, median = min(seconds), statistics.median(seconds)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",
@@ -90,13 +94,13 @@ def measure(config: ConfigDict, *, steps: int) -> dict:
 
 def main(argv: list[str]) -> None:
   """The command."""
-  parser = command_line.config_parser("python benchmarks/train_step.py", __doc__)
+  parser = config_parser("python benchmarks/train_step.py", __doc__)
   parser.set_defaults(config="t5_1_1_small")
   parser.add_argument("--steps", type=int, default=5, help="steps that are timed")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-  options, config = command_line.parse(parser, argv)
+  options, config = parse(parser, argv)
   given = " ".join(argv)
-  cpu.keep_freed_memory()
+  memory.keep_freed_memory()
   if jax.default_backend() == "cpu":
     # What a CPU can do in an afternoon, and the size that others were measured at.
     if "config.model.dtype" not in given:

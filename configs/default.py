@@ -50,7 +50,9 @@ def get_config() -> ConfigDict:
   config.train.stall_factor = 20.0  # a step so many times as long as usual has all hosts say where they stand; 0: none
   config.train.stall_seconds = 1_800  # the start, or a step, that takes so long ends a run on several hosts; 0: never
   config.train.compilation_cache = "auto"  # folder of compiled programs; "": none; several hosts: one that all see
-  config.train.xla_flags = True  # of the table in t2t/xla_flags.py, which lets collectives overlap with computing
+  config.train.xla_flags = (
+    True  # of the table in t2t/runtime/xla_flags.py, which lets collectives overlap with computing
+  )
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
@@ -95,7 +97,9 @@ def get_config() -> ConfigDict:
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices
   config.mesh.data = 1  # the batch is split, parameters are copied
-  config.mesh.fsdp = 0  # batch and parameters are split; 0: as far as is sound, the rest is data (t2t/meshes.py)
+  config.mesh.fsdp = (
+    0  # batch and parameters are split; 0: as far as is sound, the rest is data (t2t/training/meshes.py)
+  )
   config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
 

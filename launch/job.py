@@ -9,7 +9,9 @@ import re
 
 from ml_collections import ConfigDict
 
-from t2t import UserError, command_line, did_you_mean
+from t2t import UserError, did_you_mean
+from t2t.commands.options import config_parser, parse
+from t2t.config import load_config, override
 
 # Keys of a config that name files which the hosts read.
 _PATHS = (
@@ -62,19 +64,17 @@ def _config(argv: Sequence[str]) -> ConfigDict | None:
   """The config of a command as far as this machine can tell; of `t2t train` every option is read."""
   command, *rest = argv
   if command == "train":
-    from t2t import hosts  # it loads JAX
+    from t2t.runtime import hosts
 
-    parser = command_line.config_parser("t2t train", "")
+    parser = config_parser("t2t train", "")
     parser.add_argument("--workdir")
     hosts.add_options(parser)
-    return command_line.parse(parser, rest)[1]
+    return parse(parser, rest)[1]
   spec = option(rest, "config")
   if spec is None:
     return None
   # Other commands have options of their own, which they check themselves.
-  return command_line.override(
-    command_line.load_config(spec), [argument for argument in rest if re.match(r"--(no)?config\.", argument)]
-  )
+  return override(load_config(spec), [argument for argument in rest if re.match(r"--(no)?config\.", argument)])
 
 
 def _check_paths(config: ConfigDict) -> None:
@@ -139,7 +139,7 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
   config = _config(argv)
   if devices is not None and config is not None and argv[0] == "train":
-    from t2t import meshes
+    from t2t.training import meshes
 
     meshes.choose(config, devices)
   workdir = option(argv, "workdir")

@@ -9,15 +9,15 @@ from t2t import UserError
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
-  "train": ("t2t.train", "pre-train or fine-tune a model; the same command again resumes"),
-  "eval": ("t2t.evaluate", "evaluate a checkpoint on SuperGLUE or other tasks"),
-  "superglue": ("t2t.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
-  "infer": ("t2t.infer", "write what a model makes of each line of a file, or on a page"),
-  "convert": ("t2t.convert.command", "bring checkpoints from Hugging Face and T5X, and take them back"),
-  "plan": ("t2t.plan", "whether training fits a TPU slice, and how fast it may be"),
-  "tasks": ("t2t.data.show", "list tasks, and show what one makes of its text"),
-  "vocab": ("t2t.data.vocabulary_training", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
-  "cache": ("t2t.data.beam_caching", "write the tokens of a large corpus in files, with Apache Beam"),
+  "train": ("t2t.commands.train", "pre-train or fine-tune a model; the same command again resumes"),
+  "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
+  "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
+  "infer": ("t2t.commands.infer", "write what a model makes of each line of a file, or on a page"),
+  "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
+  "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
+  "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),
+  "vocab": ("t2t.commands.vocab", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
+  "cache": ("t2t.commands.cache", "write the tokens of a large corpus in files, with Apache Beam"),
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _end_others(why: str, code: int, trace: str = "") -> None:
   """Of a run on several hosts: they wait for this process, are told why it ends, and end as it does."""
-  link = sys.modules.get("t2t.link")  # where it was not needed, this process is alone
+  link = sys.modules.get("t2t.runtime.link")  # where it was not needed, this process is alone
   if link is not None:
     link.fail(why, code, trace=trace)
 

@@ -1,6 +1,6 @@
-"""What accelerators can do: memory, bandwidth and links of a chip, and how the axes of a mesh lie on a slice's links.
+"""What accelerators can do: FLOP/s, memory, bandwidth and links of a chip, and how a mesh lies on a slice's links.
 
-Peak FLOP/s stand in `metrics.PEAK_FLOPS`.  TPUs: Google Cloud's page of each generation, docs.cloud.google.com/tpu/docs
+TPUs: Google Cloud's page of each generation, docs.cloud.google.com/tpu/docs
 with /v4, /v5e, /v5p, /v6e and /tpu7x.  GPUs: NVIDIA's data sheets.
 """
 
@@ -10,9 +10,27 @@ import dataclasses
 import jax
 import numpy as np
 
-from t2t import metrics
-
 _GIB = 2**30
+
+# bfloat16 FLOP/s of one device, by `jax.Device.device_kind`.  Google Cloud's TPU system pages and NVIDIA's data sheets
+# (dense, without sparsity).  A device that is not here (a CPU) has no MFU.
+PEAK_FLOPS: Mapping[str, float] = {
+  "TPU v2": 22.5e12,
+  "TPU v3": 61.5e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU7x": 1153.5e12,
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA A100-PCIE-40GB": 312e12,
+  "NVIDIA A100 80GB PCIe": 312e12,
+  "NVIDIA H100 80GB HBM3": 989.4e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H200": 989.4e12,
+  "NVIDIA B200": 2250e12,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +81,7 @@ _ACROSS_A_CHIP = 6
 
 def peak_flops(device_kind: str) -> float | None:
   """bfloat16 FLOP/s of one device; None where it is not known, as of a CPU."""
-  return metrics.PEAK_FLOPS.get(device_kind)
+  return PEAK_FLOPS.get(device_kind)
 
 
 def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], number: float) -> float:

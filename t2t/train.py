@@ -7,31 +7,24 @@ import json
 import math
 import sys
 
-from absl import logging
 from flax import nnx
 import jax
 from ml_collections import ConfigDict
 
-from t2t import (
-  UserError,
-  bucket,
-  checkpoint,
-  command_line,
-  examples,
-  hosts,
-  losses,
-  meshes,
-  optimizers,
-  pretrained,
-  sharding,
-  train_state,
-  watchdog,
-  writers,
-)
+from t2t import UserError, losses, sharding
 from t2t import metrics as metrics_lib
-from t2t import report as reports
+from t2t.checkpoints import pretrained, store
+from t2t.config import section
+from t2t.generation import samples
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
+from t2t.models.flops import model_flops
+from t2t.params import join_frozen, split_frozen
+from t2t.runtime import hosts, watchdog
+from t2t.storage import bucket
+from t2t.training import meshes, optimizers, train_state, writers
+from t2t.training import report as reports
+from t2t.training.throughput import Throughput
 
 
 def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
@@ -51,19 +44,17 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
-  from t2t import evaluate
   from t2t.data import pipeline, vocabularies
+  from t2t.evaluation import evaluate
 
   # ---- Config --------------------------------------------------------------
-  model_config = command_line.section(config, "model", TransformerConfig)
+  model_config = section(config, "model", TransformerConfig)
   loss_config = losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
   loss_fn = losses.make_loss_fn(loss_config)
-  tx, schedule = optimizers.make_optimizer(
-    command_line.section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps
-  )
+  tx, schedule = optimizers.make_optimizer(section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps)
   if config.data.files:
     config.data.mixture = ""  # files of one's own take the place of whatever mixture a config names
-  data = command_line.section(config, "data", pipeline.DataConfig)
+  data = section(config, "data", pipeline.DataConfig)
   eval_batch_size = config.eval.batch_size or config.train.batch_size
 
   # ---- Mesh ----------------------------------------------------------------
@@ -82,12 +73,12 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       model_max_length=model_config.most_positions,
     )
   check_lengths(pipeline.model_lengths(data, model_config.architecture), mesh)
-  workdir = checkpoint.absolute(workdir)
+  workdir = bucket.absolute(workdir)
   first = jax.process_index() == 0
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(steps.running())
-    stack.enter_context(checkpoint.lock(workdir))
+    stack.enter_context(store.lock(workdir))
     stack.enter_context(jax.set_mesh(mesh))
 
     # ---- Model and optimizer -----------------------------------------------
@@ -113,7 +104,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     # ---- Where training starts ---------------------------------------------
     # In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. config.init.checkpoint
     # (parameters only, step 0); 3. fresh parameters.
-    checkpoints = checkpoint.Checkpoints(workdir, keep=config.checkpoint.keep)
+    checkpoints = store.Checkpoints(workdir, keep=config.checkpoint.keep)
     stack.callback(checkpoints.close)
     start, saved = checkpoints.latest_step(), {}
     saved_config = {} if start is None else checkpoints.config(start)
@@ -143,7 +134,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       batches.restore(saved, step=start)
     elif config.init.checkpoint and config.init.parameters:
       source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-      wanted = optimizers.join_frozen(abstract_state.params, abstract_state.frozen_params)
+      wanted = join_frozen(abstract_state.params, abstract_state.frozen_params)
       params = pretrained.load_params(source, wanted)
       state = make_warm_start(make_state, shardings, config.train.freeze)(params, parameter_key)
       del params  # they are the state's now
@@ -153,7 +144,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     start = start or 0
     if first:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
-      vocabularies.save(vocabulary, workdir / checkpoint.VOCABULARY)
+      vocabularies.save(vocabulary, workdir / store.VOCABULARY)
 
     # ---- Steps -------------------------------------------------------------
     if start == config.train.steps:
@@ -163,8 +154,8 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     )
     chosen = transformer.attention_kernels(model_config, eval_batches[0])
     _say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
-    throughput = metrics_lib.Throughput(
-      flops_per_step=metrics_lib.model_flops(
+    throughput = Throughput(
+      flops_per_step=model_flops(
         model_config,
         batch_size=config.train.batch_size,
         lengths=pipeline.model_lengths(data, model_config.architecture),
@@ -185,7 +176,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
       loss = report.evaluation(step, _evaluate(eval_step, state, eval_batches))
       if task_evaluation is None:
         return {"loss": loss}
-      params = optimizers.join_frozen(state.params, state.frozen_params)
+      params = join_frozen(state.params, state.frozen_params)
       return {"loss": loss} | report.tasks(step, task_evaluation.run(params))
 
     # What was measured, and after which step.
@@ -245,7 +236,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
     unigram = float(losses.unigram_loss(eval_batches, model_config.vocab_size))
     shown = []
     if config.eval.examples:
-      shown = examples.held_out(
+      shown = samples.held_out(
         graphdef,
         state,
         eval_batches[0],
@@ -264,6 +255,7 @@ def train(config: ConfigDict, workdir: str) -> train_state.TrainState:
         shown=shown,
         saved_step=saved_step,
         metrics=checkpoints.metrics(),
+        best=store.best_steps(checkpoints.metrics()),
         picture=picture,
       )
   return state
@@ -275,7 +267,7 @@ def check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   Raises:
     UserError: what does not; names the keys, and values that would do.
   """
-  for section, key in (
+  for name, key in (
     ("train", "steps"),
     ("train", "batch_size"),
     ("train", "microbatches"),
@@ -286,8 +278,8 @@ def check_sizes(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
     ("checkpoint", "every"),
     ("checkpoint", "keep"),
   ):
-    if config[section][key] < 1:
-      raise UserError(f"config.{section}.{key}={config[section][key]}: must be at least 1")
+    if config[name][key] < 1:
+      raise UserError(f"config.{name}.{key}={config[name][key]}: must be at least 1")
   shards = sharding.num_shards("batch", mesh)
   rows = shards * config.train.microbatches
   if config.train.batch_size % rows:
@@ -357,7 +349,7 @@ def make_warm_start(make_state, shardings, freeze):
   """
 
   def make(params, key):
-    trained, frozen = optimizers.split_frozen(params, freeze)
+    trained, frozen = split_frozen(params, freeze)
     return dataclasses.replace(make_state(key), params=trained, frozen_params=frozen)
 
   return jax.jit(make, donate_argnums=0, out_shardings=shardings)
@@ -370,30 +362,3 @@ def _evaluate(eval_step, state, eval_batches) -> metrics_lib.Metrics:
     metrics = eval_step(state, batch)
     total = metrics if total is None else metrics_lib.merge(total, metrics)
   return total
-
-
-def main(argv: list[str]) -> None:
-  """The command."""
-  parser = command_line.config_parser(
-    "t2t train",
-    "Trains a model; the same command again resumes where it stopped.",
-    epilog=(
-      "examples:\n"
-      "  t2t train --config tiny --workdir runs/tiny\n"
-      "  t2t train --config t5_1_1_small --workdir runs/own \\\n"
-      "    --config.data.files='text/*.jsonl.gz' \\\n"
-      "    --config.data.vocabulary=spiece.model"
-    ),
-  )
-  parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
-  hosts.add_options(parser)
-  options, config = command_line.parse(parser, argv)
-  if not options.workdir:
-    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
-  hosts.start(options, config)
-  if config.init.inherit and config.init.checkpoint:
-    # What is typed still has the last word over what the checkpoint says.
-    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-    options, config = command_line.parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  train(config, options.workdir)

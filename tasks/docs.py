@@ -8,7 +8,8 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, docstrings, objectives, sources, text_formats, vocabularies
+from t2t.data import answers, objectives, sources, text_formats, vocabularies
+from t2t.data.sources import docstrings
 
 # Neither the sources nor the vocabulary read anything before they are used.
 _VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)

@@ -6,7 +6,8 @@ config.data.squad_dir names the folder of the released files; without it TensorF
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, released, text_formats
+from t2t.data import answers, text_formats
+from t2t.data.sources import released
 
 seqio.TaskRegistry.add(
   "squad",

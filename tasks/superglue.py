@@ -9,7 +9,8 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, released, selection, text_formats
+from t2t.data import answers, selection, text_formats
+from t2t.data.sources import released
 
 _BOOLEAN = ("False", "True")
 _ENTAILMENT = ("entailment", "not_entailment")

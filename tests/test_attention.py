@@ -11,6 +11,7 @@ import toy
 
 from t2t import sharding
 from t2t.models import attention, cpu, transformer
+from t2t.models.masks import AttentionMask
 
 # The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
 # ceil(8 * 16**(k/8)) in each direction, and ceil(16 * 8**(k/16)) where only the past is seen.
@@ -79,7 +80,7 @@ def platform(request, monkeypatch):
 
 
 # Nothing is hidden.
-NO_MASK = attention.AttentionMask()
+NO_MASK = AttentionMask()
 
 
 def segments(*rows):
@@ -97,7 +98,7 @@ def test_attend_is_its_formula(platform):
 def test_heads_in_a_row_share_keys_and_values(platform):
   """Grouped queries: with 6 heads and 2 of keys, the first three heads read the first."""
   query, keys, values = normal(2, 6, 4, 5), normal(2, 2, 7, 5, seed=1), normal(2, 2, 7, 5, seed=2)
-  bias, mask = normal(1, 6, 4, 7), attention.AttentionMask(causal=True, query_offset=3)
+  bias, mask = normal(1, 6, 4, 7), AttentionMask(causal=True, query_offset=3)
   wide = lambda x: x[:, [0, 0, 0, 1, 1, 1]]
   expected = attention.attend(query, wide(keys), wide(values), mask=mask, bias=bias)
   np.testing.assert_allclose(attention.attend(query, keys, values, mask=mask, bias=bias), expected, atol=1e-6)
@@ -106,7 +107,7 @@ def test_heads_in_a_row_share_keys_and_values(platform):
 def test_what_is_not_allowed_has_no_weight(platform):
   """Keys that are masked could as well not be there."""
   query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)
-  mask = attention.AttentionMask(segments(*[[1] * 4] * 2), segments(*[[1] * 4 + [0] * 2] * 2))
+  mask = AttentionMask(segments(*[[1] * 4] * 2), segments(*[[1] * 4 + [0] * 2] * 2))
   masked = attention.attend(query, keys, values, mask=mask)
   expected = attention.attend(query, keys[:, :, :4], values[:, :, :4], mask=NO_MASK)
   np.testing.assert_allclose(masked, expected, atol=1e-6)
@@ -115,7 +116,7 @@ def test_what_is_not_allowed_has_no_weight(platform):
 def test_a_query_that_may_see_nothing_sees_everything_alike(platform):
   """Padding has results, though nobody reads them: the mean of all values."""
   query, keys, values = normal(1, 1, 2, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
-  mask = attention.AttentionMask(segments([1, 1]), segments([0] * 6))
+  mask = AttentionMask(segments([1, 1]), segments([0] * 6))
   out = attention.attend(query, keys, values, mask=mask)
   np.testing.assert_allclose(out[0, 0], np.tile(values.mean(2)[0], (2, 1)), atol=1e-6)
 
@@ -130,7 +131,7 @@ def test_gradients_of_attend_are_those_of_its_formula(platform, masked, kv_heads
   seen_by = segments([1, 1, 1, 1], [1, 1, 2, 1]), segments([1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1])
   if masked == "some":
     seen_by = seen_by[0].at[1, 2].set(1), seen_by[1]
-  mask = NO_MASK if masked == "nothing" else attention.AttentionMask(*seen_by)
+  mask = NO_MASK if masked == "nothing" else AttentionMask(*seen_by)
   allowed = np.ones((2, 1, 4, 6), bool)
   allowed[0, 0, :, 4:] = masked == "nothing"
   allowed[1, 0, 2] = masked != "all-of-a-query"
@@ -153,7 +154,7 @@ def causal_arrays(length):
   """Queries, keys, values, a bias, and what a causal mask allows in rows of several sequences and padding."""
   ids = np.minimum(np.arange(length)[None] * 5 // length + 1, [[9], [2]])
   ids[1, length - length // 7 :] = 0
-  allowed = attention.AttentionMask(segments(*ids), segments(*ids), causal=True).allowed(length, length)
+  allowed = AttentionMask(segments(*ids), segments(*ids), causal=True).allowed(length, length)
   return tuple(normal(2, 2, length, 4, seed=seed) for seed in range(3)) + (
     normal(1, 2, length, length, seed=3),
     allowed,
@@ -210,13 +211,13 @@ def test_attention_dropout_is_shared_by_the_queries():
 def test_mask_is_causal_within_segments():
   """A query sees the keys of its segment that are not to its right; padding is a segment of its own."""
   segments = jnp.array([[1, 1, 2, 2, 0]])
-  mask = attention.AttentionMask(segments, segments, causal=True)
+  mask = AttentionMask(segments, segments, causal=True)
   expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
   np.testing.assert_array_equal(mask.allowed(5, 5)[0, 0], np.array(expected, bool))
 
 
 def allowed(length, **fields):
-  return attention.AttentionMask(**fields).allowed(length, length)[0, 0].astype(int).tolist()
+  return AttentionMask(**fields).allowed(length, length)[0, 0].astype(int).tolist()
 
 
 def test_a_prefix_sees_itself_in_both_directions():
@@ -252,18 +253,18 @@ def test_a_window_is_so_many_positions_to_each_side():
 
 def test_a_window_counts_from_the_offset():
   """When decoding, too."""
-  found = attention.AttentionMask(causal=True, window=1, query_offset=jnp.array(3)).allowed(1, 6)
+  found = AttentionMask(causal=True, window=1, query_offset=jnp.array(3)).allowed(1, 6)
   np.testing.assert_array_equal(found[0, 0], [[False, False, True, True, False, False]])
 
 
 def test_a_mask_without_structure_is_none():
   """Nothing is hidden, and nothing is computed to hide it."""
-  assert attention.AttentionMask().allowed(3, 4) is None
+  assert AttentionMask().allowed(3, 4) is None
 
 
 def test_causal_mask_counts_from_the_offset():
   """When decoding, the only query stands at `query_offset` among the keys."""
-  allowed = attention.AttentionMask(causal=True, query_offset=jnp.array(2)).allowed(1, 5)
+  allowed = AttentionMask(causal=True, query_offset=jnp.array(2)).allowed(1, 5)
   np.testing.assert_array_equal(allowed[0, 0], [[True, True, True, False, False]])
 
 

@@ -19,10 +19,14 @@ import pytest
 from tensorboardX.proto import event_pb2
 import tensorflow as tf
 
-from t2t import UserError, bucket, checkpoint, records, writers
+from t2t import UserError
 from t2t import __main__ as command
-from t2t import lines as read_lines
-from t2t.data import scan, text_files, vocabulary_training
+from t2t.checkpoints import store
+from t2t.data.sources import scan, text_files
+from t2t.data.vocabularies import training
+from t2t.generation import line_files as read_lines
+from t2t.storage import bucket, records
+from t2t.training import writers
 
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
 import fake_gcs  # noqa: E402
@@ -71,7 +75,7 @@ def gcs(tmp_path_factory):
     for number, (name, content) in enumerate(formats.items()):
       gcs.write(f"text/{name}", content(texts[number::4]))
     gcs.write("held_out/text.jsonl", lines(documents(200)[160:]))
-    model = vocabulary_training.train_sentencepiece(texts, size=40, output_dir=folder / "v", character_coverage=1.0)
+    model = training.train_sentencepiece(texts, size=40, output_dir=folder / "v", character_coverage=1.0)
     gcs.write("vocabulary/spiece.model", pathlib.Path(model).read_bytes())
     bucket._client.cache_clear()
     yield gcs
@@ -156,7 +160,7 @@ def run(gcs, tmp_path_factory):
   killed = {
     "faults": untouched,
     "steps": sorted({row["step"] for row in rows(gcs, "run")}),
-    "found": checkpoint.find("gs://bucket/run").name,
+    "found": store.find("gs://bucket/run").name,
     "begun": bool(gcs.sizes("run/checkpoints/4/")),
   }
   gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
@@ -187,9 +191,9 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
-  assert checkpoint.find("gs://bucket/cut_off").name == "6"
+  assert store.find("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
-    checkpoint.find("gs://bucket/cut_off/checkpoints/8")
+    store.find("gs://bucket/cut_off/checkpoints/8")
 
 
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):

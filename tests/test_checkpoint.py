@@ -11,7 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 import toy
 
-from t2t import UserError, checkpoint, optimizers, sharding, train_state
+from t2t import UserError, sharding
+from t2t.checkpoints import store
+from t2t.params import split_frozen
+from t2t.training import optimizers, train_state
 
 STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
 CONFIG = {"model": {"embed_dim": 4}, "data": {"num_streams": 2}}
@@ -29,7 +32,7 @@ def make_state(*, value=1.0, width=8, mesh_shape=None, optimizer="adamw", freeze
     "encoder": {"kernel": value * jnp.arange(8.0 * width).reshape(8, width), "scale": jnp.full(3, value)},
     "decoder": {"kernel": -value * jnp.ones((16, 4))},
   }
-  trained, frozen = optimizers.split_frozen(params, freeze)
+  trained, frozen = split_frozen(params, freeze)
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name=optimizer), 10)
   opt_state = jax.tree.map(lambda x: x + jnp.asarray(value, x.dtype), tx.init(trained))
   state = train_state.TrainState(jnp.array(int(value), jnp.int32), trained, frozen, opt_state)
@@ -42,7 +45,7 @@ def abstract(state):
 
 def save(workdir, *steps, keep=3, **how):
   """Saves a state with `value` = step at each of `steps`, (step, loss)."""
-  checkpoints = checkpoint.Checkpoints(epath.Path(workdir), keep=keep)
+  checkpoints = store.Checkpoints(epath.Path(workdir), keep=keep)
   for step, loss in steps:
     checkpoints.save(
       step, make_state(value=float(step), **how), STREAMS, CONFIG, metrics=None if loss is None else {"loss": loss}
@@ -51,7 +54,7 @@ def save(workdir, *steps, keep=3, **how):
 
 
 def reopened(workdir, keep=3):
-  return checkpoint.Checkpoints(epath.Path(workdir), keep=keep)
+  return store.Checkpoints(epath.Path(workdir), keep=keep)
 
 
 def assert_same(actual, expected):
@@ -87,7 +90,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
   checkpoints = reopened(tmp_path, keep=2)
-  assert checkpoint.best_steps(checkpoints.metrics()) == {"loss": 2}
+  assert store.best_steps(checkpoints.metrics()) == {"loss": 2}
   assert checkpoints.latest_step() == 5
   # A run that was resumed still knows the best of the run before.
   checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, metrics={"loss": 3.5})
@@ -114,15 +117,15 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   kept = checkpoints.metrics()
   checkpoints.close()
   assert kept == {step: measured[step] for step in (1, 2, 5)}
-  assert checkpoint.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
+  assert store.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):
   """The docstring's example; a loss that was not a number gives way to the first that is one, on disk as well."""
   nan = float("nan")
   measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
-  assert checkpoint.best_steps(measured) == {"loss": 20, "cb/f1": 10}
-  assert checkpoint.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
+  assert store.best_steps(measured) == {"loss": 20, "cb/f1": 10}
+  assert store.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
   save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4]
 
@@ -183,7 +186,7 @@ def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
   """Another optimizer, other frozen parameters, another mesh: the parameters are the same."""
   save(tmp_path, (4, None), optimizer="adafactor", freeze=saved_frozen)
   expected = make_state(value=4.0, mesh_shape={"fsdp": 4, "tensor": 2}).params
-  params = checkpoint.restore_params(checkpoint.find(str(tmp_path)), abstract(expected))
+  params = store.restore_params(store.find(str(tmp_path)), abstract(expected))
   assert_same(params, expected)
   assert params["encoder"]["kernel"].sharding == expected["encoder"]["kernel"].sharding
 
@@ -193,15 +196,15 @@ def test_parameters_of_other_shapes_are_refused(tmp_path):
   save(tmp_path, (4, None))
   wanted = make_state(width=16).params | {"extra": {"scale": jnp.ones(3)}}
   with pytest.raises(UserError, match=r"(?s)encoder/kernel: \(8, 8\).*extra/scale: missing in the checkpoint"):
-    checkpoint.restore_params(checkpoint.find(str(tmp_path)), abstract(wanted))
+    store.restore_params(store.find(str(tmp_path)), abstract(wanted))
 
 
 def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
   """Of a workdir it is the last step, by number and not by spelling."""
   save(tmp_path, (9, None), (10, None))
   for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "10"):
-    assert checkpoint.find(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
-  assert checkpoint.find(str(tmp_path / "checkpoints" / "9")).name == "9"
+    assert store.find(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
+  assert store.find(str(tmp_path / "checkpoints" / "9")).name == "9"
 
 
 def test_find_says_where_it_looked(tmp_path):
@@ -209,7 +212,7 @@ def test_find_says_where_it_looked(tmp_path):
   (tmp_path / "empty").mkdir()
   for name in ("empty", "missing"):
     with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
-      checkpoint.find(str(tmp_path / name))
+      store.find(str(tmp_path / name))
 
 
 def test_an_interrupted_save_loses_nothing(tmp_path):
@@ -218,7 +221,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
   unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-17"
   (unfinished / "state").mkdir(parents=True)
   (unfinished / "state" / "manifest.ocdbt").write_bytes(b"half")
-  assert checkpoint.find(str(tmp_path)).name == "1"
+  assert store.find(str(tmp_path)).name == "1"
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() == 1
   assert_same(checkpoints.restore(1, abstract(make_state()), ())[0], make_state(value=1.0))
@@ -231,7 +234,7 @@ def test_a_workdir_has_one_writer(tmp_path):
   """Another process's lock is refused by its id, and is gone with the process, however that ended."""
   program = (
     "import sys\nfrom etils import epath\nfrom t2t import checkpoint\n"
-    "with checkpoint.lock(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
+    "with store.lock(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
   )
   workdir = epath.Path(tmp_path)
   holder = subprocess.Popen(
@@ -240,12 +243,12 @@ def test_a_workdir_has_one_writer(tmp_path):
   try:
     assert holder.stdout.readline() == "held\n"
     message = rf"another run \(process {holder.pid}\) is writing there"
-    with pytest.raises(UserError, match=message), checkpoint.lock(workdir):
+    with pytest.raises(UserError, match=message), store.lock(workdir):
       pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
   finally:
     holder.kill()
     holder.communicate()
-  with checkpoint.lock(workdir):
+  with store.lock(workdir):
     assert (tmp_path / ".lock").read_text() == str(os.getpid())

@@ -4,8 +4,9 @@ import sys
 from ml_collections import ConfigDict
 import pytest
 
-from t2t import UserError, command_line
+from t2t import UserError
 from t2t import __main__ as t2t_main
+from t2t.config import config_names, load_config, override
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -34,18 +35,18 @@ NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in 
 
 
 def loaded(*arguments):
-  return command_line.override(command_line.load_config("t5_1_1_small"), list(arguments))
+  return override(load_config("t5_1_1_small"), list(arguments))
 
 
 def test_names_of_the_shipped_configs():
   """Every family in every size, and tiny ones."""
-  assert sorted(command_line.config_names()) == sorted(NAMES)
+  assert sorted(config_names()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_config_loads(name):
   """Under its name, with the default's keys and no others."""
-  config, default = command_line.load_config(name), command_line.load_config("t5_1_1_small")
+  config, default = load_config(name), load_config("t5_1_1_small")
   assert {section: set(values) for section, values in config.items()} == {s: set(v) for s, v in default.items()}
 
 
@@ -104,7 +105,7 @@ def test_what_cannot_be_applied_is_refused(argument, message):
 def test_a_config_that_is_not_there(spec, message, listing):
   """The message names the nearest, and lists those that are there or says what does."""
   with pytest.raises(UserError, match=message) as caught:
-    command_line.load_config(spec)
+    load_config(spec)
   assert listing in str(caught.value)
 
 
@@ -124,9 +125,9 @@ def test_a_config_file_takes_an_argument(tmp_path):
     "  config.train.steps = 3\n"
     "  return config\n",
   )
-  assert command_line.load_config(path).model.embed_dim == 768
-  assert command_line.load_config(f"{path}:large").model.embed_dim == 1024
-  assert command_line.load_config(path).train.steps == 3
+  assert load_config(path).model.embed_dim == 768
+  assert load_config(f"{path}:large").model.embed_dim == 1024
+  assert load_config(path).train.steps == 3
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_a_config_file_takes_an_argument(tmp_path):
 def test_a_config_file_that_fails_says_where(tmp_path, text, message):
   """File and line of what the user wrote, not a traceback."""
   with pytest.raises(UserError, match=message):
-    command_line.load_config(write(tmp_path, text))
+    load_config(write(tmp_path, text))
 
 
 def test_a_missing_config_is_told(capsys):
@@ -188,7 +189,7 @@ def test_train_help_lists_configs_and_keys():
     "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
   )
   text = run(program)
-  config = command_line.load_config("tiny")
+  config = load_config("tiny")
   for key in [f"--config.{section}.{key}=" for section, values in config.items() for key in values]:
     assert f"  {key}" in text
   assert all(name in text for name in [*NAMES, "--workdir"])
@@ -198,7 +199,8 @@ def test_train_help_lists_configs_and_keys():
 
 def test_the_core_does_without_tensorflow():
   """Models, losses, state, checkpoints and the command line work on a machine that has no TensorFlow."""
-  names = ["models.transformer", "losses", "train_state", "checkpoint", "command_line", "train", "decoding", "writers"]
+  names = ["models.transformer", "losses", "training.train_state", "training.writers", "checkpoints.store", "train"]
+  names += ["commands.train", "commands.plan", "commands.convert", "commands.infer", "generation.decoding"]
   modules = imported("import " + ", ".join(f"t2t.{name}" for name in names))
   assert "jax" in modules
   assert not modules & {"tensorflow", "seqio", "tensorflow_datasets", "keras"}
@@ -206,4 +208,4 @@ def test_the_core_does_without_tensorflow():
 
 def test_configs_are_config_dicts():
   """What a user's file may build on."""
-  assert isinstance(command_line.load_config("tiny"), ConfigDict)
+  assert isinstance(load_config("tiny"), ConfigDict)

@@ -21,10 +21,13 @@ import toy
 import trained
 
 from t2t import __main__ as command
-from t2t import checkpoint, optimizers, pretrained, sharding, train_state
+from t2t import sharding
+from t2t.checkpoints import pretrained, store
 from t2t.convert import open as open_checkpoint
 from t2t.convert import t5x, vocabulary_files
 from t2t.convert.tensors import Foreign
+from t2t.params import split_frozen
+from t2t.training import train_state
 
 LETTERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst")
 
@@ -182,7 +185,8 @@ def pieces(tmp_path) -> pathlib.Path:
 @pytest.mark.parametrize("kind", ["bytes", "SentencePiece", "WordPiece", "BPE"])
 def test_the_copy_of_a_vocabulary(kind, pieces, letters, tmp_path):
   """The folder that training writes, byte for byte, though written without TensorFlow."""
-  from t2t.data import subwords, vocabularies
+  from t2t.data import vocabularies
+  from t2t.data.vocabularies import subwords
 
   (tmp_path / "gpt-vocab.json").write_text('{"a": 0}')
   (tmp_path / "gpt-merges.txt").write_text("#version\n")
@@ -241,9 +245,9 @@ def test_parameters_that_were_not_trained(tmp_path):
   """They lie apart in a checkpoint, and are read with the others; what is there of the optimizer is passed over."""
   config = toy.config()
   params = toy.split(toy.model(config))[1]
-  trained_params, frozen = optimizers.split_frozen(params, ("^encoder",))
+  trained_params, frozen = split_frozen(params, ("^encoder",))
   state = train_state.TrainState(jnp.array(3, jnp.int32), trained_params, frozen, {"mean": jnp.ones(5)})
-  checkpoints = checkpoint.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(3, state, {}, {"model": dataclasses.asdict(config)}, metrics=None)
   checkpoints.close()
   found = foreign.read(open_checkpoint(str(tmp_path)))

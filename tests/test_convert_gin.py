@@ -4,12 +4,16 @@ import pathlib
 
 import pytest
 
-from t2t import UserError, command_line
-from t2t.convert import gin, gin_bindings, gin_names, gin_parser
-from t2t.convert.gin_parser import Macro, Reference
+from t2t import UserError
+from t2t.config import load_config, section
+from t2t.convert import gin
+from t2t.convert.gin import bindings as gin_bindings
+from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import parser as gin_parser
+from t2t.convert.gin.parser import Macro, Reference
 from t2t.models import sizes
 from t2t.models.config import TransformerConfig
-from t2t.optimizers import OptimizerConfig, make_optimizer
+from t2t.training.optimizers import OptimizerConfig, make_optimizer
 
 
 def write(folder: pathlib.Path, name: str, text: str) -> str:
@@ -22,8 +26,8 @@ def write(folder: pathlib.Path, name: str, text: str) -> str:
 def config_of(folder: pathlib.Path, text: str, *, name: str = "mine.gin"):
   """The config that a gin file is made into, loaded as `t2t train` loads it, and the notes."""
   made, notes = gin.to_config(gin_bindings.read(write(folder, name, text)))
-  config = command_line.load_config(write(folder, "made.py", made))
-  command_line.section(config, "model", TransformerConfig)
+  config = load_config(write(folder, "made.py", made))
+  section(config, "model", TransformerConfig)
   return config, "\n".join(notes)
 
 
@@ -146,7 +150,7 @@ def test_pretraining(tmp_path):
 def test_learning_rate_of_pretraining(step, tmp_path):
   """constant * rsqrt_decay is base / sqrt(max(step, warm-up))."""
   config, _ = config_of(tmp_path, PRETRAIN + "utils.create_learning_rate_scheduler.base_learning_rate = 0.5\n")
-  optimizer = command_line.section(config, "optimizer", OptimizerConfig)
+  optimizer = section(config, "optimizer", OptimizerConfig)
   rate = make_optimizer(optimizer, config.train.steps)[1](step)
   assert float(rate) == pytest.approx(0.5 / max(step, 10_000) ** 0.5)
 
@@ -356,6 +360,6 @@ def test_main_prints_a_config_to_save_and_the_rest_apart(tmp_path, capsys):
   """So that `t2t convert --gin base.gin > base.py` is a config."""
   gin.main(write(tmp_path, "mine.gin", MODEL + "Adafactor.beta1 = 0.9\n"))
   out, err = capsys.readouterr()
-  config = command_line.load_config(write(tmp_path, "made.py", out))
+  config = load_config(write(tmp_path, "made.py", out))
   assert config.model.embed_dim == 768
   assert "what the config does not say" in err and "mine.gin:2: Adafactor.beta1" in err

@@ -17,7 +17,8 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.convert import families, huggingface, tensors, workdir
+from t2t.checkpoints import converted
+from t2t.convert import families, huggingface, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import sizes
 from t2t.models.config import TransformerConfig
@@ -80,10 +81,10 @@ def test_what_is_written_is_theirs(name, num_beams):
 def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
   """Through a workdir: every tensor under its name, in its dtype."""
   opened = huggingface.open(str(GOLDEN / name))
-  workdir.save(opened, epath.Path(tmp_path / "run"))
+  converted.save(opened, epath.Path(tmp_path / "run"))
   expected = foreign.safetensors(GOLDEN / name)
   dtype = next(iter(expected.values())).dtype.name
-  huggingface.save(workdir.open(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
+  huggingface.save(converted.open(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
   found = foreign.safetensors(tmp_path / "hf")
   # Of tasks that t2t has not; `open` says so.
   left_out = {name for name in expected if name.startswith(("cls.seq_relationship.", "sop_classifier."))}
@@ -137,7 +138,7 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
 
 
-@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+@pytest.mark.parametrize("save", [huggingface.save, converted.save])
 def test_no_more_than_one_tensor_is_in_memory(save, tmp_path):
   """Of a model of which the largest tensor is a small part."""
   config = toy.config(embed_dim=128, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
@@ -487,7 +488,7 @@ def test_a_model_that_transformers_does_not_have(tmp_path):
       huggingface.save(foreign.in_memory(config, {}), epath.Path(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+@pytest.mark.parametrize("save", [huggingface.save, converted.save])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
   """Neither under the name nor beside it; a full disk is said."""
@@ -505,7 +506,7 @@ def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
     assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
 
 
-@pytest.mark.parametrize("save", [huggingface.save, workdir.save])
+@pytest.mark.parametrize("save", [huggingface.save, converted.save])
 def test_what_has_no_room_is_not_begun(save, tmp_path, monkeypatch):
   """Neither on a disk that is too small nor over what is there."""
   made = foreign.in_memory(CONFIG, foreign.random_params(CONFIG))

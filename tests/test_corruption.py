@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import corruption
+from t2t.data.objectives import corruption
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 SEEDS = (tf.constant([0, 1]), tf.constant([2, 3]))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, decoding, sharding
-from t2t.decoding import DecodeConfig
+from t2t import UserError, sharding
+from t2t.generation import decoding
+from t2t.generation.decoding import DecodeConfig
 from t2t.models import transformer
 
 LENGTH = 7

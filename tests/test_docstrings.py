@@ -9,7 +9,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import sharding
-from t2t.data import docstrings, documentation, pipeline, registry
+from t2t.data import documentation, pipeline, registry
+from t2t.data.sources import docstrings
 
 registry.load("t2t.tasks.docs")
 

@@ -13,7 +13,11 @@ import pytest
 import trained
 
 from t2t import __main__ as command
-from t2t import command_line, evaluate, pretrained, results, sharding, writers
+from t2t import sharding
+from t2t.checkpoints import pretrained
+from t2t.config import load_config, override
+from t2t.evaluation import evaluate, results
+from t2t.training import writers
 
 MODULE = """
   import functools
@@ -113,7 +117,7 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
 
 
 def evaluation(module, architecture, mixture="odd_label", **settings):
-  config = command_line.override(command_line.load_config("superglue"), options(module, mixture))
+  config = override(load_config("superglue"), options(module, mixture))
   config.eval.update(settings)
   source = pretrained.find(str(trained.workdir(architecture)))
   found = evaluate.prepare(config, source, tasks=(), split="validation")
@@ -148,7 +152,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
   """EOS ends its prompts, within the length, where the objective of its checkpoint had it there; not otherwise."""
 
   def prompts(objective):
-    config = command_line.override(command_line.load_config("superglue"), options(module, "odd_label"))
+    config = override(load_config("superglue"), options(module, "odd_label"))
     config.data.inputs_length = 30
     source = pretrained.find(str(trained.workdir("decoder_only")))
     source = dataclasses.replace(source, run={"data": source.run["data"] | {"objective": objective}})
@@ -333,7 +337,7 @@ def test_evaluations_say_how_far_they_are(module):
 def test_meshes_give_the_same_answers(module):
   """Eight devices in another shape."""
   found, params = evaluation(module, "encoder_decoder")
-  config = command_line.override(command_line.load_config("superglue"), options(module))
+  config = override(load_config("superglue"), options(module))
   config.mesh.update(fsdp=4, tensor=2)
   source = pretrained.find(str(trained.workdir("encoder_decoder")))
   other = evaluate.prepare(config, source, tasks=(), split="validation")

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import examples, train_state
+from t2t.generation import samples
+from t2t.training import train_state
 
 WORDS = ["", "</s>", "the", "cat", "sat", "on", "mat", "dog", "a"]
 FIRST, SECOND, THIRD = 20, 19, 18
@@ -18,7 +19,7 @@ class Words:
 
 def shown(inputs, prediction, targets, **how):
   ids = lambda words: np.array([word if isinstance(word, int) else WORDS.index(word) for word in words])
-  return examples.fill_in_the_blank(
+  return samples.fill_in_the_blank(
     ids(inputs),
     ids(prediction),
     ids(targets),
@@ -63,7 +64,7 @@ def test_text_without_blanks_is_shown_as_it_is():
 def test_masked_tokens_are_blanks():
   """Those whose loss counts, whatever the model makes of the others."""
   ids = lambda words: np.array([WORDS.index(word) for word in words.split()] + [1, 0])
-  given = examples.masked_tokens(
+  given = samples.masked_tokens(
     ids("a dog sat on the </s>"),
     ids("the cat sat on a mat"),
     np.array([0, 1, 0, 0, 1, 1, 0, 0]),
@@ -76,7 +77,7 @@ def test_masked_tokens_are_blanks():
 def test_only_the_first_masked_tokens_are_shown():
   """Six, with the dozen tokens before them and up to the next."""
   tokens = np.array([WORDS.index("a")] * 14 + [WORDS.index("cat")] * 8)
-  given, _, truth = examples.masked_tokens(tokens, tokens, np.arange(22) >= 14, vocabulary=Words(), hidden_ids={0, 1})
+  given, _, truth = samples.masked_tokens(tokens, tokens, np.arange(22) >= 14, vocabulary=Words(), hidden_ids={0, 1})
   assert given == "... " + "a " * 12 + "[1] [2] [3] [4] [5] [6] ..."
   assert truth == "  ".join(f"[{number}] cat" for number in range(1, 7))
 
@@ -93,7 +94,7 @@ class Ids:
 
 def held_out(model, batch, *, number=2, sentinel_ids=(), hidden_ids=(0, toy.EOS), eos_id=toy.EOS):
   graphdef, params = toy.split(model)
-  return examples.held_out(
+  return samples.held_out(
     graphdef,
     train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ()),
     batch,

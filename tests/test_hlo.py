@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
 
-from t2t import UserError, hlo, hlo_cost
+from t2t import UserError
+from t2t.planning.hlo import cost as hlo_cost
+from t2t.planning.hlo import text as hlo
 
 MESH = {"data": 2, "fsdp": 4}
 

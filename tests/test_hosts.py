@@ -20,8 +20,10 @@ import pytest
 import test_evaluate
 import test_train
 
-from t2t import UserError, hosts, writers
+from t2t import UserError
 from t2t import __main__ as command
+from t2t.runtime import hosts
+from t2t.training import writers
 
 _CHILD = """
 import json, sys

@@ -18,9 +18,11 @@ import tensorflow as tf
 import toy
 import trained
 
-from t2t import UserError, lines, prediction, pretrained, prompting
+from t2t import UserError
 from t2t import __main__ as command
+from t2t.checkpoints import pretrained
 from t2t.data import pipeline
+from t2t.generation import line_files, predictor, prompting
 
 TEXTS = [
   "the quick brown fox",
@@ -271,7 +273,7 @@ def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
 
 
 def test_two_runs_do_not_write_to_one_output(tmp_path):
-  output = lambda: lines.output(str(tmp_path / "out.jsonl"), {})
+  output = lambda: line_files.output(str(tmp_path / "out.jsonl"), {})
   with output(), pytest.raises(UserError, match="another process is writing"), output():
     pass
 
@@ -391,7 +393,7 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
   end, _ = prompting.ends_prompts(trained_on(files=file, objective=objective))
   given = example["inputs"][:-1] if "inputs" in example else example["targets"][:10]
   tokens, cut = prompting.Prompts(vocabulary, ends=end, longest=64)(vocabulary.decode(given.tolist()))
-  made = prediction.prompt_features([tokens], 64, architecture="decoder_only", framing=prediction.framing(vocabulary))
+  made = predictor.prompt_features([tokens], 64, architecture="decoder_only", framing=predictor.framing(vocabulary))
   number = 1 + len(tokens)
   assert not cut and number > 1
   assert made["decoder_input_tokens"][0, :number].tolist() == shown["decoder_input_tokens"][:number].tolist()

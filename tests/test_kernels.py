@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from t2t import sharding
-from t2t.models import attention, kernels
+from t2t.models import kernels
+from t2t.models.masks import AttentionMask
 
 # Two rows of 300 positions, three blocks of 128: packed and padded, and packed otherwise with less padding.
 LENGTH = 300
@@ -31,7 +32,7 @@ UNPACKED_PREFIX = (np.arange(LENGTH) < [[200], [1]]).astype(np.int32)
 
 def mask(segments=None, key_segments=None, **fields):
   key_segments = segments if key_segments is None else key_segments
-  return attention.AttentionMask(query_segments=segments, key_segments=key_segments, **fields)
+  return AttentionMask(query_segments=segments, key_segments=key_segments, **fields)
 
 
 MASKS = {

@@ -9,7 +9,8 @@ from hypothesis import strategies
 import numpy as np
 import pytest
 
-from t2t import UserError, leaderboards
+from t2t import UserError
+from t2t.evaluation import leaderboards
 
 SUPERGLUE = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "superglue"
 FEW_SHOT = SUPERGLUE.parent / "superglue_fewshot"

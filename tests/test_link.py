@@ -13,7 +13,7 @@ import sys
 import pytest
 import test_hosts
 
-from t2t import link
+from t2t.runtime import link
 
 # `ready` is printed when the processes have met; when all are, each does what its argument says.
 _CHILD = """
@@ -150,7 +150,7 @@ def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first()
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
       assert "no step has ended for 2 s; where they stand: " in said
-      assert f"{on_this_host(1)} in t2t/hosts.py, line " in said and "in _line" in said
+      assert f"{on_this_host(1)} in t2t/runtime/hosts.py, line " in said and "in _line" in said
 
 
 def test_numbers_are_short():

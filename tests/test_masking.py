@@ -8,7 +8,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import corruption, masking, vocabularies
+from t2t.data import vocabularies
+from t2t.data.objectives import corruption, masking
 
 CHOICES = {
   "random_tokens": masking.random_tokens,

@@ -8,6 +8,8 @@ import pytest
 import toy
 
 from t2t import losses, metrics
+from t2t.models.flops import model_flops
+from t2t.training.throughput import Throughput
 
 
 def weighted(total, weight):
@@ -51,7 +53,7 @@ def counted_flops(config, batch, *, chunk_tokens):
 def test_model_flops_are_the_matmuls_of_a_step(kind):
   """Of encoder, decoder and cross-attention, with grouped queries as well."""
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6))
-  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
+  flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8, "decoder": 6})
   assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=12)
 
 
@@ -60,7 +62,7 @@ def test_model_flops_of_a_decoder_alone(kind):
   """All positions are predicted where the batch says nothing of a prompt."""
   batch = toy.batch((8,) * 4, (6,) * 4, padded_to=(8, 6), architecture="decoder_only")
   del batch["decoder_causal_attention"]
-  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"decoder": 14})
+  flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"decoder": 14})
   assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=14)
 
 
@@ -68,7 +70,7 @@ def test_model_flops_of_a_decoder_alone(kind):
 def test_model_flops_of_an_encoder_alone(kind):
   """A quarter of the positions are predicted: one chunk of 8 tokens out of 32."""
   batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
-  flops = metrics.model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
+  flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
   assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=8)
 
 
@@ -76,7 +78,7 @@ def throughput(monkeypatch, device_kind):
   now = types.SimpleNamespace(seconds=100.0)
   monkeypatch.setattr(metrics.time, "monotonic", lambda: now.seconds)
   devices = [types.SimpleNamespace(device_kind=device_kind)] * 2
-  return now, metrics.Throughput(flops_per_step=5.5e14, devices=devices)
+  return now, Throughput(flops_per_step=5.5e14, devices=devices)
 
 
 def test_throughput_leaves_out_the_first_step(monkeypatch):

@@ -12,7 +12,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import corruption, objectives, pieces, vocabularies
+from t2t.data import objectives, vocabularies
+from t2t.data.objectives import corruption, pieces
 
 T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 ALL = sorted(objectives.OBJECTIVES)

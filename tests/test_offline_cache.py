@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.data import objectives, offline_cache, pieces, pipeline, selection, text_formats
+from t2t.data import objectives, offline_cache, pipeline, selection, text_formats
+from t2t.data.objectives import pieces
 
 needs_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
 

@@ -6,7 +6,9 @@ import optax
 import pytest
 import toy
 
-from t2t import UserError, optimizers
+from t2t import UserError
+from t2t.params import join_frozen, path_name, split_frozen
+from t2t.training import optimizers
 
 
 def rms(x):
@@ -107,7 +109,7 @@ def test_lamb_is_optax_lamb_on_each_layer():
   updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
   arguments = dict(b1=0.8, b2=0.9, eps=1e-3)
   plain, lamb = optax.adam(0.1, **arguments), optax.lamb(0.1, **arguments, weight_decay=0.3)
-  label = lambda path, _: "plain" if "norm" in optimizers.path_name(path) else "lamb"
+  label = lambda path, _: "plain" if "norm" in path_name(path) else "lamb"
   labels = jax.tree_util.tree_map_with_path(label, unstacked(params))
   expected = optax.multi_transform({"plain": plain, "lamb": lamb}, labels)
   toy.assert_trees_close(
@@ -200,10 +202,10 @@ PATHS = sorted(toy.flat(PARAMS))
 @given(strategies.sets(strategies.sampled_from(PATHS), max_size=len(PATHS) - 1))
 def test_frozen_and_trained_join_to_the_whole(frozen_paths):
   """Whatever is frozen, the two parts share nothing and together are the parameters."""
-  trained, frozen = optimizers.split_frozen(PARAMS, tuple(f"^{path}$" for path in frozen_paths))
+  trained, frozen = split_frozen(PARAMS, tuple(f"^{path}$" for path in frozen_paths))
   assert set(toy.flat(frozen)) == frozen_paths
   assert set(toy.flat(trained)) == set(PATHS) - frozen_paths
-  assert toy.flat(optimizers.join_frozen(trained, frozen)) == toy.flat(PARAMS)
+  assert toy.flat(join_frozen(trained, frozen)) == toy.flat(PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -213,4 +215,4 @@ def test_frozen_and_trained_join_to_the_whole(frozen_paths):
 def test_freezing_nothing_or_everything_is_refused(patterns, message):
   """A pattern without a match is a typing mistake."""
   with pytest.raises(UserError, match=message):
-    optimizers.split_frozen(PARAMS, patterns)
+    split_frozen(PARAMS, patterns)

@@ -6,7 +6,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import pieces
+from t2t.data.objectives import pieces
 
 
 def rows(*rows_of_targets):

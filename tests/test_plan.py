@@ -12,8 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from t2t import UserError, chips, command_line, compiled_step, features, hlo_cost, meshes, plan, roofline, sharding
+from t2t import UserError, chips, features, sharding
 from t2t import __main__ as command
+from t2t.config import load_config, override, section
+from t2t.planning import plan, program, roofline
+from t2t.planning.hlo import cost as hlo_cost
+from t2t.training import meshes
 
 SMALL = (
   "--config.model.vocab_size=384",
@@ -30,7 +34,7 @@ T5 = ("--config.model.num_encoder_layers=3", "--config.model.num_decoder_layers=
 
 
 def config(*overrides: str, name: str = "t5_1_1_small"):
-  return command_line.override(command_line.load_config(name), [*SMALL, *overrides])
+  return override(load_config(name), [*SMALL, *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +65,12 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
   files = (f"--config.data.files={tmp_path}/a.txt", f"--config.data.objective={objective}", "--config.data.mixture=")
   options = ("--config.data.vocabulary=bytes", "--config.data.num_streams=1", f"--config.data.pack={pack}")
   changed = config(*files, *options, name=name)
-  data = command_line.section(changed, "data", pipeline.DataConfig)
+  data = section(changed, "data", pipeline.DataConfig)
   mesh = sharding.make_mesh({"fsdp": 8})
   batch = next(pipeline.train_batches(data, changed.model.architecture, mesh, batch_size=16, seed=0))
   if not pack and objective in ("causal_lm", "prefix_lm"):
     batch.pop("decoder_segment_ids", None)  # of vocabularies whose token 0 is not padding, as bytes' is
-  assert {name: x.shape for name, x in batch.items()} == compiled_step.batch_shapes(changed)
+  assert {name: x.shape for name, x in batch.items()} == program.batch_shapes(changed)
 
 
 def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
@@ -78,7 +82,7 @@ def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
   def planned(mixture, modules, **data):
     changed = config(name="tiny_gpt")
     changed.data.update(mixture=mixture, task_modules=modules, **data)
-    return compiled_step.task_features(changed)
+    return program.task_features(changed)
 
   for objective, made in objectives.OBJECTIVES.items():
     assert ("inputs" in made.features) == (planned("", (), objective=objective) == ("inputs", "targets")), objective
@@ -189,7 +193,7 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
 )
 def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
   """Shards stay as wide as a TPU's rows, unless the state of training needs more of them; data takes the rest."""
-  found = meshes.choose(command_line.load_config(name), devices, device_kind=kind)
+  found = meshes.choose(load_config(name), devices, device_kind=kind)
   assert found[0] == mesh
   assert re.search(why, found[1]), found[1]
 
@@ -197,8 +201,8 @@ def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
 def test_what_is_said_of_the_mesh_is_kept():
   """Sizes and -1 are as written; fsdp is chosen for what tensor and dcn_data leave, and errors name what is wrong."""
   choose = lambda devices, **mesh: meshes.choose(config_of_mesh(**mesh), devices)
-  config_of_mesh = lambda **mesh: command_line.override(
-    command_line.load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
+  config_of_mesh = lambda **mesh: override(
+    load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
   )
   assert choose(16, fsdp=-1) == ({"data": 1, "fsdp": 16, "tensor": 1}, "")
   assert choose(16, data=-1)[0] == {"data": 16, "fsdp": 1, "tensor": 1}
@@ -225,14 +229,14 @@ def test_what_is_said_of_the_mesh_is_kept():
 def test_an_unknown_topology_is_refused(topology, message):
   """The message says which there are."""
   with pytest.raises(UserError, match="(?s)" + message):
-    compiled_step.devices(topology)
+    program.devices(topology)
 
 
 def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
   """It is part of an extra, which a CPU's installation does not have."""
-  monkeypatch.setattr(compiled_step.importlib.util, "find_spec", lambda name: None)
+  monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
-    compiled_step.devices("v5e:4x4")
+    program.devices("v5e:4x4")
 
 
 def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
@@ -387,5 +391,5 @@ def test_bad_options_are_refused(capsys, arguments, message):
 
 def test_planning_loads_no_tensorflow():
   """A machine without it can plan."""
-  code = "import sys, t2t.plan, t2t.plan_search; sys.exit('tensorflow' in sys.modules or 'seqio' in sys.modules)"
+  code = "import sys, t2t.commands.plan; sys.exit('tensorflow' in sys.modules or 'seqio' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

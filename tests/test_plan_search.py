@@ -6,13 +6,14 @@ import jax
 import pytest
 from test_plan import SMALL, T5, config
 
-from t2t import UserError, plan_search
+from t2t import UserError
 from t2t import __main__ as command
+from t2t.planning import search
 
 
-def candidate(batch_size=16, microbatches=1, remat="none", **mesh) -> plan_search.Candidate:
+def candidate(batch_size=16, microbatches=1, remat="none", **mesh) -> search.Candidate:
   mesh = {"data": 1, "fsdp": 8, "tensor": 1} | mesh
-  return plan_search.Candidate(tuple(mesh.items()), batch_size, microbatches, remat)
+  return search.Candidate(tuple(mesh.items()), batch_size, microbatches, remat)
 
 
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
@@ -28,28 +29,28 @@ def cache(tmp_path, monkeypatch):
 
 
 def run(ordered, make_plan, **options):
-  return list(plan_search.run(config(*T5), ordered, make_plan, **({"where": "x", "max_compiles": 99} | options)))
+  return list(search.run(config(*T5), ordered, make_plan, **({"where": "x", "max_compiles": 99} | options)))
 
 
 def test_meshes_divide_devices_and_heads():
   """Every mesh uses all devices; tensor divides the heads, of keys and values as well."""
-  found = plan_search.meshes(config("--config.model.num_heads=12"), 32)
+  found = search.meshes(config("--config.model.num_heads=12"), 32)
   assert all(mesh["data"] * mesh["fsdp"] * mesh["tensor"] == 32 for mesh in found)
   assert {mesh["tensor"] for mesh in found} == {1, 2, 4}
-  grouped = plan_search.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
+  grouped = search.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
   assert {mesh["tensor"] for mesh in grouped} == {1, 2}
 
 
 def test_candidates_fit_their_mesh_and_begin_with_the_own_batch_size():
   """Batches divide; a mesh is left out that has no room for parameters and optimizer."""
-  found = plan_search.candidates(config(*T5), jax.devices(), capacity=None)
+  found = search.candidates(config(*T5), jax.devices(), capacity=None)
   assert found[0].batch_size == 16
   assert {each.batch_size for each in found} == {16, 32, 64}
   assert all(each.batch_size % (dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]) == 0 for each in found)
   # All parameters, float32, take 118 kB; so much is there for them only where they are split.
-  split = plan_search.candidates(config(*T5), jax.devices(), capacity=60e3)
+  split = search.candidates(config(*T5), jax.devices(), capacity=60e3)
   assert {dict(each.mesh)["fsdp"] * dict(each.mesh)["tensor"] for each in split} <= {4, 8}
-  assert plan_search.candidates(config(*T5), jax.devices(), capacity=1e3) == []
+  assert search.candidates(config(*T5), jax.devices(), capacity=1e3) == []
 
 
 def test_what_cannot_be_better_is_not_compiled(cache):
@@ -77,8 +78,8 @@ def test_a_failure_is_a_result(cache):
 
   found = run([candidate(16), candidate(32)], make_plan)
   assert [each.failure for each in found] == ["the compiler fails: scoped memory", ""]
-  assert [each.candidate.batch_size for each in plan_search.ranked(found)] == [32]
-  assert "fails:\n    the compiler fails: scoped memory" in plan_search.table(found)
+  assert [each.candidate.batch_size for each in search.ranked(found)] == [32]
+  assert "fails:\n    the compiler fails: scoped memory" in search.table(found)
 
 
 def test_a_search_ends_and_goes_on(cache):
@@ -99,19 +100,19 @@ def test_a_search_ends_and_goes_on(cache):
 def test_the_fastest_that_fits_comes_first():
   """What does not fit follows, however fast it would be; lines have at most 80 columns."""
   results = [
-    plan_search.Result(candidate(16), planned(5.0, 3e6)),
-    plan_search.Result(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
-    plan_search.Result(candidate(64), planned(11.0, 9e6)),
+    search.Result(candidate(16), planned(5.0, 3e6)),
+    search.Result(candidate(32, data=16, fsdp=16, tensor=16), planned(6.0, 4e6)),
+    search.Result(candidate(64), planned(11.0, 9e6)),
   ]
-  assert [each.candidate.batch_size for each in plan_search.ranked(results)] == [32, 16]
-  lines = plan_search.table(results).splitlines()
+  assert [each.candidate.batch_size for each in search.ranked(results)] == [32, 16]
+  lines = search.table(results).splitlines()
   assert [line.split()[-1] for line in lines[1:]] == ["M", "M", "fit"]
   assert max(map(len, lines)) <= 80
 
 
 def test_a_compiler_that_dies_is_a_failure():
   """It takes its process with it; the next plan gets a new one."""
-  worker = plan_search.Worker("v5e:2x2", 1)
+  worker = search.Worker("v5e:2x2", 1)
   try:
     with pytest.raises(UserError, match="ended with its process"):
       # Not a config: unpickling it ends the process.

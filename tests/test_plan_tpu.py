@@ -7,7 +7,9 @@ import jax
 import pytest
 import toy
 
-from t2t import chips, command_line, compiled_step, plan
+from t2t import chips
+from t2t.config import load_config, override
+from t2t.planning import plan, program
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
@@ -19,16 +21,16 @@ _MESH = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
 
 
 def compiled(generation: str, name: str, *overrides: str) -> plan.Plan:
-  config = command_line.override(command_line.load_config(name), [*_MESH, *overrides])
+  config = override(load_config(name), [*_MESH, *overrides])
   # As users have it, not as the other tests: splash attention has no kernel of "highest" precision for bfloat16.
   with jax.default_matmul_precision("default"):
-    return plan.make_plan(config, list(compiled_step.devices(SLICES[generation])))
+    return plan.make_plan(config, list(program.devices(SLICES[generation])))
 
 
 @pytest.mark.parametrize("generation", SLICES)
 def test_a_slice_has_the_devices_of_its_shape(generation):
   """Four chips are four devices, of a kind whose memory and peaks are known."""
-  devices = compiled_step.devices(SLICES[generation])
+  devices = program.devices(SLICES[generation])
   assert len(devices) == 4
   assert {device.device_kind for device in devices} == {_KINDS[generation]}
   assert _KINDS[generation] in chips.CHIPS
@@ -36,7 +38,7 @@ def test_a_slice_has_the_devices_of_its_shape(generation):
 
 def test_several_slices():
   """Two of them, told apart by the device."""
-  devices = compiled_step.devices("v5e:2x2", slices=2)
+  devices = program.devices("v5e:2x2", slices=2)
   assert sorted(device.slice_index for device in devices) == [0] * 4 + [1] * 4
 
 
@@ -55,9 +57,9 @@ def test_what_is_offloaded_goes_to_the_host_and_back():
 def test_a_step_over_several_slices():
   """Each chip sends its shard of the gradients to the other slice, and nothing else."""
   mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
-  config = command_line.override(command_line.load_config("tiny"), [*mesh, "--config.train.batch_size=16"])
+  config = override(load_config("tiny"), [*mesh, "--config.train.batch_size=16"])
   with jax.default_matmul_precision("default"):
-    found = plan.make_plan(config, list(compiled_step.devices("v5e:2x2", slices=2)))
+    found = plan.make_plan(config, list(program.devices("v5e:2x2", slices=2)))
   between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}
   assert set(between) == {"all-reduce"}
   # Twice a half of the gradients in float32, of which a chip has a quarter; the embedding has two, from either side,
@@ -86,7 +88,7 @@ def test_gradients_travel_in_their_dtype():
   sent = [each["collective_bytes"]["all-reduce"]["data"] for each in found]
   # Each chip of a ring sends, and receives, three quarters of the array twice over.
   assert sent[1] == pytest.approx(4 * found[1]["parameters"] * 1.5, rel=0.05)
-  config = command_line.load_config("t5_1_1_small").model
+  config = load_config("t5_1_1_small").model
   assert sent[1] - sent[0] > 0.9 * 2 * 1.5 * (found[1]["parameters"] - 2 * config.vocab_size * config.embed_dim)
   memory = [each["memory_per_chip"]["activations"] for each in found]
   assert memory[1] == pytest.approx(memory[0], rel=0.1)

@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, decoding, prediction, sharding
+from t2t import UserError, sharding
+from t2t.generation import decoding, predictor
 from t2t.models import transformer
 
-FRAMING = prediction.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
+FRAMING = predictor.Framing(bos_id=0, eos_id=toy.EOS, pad_id=0, cls_id=37, sep_id=38, mask_id=39)
 PROMPTS = [[7, 8, 9, toy.EOS], [5, toy.EOS], list(range(2, 21)), [11], [12, 13, 14, 15]]
 TARGETS = [[3, 4, toy.EOS], [9, toy.EOS], [2] * 17, [toy.EOS], [6]]
 
@@ -16,7 +17,7 @@ def predictor(kind: str, *, batch_size: int = 2, mesh=None, **decode):
   graphdef, params = toy.split(toy.model(config, seed=3))
   mesh = mesh or sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   decode = decoding.DecodeConfig(**({"max_length": 6} | decode))
-  return prediction.Predictor(
+  return predictor.Predictor(
     config, graphdef, mesh, FRAMING, decode=decode, batch_size=batch_size, max_inputs=20
   ), params
 
@@ -26,7 +27,7 @@ def predictor(kind: str, *, batch_size: int = 2, mesh=None, **decode):
 )
 def test_buckets_are_powers_of_two(length, longest, expected):
   """From 16 up, and never longer than what is allowed."""
-  assert prediction.bucket(length, longest) == expected
+  assert predictor.bucket(length, longest) == expected
 
 
 def same(actual, expected):
@@ -37,7 +38,7 @@ def same(actual, expected):
 
 def test_what_an_encoder_decoder_writes_from():
   """The docstring's example."""
-  features = prediction.prompt_features([[7, 8, 1], [9, 1]], 4, architecture="encoder_decoder", framing=FRAMING)
+  features = predictor.prompt_features([[7, 8, 1], [9, 1]], 4, architecture="encoder_decoder", framing=FRAMING)
   same(
     features,
     {
@@ -50,7 +51,7 @@ def test_what_an_encoder_decoder_writes_from():
 
 def test_what_a_decoder_writes_from():
   """BOS and the prompt, and which positions are read."""
-  features = prediction.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
+  features = predictor.prompt_features([[7, 8], [9]], 4, architecture="decoder_only", framing=FRAMING)
   same(
     features,
     {"decoder_input_tokens": [[0, 7, 8, 0], [0, 9, 0, 0]], "decoder_causal_attention": [[1, 1, 1, 0], [1, 1, 0, 0]]},
@@ -59,7 +60,7 @@ def test_what_a_decoder_writes_from():
 
 def test_what_a_masked_language_model_scores():
   """A mask for each token of the target between prompt and [SEP]; the loss counts there."""
-  features = prediction.scored_features([([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING)
+  features = predictor.scored_features([([7, 8], [5, 6])], (8,), architecture="encoder_only", framing=FRAMING)
   same(
     features,
     {
@@ -103,7 +104,7 @@ def test_scores_are_log_probabilities(kind):
   side = "encoder" if architecture == "encoder_only" else "decoder"
   for prompt, target, score in zip(PROMPTS, TARGETS, scores, strict=True):
     widths = (20, 17) if architecture == "encoder_decoder" else (40,)
-    batch = prediction.scored_features([(prompt, target)], widths, architecture=architecture, framing=FRAMING)
+    batch = predictor.scored_features([(prompt, target)], widths, architecture=architecture, framing=FRAMING)
     log_probabilities = jax.nn.log_softmax(toy.logits(model, jax.tree.map(jax.numpy.asarray, batch))[0])
     chosen = np.take_along_axis(log_probabilities, batch[f"{side}_target_tokens"][0][:, None], 1)[:, 0]
     np.testing.assert_allclose(score, np.sum(chosen * batch[f"{side}_loss_weights"][0]), rtol=1e-4)

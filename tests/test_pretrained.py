@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from t2t import UserError, checkpoint, command_line, pretrained, sharding
+from t2t import UserError, sharding
 from t2t import __main__ as command
+from t2t.checkpoints import pretrained, store
+from t2t.config import load_config, section
 from t2t.data import vocabularies
 
 SMALL = (
@@ -77,13 +79,11 @@ def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_pat
 
 def test_fine_tuning_takes_model_and_vocabulary(workdir):
   """All but the rate of dropout, which is fine-tuning's own."""
-  config = command_line.load_config("finetune_superglue")
+  config = load_config("finetune_superglue")
   source = pretrained.find(str(workdir))
   pretrained.adopt(config, source)
   assert config.model.dropout_rate == 0.1
-  assert dataclasses.replace(source.model, dropout_rate=0.1) == command_line.section(
-    config, "model", type(source.model)
-  )
+  assert dataclasses.replace(source.model, dropout_rate=0.1) == section(config, "model", type(source.model))
   assert (config.data.vocabulary, config.data.extra_ids) == (str(workdir / "vocabulary"), 100)
   assert config.data.inputs_length == 512
 
@@ -93,7 +93,7 @@ def test_fine_tuning_takes_model_and_vocabulary(workdir):
 )
 def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture, room):
   """A decoder alone needs some of them for the answer, an encoder alone for what stands around the text."""
-  config = command_line.load_config("finetune_superglue")
+  config = load_config("finetune_superglue")
   source = pretrained.find(str(workdir))
   layers = {"encoder_decoder": {}, "decoder_only": {"num_encoder_layers": 0}, "encoder_only": {"num_decoder_layers": 0}}
   fields = layers[architecture] | {"architecture": architecture, "positions": "learned", "max_length": 96}
@@ -176,7 +176,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
     assert before.shape == fresh.shape
   assert any(np.any(before != fresh) for before, fresh in zip(params["before"], params["fresh"], strict=True))
   assert json.loads((tmp_path / "kept" / "config.json").read_text())["model"]["dropout_rate"] == 0.0
-  assert checkpoint.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
+  assert store.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
 
 
 @pytest.mark.parametrize("spec", ["bytes", "spiece"])

@@ -6,7 +6,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives, pipeline, preview, vocabularies
+from t2t.data import objectives, pipeline, vocabularies
+from t2t.data.preview import examples
 
 BYTES = vocabularies.load("bytes", extra_ids=100)  # "a" is 100, EOS 1, the sentinels 358 and down
 FEATURES = {"inputs": seqio.Feature(BYTES), "targets": seqio.Feature(BYTES)}
@@ -45,7 +46,7 @@ def of_objective(name):
 
 def previewed(task, architecture="encoder_decoder", *, num_examples=100, **data):
   data = pipeline.DataConfig(mixture=task.name, **({"inputs_length": 8, "targets_length": 4} | data))
-  return preview.preview(data, architecture, task, split="validation", num_records=3, num_examples=num_examples), data
+  return examples.preview(data, architecture, task, split="validation", num_records=3, num_examples=num_examples), data
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_fewer_examples_than_there_are():
 
 def test_summary():
   """Four examples of 3, 9 (cut to 8), 1 and 5 inputs, and 2, 2, 1 and 2 targets."""
-  summary = preview.summarize(previewed(task("pair", PAIR))[0])
+  summary = examples.summarize(previewed(task("pair", PAIR))[0])
   assert summary.lengths["inputs"].tolist() == [3, 9, 1, 5]
   assert summary.truncated == {"inputs": 1, "targets": 0}
   assert summary.padding == {"encoder": pytest.approx(1 - 17 / 32), "decoder": pytest.approx(1 - 7 / 16)}
@@ -107,12 +108,12 @@ def test_summary():
 )
 def test_the_share_that_is_hidden_is_the_published_one(objective, architecture, share):
   shown, _ = previewed(of_objective(objective), architecture, inputs_length=64, targets_length=40)
-  assert preview.summarize(shown).hidden[1] == pytest.approx(share, abs=0.02)
+  assert examples.summarize(shown).hidden[1] == pytest.approx(share, abs=0.02)
 
 
 def test_unknown_tokens_are_counted():
   unknown = lambda dataset: dataset.map(lambda _: {"inputs": [2, 2, 100], "targets": [1]})
-  assert preview.summarize(previewed(task("unknown", [unknown]))[0]).unknown == 0.5
+  assert examples.summarize(previewed(task("unknown", [unknown]))[0]).unknown == 0.5
 
 
 # ---- What goes wrong -------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from t2t import UserError
-from t2t.data import questions, vocabularies
+from t2t.data import vocabularies
+from t2t.evaluation import few_shot
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 
@@ -15,7 +16,7 @@ TRAIN = [example(f"{letter}?", letter.upper()) for letter in "abcd"]
 
 
 def shot(examples, shots, **how):
-  return questions.with_shots(examples, TRAIN, shots, vocabulary=BYTES, **({"max_inputs": 100} | how))
+  return few_shot.with_shots(examples, TRAIN, shots, vocabulary=BYTES, **({"max_inputs": 100} | how))
 
 
 def text(found) -> str:
@@ -56,4 +57,4 @@ def test_too_few_training_examples():
   with pytest.raises(UserError, match=r"config.eval.shots=5: the training split has 4 example\(s\)"):
     shot([example("x?")], 5)
   with pytest.raises(UserError, match="no text 'inputs_pretokenized'"):
-    questions.with_shots([], [{"inputs": np.arange(3)}], 1, vocabulary=BYTES, max_inputs=9)
+    few_shot.with_shots([], [{"inputs": np.arange(3)}], 1, vocabulary=BYTES, max_inputs=9)

@@ -9,7 +9,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from t2t import UserError
-from t2t.data import released
+from t2t.data.sources import released
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")

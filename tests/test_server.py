@@ -13,8 +13,10 @@ import threading
 import pytest
 import trained
 
-from t2t import UserError, decoding, pretrained, prompting, server
+from t2t import UserError
 from t2t import __main__ as command
+from t2t.checkpoints import pretrained
+from t2t.generation import decoding, prompting, server
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}

@@ -7,7 +7,8 @@ import rich.cells
 
 from t2t import UserError, tasks
 from t2t import __main__ as t2t_main
-from t2t.data import objectives, registry, show
+from t2t.commands import tasks as tasks_command
+from t2t.data import objectives, registry
 
 MODULE = '''"""Tasks of a test."""
 
@@ -66,7 +67,7 @@ def printed(module, capsys, monkeypatch):
 
   def run(*arguments, columns=80):
     monkeypatch.setenv("COLUMNS", str(columns))
-    show.main([*arguments, "--task_modules", module])
+    tasks_command.main([*arguments, "--task_modules", module])
     return capsys.readouterr().out
 
   return run
@@ -258,7 +259,7 @@ def test_what_is_refused(printed, arguments, message):
 
 def test_a_module_of_the_user_that_is_not_there(capsys):
   with pytest.raises(UserError, match="--task_modules: none.py: no such file"):
-    show.main(["--task_modules", "none.py"])
+    tasks_command.main(["--task_modules", "none.py"])
   assert t2t_main.main(["tasks", "--task_modules", "none.py"]) == 2
   assert "t2t tasks: error: --task_modules: none.py: no such file" in capsys.readouterr().err
 
@@ -267,6 +268,6 @@ def test_a_module_of_the_user_that_is_not_there(capsys):
 def test_help_fits(capsys, monkeypatch, arguments):
   monkeypatch.setenv("COLUMNS", "80")
   with pytest.raises(SystemExit) as stopped:
-    show.main(arguments)
+    tasks_command.main(arguments)
   lines = capsys.readouterr().out.splitlines()
   assert stopped.value.code == 0 and max(map(len, lines)) <= 80 and "examples:" in lines

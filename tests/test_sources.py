@@ -11,7 +11,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import documentation, scan, sources, text_files
+from t2t.data import documentation, sources
+from t2t.data.sources import scan, text_files
 
 TEXTS = [f"document number {i} of this test" for i in range(40)]
 

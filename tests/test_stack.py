@@ -10,6 +10,7 @@ import toy
 
 from t2t import losses
 from t2t.models import attention, transformer
+from t2t.models.masks import AttentionMask
 
 
 def layer_of(layers, index):
@@ -47,17 +48,17 @@ def test_scan_equals_a_loop_over_the_layers(kind):
   model = toy.model(toy.KINDS[kind])
   x, memory = (jax.random.normal(jax.random.key(seed), (2, 6, 16)) for seed in (0, 1))
   prefix = jnp.array([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]]) if model.config.bidirectional_prefix else None
-  causal = attention.AttentionMask(causal=True, prefix=prefix)
+  causal = AttentionMask(causal=True, prefix=prefix)
 
   def both(model):
     stacks = []
     if hasattr(model, "encoder"):
-      stacks.append((model.encoder, dict(mask=attention.AttentionMask())))
+      stacks.append((model.encoder, dict(mask=AttentionMask())))
     if hasattr(model, "decoder"):
       inputs = dict(mask=causal)
       if hasattr(model, "encoder"):
         body = model.encoder.own_layers if model.config.share_stacks else None
-        inputs |= dict(memory=memory, memory_mask=attention.AttentionMask(), body=body)
+        inputs |= dict(memory=memory, memory_mask=AttentionMask(), body=body)
       stacks.append((model.decoder, inputs))
     return [(stack(x, **inputs)[0], loop(stack, x, **inputs)) for stack, inputs in stacks]
 
@@ -149,7 +150,7 @@ def test_layers_draw_their_own_dropout():
   stack = toy.model(toy.config(dropout_rate=0.5)).encoder
 
   def updates(stack, key):
-    layer, x, mask = layer_of(stack.layers, 0), jnp.ones((1, 3, 16)), attention.AttentionMask()
+    layer, x, mask = layer_of(stack.layers, 0), jnp.ones((1, 3, 16)), AttentionMask()
     return [layer(x, mask=mask, dropout_key=key)[0] for key in jax.random.split(key)]
 
   first, second = jax.jit(updates)(stack, toy.key())
@@ -161,7 +162,7 @@ def test_t5_drops_the_same_features_at_all_positions(t5_dropout):
   """Without positions, equal tokens stay equal under T5's dropout; others draw for each position."""
   config = toy.config(dropout_rate=0.15, t5_dropout=t5_dropout)
   stack = toy.model(config).encoder
-  run = jax.jit(lambda stack, key: stack(jnp.ones((1, 4, 16)), mask=attention.AttentionMask(), dropout_key=key)[0])
+  run = jax.jit(lambda stack, key: stack(jnp.ones((1, 4, 16)), mask=AttentionMask(), dropout_key=key)[0])
   stack.position_bias = None
   out = np.asarray(run(stack, toy.key()))
   assert np.allclose(out, out[:, :1], atol=1e-5) == t5_dropout
@@ -189,7 +190,7 @@ def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack
 
 def test_norms_stand_before_the_branches_or_behind():
   """x + f(norm(x)), or norm(x + f(x)) as in BERT, whose stack then has no last norm."""
-  x, mask = jax.random.normal(jax.random.key(0), (1, 3, 16)), attention.AttentionMask()
+  x, mask = jax.random.normal(jax.random.key(0), (1, 3, 16)), AttentionMask()
 
   def by_hand(layer, *, post_norm):
     attended = lambda x: layer.self_attention(x, *layer.self_attention.keys_and_values(x), mask=mask)

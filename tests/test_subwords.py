@@ -13,7 +13,8 @@ import tensorflow as tf
 import tokenizers
 
 from t2t import UserError
-from t2t.data import subwords, vocabularies
+from t2t.data import vocabularies
+from t2t.data.vocabularies import subwords
 
 TOKENIZERS = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "tokenizers"
 

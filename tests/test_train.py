@@ -18,9 +18,14 @@ import pytest
 import toy
 
 from t2t import __main__ as command
-from t2t import hosts, optimizers, pretrained, sharding, train, train_state, writers
-from t2t.data import pipeline, vocabulary_training
+from t2t import sharding, train
+from t2t.checkpoints import pretrained
+from t2t.data import pipeline
+from t2t.data.vocabularies import training
 from t2t.models import transformer
+from t2t.params import join_frozen
+from t2t.runtime import hosts
+from t2t.training import optimizers, train_state, writers
 
 # A model and a corpus so small that what takes time is Python.
 SMALL = (
@@ -332,7 +337,7 @@ BAD_INPUT = {
 
 def sentencepiece(folder: pathlib.Path) -> pathlib.Path:
   """A model that has neither a mask nor sentinels."""
-  return vocabulary_training.train_sentencepiece(documents(50), size=40, output_dir=folder / "pieces")
+  return training.train_sentencepiece(documents(50), size=40, output_dir=folder / "pieces")
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
@@ -381,7 +386,7 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   model_fn = lambda key: transformer.build(toy.config(), nnx.Rngs(key))
   _, abstract, make_state = train_state.abstract_train_state(model_fn, tx, mesh, freeze=("encoder",))
   shardings = jax.tree.map(lambda x: x.sharding, abstract)
-  wanted = optimizers.join_frozen(abstract.params, abstract.frozen_params)
+  wanted = join_frozen(abstract.params, abstract.frozen_params)
   numbers = lambda x: jnp.arange(float(x.size)).reshape(x.shape)
   params = jax.tree.map(lambda x: jax.device_put(numbers(x), x.sharding), wanted)
   start = train.make_warm_start(make_state, shardings, ("encoder",))

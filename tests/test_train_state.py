@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import hlo_cost, losses, optimizers, sharding, train_state
+from t2t import losses, sharding
 from t2t.models import transformer
+from t2t.planning.hlo import cost as hlo_cost
+from t2t.training import optimizers, train_state
 
 ONE_DEVICE = {"data": 1}
 # Well conditioned: with a small epsilon Adam's first update is the gradient's sign, which rounding can turn.

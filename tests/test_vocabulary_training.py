@@ -5,7 +5,8 @@ import re
 import pytest
 
 from t2t import UserError
-from t2t.data import vocabularies, vocabulary_training
+from t2t.data import vocabularies
+from t2t.data.vocabularies import training
 
 TEXT = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs in the garden" for i in range(300)]
 
@@ -18,32 +19,32 @@ def argv_for(folder, *options):
 def test_sentencepiece(tmp_path, capsys):
   """The command writes a model that `load` takes, shows three lines, and does not overwrite."""
   argv = argv_for(tmp_path, "--size", "80")
-  assert vocabulary_training.main(argv) == 0
+  assert training.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
   assert "spiece.model: 80 pieces (<pad> 0, </s> 1, <unk> 2)" in shown[0] and len(shown) == 3 + 2 * 3
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
   assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
   with pytest.raises(UserError, match="exists already.*--overwrite"):
-    vocabulary_training.main(argv)
+    training.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
-    vocabulary_training.main([*argv, "--overwrite", "--size", "30000"])
+    training.main([*argv, "--overwrite", "--size", "30000"])
   with pytest.raises(UserError, match="--input: no file matches"):
-    vocabulary_training.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
+    training.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
 
 
 def test_every_letter_of_an_alphabet_has_a_piece(tmp_path, capsys):
   """However rare; given a lower coverage, the summary says what is unknown."""
   argv = argv_for(tmp_path, "--size", "80")
   (tmp_path / "names.txt").write_text("Vienna\nKansas")
-  assert vocabulary_training.main(argv) == 0
+  assert training.main(argv) == 0
   shown = capsys.readouterr().out
   assert re.search(r"characters  39 in the text, a piece for each \(--character_coverage 1\)", shown)
   assert re.search(r"unknown     0 of [\d,]+ tokens of the text \(0.00%\)", shown)
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=0)
   assert vocabulary.unk_id not in vocabulary.encode("Vienna Kansas")
   lower = ["--output", str(tmp_path / "lower"), "--character_coverage", "0.9995"]
-  assert vocabulary_training.main([*argv, *lower]) == 0
+  assert training.main([*argv, *lower]) == 0
   shown = capsys.readouterr().out
   assert "pieces for the 37 most frequent (--character_coverage 0.9995)" in shown
   assert re.search(r"unknown     2 of [\d,]+ tokens of the text \(0.01%\)", shown)
@@ -51,29 +52,29 @@ def test_every_letter_of_an_alphabet_has_a_piece(tmp_path, capsys):
 
 def test_coverage_follows_the_alphabet():
   """All of a small one, which the docstring's is; of a large one the thousand most frequent, and no less than T5."""
-  assert vocabulary_training.coverage_for({"a": 99_996, "V": 4}, size=100) == 1.0
+  assert training.coverage_for({"a": 99_996, "V": 4}, size=100) == 1.0
   flat = {chr(i): 1 for i in range(4_000)}
-  assert vocabulary_training.coverage_for(flat, size=32_000) == 0.9995
+  assert training.coverage_for(flat, size=32_000) == 0.9995
   with_tail = {chr(i): 1 if i >= 1_000 else 10_000 for i in range(4_000)}
-  assert vocabulary_training.coverage_for(with_tail, size=32_000) == pytest.approx(1 - 3_000 / 10_003_000)
-  assert vocabulary_training.coverage_for({chr(i): 10_000 if i < 50 else 1 for i in range(60)}, size=100) < 1.0
+  assert training.coverage_for(with_tail, size=32_000) == pytest.approx(1 - 3_000 / 10_003_000)
+  assert training.coverage_for({chr(i): 10_000 if i < 50 else 1 for i in range(60)}, size=100) < 1.0
 
 
 def test_byte_fallback(tmp_path, capsys):
   """Characters that the text has not are spelled in bytes, for TensorFlow as well, and come back."""
   argv = argv_for(tmp_path, "--size", "340", "--byte_fallback")
-  assert vocabulary_training.main(argv) == 0
+  assert training.main(argv) == 0
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
   ids = vocabulary.encode("naïve 校服 😀")
   assert vocabulary.unk_id not in ids and vocabulary.decode(ids) == "naïve 校服 😀"
   assert vocabulary.encode_tf("naïve 校服 😀").numpy().tolist() == ids
   with pytest.raises(UserError, match=r"--size 200: too small, .* alone need \d+"):
-    vocabulary_training.main([*argv, "--overwrite", "--size", "200"])
+    training.main([*argv, "--overwrite", "--size", "200"])
 
 
 def test_wordpiece(tmp_path, capsys):
   argv = argv_for(tmp_path, "--type", "wordpiece", "--size", "120")
-  assert vocabulary_training.main(argv) == 0
+  assert training.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
   assert "vocab.txt: 120 pieces ([PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4)" in shown[0] and len(shown) == 2 + 2 * 3
   assert re.fullmatch(r"unknown     0 of [\d,]+ tokens of the text \(0.00%\)", shown[1])
@@ -81,15 +82,15 @@ def test_wordpiece(tmp_path, capsys):
   assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert vocabulary.encode("THE FÓX") == vocabulary.encode("the fox")
   with pytest.raises(UserError, match="exists already.*--overwrite"):
-    vocabulary_training.main(argv)
+    training.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
-    vocabulary_training.main([*argv, "--overwrite", "--size", "30000"])
+    training.main([*argv, "--overwrite", "--size", "30000"])
   with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
-    vocabulary_training.main([*argv, "--overwrite", "--size", "10"])
+    training.main([*argv, "--overwrite", "--size", "10"])
 
 
 def test_cased_wordpiece(tmp_path):
-  path = vocabulary_training.train_wordpiece(["The cat saw The dog"] * 5, size=30, output_dir=tmp_path, cased=True)
+  path = training.train_wordpiece(["The cat saw The dog"] * 5, size=30, output_dir=tmp_path, cased=True)
   vocabulary = vocabularies.load(str(path), extra_ids=0)
   assert vocabulary.decode(vocabulary.encode("The cat")) == "The cat"
 
@@ -97,7 +98,7 @@ def test_cased_wordpiece(tmp_path):
 def test_bpe(tmp_path, capsys):
   """Every byte has a piece, so that any text comes back; line breaks are learned."""
   argv = argv_for(tmp_path, "--type", "bpe", "--size", "300")
-  assert vocabulary_training.main(argv) == 0
+  assert training.main(argv) == 0
   shown = capsys.readouterr().out
   assert "tokenizer.json: 300 pieces (<pad> 0, </s> 1)" in shown and "unknown     nothing: every byte" in shown
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
@@ -106,20 +107,20 @@ def test_bpe(tmp_path, capsys):
   assert vocabulary.decode(vocabulary.encode(text)) == text
   assert len(vocabulary.encode(TEXT[0])) < len(TEXT[0]) / 2
   with pytest.raises(UserError, match="--size 200: too small, .* alone are 258"):
-    vocabulary_training.main([*argv, "--overwrite", "--size", "200"])
+    training.main([*argv, "--overwrite", "--size", "200"])
 
 
 def test_the_same_text_gives_the_same_vocabulary(tmp_path):
-  for function in (vocabulary_training.train_wordpiece, vocabulary_training.train_bpe):
+  for function in (training.train_wordpiece, training.train_bpe):
     written = [function(TEXT, size=280, output_dir=tmp_path / str(i)).read_bytes() for i in range(3)]
     assert written[0] == written[1] == written[2]
 
 
 def test_no_text(tmp_path):
   for function in (
-    vocabulary_training.train_sentencepiece,
-    vocabulary_training.train_wordpiece,
-    vocabulary_training.train_bpe,
+    training.train_sentencepiece,
+    training.train_wordpiece,
+    training.train_bpe,
   ):
     with pytest.raises(UserError, match="--input: there is no text"):
       function([], size=300, output_dir=tmp_path)
@@ -127,14 +128,14 @@ def test_no_text(tmp_path):
 
 def test_options_of_another_type(tmp_path):
   with pytest.raises(UserError, match="--cased: only for --type wordpiece"):
-    vocabulary_training.main(argv_for(tmp_path, "--cased"))
+    training.main(argv_for(tmp_path, "--cased"))
   with pytest.raises(UserError, match="--character_coverage: only for --type sentencepiece, not bpe"):
-    vocabulary_training.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
+    training.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
   with pytest.raises(UserError, match="--byte_fallback: only for --type sentencepiece, not wordpiece"):
-    vocabulary_training.main(argv_for(tmp_path, "--type", "wordpiece", "--byte_fallback"))
+    training.main(argv_for(tmp_path, "--type", "wordpiece", "--byte_fallback"))
 
 
 def test_long_lines_are_cut_and_not_dropped():
   text = "word " * 3000
-  lines = list(vocabulary_training._lines([text], 100))
+  lines = list(training._lines([text], 100))
   assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()

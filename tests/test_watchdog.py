@@ -5,7 +5,7 @@ import threading
 import time
 import types
 
-from t2t import watchdog
+from t2t.runtime import watchdog
 
 
 def test_a_long_step_is_told_once(capfd, monkeypatch):

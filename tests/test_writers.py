@@ -6,7 +6,8 @@ import pytest
 import tensorboardX
 from tensorboardX.proto import event_pb2
 
-from t2t import logs, records, writers
+from t2t.storage import logs, records
+from t2t.training import writers
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ import os
 
 import pytest
 
-from t2t import UserError, evaluate, superglue, train, xla_flags
+from t2t import UserError, train
+from t2t.commands import superglue
+from t2t.evaluation import evaluate
+from t2t.runtime import xla_flags
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import losses, optimizers
+from t2t import losses
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
+from t2t.params import path_name
+from t2t.training import optimizers
 
 EOS = 1
 
@@ -203,7 +205,7 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
 
 def flat(tree) -> dict[str, jax.Array]:
   """Path -> leaf."""
-  return {optimizers.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def assert_trees_close(actual, expected, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:

@@ -29,7 +29,7 @@ def kind_of(path: str) -> str:
 
 
 def open(path: str, *, where: str = "") -> "Foreign":
-  """The checkpoint at `path` as a t2t model; its parameters are not read yet.
+  """The checkpoint of Hugging Face's or T5X's at `path` as a t2t model; its parameters are not read yet.
 
   Args:
     path: local or gs://.
@@ -38,6 +38,6 @@ def open(path: str, *, where: str = "") -> "Foreign":
   Raises:
     UserError: it cannot be read; says what is wrong with it.
   """
-  from t2t.convert import huggingface, t5x, workdir
+  from t2t.convert import huggingface, t5x
 
-  return {"hf": huggingface, "t5x": t5x, "t2t": workdir}[kind_of(path)].open(path, where=where)
+  return (huggingface if is_huggingface(path) else t5x).open(path, where=where)

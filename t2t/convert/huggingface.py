@@ -10,13 +10,14 @@ from typing import Any
 from etils import epath
 import numpy as np
 
-from t2t import UserError, checkpoint
+from t2t import UserError
 from t2t.convert import families, output, safetensors, tokenizer
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family, Settings
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, compare, expected
 from t2t.models.config import TransformerConfig
+from t2t.storage import bucket
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -25,7 +26,7 @@ _BLOCK = 1 << 25  # bytes of two tensors that are compared at a time
 
 def is_huggingface(path: str) -> bool:
   """Whether a Hugging Face folder is at `path`: weights of theirs, or a config.json that names a model_type."""
-  folder = checkpoint.absolute(path)
+  folder = bucket.absolute(path)
   if not folder.is_dir():
     return False
   if any((folder / name).exists() for name in (_WEIGHTS, _INDEX)) or _pickles(folder):
@@ -120,7 +121,7 @@ def open(path: str, *, where: str = "") -> Foreign:
       have, pickled weights, a file that was cut off, tensors that are missing, unknown or of another shape, or a
       vocabulary that is larger than the embedding.
   """
-  folder = checkpoint.absolute(path)
+  folder = bucket.absolute(path)
   named = epath.Path(f"{where}{folder}")
   if not (folder / _CONFIG).exists():
     raise UserError(f"{named}: no config.json there; give the folder that `save_pretrained` wrote, or a download of it")

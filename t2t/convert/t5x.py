@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore
 
-from t2t import UserError, checkpoint
+from t2t import UserError
 from t2t.convert import flax_msgpack
 from t2t.convert.tensors import Foreign, Tensor, compare, expected
 from t2t.models.config import TransformerConfig
+from t2t.storage import bucket
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ def _array_folders(folder: epath.Path) -> list[epath.Path]:
 
 def is_t5x(path: str) -> bool:
   """Whether there is a T5X checkpoint at `path`, or in it the last of several; looks at names and first bytes."""
-  return _find(checkpoint.absolute(path)) is not None
+  return _find(bucket.absolute(path)) is not None
 
 
 def _zarr(folder: epath.Path) -> dict:
@@ -387,7 +388,7 @@ def open(path: str, *, where: str = "") -> Foreign:
     UserError: no T5X checkpoint, one that is cut off, of something else than an encoder-decoder, or with arrays
       missing, unknown or of a wrong shape.
   """
-  root = checkpoint.absolute(path)
+  root = bucket.absolute(path)
   found = _find(root)
   if found is None:
     raise UserError(f"{where}{_nothing_there(root, path)}")

@@ -9,10 +9,10 @@ from flax import nnx, traverse_util
 import jax
 import numpy as np
 
-from t2t import UserError, optimizers
+from t2t import UserError
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.optimizers import Params
+from t2t.params import Params, path_name
 
 _SHOWN = 5  # differences that a message names; of the others it gives the number
 
@@ -85,7 +85,7 @@ def expected(model: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
   build = lambda key: transformer.build(model, nnx.Rngs(key))
   state = nnx.split(jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
   leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state))
-  return {optimizers.path_name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves}
+  return {path_name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves}
 
 
 def compare(

@@ -1,6 +1,5 @@
-"""The command `t2t cache`: Apache Beam writes the offline cache of a task, here or on a cluster."""
+"""Apache Beam writes the offline cache of a task, here or on a cluster."""
 
-import argparse
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
@@ -14,7 +13,6 @@ import time
 from typing import Any
 import uuid
 
-from absl import logging
 import seqio
 import tensorflow as tf
 
@@ -23,7 +21,7 @@ from t2t.data import offline_cache, registry, selection, vocabularies
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class Job:
   """What is cached, and how; workers on other machines get it, too."""
 
   mixture: str
@@ -38,17 +36,20 @@ class _Job:
   overwrite: bool
 
   def folder(self, task: seqio.Task) -> str:
+    """Of a task, in the output folder."""
     return offline_cache.folder_of(self.output_dir, task)
 
   def splits_of(self, task: seqio.Task) -> list[str]:
+    """Those of a task that are asked for."""
     return [split for split in task.splits if not self.splits or split in self.splits]
 
   @property
   def is_local(self) -> bool:
+    """Whether it runs in this process, or beside it."""
     return self.runner.lower().removesuffix("runner") == "direct"
 
 
-def _beam():
+def load_beam():
   """Apache Beam, and what seqio has for it."""
   python_logging.disable(python_logging.WARNING)  # it warns that it has no client of BigQuery
   try:
@@ -64,8 +65,8 @@ def _beam():
   return beam, beam_utils
 
 
-def _runner(job: _Job) -> Any:
-  beam, _ = _beam()
+def _runner(job: Job) -> Any:
+  beam, _ = load_beam()
   # Beam's DirectRunner would first download a program; this is what it falls back to.
   name = "apache_beam.runners.portability.fn_api_runner.FnApiRunner" if job.is_local else job.runner
   try:
@@ -79,7 +80,7 @@ def _runner(job: _Job) -> Any:
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _find(name: str, job: _Job) -> selection.Found:
+def _find(name: str, job: Job) -> selection.Found:
   """A task or mixture, in the user's vocabulary."""
   found = registry.find(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
@@ -97,7 +98,7 @@ def _registered_name(name: str) -> str:
   return f"{name}.cached"
 
 
-def _register(name: str, job: _Job) -> None:
+def _register(name: str, job: Job) -> None:
   """Registers a task as it is cached: seqio's workers find what they preprocess by its name."""
   with _REGISTERING:
     if _registered_name(name) in seqio.TaskRegistry.names():
@@ -126,9 +127,9 @@ class _Progress:
     return example
 
 
-def _add_to_pipeline(pipeline, task: seqio.Task, job: _Job) -> None:
+def _add_to_pipeline(pipeline, task: seqio.Task, job: Job) -> None:
   """The steps that cache a task, as in seqio's scripts/cache_tasks_main.py."""
-  beam, beam_utils = _beam()
+  beam, beam_utils = load_beam()
   folder = job.folder(task)
   _register(task.name, job)
   registered = seqio.TaskRegistry.get(_registered_name(task.name))
@@ -173,9 +174,9 @@ def _add_to_pipeline(pipeline, task: seqio.Task, job: _Job) -> None:
   )
 
 
-def _run(tasks: Sequence[seqio.Task], job: _Job) -> None:
+def _run(tasks: Sequence[seqio.Task], job: Job) -> None:
   """Runs one pipeline for these tasks to its end; what was there of them is removed first."""
-  beam, _ = _beam()
+  beam, _ = load_beam()
   states = beam.runners.runner.PipelineState
   names = ", ".join(task.name for task in tasks)
   try:
@@ -220,7 +221,7 @@ def _reason(error: Exception) -> str:
   return (raised or lines or [type(error).__name__])[-1]
 
 
-def _tasks(job: _Job) -> list[seqio.Task]:
+def _tasks(job: Job) -> list[seqio.Task]:
   """The tasks of the mixture that have one of the splits."""
   parts = [_find(name.strip(), job) for name in job.mixture.split(",")]
   tasks = {task.name: task for part in parts for task in selection.tasks_of(part)}.values()
@@ -231,7 +232,7 @@ def _tasks(job: _Job) -> list[seqio.Task]:
   return [task for task in tasks if job.splits_of(task)]
 
 
-def _is_complete(task: seqio.Task, job: _Job) -> bool:
+def _is_complete(task: seqio.Task, job: Job) -> bool:
   """Whether nothing is to be done for a task.
 
   Raises:
@@ -254,13 +255,13 @@ def _is_complete(task: seqio.Task, job: _Job) -> bool:
   return True
 
 
-def run(job: _Job) -> None:
+def run(job: Job) -> None:
   """Caches what is not cached yet; says what, how far it is and what came out.
 
   Raises:
     UserError: a task cannot be cached, or the pipeline fails.
   """
-  beam, _ = _beam()
+  beam, _ = load_beam()
   _runner(job)
   try:
     beam.io.filesystems.FileSystems.get_filesystem(job.output_dir)
@@ -284,7 +285,7 @@ def run(job: _Job) -> None:
   print(f"next:\n  {_next_command(job)}")
 
 
-def _summary(task: seqio.Task, job: _Job) -> Iterator[str]:
+def _summary(task: seqio.Task, job: Job) -> Iterator[str]:
   """A line for each split."""
   folder = job.folder(task)
   for split in job.splits_of(task):
@@ -296,7 +297,7 @@ def _summary(task: seqio.Task, job: _Job) -> Iterator[str]:
     yield f"  {task.name} {split}: {counted}"
 
 
-def _next_command(job: _Job) -> str:
+def _next_command(job: Job) -> str:
   options = {
     "mixture": job.mixture,
     "cache_dir": job.output_dir,
@@ -305,114 +306,3 @@ def _next_command(job: _Job) -> str:
   }
   keys = " ".join(f"--config.data.{key}={shlex.quote(value)}" for key, value in options.items() if value)
   return f"t2t train --config CONFIG --workdir WORKDIR {keys}"
-
-
-# ---- The command -----------------------------------------------------------------------------------------------------
-
-
-def _names(text: str) -> tuple[str, ...]:
-  return tuple(filter(None, (part.strip() for part in text.split(","))))
-
-
-def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="t2t cache",
-    usage="t2t cache --mixture NAME --output_dir DIR [options] [-- BEAM OPTIONS]",
-    description="Writes the tokens of tasks in files, with Apache Beam, so that training need not\n"
-    "tokenize a large corpus again (pip install -e '.[cache]'). What is random, or\n"
-    "depends on a length, still happens in training, in each epoch anew. Train with\n"
-    "--config.data.cache_dir=DIR. What is complete already is left as it is.",
-    epilog="examples:\n"
-    "  t2t cache --mixture docs_span_corruption --output_dir cache\n"
-    "  t2t cache --mixture c4_span_corruption --output_dir gs://BUCKET/cache \\\n"
-    "    --runner DataflowRunner -- --project P --region R \\\n"
-    "    --temp_location gs://BUCKET/tmp --sdk_container_image IMAGE\n\n"
-    "On a cluster the workers need t2t, the task modules, the sources and the\n"
-    "vocabulary within reach: --sdk_container_image or --setup_file, and gs:// paths.\n"
-    "On this machine, for several cores:\n"
-    "  -- --direct_num_workers 8 --direct_running_mode multi_processing\n",
-    allow_abbrev=False,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument("--mixture", required=True, metavar="NAME,...", help="registered tasks or mixtures")
-  parser.add_argument("--output_dir", required=True, metavar="DIR", help="local or gs://; each task has a folder in it")
-  parser.add_argument(
-    "--task_modules",
-    type=_names,
-    default=(),
-    metavar="M,...",
-    help="modules or .py files of your own that register tasks",
-  )
-  parser.add_argument("--splits", type=_names, default=(), metavar="S,...", help="default: all that a task has")
-  parser.add_argument(
-    "--runner",
-    default="DirectRunner",
-    help="DirectRunner (this machine, in its memory), DataflowRunner, FlinkRunner or another of Beam's; default:"
-    " DirectRunner",
-  )
-  parser.add_argument(
-    "--num_shards",
-    type=int,
-    default=0,
-    metavar="N",
-    help="files of each split, best a multiple of config.data.num_streams; default: as many as the source has, at"
-    " least 64",
-  )
-  parser.add_argument("--vocabulary", default="", metavar="V", help="as config.data.vocabulary; default: the task's")
-  parser.add_argument(
-    "--extra_ids", type=int, metavar="N", help="as config.data.extra_ids, with --vocabulary; default: 100"
-  )
-  parser.add_argument("--overwrite", action="store_true", help="make complete caches anew")
-  parser.add_argument("--debug", action="store_true", help="show the log, and the traceback of an error")
-  return parser
-
-
-def _modules(mixture: str, own: Sequence[str]) -> tuple[str, ...]:
-  """Those of the user's modules and t2t's that register what is to be cached."""
-  registered = {}
-  for module in registry.shipped():
-    try:
-      registered[module] = registry.load(module)
-    except UserError:
-      continue  # for want of a package; `t2t tasks` says which
-  # The user's may import t2t's.
-  registered |= {module: registry.load(module, where="--task_modules") for module in own}
-  names = {name.strip() for name in mixture.split(",")}
-  return tuple(module for module, tasks in registered.items() if names & set(tasks) or module in own)
-
-
-def main(argv: list[str]) -> int:
-  """`t2t cache`: writes the tokens of tasks in files.
-
-  Args:
-    argv: what follows `t2t cache`; behind "--" are options of Beam.
-
-  Raises:
-    UserError: Apache Beam is not there, a task cannot be cached, or the pipeline fails.
-  """
-  at = argv.index("--") if "--" in argv else len(argv)
-  options = _parser().parse_args(argv[:at])
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  if not options.debug:
-    # What it logs of a failure is in the error that it raises.
-    python_logging.getLogger("apache_beam").setLevel(python_logging.CRITICAL)
-  if options.num_shards < 0:
-    raise UserError(f"--num_shards {options.num_shards}: cannot be negative; 0 has it chosen")
-  if options.extra_ids is not None and not options.vocabulary:
-    raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary; the task's own has its number")
-  _beam()
-  run(
-    _Job(
-      mixture=options.mixture,
-      modules=_modules(options.mixture, options.task_modules),
-      output_dir=options.output_dir,
-      splits=options.splits,
-      num_shards=options.num_shards,
-      vocabulary=options.vocabulary,
-      extra_ids=100 if options.extra_ids is None else options.extra_ids,
-      runner=options.runner,
-      beam_options=tuple(argv[at + 1 :]),
-      overwrite=options.overwrite,
-    )
-  )
-  return 0

@@ -23,8 +23,7 @@ import zlib
 
 from absl import logging
 
-from t2t import cache
-from t2t.data import progress
+from t2t.runtime import cache_folder, progress
 
 # Import name -> distribution, in reading order after the standard library.  Chosen for prose per second of parsing:
 # SciPy has 5 million characters in 2 s, JAX 1.9 million in 3 s, and TensorFlow's are mostly generated and alike.
@@ -115,7 +114,7 @@ def key() -> str:
 
 def folder() -> pathlib.Path:
   """Where the documents are kept; a folder in the cache that may not exist yet."""
-  root = cache.cache_dir()
+  root = cache_folder.cache_dir()
   with contextlib.suppress(OSError):
     root.mkdir(parents=True, exist_ok=True)
   if not os.access(root, os.W_OK):
@@ -160,6 +159,6 @@ def files() -> dict[str, pathlib.Path]:
     # Files of one package resemble each other: in the order of a hash every stretch of the corpus is like every other.
     records[split].sort(key=lambda record: zlib.crc32(json.dumps({"text": record["text"]}).encode()))
     lines = "".join(json.dumps(record) + "\n" for record in records[split])
-    cache.write_atomically(paths[split], lines.encode())
+    cache_folder.write_atomically(paths[split], lines.encode())
   logging.info("installed documentation: %d documents, %d characters, in %s", len(seen), characters, folder())
   return paths

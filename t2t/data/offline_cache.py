@@ -23,7 +23,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import pieces, selection, text_formats, vocabularies
+from t2t.data import selection, text_formats, vocabularies
+from t2t.data.objectives import pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
 _TOKENIZERS = (

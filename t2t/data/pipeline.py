@@ -20,20 +20,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import (
-  converters,
-  objectives,
-  offline_cache,
-  released,
-  repeatable,
-  rows,
-  scan,
-  selection,
-  sources,
-  streams,
-  text_files,
-  vocabularies,
-)
+from t2t.data import converters, objectives, offline_cache, repeatable, rows, selection, sources, streams, vocabularies
+from t2t.data.sources import released, scan, text_files
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side

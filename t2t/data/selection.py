@@ -10,7 +10,8 @@ import functools
 import seqio
 
 from t2t import UserError, did_you_mean
-from t2t.data import objectives, registry, released
+from t2t.data import objectives, registry
+from t2t.data.sources import released
 
 Found = seqio.Task | seqio.Mixture
 

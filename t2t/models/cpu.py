@@ -5,14 +5,6 @@ over leading axes, that nothing is fused into; an `optimization_barrier` keeps t
 what is cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
 """
 
-import contextlib
-import ctypes
-import importlib.util
-import os
-import pathlib
-import platform
-import zlib
-
 import jax
 import jax.numpy as jnp
 
@@ -20,40 +12,6 @@ _barrier = jax.lax.optimization_barrier
 
 # Queries that share the keys up to the last of them: small enough to leave out much of what a causal mask hides.
 _CAUSAL_BLOCK = 128
-
-# mallopt(3) of glibc
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-
-
-def keep_freed_memory() -> None:
-  """Has glibc keep what a step frees, for the next step; with an accelerator, or without glibc, it does nothing.
-
-  XLA's CPU backend asks for all temporaries of a step anew.  Blocks of this size glibc maps from the kernel and unmaps
-  again: half a million page faults a step of T5 small, an eighth of its time.  The process stays at its peak size
-  instead.  Call it before JAX starts a backend: threads that run by then have memory of their own, out of reach.
-  """
-  plugins = ("libtpu", "jax_plugins")
-  if os.environ.get("JAX_PLATFORMS") != "cpu" and any(importlib.util.find_spec(name) for name in plugins):
-    return
-  try:
-    mallopt = ctypes.CDLL("libc.so.6").mallopt
-  except (OSError, AttributeError):
-    return
-  mallopt(_MMAP_MAX, 0)
-  mallopt(_TRIM_THRESHOLD, -1)
-  mallopt(_ARENA_MAX, 1)
-
-
-def kind() -> str:
-  """A name for this machine's kind of processor: what is compiled for one may not run on another.
-
-  Out: "x86_64-1c291ca3"
-  """
-  lines = []
-  with contextlib.suppress(OSError):
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-  features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
-  return f"{platform.machine()}-{zlib.crc32(''.join(features).encode()):08x}"
 
 
 def dense(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import sharding
+from t2t.models.masks import AttentionMask
 
 if typing.TYPE_CHECKING:
-  from t2t.models import attention
+  pass
 
 # What a checkpoint policy can save by name, so that the backward pass does not run the kernel forward again.
 SAVED = "attention"
@@ -44,7 +45,7 @@ def choose(
   query_shape: tuple[int, ...],
   key_shape: tuple[int, ...],
   dtype: jax.typing.DTypeLike,
-  mask: "attention.AttentionMask",
+  mask: AttentionMask,
   *,
   platform: str,
   bias: bool,
@@ -117,7 +118,7 @@ def attend(
   query: jax.Array,
   keys: jax.Array,
   values: jax.Array,
-  mask: "attention.AttentionMask",
+  mask: AttentionMask,
   *,
   kernel: str,
   largest_block: int = _LARGEST_BLOCK,
@@ -202,7 +203,7 @@ def _reach(prefix: jax.Array, segments: jax.Array | None) -> jax.Array:
   return jnp.where(inside, jax.lax.cummin(ends, axis=1, reverse=True), positions)
 
 
-def _positions_seen(mask: "attention.AttentionMask", batch: int, length: int) -> jax.Array:
+def _positions_seen(mask: AttentionMask, batch: int, length: int) -> jax.Array:
   """The last position that each query of a causal mask sees, int32 [batch, length]."""
   if mask.prefix is not None:
     return _reach(mask.prefix, mask.query_segments)
@@ -245,7 +246,7 @@ def _splash(
   query: jax.Array,
   keys: jax.Array,
   values: jax.Array,
-  mask: "attention.AttentionMask",
+  mask: AttentionMask,
   *,
   largest_block: int,
   reach: jax.Array | None = None,
@@ -346,12 +347,12 @@ def _splash(
 # ---- GPU -------------------------------------------------------------------------------------------------------------
 
 
-def _is_structure(mask: "attention.AttentionMask") -> bool:
+def _is_structure(mask: AttentionMask) -> bool:
   """Whether cuDNN knows this mask by its name: causal or none, with a window only if it is causal."""
   return mask.key_segments is None and (mask.prefix is None if mask.causal else not mask.window)
 
 
-def _cudnn(query: jax.Array, keys: jax.Array, values: jax.Array, mask: "attention.AttentionMask") -> jax.Array:
+def _cudnn(query: jax.Array, keys: jax.Array, values: jax.Array, mask: AttentionMask) -> jax.Array:
   """cuDNN's attention of one device; what it has no name for is a mask of [batch, 1, query, key]."""
   causal = mask.causal and mask.prefix is None
   rest = dataclasses.replace(mask, causal=False, window=0) if causal else mask

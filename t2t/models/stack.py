@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
+from t2t.models.masks import AttentionMask
 
 _OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
@@ -69,14 +70,14 @@ class Layer(nnx.Module):
     self,
     x: jax.Array,
     *,
-    mask: attention.AttentionMask,
+    mask: AttentionMask,
     bias: jax.Array | None = None,
     angles: tuple[jax.Array, jax.Array] | None = None,
     is_local: jax.Array | bool = False,
     is_normed: jax.Array | bool = False,
     cross: "Layer | None" = None,
     memory: jax.Array | attention.KVCache | None = None,
-    memory_mask: attention.AttentionMask | None = None,
+    memory_mask: AttentionMask | None = None,
     cache: attention.KVCache | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache]:
@@ -181,7 +182,7 @@ class Stack(nnx.Module):
     unroll = self.num_layers if sharding.platform() == "cpu" else 1
     return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unroll)[1]
 
-  def _positions(self, query_length: int, key_length: int, mask: attention.AttentionMask):
+  def _positions(self, query_length: int, key_length: int, mask: AttentionMask):
     """Relative position bias, and rotary angles of global and of local layers; None of what the model has not."""
     config, bias, offset = self.config, None, mask.query_offset
     # Beams are all at one position.
@@ -207,11 +208,11 @@ class Stack(nnx.Module):
     self,
     x: jax.Array,
     *,
-    mask: attention.AttentionMask,
+    mask: AttentionMask,
     body: Layer | None = None,
     weights: Weights | tuple[Weights, ...] | None = None,
     memory: jax.Array | Caches | None = None,
-    memory_mask: attention.AttentionMask | None = None,
+    memory_mask: AttentionMask | None = None,
     cache: Caches | None = None,
     keep_cache: bool = False,
     dropout_key: jax.Array | None = None,

@@ -15,6 +15,7 @@ from t2t import sharding
 from t2t.models import attention, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.head import Head
+from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one, split_key
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
@@ -56,7 +57,7 @@ class DecodeState:
   segments: jax.Array | None = None
   padding: jax.Array | None = None
   memory: Caches | None = None
-  memory_mask: attention.AttentionMask | None = None
+  memory_mask: AttentionMask | None = None
   ancestors: jax.Array | None = None
   weights: Weights | tuple[Weights, ...] | None = None
   logits_fn: Callable[[jax.Array], jax.Array] | None = None
@@ -82,11 +83,11 @@ def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
   return (tokens > 0).astype(jnp.int32) if segments is None else segments
 
 
-def _decoder_mask(config: TransformerConfig, batch: Batch) -> attention.AttentionMask:
+def _decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
   """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
   segments = batch.get("decoder_segment_ids")
   prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
-  return attention.AttentionMask(segments, segments, prefix=prefix, causal=True)
+  return AttentionMask(segments, segments, prefix=prefix, causal=True)
 
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
@@ -142,7 +143,7 @@ class _Transformer(nnx.Module):
       own = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], (*columns.shape, 1))
       num_shared = state.num_keys - num_beams * ancestors.shape[2]
       ancestors = jax.lax.dynamic_update_slice_in_dim(ancestors, own, position - num_shared, axis=2)
-    mask = attention.AttentionMask(
+    mask = AttentionMask(
       None if state.segments is None else jnp.ones_like(columns),
       state.segments,
       query_offset=position,
@@ -183,7 +184,7 @@ class EncoderDecoder(_Transformer):
     """The encoder's output [batch, length, embed] and its segments int [batch, length]."""
     tokens = batch["encoder_input_tokens"]
     segments = _segments(batch, "encoder", tokens)
-    mask = attention.AttentionMask(segments, segments)
+    mask = AttentionMask(segments, segments)
     x = self.embed(tokens, positions=batch.get("encoder_positions"))
     return self.encoder(x, mask=mask, dropout_key=dropout_key)[0], segments
 
@@ -203,7 +204,7 @@ class EncoderDecoder(_Transformer):
       mask=_decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,
-      memory_mask=attention.AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
+      memory_mask=AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
       dropout_key=decoder_key,
     )[0]
 
@@ -228,9 +229,7 @@ class EncoderDecoder(_Transformer):
       cache=_shard_cache(attention.KVCache(empty, empty)),
       position=position,
       memory=self.decoder.read(memory),
-      memory_mask=attention.AttentionMask(
-        jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position
-      ),
+      memory_mask=AttentionMask(jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position),
       ancestors=_no_ancestors(batch_size, num_beams, max_length),
     )
 
@@ -284,7 +283,7 @@ class DecoderOnly(_Transformer):
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
     _, cache = self.decoder(
       self.embed(tokens, positions=jnp.maximum(columns, 0)),
-      mask=attention.AttentionMask(real, real, prefix=real if self.config.bidirectional_prefix else None, causal=True),
+      mask=AttentionMask(real, real, prefix=real if self.config.bidirectional_prefix else None, causal=True),
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
@@ -320,7 +319,7 @@ class EncoderOnly(_Transformer):
     tokens = batch["encoder_input_tokens"]
     segments = _segments(batch, "encoder", tokens)
     x = self.embed(tokens, positions=batch.get("encoder_positions"), segments=self._token_types(batch))
-    return self.encoder(x, mask=attention.AttentionMask(segments, segments), dropout_key=dropout_key)[0]
+    return self.encoder(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
 
   def _token_types(self, batch: Batch) -> jax.Array | None:
     return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
@@ -348,7 +347,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
   """
   tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
 
-  def choose(queries: str, keys: str, mask: attention.AttentionMask) -> kernels.Choice:
+  def choose(queries: str, keys: str, mask: AttentionMask) -> kernels.Choice:
     def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
       rows, length = tokens[side].shape
       return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
@@ -366,9 +365,9 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
   found = {}
   # That an encoder's positions have segments matters, not which.
   if "encoder" in tokens:
-    found["encoder"] = choose("encoder", "encoder", attention.AttentionMask(tokens["encoder"], tokens["encoder"]))
+    found["encoder"] = choose("encoder", "encoder", AttentionMask(tokens["encoder"], tokens["encoder"]))
   if "decoder" in tokens:
     found["decoder"] = choose("decoder", "decoder", _decoder_mask(config, batch))
   if len(tokens) == 2:
-    found["cross"] = choose("decoder", "encoder", attention.AttentionMask(tokens["decoder"], tokens["encoder"]))
+    found["cross"] = choose("decoder", "encoder", AttentionMask(tokens["decoder"], tokens["encoder"]))
   return found

@@ -15,7 +15,8 @@ import sentencepiece
 import tokenizers
 
 from t2t.convert import huggingface
-from t2t.data import vocabularies, vocabulary_training
+from t2t.data import vocabularies
+from t2t.data.vocabularies import training
 from t2t.models import sizes
 from t2t.models.config import TransformerConfig
 
@@ -36,7 +37,7 @@ TEXT = [f"{sentence} {number} times, and then some more words" for number in ran
 
 
 def unigram(folder):
-  return vocabulary_training.train_sentencepiece(TEXT, size=150, output_dir=folder, character_coverage=0.99)
+  return training.train_sentencepiece(TEXT, size=150, output_dir=folder, character_coverage=0.99)
 
 
 def sentencepiece_bpe(folder):

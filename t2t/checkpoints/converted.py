@@ -1,0 +1,210 @@
+"""Converted checkpoints in t2t's own format: written parameter by parameter, and read back in the same way.
+
+What is written is what Orbax writes for a `TrainState` without an optimizer, so that all of t2t reads it.  Orbax would
+want every array in memory at once; here a handler of its own reads a parameter, writes it, and forgets it.
+"""
+
+import builtins
+import dataclasses
+import functools
+import json
+import os
+from typing import Any
+
+from etils import epath
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+
+from t2t.checkpoints import pretrained, store
+from t2t.convert import output, vocabulary_files
+from t2t.convert.tensors import Foreign, Tensor
+
+_CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
+
+
+class _TensorHandler(ocp.type_handlers.NumpyHandler):
+  """Makes room for `Tensor`s in an Orbax checkpoint; `_StateHandler` writes them."""
+
+  def __init__(self):
+    super().__init__(deepcopy_host_arrays=False)
+    self.waiting: list[tuple[Tensor, ocp.type_handlers.ParamInfo]] = []
+
+  async def serialize(self, values, infos, args=None):
+    """Writes nothing yet: what fails here would leave Orbax's threads waiting for each other, for minutes."""
+    del args
+    self.waiting += zip(values, infos, strict=True)
+    return []
+
+
+class _StateHandler(ocp.PyTreeCheckpointHandler):
+  """Writes `Tensor`s one layer or matrix at a time, when all else of a checkpoint has been written."""
+
+  def __init__(self, advance: output.Progress = lambda *_: None):
+    self._advance, self._tensors = advance, _TensorHandler()
+    registry = ocp.type_handlers.create_type_handler_registry(
+      (Tensor, self._tensors), (jax.Array, ocp.type_handlers.ArrayHandler())
+    )
+    super().__init__(type_handler_registry=registry)
+
+  def finalize(self, directory: epath.Path) -> None:
+    """Writes them; only after this does Orbax give the checkpoint its name."""
+    # As if another host wrote them: Orbax brings all hosts' arrays together here.
+    arrays = directory / "ocdbt.process_converted"
+    for tensor, info in self._tensors.waiting:
+      spec = _spec(arrays, info.name) | _layout(tensor) | {"context": {"file_io_sync": False}}
+      store = tensorstore.open(spec, create=True, context=info.ts_context).result()
+      for index, read in enumerate(tensor.parts):
+        part = np.ascontiguousarray(read(), np.float32)
+        target = store[index] if tensor.stacked else store
+        target.write(part, can_reference_source_data_indefinitely=True).result()
+        self._advance(part.nbytes, 0)
+      self._advance(0, 1)
+    _flush(arrays)
+    super().finalize(directory)
+
+
+@ocp.args.register_with_handler(_StateHandler, for_save=True, for_restore=True)  # Orbax knows no handler for one alone
+@dataclasses.dataclass
+class _StateSave(ocp.args.PyTreeSave):
+  """A tree of `Tensor`s, and of arrays."""
+
+
+def _flush(folder: epath.Path) -> None:
+  """Waits until the disk has what was written: once, for after each write it took more than half of the time."""
+  if "://" not in str(folder):
+    for parent, _, names in folder.walk():
+      for name in names:
+        with builtins.open(parent / name, "rb") as file:
+          os.fsync(file.fileno())
+
+
+def _spec(directory: epath.Path, name: str) -> dict[str, Any]:
+  """Where TensorStore finds a parameter of an Orbax checkpoint."""
+  base = str(directory) if "://" in str(directory) else f"file://{directory}"
+  return {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}}
+
+
+def _layout(tensor: Tensor) -> dict[str, Any]:
+  """How a parameter is cut and compressed: as Orbax does it, but so that a layer can be read alone."""
+  chunks = list(tensor.shape)
+  if tensor.shape:
+    rows = _CHUNK_BYTES // max(1, tensor.nbytes // max(1, tensor.shape[0]))
+    chunks[0] = 1 if tensor.stacked else min(max(1, rows), tensor.shape[0])
+  metadata = {"shape": list(tensor.shape), "chunks": chunks, "dtype": "<f4", "compressor": {"id": "zstd", "level": 1}}
+  return {"metadata": metadata, "store_data_equal_to_fill_value": True}
+
+
+def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda *_: None) -> None:
+  """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
+
+  No more than one layer or matrix is in memory at a time.  What was interrupted leaves nothing under the name `out`.
+
+  Args:
+    foreign: the checkpoint, checked.
+    out: a folder that is not there yet, or is empty.
+    advance: see `output.Progress`.
+
+  Raises:
+    UserError: there is something at `out`, or no space for it.
+  """
+  config = run_config(foreign, out)
+  with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
+    if foreign.vocabulary:
+      vocabulary_files.save(foreign, folder / store.VOCABULARY)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
+    state = {
+      "step": jnp.zeros((), jnp.int32),
+      "params": traverse_util.unflatten_dict(dict(foreign.tensors), sep="/"),
+    }
+    handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), config=ocp.JsonCheckpointHandler())
+    with ocp.Checkpointer(handler) as checkpointer:
+      checkpointer.save(
+        folder / "checkpoints" / "0",
+        args=ocp.args.Composite(state=_StateSave(state), config=ocp.args.JsonSave(config)),
+      )
+
+
+# What an architecture is trained on where nothing else is said.
+_OBJECTIVES = {"encoder_decoder": "span_corruption", "decoder_only": "causal_lm", "encoder_only": "masked_lm"}
+
+
+def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
+  """The config of a run that would have made this checkpoint, as far as it is known: configs/default.py otherwise."""
+  from t2t.configs import default
+
+  config = default.get_config()
+  config.model.update(dataclasses.asdict(foreign.model))
+  config.data.update(foreign.lengths)
+  config.data.objective = _OBJECTIVES[foreign.model.architecture]
+  config.data.extra_ids = foreign.extra_ids
+  config.data.vocabulary = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  return json.loads(config.to_json_best_effort())
+
+
+# ---- The way back ----------------------------------------------------------------------------------------------------
+
+
+def open(path: str, *, where: str = "") -> Foreign:
+  """A checkpoint of t2t's own, as parameters to be read one by one.
+
+  Args:
+    path: a workdir or one of its checkpoints.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: there is none.
+  """
+  source = pretrained.find(path, where=where)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(source.path / "state").item_metadata.tree
+  # Parameters that were not trained lie apart.
+  found = {}
+  for part in ("params", "frozen_params"):
+    for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
+      if hasattr(array, "shape"):
+        stored = f"{part}.{name.replace('/', '.')}"
+        found[name] = _saved_tensor(source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name)
+  extra_ids, vocabulary = 0, ""
+  if source.vocabulary:
+    record = json.loads((epath.Path(source.vocabulary) / "vocabulary.json").read_text())
+    extra_ids = record["extra_ids"]
+    vocabulary = "bytes" if record["file"] == "bytes" else str(epath.Path(source.vocabulary) / record["file"])
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found)
+
+
+def _saved_tensor(directory: epath.Path, name: str, shape: tuple[int, ...], *, stacked: bool) -> Tensor:
+  array = _Saved(directory, name)
+  if not stacked:
+    return Tensor(shape, np.dtype(np.float32), (array.read,))
+  parts = tuple(functools.partial(array.read_layer, index) for index in range(shape[0]))
+  return Tensor(shape, np.dtype(np.float32), parts, stacked=True)
+
+
+class _Saved:
+  """An array of a checkpoint; where its layers lie in one piece, it is kept from the first one read to the last."""
+
+  def __init__(self, directory: epath.Path, name: str):
+    self._spec = _spec(directory, name)
+    self._whole: np.ndarray | None = None
+
+  @functools.cached_property
+  def _store(self) -> tensorstore.TensorStore:
+    return tensorstore.open(self._spec, read=True).result()
+
+  def read(self) -> np.ndarray:
+    return self._store.read().result()
+
+  def read_layer(self, index: int) -> np.ndarray:
+    if self._store.chunk_layout.read_chunk.shape[0] == 1:
+      return self._store[index].read().result()
+    if self._whole is None:
+      self._whole = self.read()
+    layer = self._whole[index]
+    if index == len(self._whole) - 1:
+      self._whole = None
+    return layer

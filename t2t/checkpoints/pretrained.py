@@ -1,0 +1,208 @@
+"""A checkpoint as a model to be used: for evaluation, for writing text, and as where fine-tuning starts.
+
+It is one of t2t's own, or a folder of Hugging Face's or T5X's, which is converted in memory.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import sys
+import typing
+from typing import Any
+
+from etils import epath
+from flax import nnx
+import jax
+from ml_collections import ConfigDict
+
+from t2t import UserError, sharding
+from t2t.checkpoints import store
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+from t2t.storage import bucket
+
+if typing.TYPE_CHECKING:
+  from t2t.convert.tensors import Foreign
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """What a checkpoint says of itself.
+
+  path: its folder.
+  model: the shape of its model.
+  run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
+  vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
+  foreign: where its parameters are, if they are not in t2t's format.
+  """
+
+  path: epath.Path
+  model: TransformerConfig
+  run: Mapping[str, Mapping[str, Any]]
+  vocabulary: str
+  foreign: "Foreign | None" = None
+
+  @property
+  def extra_ids(self) -> int:
+    """Sentinels behind the vocabulary's own ids."""
+    from t2t.data import vocabularies
+
+    if self.foreign is not None:
+      return self.foreign.extra_ids
+    return vocabularies.saved_extra_ids(epath.Path(self.vocabulary))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A model with its parameters on the mesh: `nnx.merge(graphdef, params)`."""
+
+  config: TransformerConfig
+  graphdef: nnx.GraphDef
+  params: Params
+
+
+def find(path: str, *, where: str = "--checkpoint ") -> Source:
+  """Reads what a checkpoint says of itself; no device is needed.
+
+  Args:
+    path: a workdir that t2t trained in, one of its checkpoints, or a checkpoint of Hugging Face's or T5X's.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: there is none, it is another version's, or it cannot be converted.
+  """
+  from t2t import convert
+
+  bucket.check(path, where=where)
+  if convert.kind_of(path) != "t2t":
+    return _foreign(convert.open(path, where=where))
+  folder = store.find(path, where=where)
+  run = store.read_config(folder)
+  known = {field.name for field in dataclasses.fields(TransformerConfig)}
+  unknown = sorted(set(run["model"]) - known)
+  if unknown:
+    raise UserError(
+      f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
+    )
+  return Source(folder, TransformerConfig(**run["model"]), run, _vocabulary(folder))
+
+
+def _foreign(found: "Foreign") -> Source:
+  lengths = {"inputs_length": 512, "targets_length": 512} | dict(found.lengths)
+  data = lengths | {"vocabulary": found.vocabulary, "extra_ids": found.extra_ids}
+  run = {"model": dataclasses.asdict(found.model), "data": data}
+  return Source(found.path, found.model, run, found.vocabulary, found)
+
+
+def _vocabulary(folder: epath.Path) -> str:
+  # WORKDIR/checkpoints/STEP; or the folder of a checkpoint that was copied together with its vocabulary.
+  for parent in (folder, folder.parent.parent):
+    if (parent / store.VOCABULARY).exists():
+      return str(parent / store.VOCABULARY)
+  return ""
+
+
+def adopt(config: ConfigDict, source: Source) -> None:
+  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout.
+
+  Inputs are at most as long as the positions that the model has learned.
+  """
+  config.model.update(dataclasses.asdict(source.model) | {"dropout_rate": config.model.dropout_rate})
+  if source.model.most_positions:
+    # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
+    others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
+    room = source.model.most_positions - others[source.model.architecture]
+    config.data.inputs_length = max(1, min(config.data.inputs_length, room))
+  if source.vocabulary:
+    config.data.vocabulary = source.vocabulary
+    config.data.extra_ids = source.extra_ids
+
+
+def vocabulary(source: Source):
+  """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
+
+  Raises:
+    UserError: it cannot be found.
+  """
+  from t2t.data import pipeline, vocabularies
+
+  if source.vocabulary:
+    return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
+  known = {field.name for field in dataclasses.fields(pipeline.DataConfig)}
+  data = pipeline.DataConfig(**{key: value for key, value in source.run["data"].items() if key in known})
+  if not (data.vocabulary or data.mixture or data.files):
+    raise UserError(
+      f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
+      " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
+    )
+  return pipeline.vocabulary(data)
+
+
+def ends_prompts(source: Source) -> tuple[bool | None, str]:
+  """Whether a decoder alone was trained with EOS behind what it is given, and what says so; None: nothing does.
+
+  Pre-training objectives end the inputs, and so do prefix_lm's; behind those of text-to-text tasks, and in text that is
+  simply continued, the next token follows at once.
+  """
+  from t2t.data import objectives, selection
+
+  data = source.run["data"]
+  if data.get("files"):
+    return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
+  mixture = data.get("mixture", "")
+  if not mixture:
+    return None, "its checkpoint does not say what it was trained on"
+  try:
+    found = selection.find(mixture, modules=data["task_modules"])
+  except UserError as error:
+    return None, str(error)
+  ends = selection.ends_inputs(found, "decoder_only")
+  return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
+
+
+def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
+  """The model with the shapes of its parameters, each with its sharding, in their place.
+
+  Without an accelerator it computes in float32, which a CPU does faster than bfloat16.
+
+  Raises:
+    UserError: the mesh does not divide a parameter.
+  """
+  on_cpu = mesh.devices.flat[0].platform == "cpu"
+  config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
+  graphdef, state = nnx.split(
+    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
+  )
+  place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
+  params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
+  return Model(config, graphdef, params)
+
+
+def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
+  """`abstract` with the parameters themselves, each array read directly into its shards.
+
+  Raises:
+    UserError: as there, or the checkpoint has other arrays than its config says.
+  """
+  model = abstract(source, mesh)
+  return dataclasses.replace(model, params=load_params(source, model.params))
+
+
+def load_params(source: Source, params: Params) -> Params:
+  """The parameters of a checkpoint.
+
+  Args:
+    source: the checkpoint.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings.
+
+  Raises:
+    UserError: the checkpoint's parameters are not these.
+  """
+  if source.foreign is None:
+    return store.restore_params(source.path, params)
+  from t2t.convert import tensors
+
+  if jax.process_index() == 0:
+    for note in source.foreign.notes:
+      print(f"{source.path}: {note}", file=sys.stderr)
+  return tensors.load(source.foreign, params)

@@ -1,0 +1,263 @@
+"""`t2t convert`: checkpoints from T5X, from and to Hugging Face's folders, and T5X's gin files as configs."""
+
+import argparse
+from collections.abc import Iterator
+import dataclasses
+import math
+import re
+import shlex
+import textwrap
+
+from absl import logging
+from etils import epath
+import jax
+
+from t2t import UserError, convert, did_you_mean
+from t2t.checkpoints import converted, store
+from t2t.convert import gin, huggingface, output, settings, t5x, tensors, vocabulary_files
+from t2t.storage import bucket
+
+# What --from names -> what it is called in a message.
+KINDS = {"hf": "a Hugging Face folder", "t5x": "a checkpoint of T5X", "t2t": "a checkpoint of t2t"}
+_UNITS = {"": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_SHARD = "5GB"  # as transformers
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What is to be done; the options of the command say what each means.
+
+  extra_ids: None: as the vocabulary's files say.
+  dtype, max_shard_bytes: of a Hugging Face folder.
+  """
+
+  source: str
+  kind: str
+  out: str
+  target: str
+  vocabulary: str
+  extra_ids: int | None
+  dtype: str
+  max_shard_bytes: int
+
+
+# ---- Converting ------------------------------------------------------------------------------------------------------
+
+
+def run(job: Job) -> None:
+  """Converts a checkpoint; says what was assumed, where the result is, and what may be done with it.
+
+  Raises:
+    UserError: the checkpoint cannot be read, has no counterpart, or the result cannot be written.
+  """
+  # ---- What is there -------------------------------------------------------
+  foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open(job.source)
+  tensors.check(foreign)
+  if job.vocabulary:
+    foreign = vocabulary_files.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
+  notes = list(foreign.notes)
+
+  # ---- What it becomes -----------------------------------------------------
+  out = bucket.absolute(job.out)
+  if job.target == "t2t":
+    with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
+      converted.save(foreign, out, advance=advance)
+  else:
+    options = {"dtype": job.dtype, "max_shard_bytes": job.max_shard_bytes}
+    with output.progress(*_size(foreign, job.dtype)) as advance:
+      notes += huggingface.save(foreign, out, **options, advance=advance)
+  print("\n".join(_report(foreign, job, notes)))
+
+
+def _size(foreign: tensors.Foreign, dtype: str) -> tuple[int, int]:
+  """Bytes and number of the tensors of a Hugging Face folder."""
+  family = settings.family_of(foreign.model, str(foreign.path))[0]
+  written = huggingface.written(family, foreign.model)
+  width = 4 if dtype == "float32" else 2
+  return width * sum(math.prod(place.shape) for place in written.values()), len(written)
+
+
+def _report(foreign: tensors.Foreign, job: Job, notes: list[str]) -> Iterator[str]:
+  """What is said at the end, line by line."""
+  model, out = foreign.model, bucket.absolute(job.out)
+  parameters = sum(math.prod(tensor.shape) for tensor in foreign.tensors.values())
+  layers = " + ".join(str(number) for number in (model.num_encoder_layers, model.num_decoder_layers) if number)
+  written = sum((folder / name).stat().length for folder, _, names in out.walk() for name in names)
+  yield f"from          {foreign.path}, {KINDS[job.kind]}"
+  yield f"to            {out}, {KINDS[job.target]}"
+  yield f"architecture  {model.architecture}, {layers} layers of width {model.embed_dim:,}, {model.num_heads} heads"
+  yield f"parameters    {parameters:,}, {'float32' if job.target == 't2t' else job.dtype}"
+  yield f"size          {_bytes(written)}"
+  for note in notes:
+    # A path or an option that is cut in two cannot be copied.
+    yield textwrap.fill(f"note: {note}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+  yield "next:"
+  for command in _commands(foreign, job):
+    yield f"  {command}"
+
+
+def _bytes(number: int) -> str:
+  unit = max((unit for unit, size in _UNITS.items() if unit and size <= number), key=_UNITS.get, default="KB")
+  return f"{number / _UNITS[unit]:.2f} {unit}"
+
+
+def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
+  """What may be typed next."""
+  out = shlex.quote(job.out)
+  if job.target == "hf":
+    family = settings.family_of(foreign.model, str(foreign.path))[0]
+    yield f'python -c "import transformers as t; t.{family.model_class}.from_pretrained({job.out!r})"'
+    yield f"t2t convert {out} --to t2t WORKDIR"
+    return
+  words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
+  if foreign.model.architecture != "encoder_only" and foreign.vocabulary:
+    yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
+  yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
+  yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t convert",
+    usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]\n       t2t convert --gin FILE",
+    description="Brings checkpoints from T5X and Hugging Face to t2t, and from t2t to Hugging\n"
+    "Face; parameter by parameter, so that none but the largest must fit in memory.\n"
+    "What cannot be converted exactly is refused, and what is assumed is said.",
+    epilog="kinds:\n"
+    "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
+    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, GPT-2, Llama,\n"
+    "         Qwen 3.  Written, transformers' from_pretrained loads it\n"
+    "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
+    "  t2t    a workdir, or one of its checkpoints\n\n"
+    "examples:\n"
+    "  t2t convert --from hf flan-t5-base --to t2t runs/flan_t5_base\n"
+    "  t2t convert --from t2t runs/tiny --to hf exported --dtype bfloat16\n"
+    "  t2t convert --from t5x t5_1_1_base/checkpoint_1000000 --to t2t runs/t5_base \\\n"
+    "    --vocabulary spiece.model\n"
+    "  t2t convert --gin t5x/examples/t5/t5_1_1/examples/base_c4_pretrain.gin > c4.py",
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder that is not there yet")
+  add = parser.add_argument
+  add("--from", dest="kind", default="", metavar="KIND", help="hf, t5x or t2t; default: what is found there")
+  add("--to", dest="target", default="", metavar="KIND", help="t2t or hf; default: t2t, and hf of a checkpoint of t2t")
+  add("--gin", default="", metavar="FILE", help="of T5X: print the config that says the same, and what it cannot say")
+  words = parser.add_argument_group("vocabulary")
+  add = words.add_argument
+  add(
+    "--vocabulary",
+    default="",
+    metavar="FILE",
+    help='that the checkpoint was trained with, if none lies beside it; or "bytes"',
+  )
+  add("--extra_ids", type=int, metavar="N", help="sentinels behind it; default: 100 of a .model that has none")
+  theirs = parser.add_argument_group("writing hf")
+  add = theirs.add_argument
+  add("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: float32")
+  add("--max_shard_size", metavar="SIZE", help=f"of a file, 500MB for example; default: {_SHARD}")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def _shard_bytes(text: str) -> int:
+  match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B|)", text.strip().upper())
+  if not match or float(match[1]) * _UNITS[match[2]] < 1:
+    raise UserError(f"--max_shard_size {text}: must be a number of bytes, as 5GB, 500MB or 500000")
+  return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _known(option: str, kind: str) -> None:
+  if kind and kind not in KINDS:
+    near = did_you_mean(kind, KINDS)
+    is_path = "; the path comes after it" if epath.Path(kind).exists() or "/" in kind else ""
+    raise UserError(f"--{option} {kind}: known are {', '.join(KINDS)}{near or is_path}")
+
+
+def _kind(path: str, given: str) -> str:
+  """Of which kind a checkpoint is.
+
+  Raises:
+    UserError: there is none, or one of another kind than `given`.
+  """
+  bucket.check(path, where="")
+  folder = bucket.absolute(path)
+  if not folder.exists():
+    raise UserError(f"{path}: no such file or folder")
+  found = convert.kind_of(path)
+  if found == "t2t" and t5x.is_tensorflow(folder):
+    raise UserError(f"{path}: {t5x.TENSORFLOW}")
+  if given and found not in (given, "t2t"):
+    raise UserError(f"--from {given} {path}: is {KINDS[found]}; give --from {found}, or leave it out")
+  if given or found != "t2t":
+    return given or found
+  try:
+    store.find(path)
+  except UserError as error:
+    raise UserError(
+      f"{path}: no checkpoint there.  Looked for\n"
+      f"  hf: config.json with a model_type, and model.safetensors or model.safetensors.index.json\n"
+      f"  t5x: {t5x.looked_for(folder)}\n"
+      f"  t2t: {folder}/state, {folder}/checkpoints/STEP and {folder}/STEP"
+    ) from error
+  return found
+
+
+def _job(options: argparse.Namespace) -> Job:
+  """What the options mean together."""
+  _known("from", options.kind)
+  _known("to", options.target)
+  if len(options.paths) > 2:
+    raise UserError(f"{options.paths[2]}: one checkpoint and one folder to write are given already")
+  if len(options.paths) < 2:
+    missing = "the folder to write is" if options.paths else "the checkpoint and the folder to write are"
+    raise UserError(f"{missing} missing; see `t2t convert --help`")
+  source, out = options.paths
+  bucket.check(out, where="")
+  if options.target == "t5x":
+    raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf or t2t")
+  if options.extra_ids is not None and not options.vocabulary:
+    raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary, behind whose ids they come")
+  kind = _kind(source, options.kind)
+  target = options.target or ("hf" if kind == "t2t" else "t2t")
+  if kind == target == "t2t":
+    raise UserError(f"--to t2t: {source} is a checkpoint of t2t already; copy its folder, or give --to hf")
+  if target == "t2t":
+    for name in ("dtype", "max_shard_size"):
+      if getattr(options, name):
+        raise UserError(f"--{name} {getattr(options, name)}: only with --to hf; t2t keeps parameters in float32")
+  return Job(
+    source=source,
+    kind=kind,
+    out=out,
+    target=target,
+    vocabulary=options.vocabulary,
+    extra_ids=options.extra_ids,
+    dtype=options.dtype or "float32",
+    max_shard_bytes=_shard_bytes(options.max_shard_size or _SHARD),
+  )
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Args:
+    argv: what follows `t2t convert`.
+
+  Raises:
+    UserError: see `run`.
+  """
+  # Options may stand between the two paths: --from hf DIR --to t2t OUT.
+  options = _parser().parse_intermixed_args(argv)
+  if options.gin:
+    if options.paths or options.kind or options.target:
+      raise UserError(f"--gin {options.gin}: prints a config and converts no checkpoint; give nothing else with it")
+    gin.main(options.gin)
+    return
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  # Nothing is computed here, and a run on this machine may be holding its accelerators.
+  jax.config.update("jax_platforms", "cpu")
+  run(_job(options))

@@ -1,0 +1,32 @@
+"""`t2t eval`."""
+
+from absl import logging
+
+from t2t.commands.options import config_parser, parse_with_checkpoint
+from t2t.evaluation import evaluate
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = config_parser(
+    "t2t eval",
+    "Evaluates a checkpoint: a table of metrics, every prediction, and the files that leaderboards take.",
+    epilog=(
+      "examples:\n"
+      "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
+      "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
+      "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
+      "    --workdir runs/few_shot\n"
+      "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"
+      "    --config.data.eval_split=test"
+    ),
+  )
+  parser.set_defaults(config="superglue")
+  parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
+  parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
+  parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")
+  options, config, source = parse_with_checkpoint(parser, argv)
+  if options.shots is not None:
+    config.eval.shots = options.shots
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  evaluate.evaluate(config, source, options.workdir)

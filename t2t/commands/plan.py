@@ -1,0 +1,80 @@
+"""Whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
+
+The step that `t2t train` runs, optimizer included, is compiled for the TPU by libtpu, on any machine; what is reported
+is read off that program.  Without --topology it is compiled for the devices that are here.
+"""
+
+import argparse
+import json
+import sys
+
+from t2t import UserError
+from t2t.commands.options import config_parser, parse
+from t2t.planning import plan as plan_lib
+from t2t.planning import program, search
+from t2t.runtime import xla_flags
+from t2t.training import meshes
+
+_EPILOG = """\
+examples:
+  t2t plan --config t5_1_1_xxl --topology v5e:16x16 \\
+    --config.mesh.fsdp=32 --config.mesh.tensor=8
+  t2t plan --config t5_1_1_xxl --topology v5p:8x8x16 --search \\
+    --tokens 1e12 --price 4.2
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = config_parser("t2t plan", __doc__, epilog=_EPILOG)
+  parser.add_argument("--topology", help="TPU slice to compile for: v5e:16x16, v5p:8x8x16, ...; without: what is here")
+  parser.add_argument("--slices", type=int, default=1, help="so many such slices, connected by the network")
+  parser.add_argument("--search", action="store_true", help="try meshes, remat, microbatches and batches; rank them")
+  parser.add_argument("--max_compiles", type=int, default=12, help="of --search; each takes up to a minute or two")
+  parser.add_argument("--budget", type=float, help="seconds that --search may take; it ends after the compile in hand")
+  parser.add_argument("--tokens", type=float, help="says the hours and chip-hours of so many tokens")
+  parser.add_argument("--price", type=float, help="of a chip-hour: says the cost of --tokens")
+  parser.add_argument("--hlo", help="write the compiled program to this file")
+  parser.add_argument(
+    "--json",
+    action="store_true",
+    help="print one JSON object on the last line: parameters, memory_per_chip (bytes: arguments, temporaries, total,"
+    " capacity), fits, flops_per_step, collective_bytes (kind: axes: bytes that a chip sends), host_bytes_per_step,"
+    " predicted_step_seconds, predicted_mfu, tokens_per_second, and what else the report shows",
+  )
+  return parser
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  options, config = parse(_parser(), argv)
+  for name in ("tokens", "price", "budget", "max_compiles", "slices"):
+    value = getattr(options, name)
+    if value is not None and not value > 0:
+      raise UserError(f"--{name} {value:g}: must be above 0")
+  if options.price is not None and options.tokens is None:
+    raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
+  if options.slices > 1 and config.mesh.dcn_data == 1:
+    config.mesh.dcn_data = options.slices  # the one mesh that there is for them
+  if options.search:
+    search.search(config, options)
+    return
+  if options.topology:
+    # What needs no compiler is said before one is asked for.
+    meshes.choose(config, program.num_devices(options.topology, slices=options.slices))
+  devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
+  flags = xla_flags.as_options(devices[0].platform) if config.train.xla_flags else {}
+  if flags:
+    print("with these flags of XLA, as `t2t train` sets them (t2t/runtime/xla_flags.py):", file=sys.stderr)
+    for name, value in flags.items():
+      print(f"  --{name}={value}", file=sys.stderr)
+
+  def compute() -> plan_lib.Plan:
+    with plan_lib.working(f"compiling {options.config} for {where}"):
+      return plan_lib.make_plan(config, devices, hlo=options.hlo)
+
+  plan = compute() if options.hlo else plan_lib.cached(plan_lib.cache_path(config, where), compute)
+  plan = {"config": options.config, "topology": options.topology, "slices": options.slices} | plan
+  plan = plan_lib.with_budget(plan, options.tokens, options.price)
+  print(plan_lib.report(plan))
+  if options.json:
+    print(json.dumps(plan))

@@ -1,0 +1,132 @@
+"""`t2t superglue`: from a pre-trained checkpoint to a SuperGLUE table and the zip that its leaderboard takes."""
+
+from collections.abc import Mapping, Sequence
+import sys
+
+from absl import logging
+from etils import epath
+import jax
+from ml_collections import ConfigDict
+
+from t2t import UserError, train
+from t2t.checkpoints import pretrained, store
+from t2t.commands.options import config_parser, parse_with_checkpoint
+from t2t.config import section
+from t2t.evaluation import results
+from t2t.storage import bucket
+
+# Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
+_DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
+
+
+def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> list[results.Result]:
+  """Fine-tunes, chooses for each task the step that is best on the validation set, and answers the test sets with it.
+
+  Args:
+    config: an overlay of configs/finetune.py whose model is the checkpoint's.
+    source: where fine-tuning starts.
+    workdir: fine-tuning is in WORKDIR/finetune and resumes there; results.json, predictions and super_glue.zip are
+      written when it is done.
+
+  Returns:
+    The results on validation and test sets, each of its task's best step; none where fine-tuning was told to stop.
+
+  Raises:
+    UserError: see `train.train` and `evaluate.Evaluation`.
+  """
+  from t2t.data import pipeline
+  from t2t.evaluation import evaluate
+
+  folder = bucket.absolute(workdir)
+  data = section(config, "data", pipeline.DataConfig)
+  named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
+  trained = [name for name in named if name not in _DIAGNOSTICS]
+  if not trained:
+    raise UserError("config.eval.tasks: AX-b and AX-g alone cannot be trained on; name rte besides")
+  diagnostics = [
+    name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
+  ]
+  # Before training: it would be a pity to find out afterwards.
+  with_test = _with_split(data, source, [*trained, *diagnostics], "test")
+  config.data.mixture = ",".join(trained)
+  config.eval.tasks = ()
+  config.init.checkpoint = str(source.path)
+  state = train.train(config, str(folder / "finetune"))
+  if int(state.step) < config.train.steps:
+    return []  # it was told to stop, and has said how to go on
+
+  # ---- The best step for each task -----------------------------------------
+  finetuned = folder / "finetune"
+  checkpoints = store.Checkpoints(finetuned, keep=config.checkpoint.keep)
+  best = store.best_steps(checkpoints.metrics())
+  checkpoints.close()
+  unmeasured = [name for name in trained if f"{name}/score" not in best]
+  if unmeasured:
+    raise UserError(
+      f"--workdir {finetuned}: the score of {', '.join(unmeasured)} is a number at no step; see its metrics"
+    )
+  steps = {name: best[f"{name}/score"] for name in trained}
+  steps |= {name: steps[_DIAGNOSTICS[name]] for name in diagnostics}
+
+  # ---- What it answers -----------------------------------------------------
+  found = []
+  for split, asked in (("validation", trained), ("test", with_test)):
+    if asked:
+      found += _answers(config, finetuned, {name: steps[name] for name in asked}, split)
+  if jax.process_index() == 0:
+    without = sorted(set(trained) - set(with_test))
+    if without:
+      print(f"no test set: {', '.join(without)}", file=sys.stderr)
+    whole = not config.eval.max_examples
+    results.publish(found, folder, about={"checkpoint": str(finetuned)}, steps=steps, whole=whole)
+  return found
+
+
+def _with_split(data, source: pretrained.Source, names: Sequence[str], split: str) -> list[str]:
+  """Which of the tasks have the split."""
+  from t2t.evaluation import evaluate
+
+  return [task.name for task in evaluate.find_tasks(data, source.model.architecture, names) if split in task.splits]
+
+
+def _answers(config: ConfigDict, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> list[results.Result]:
+  """The results of each task with the parameters of its step."""
+  from t2t.evaluation import evaluate
+
+  source_of = lambda step: pretrained.find(str(finetuned / "checkpoints" / str(step)))
+  evaluation = evaluate.prepare(config, source_of(min(steps.values())), tasks=tuple(steps), split=split)
+  found = []
+  with results.progress(evaluation.num_examples) as on_batch:
+    for step in sorted(set(steps.values())):
+      params = pretrained.load(source_of(step), evaluation.mesh).params
+      names = [name for name in steps if steps[name] == step]
+      found += evaluation.run(params, only=names, on_batch=on_batch)
+  return sorted(found, key=lambda result: list(steps).index(result.task))
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = config_parser(
+    "t2t superglue",
+    "Fine-tunes a checkpoint on SuperGLUE, chooses the best step for each task, and writes table and leaderboard zip.",
+    epilog=(
+      "examples:\n"
+      "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
+      "    --workdir gs://BUCKET/superglue\n"
+      "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
+      "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
+      "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
+      "    --config.eval.every=200 --config.checkpoint.every=200"
+    ),
+  )
+  parser.set_defaults(config="finetune_superglue")
+  parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
+  parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
+  options, config, source = parse_with_checkpoint(parser, argv)
+  if config.eval.every != config.checkpoint.every:
+    raise UserError(
+      f"config.eval.every={config.eval.every} and config.checkpoint.every={config.checkpoint.every}: a step can be"
+      " chosen where it was both evaluated and saved; give the same number"
+    )
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  superglue(config, source, options.workdir)

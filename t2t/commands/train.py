@@ -1,0 +1,36 @@
+"""`t2t train`."""
+
+from absl import logging
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.commands.options import config_parser, parse
+from t2t.runtime import hosts
+from t2t.train import train
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = config_parser(
+    "t2t train",
+    "Trains a model; the same command again resumes where it stopped.",
+    epilog=(
+      "examples:\n"
+      "  t2t train --config tiny --workdir runs/tiny\n"
+      "  t2t train --config t5_1_1_small --workdir runs/own \\\n"
+      "    --config.data.files='text/*.jsonl.gz' \\\n"
+      "    --config.data.vocabulary=spiece.model"
+    ),
+  )
+  parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
+  hosts.add_options(parser)
+  options, config = parse(parser, argv)
+  if not options.workdir:
+    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+  hosts.start(options, config)
+  if config.init.inherit and config.init.checkpoint:
+    # What is typed still has the last word over what the checkpoint says.
+    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
+    options, config = parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  train(config, options.workdir)

@@ -1,0 +1,248 @@
+"""Masked language modelling: which tokens are to be predicted, and what stands in their place.
+
+The functions that choose tokens take `candidates`, which of them may be chosen, and `starts`, where words start, and
+return which are chosen and in which group each token is: what replaces a token is drawn once for each group.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import vocabularies
+from t2t.data.objectives import corruption, pieces
+
+_CONTINUE = 0.8  # 1 - p of SpanBERT's geometric span lengths
+_LONGEST_SPAN = 10  # words; the mean of lengths up to it is 3.8
+
+
+def frame(
+  tokens: tf.Tensor, seed: tf.Tensor, *, begin: Sequence[int], end: Sequence[int], two_segments: bool
+) -> tf.Tensor:
+  """Puts special tokens around a text, and with `two_segments` in half of the cases `end` also at a random point.
+
+  In:  [3, 4, 5, 6, 7], begin [101], end [102]
+  Out: [101, 3, 4, 5, 6, 7, 102]
+       [101, 3, 4, 102, 5, 6, 7, 102]       two_segments, cut point 2, drawn from 1..4
+
+  The second form is BERT's [CLS] A [SEP] B [SEP] with B what follows A: without a next-sentence task it is there to
+  train the embedding of the second segment.  A single token stays one segment.
+
+  Source: Devlin et al. 2019, section 3.
+  """
+  parts = [tokens]
+  if two_segments:
+    size = tf.size(tokens)
+    coin_seed, cut_seed = tf.unstack(tf.random.split(seed))
+    cut = tf.random.stateless_uniform([], cut_seed, tf.minimum(size - 1, 1), size, tf.int32)
+    twice = (tf.random.stateless_uniform([], coin_seed) < 0.5) & (size > 1)
+    parts = [tokens[:cut], tf.constant(end)[: tf.where(twice, len(end), 0)], tokens[cut:]]
+  return tf.concat([tf.constant(begin, tf.int32), *parts, tf.constant(end, tf.int32)], 0)
+
+
+def is_one_of(tokens: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+  """Which tokens have one of the ids, which are ascending.
+
+  In:  tokens [3, 101, 5], ids [3, 4, 5, 6]
+  Out: [T, F, T]
+  """
+  ids = tf.convert_to_tensor(ids)
+  places = tf.minimum(tf.searchsorted(ids, tokens), tf.size(ids) - 1)
+  return tf.gather(ids, places) == tokens
+
+
+# ---- Which tokens ----------------------------------------------------------------------------------------------------
+
+
+def words(candidates: tf.Tensor, starts: tf.Tensor) -> tf.Tensor:
+  """The number of the word that each token belongs to; what is no candidate is a word of its own.
+
+  In:  candidates [F, T, T, T, T, F], starts [T, F, F, T, F, T]
+  Out: [0, 1, 1, 2, 2, 3]                   the first piece of a text starts a word, whatever `starts` says
+  """
+  behind_candidate = tf.concat([[False], candidates[:-1]], 0)
+  return tf.cumsum(tf.cast(starts | ~candidates | ~behind_candidate, tf.int32)) - 1
+
+
+def random_tokens(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses single tokens: exactly `corruption.noise_count` of the candidates.
+
+  In:  candidates [F, T, T, T, T, F], noise_density 0.3
+  Out: ([F, F, F, T, F, F], [0, 1, 2, 3, 4, 5])             chosen tokens, groups
+
+  Source: Devlin et al. 2019, section 3.1; drawn anew in each epoch, as in RoBERTa (Liu et al. 2019, section 4.1).
+  """
+  del starts
+  count = corruption.noise_count(tf.math.count_nonzero(candidates, dtype=tf.int32), noise_density)
+  keys = tf.where(candidates, tf.random.stateless_uniform([tf.size(candidates)], seed), 2.0)
+  return corruption.lowest(keys, count), tf.range(tf.size(candidates))
+
+
+def whole_words(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses words with all of their pieces, in a random order as long as they fit in the count of single tokens.
+
+  In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, F, T], noise_density 0.5
+  Out: ([F, T, T, F, F, F, F], [0, 1, 2, 3, 4, 5, 6])       the word of tokens 1 and 2
+
+  Where every word is longer than the count, one is chosen nevertheless.
+
+  Source: whole-word masking as added to BERT's code in 2019: the words are chosen together, their replacements are not.
+  """
+  length = tf.size(candidates)
+  word = words(candidates, starts)
+  sizes = tf.math.unsorted_segment_sum(tf.cast(candidates, tf.int32), word, length)
+  budget = corruption.noise_count(tf.reduce_sum(sizes), noise_density)
+  order = tf.argsort(tf.where(sizes > 0, tf.random.stateless_uniform([length], seed), 2.0))
+  sizes = tf.gather(sizes, order)
+  chosen = tf.zeros([length], tf.bool)
+  for _ in range(2):  # a round ends before the first word that is too long; another fills most of what that left
+    left = budget - tf.reduce_sum(tf.where(chosen, sizes, 0))
+    fits = ~chosen & (sizes > 0) & (sizes <= left)
+    chosen |= fits & (tf.cumsum(tf.where(fits, sizes, 0)) <= left)
+  chosen |= ~tf.reduce_any(chosen) & (tf.range(length) == 0)
+  return tf.gather(chosen, tf.gather(tf.math.invert_permutation(order), word)) & candidates, tf.range(length)
+
+
+def word_spans(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses spans of words until they hold `corruption.noise_count` tokens; the last is cut to that.
+
+  In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, T, T], noise_density 0.6
+  Out: ([F, T, T, T, F, F, F], [0, 1, 1, 1, 2, 2, 2])       the span of the words [1, 2] and [3]
+
+  The text is divided into spans, each of so many words as a geometric draw says (p = 0.2, from 1 to 10, mean 3.8),
+  and they are taken in a random order.  The span is the group: it is masked, replaced or kept as a whole.
+
+  Source: Joshi et al. 2020 (SpanBERT), section 3.1.
+  """
+  length_seed, order_seed = tf.unstack(tf.random.split(seed))
+  length = tf.size(candidates)
+  # The inverse of the distribution function of a geometric draw that is no longer than the longest.
+  uniform = tf.random.stateless_uniform([length], length_seed) * (1 - _CONTINUE**_LONGEST_SPAN)
+  spans = tf.minimum(1 + tf.cast(tf.math.log(1 - uniform) / math.log(_CONTINUE), tf.int32), _LONGEST_SPAN)
+  span_of_word = tf.searchsorted(tf.cumsum(spans), tf.range(length), side="right")
+  groups = tf.gather(span_of_word, words(candidates, starts))
+  keys = tf.gather(tf.random.stateless_uniform([length], order_seed), groups)
+  count = corruption.noise_count(tf.math.count_nonzero(candidates, dtype=tf.int32), noise_density)
+  return corruption.lowest(tf.where(candidates, keys, 2.0), count), groups
+
+
+# ---- What stands in their place --------------------------------------------------------------------------------------
+
+
+def replace(
+  tokens: tf.Tensor,
+  chosen: tf.Tensor,
+  groups: tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  mask_id: int,
+  ordinary_ids: tf.Tensor,
+  mask_rate: float = 0.8,
+  random_rate: float = 0.1,
+) -> tf.Tensor:
+  """Of the chosen groups of tokens 80 % become masks and 10 % random tokens, and 10 % stay as they are.
+
+  In:  tokens [3, 4, 5, 6, 7], chosen [F, T, T, T, F], groups [0, 1, 2, 3, 4], mask_id 99
+  Out: [3, 99, 8, 6, 7]                     a mask, a random token, and one that stays
+
+  Args:
+    tokens: int32 [length].
+    chosen: bool [length].
+    groups: int32 [length], less than `length`; tokens of a group have the same fate.
+    seed: int [2], stateless.
+    mask_id: id of the mask.
+    ordinary_ids: int32 [n], the ids that random tokens are drawn from.
+    mask_rate: share of the groups that become masks.
+    random_rate: share of the groups that become random tokens, each token its own.
+
+  Source: Devlin et al. 2019, section 3.1.
+  """
+  fate_seed, token_seed = tf.unstack(tf.random.split(seed))
+  fate = tf.gather(tf.random.stateless_uniform([tf.size(tokens)], fate_seed), groups)
+  drawn = tf.random.stateless_uniform([tf.size(tokens)], token_seed, 0, tf.size(ordinary_ids), tf.int32)
+  replaced = tf.where(fate < mask_rate + random_rate, tf.gather(ordinary_ids, drawn), tokens)
+  return tf.where(chosen, tf.where(fate < mask_rate, mask_id, replaced), tokens)
+
+
+def bert_style(
+  tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
+) -> tf.Tensor:
+  """T5's variant of BERT's noise, whose target is the whole text: 90 % masks and 10 % random tokens.
+
+  In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
+  Out: [3, 99, 5, 6, 7, 4]
+
+  Source: Raffel et al. 2020, section 3.3.1.
+  """
+  choose_seed, replace_seed = tf.unstack(tf.random.split(seed))
+  candidates = is_one_of(tokens, ordinary_ids)
+  chosen, groups = random_tokens(candidates, candidates, choose_seed, noise_density=noise_density)
+  rates = {"mask_rate": 0.9, "random_rate": 0.1}
+  return replace(tokens, chosen, groups, replace_seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **rates)
+
+
+# ---- The objective of an encoder alone -------------------------------------------------------------------------------
+
+
+def masked_lm(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = random_tokens,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """BERT's objective for an encoder alone: some tokens are hidden, and the loss counts those.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 5, 6, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 0, 0, 0, 0]}
+
+  Where the vocabulary has [CLS] and [SEP], the text stands between them instead of before EOS; and where its [CLS] is
+  no BOS (BERT's, not RoBERTa's), half of the examples have two segments, see `frame`.
+
+  Args:
+    dataset: {"targets": int32 [n]} without EOS.
+    sequence_length: maximum length of "inputs", special tokens included; that of "targets" must not be shorter.
+    output_features: its "targets" has the vocabulary.
+    choose: `random_tokens`, `whole_words` or `word_spans`: which tokens are to be predicted.
+    noise_density: part of the tokens of text that is.
+    merge_documents: as in `span_corruption`, but that all of a long document comes out in each epoch.
+
+  Raises:
+    UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
+
+  Source: Devlin et al. 2019, section 3.1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  if sequence_length["targets"] < sequence_length["inputs"]:
+    raise UserError(
+      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
+      f" set config.data.targets_length={sequence_length['inputs']}"
+    )
+  mask_id = vocabularies.mask_id(vocabulary)
+  cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
+  has_both = cls_id is not None and sep_id is not None
+  begin, end = ([cls_id], [sep_id]) if has_both else ([], [vocabulary.eos_id])
+  two_segments = has_both and cls_id != vocabularies.bos_id(vocabulary)
+  length = pieces.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+  ordinary_ids, starts_word = vocabularies.ordinary_ids(vocabulary), vocabularies.starts_word(vocabulary)
+
+  @seqio.map_over_dataset(num_seeds=3)
+  def corrupt(features: corruption.Features, seeds: Sequence[tf.Tensor]) -> corruption.Features:
+    tokens = frame(features["targets"], seeds[0], begin=begin, end=end, two_segments=two_segments)
+    candidates = is_one_of(tokens, ordinary_ids)
+    chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
+    inputs = replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    return {"inputs": inputs, "targets": tokens, "loss_weights": tf.cast(chosen, tf.int32)}
+
+  return corrupt(dataset)

@@ -1,0 +1,493 @@
+"""Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
+
+An objective turns documents, {"text": string}, into examples that fit the sequence lengths: {"inputs", "targets"} for
+any model with a decoder, {"targets"} alone for text that is simply continued, and for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length; all int32 [n].  To add one, write what it does to a sequence in corruption.py
+or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, did_you_mean
+from t2t.data import vocabularies
+from t2t.data.objectives import corruption, masking, pieces
+
+Features = dict[str, tf.Tensor]
+Preprocessor = Callable[..., tf.data.Dataset]
+
+
+# ---- Objectives ------------------------------------------------------------------------------------------------------
+
+
+def span_corruption(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  mean_noise_span_length: float = 3.0,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """T5's objective: spans of the text are taken out of the inputs, and the targets are those spans.
+
+  With `merge_documents`, as T5: documents are concatenated and cut into pieces that fill the inputs to the last token
+  (568 raw tokens for 512), whatever document they belong to; next to nothing is spent on padding, and the model sees
+  documents meet without a mark.  T5 concatenates 128 documents; here it is 128 pieces of documents no longer than an
+  example, which is the same for short documents, and for long ones gives the first example after 70 thousand
+  tokens at most and not after 128 books.  Of a document of more than 65,536 tokens one part of that length is drawn in
+  each epoch, as T5 does: the rest of a book is left for other epochs.
+
+  Without `merge_documents` each document is cut on its own, the whole of it, examples are as long as their documents,
+  and the feature converter packs several into one sequence with segment ids, so that attention never crosses from one
+  document into another.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 6, "targets": 3} and 99 as the last id
+  Out: {"inputs": [3, 4, 5, 6, 99], "targets": [99, 7]}           EOS is added by the next preprocessor
+
+  Args:
+    dataset: {"targets": int32 [n]} without EOS.
+    sequence_length: maximum lengths of "inputs" and "targets", EOS included.
+    output_features: its "targets" has the vocabulary that sentinels are taken from.
+    noise_density: part of the tokens that is taken out.
+    mean_noise_span_length: tokens.
+    merge_documents: see above.
+
+  Raises:
+    UserError: targets do not fit their length, or there are fewer sentinels than spans.
+
+  Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
+  """
+  lengths = corruption.check_lengths(
+    sequence_length["inputs"],
+    sequence_length["targets"],
+    noise_density=noise_density,
+    mean_noise_span_length=mean_noise_span_length,
+    extra_ids=vocabularies.num_sentinels(output_features["targets"].vocabulary),
+  )
+  first_sentinel = vocabularies.sentinel_ids(output_features["targets"].vocabulary, 1)[0]
+  dataset = pieces.cut(dataset, length=lengths.raw, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    return corruption.corrupt_spans(
+      features["targets"],
+      seeds,
+      first_sentinel=first_sentinel,
+      noise_density=noise_density,
+      mean_noise_span_length=mean_noise_span_length,
+    )
+
+  return corrupt(dataset)
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoiser:
+  """One of the seven tasks that UL2 mixes."""
+
+  mode: str  # text in front of the inputs
+  noise_density: float
+  mean_noise_span_length: float  # infinite: one span, which ends the text
+
+
+R_DENOISERS = (Denoiser("[NLU]", 0.15, 3.0), Denoiser("[NLU]", 0.15, 8.0))
+S_DENOISERS = (Denoiser("[S2S]", 0.25, math.inf),)
+X_DENOISERS = (
+  Denoiser("[NLG]", 0.5, 3.0),
+  Denoiser("[NLG]", 0.5, 8.0),
+  Denoiser("[NLG]", 0.15, 64.0),
+  Denoiser("[NLG]", 0.5, 64.0),
+)
+
+
+def ul2(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  denoisers: Sequence[Denoiser] = R_DENOISERS + S_DENOISERS + X_DENOISERS,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Span corruption with a denoiser drawn for each example, all equally likely, and its mode in front of the inputs.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      S_DENOISERS, [50, 51] the ids of its mode and 99 the last id
+  Out: {"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}        EOS is added by the next preprocessor
+
+  Each example holds as much text as its own denoiser needs to fill the inputs.  The modes are the texts of the
+  released checkpoints for the paper's [R], [S] and [X]; a vocabulary without pieces for them spells them.
+
+  Args and errors: as in `span_corruption`, T5's draw of one part of a long document included; the targets of each
+  denoiser must fit.
+
+  Source: Tay et al. 2023, section 3.1.2 and table 1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  modes = [list(vocabulary.encode(denoiser.mode)) for denoiser in denoisers]
+  lengths = corruption.check_mixture(
+    sequence_length["inputs"],
+    sequence_length["targets"],
+    noise=[(denoiser.noise_density, denoiser.mean_noise_span_length) for denoiser in denoisers],
+    extra_ids=vocabularies.num_sentinels(vocabulary),
+    mode_length=max(len(mode) for mode in modes),
+  )
+  first_sentinel = vocabularies.sentinel_ids(vocabulary, 1)[0]
+  dataset = pieces.cut_into_kinds(dataset, lengths=[kind.raw for kind in lengths], merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    kind = features["kind"]
+    corrupted = corruption.corrupt_spans(
+      features["targets"],
+      seeds,
+      first_sentinel=first_sentinel,
+      noise_density=tf.constant([d.noise_density for d in denoisers], tf.float64)[kind],
+      mean_noise_span_length=tf.constant([d.mean_noise_span_length for d in denoisers], tf.float64)[kind],
+    )
+    mode = tf.ragged.constant(modes, tf.int32)[kind]
+    return {**corrupted, "inputs": tf.concat([mode, corrupted["inputs"]], 0)}
+
+  return corrupt(dataset)
+
+
+def causal_lm(
+  dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
+) -> tf.data.Dataset:
+  """Text as it stands, each document with EOS behind it, in pieces of exactly the length of the targets.
+
+  In:  {"targets": [3, 4, 1]}, {"targets": [5, 6, 7, 1]}    with sequence_length {"targets": 5} and EOS 1
+  Out: {"targets": [3, 4, 1, 5, 6]}, {"targets": [7, 1]}
+
+  The last piece of a group of documents, or of a document that stays apart, is what is left.  Every token of a document
+  comes out once in each epoch, however long it is.
+
+  Args: as in `span_corruption`; the documents have EOS.
+
+  Source: Radford et al. 2018 (GPT); Brown et al. 2020, section 2.1, for the joined documents.
+  """
+  length = pieces.room(sequence_length, {"targets": 0})
+  return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
+
+
+def fill_in_the_middle(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Half of the pieces as in `causal_lm`, the others with a middle part moved to the end, marked in two ways.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with [99, 98, 97] as marks and EOS 1, kinds drawn 0, 2 and 3
+  Out: {"targets": [3, 4, 5, 6, 7]}
+       {"targets": [99, 3, 98, 6, 7, 97, 4, 5, 1]}          PSM, a quarter
+       {"targets": [99, 98, 6, 7, 97, 3, 4, 5, 1]}          SPM, a quarter
+
+  The marks are the vocabulary's own where it has pieces for them, <fim_prefix> or the like, else the first three
+  sentinels.  Every token of a document comes out once in each epoch, and the EOS behind a middle besides.
+
+  Args: as in `span_corruption`; the documents have EOS.
+
+  Raises:
+    UserError: no room, or fewer than three sentinels.
+
+  Source: Bavarian et al. 2022, section 3; a rate of 0.5 and both orders alike are its defaults.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)
+  marked = pieces.room(sequence_length, {"targets": 4})
+  plain = sequence_length["targets"]
+  dataset = pieces.cut_into_kinds(
+    dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents, whole_documents=True
+  )
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def rearrange(features: Features, seed: tf.Tensor) -> Features:
+    tokens = features["targets"]
+    kinds = [
+      lambda: tokens,
+      lambda: tokens,
+      lambda: move(tokens, seed),
+      lambda: move(tokens, seed, suffix_first=True),
+    ]
+    return {"targets": tf.switch_case(features["kind"], kinds)}
+
+  return rearrange(dataset)
+
+
+_MIDDLE_MARKS = (  # StarCoder, Qwen, Code Llama
+  ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+  ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+  ("<PRE>", "<SUF>", "<MID>"),
+)
+
+
+def _middle_marks(vocabulary: seqio.Vocabulary) -> tuple[int, ...]:
+  ids = {text.strip(): i for i, text in enumerate(vocabularies.token_texts(vocabulary))}
+  for marks in _MIDDLE_MARKS:
+    if all(mark in ids for mark in marks):
+      return tuple(ids[mark] for mark in marks)
+  return tuple(vocabularies.sentinel_ids(vocabulary, 3))
+
+
+def prefix_lm(
+  dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
+) -> tf.data.Dataset:
+  """The beginning of a piece of text as inputs, the rest as targets; see `corruption.random_prefix`.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with sequence_length {"inputs": 8, "targets": 7}
+  Out: {"inputs": [3, 4], "targets": [5, 6, 7]}             EOS is added by the next preprocessor
+
+  A piece is so long that it fits wherever it is split: both lengths should be the same, the longer is not filled.
+
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  """
+  # Both sides end in EOS; together they are then as long as either may be, so that two fill a decoder's sequence.
+  length = pieces.room(sequence_length, {"inputs": 2, "targets": 2}, shortest=2)
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def divide(features: Features, seed: tf.Tensor) -> Features:
+    return corruption.random_prefix(features["targets"], seed)
+
+  return divide(dataset)
+
+
+def mass(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.5,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """A contiguous half of the text is masked token by token, and is the target; see `corruption.mask_fragment`.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask
+  Out: {"inputs": [3, 4, 99, 99, 99, 8], "targets": [5, 6, 7]}            EOS is added by the next preprocessor
+
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  """
+  mask_id = vocabularies.mask_id(output_features["targets"].vocabulary)
+  pieces.room(sequence_length, {"targets": 1})
+  length = pieces.room(sequence_length, {"inputs": 1})
+  while round(length * noise_density) > sequence_length["targets"] - 1:
+    length -= 1
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    return corruption.mask_fragment(features["targets"], seed, mask_id=mask_id, noise_density=noise_density)
+
+  return corrupt(dataset)
+
+
+# what a noise may have to know of the vocabulary
+_FACTS: dict[str, Callable[[seqio.Vocabulary], Any]] = {
+  "mask_id": vocabularies.mask_id,
+  "ordinary_ids": vocabularies.ordinary_ids,
+  "sentence_ends": vocabularies.ends_sentence,
+}
+
+
+def denoising(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise: Callable[..., tf.Tensor],
+  facts: Sequence[str] = (),
+  merge_documents: bool = True,
+  **options: float,
+) -> tf.data.Dataset:
+  """The corrupted text as inputs, and the whole text as targets.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      masks as noise, with 99 as mask
+  Out: {"inputs": [3, 99, 5, 6, 99, 8], "targets": [3, 4, 5, 6, 7, 8]}    EOS is added by the next preprocessor
+
+  Pieces fit both lengths, which should be the same: the longer is not filled.
+
+  Args:
+    dataset: as in `span_corruption`.
+    sequence_length: as there.
+    output_features: as there.
+    noise: makes the inputs of ids and a seed, given `facts` and `options`; they are not longer than the ids.
+    facts: keys of `_FACTS`.
+    merge_documents: as there, T5's draw of one part of a long document included.
+    **options: noise_density and mean_noise_span_length, where the noise has them.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  corrupt_tokens = functools.partial(noise, **{fact: _FACTS[fact](vocabulary) for fact in facts}, **options)
+  length = pieces.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    return {"inputs": corrupt_tokens(features["targets"], seed), "targets": features["targets"]}
+
+  return corrupt(dataset)
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """What an objective is for, what its examples have, and how they are made."""
+
+  architectures: tuple[str, ...]
+  features: tuple[str, ...]
+  make: Callable[..., list[Preprocessor]]  # given merge_documents, and noise_density and the like as in `published`
+  published: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  sentinels: int = 100  # enough at T5's 512 tokens
+
+
+def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
+  """Text to ids, the preprocessor, and EOS behind what it made."""
+  return lambda **options: [
+    pieces.tokenize,
+    functools.partial(preprocessor, **fixed, **options),
+    seqio.preprocessors.append_eos_after_trim,
+  ]
+
+
+def _of_documents_with_eos(preprocessor: Preprocessor) -> Callable[..., list[Preprocessor]]:
+  """Text to ids, EOS behind each document, and the preprocessor."""
+  return lambda **options: [
+    pieces.tokenize,
+    seqio.preprocessors.append_eos,
+    functools.partial(preprocessor, **options),
+  ]
+
+
+_ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
+_TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "targets", "loss_weights")
+_T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
+_BERT = {"noise_density": 0.15}
+# Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
+_MANY = 127
+_BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
+
+
+def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[str, float] | None = None) -> Objective:
+  return Objective(_ENCODER_DECODER, _PAIR, _with_eos(denoising, noise=noise, facts=facts), published or {})
+
+
+def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
+  return Objective(_ENCODER, _ALIGNED, make, _BERT)
+
+
+OBJECTIVES: dict[str, Objective] = {
+  "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
+  "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2), sentinels=_MANY),
+  "r_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=R_DENOISERS)),
+  "s_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=S_DENOISERS)),
+  "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS), sentinels=_MANY),
+  "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
+  "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
+  "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
+  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), {"noise_density": 0.5}),
+  "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
+  "deshuffling": _denoiser(corruption.shuffle),
+  # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
+  "token_masking": _denoiser(corruption.mask_tokens, "mask_id", published=_BERT),
+  "token_deletion": _denoiser(corruption.delete_tokens, published=_BERT),
+  "text_infilling": _denoiser(corruption.infill, "mask_id", published=_BART),
+  "sentence_permutation": _denoiser(corruption.permute_sentences, "sentence_ends"),
+  "document_rotation": _denoiser(corruption.rotate),
+  "bart": _denoiser(corruption.permute_and_infill, "mask_id", "sentence_ends", published=_BART),
+  "masked_lm": _masked(masking.random_tokens),
+  "whole_word_masked_lm": _masked(masking.whole_words),
+  "span_masked_lm": _masked(masking.word_spans),
+}
+
+
+def _find(name: str) -> Objective:
+  if name not in OBJECTIVES:
+    hint = did_you_mean(name, OBJECTIVES) or "."
+    raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
+  return OBJECTIVES[name]
+
+
+def preprocessors(
+  name: str, *, noise_density: float = 0.0, mean_noise_span_length: float = 0.0, pack: bool = False
+) -> list[Preprocessor]:
+  """The preprocessors of an objective, for a seqio task whose source yields {"text": string}.
+
+  Args:
+    name: a key of `OBJECTIVES`.
+    noise_density: part of the tokens that is noise; 0 is the published one.
+    mean_noise_span_length: tokens; 0 is the published one.
+    pack: examples are kept apart because the feature converter packs them.
+
+  Raises:
+    UserError: no such objective, which names the nearest; or a number that it has not, or not in that range.
+  """
+  objective = _find(name)
+  options = dict(objective.published)
+  for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
+    if value and key not in objective.published:
+      raise UserError(f"config.data.{key}={value}: config.data.objective={name} has none; set config.data.{key}=0.0")
+    if value:
+      options[key] = value
+  if options:
+    corruption.check_noise(**options)
+  steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
+  for step in steps:
+    step.objective = name  # what `of` finds, also where a cache takes the place of the first
+  return steps
+
+
+def of(task: seqio.Task | seqio.Mixture) -> set[str]:
+  """The objectives that a task, or the tasks of a mixture, were made with by `preprocessors`; empty if by none."""
+  tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
+  marks = {getattr(preprocessor, "objective", None) for each in tasks for preprocessor in each.preprocessors}
+  return marks - {None}
+
+
+def ends_inputs(name: str) -> bool:
+  """Whether EOS stands behind what a model is given; text that is simply continued is given nothing.
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return "inputs" in _find(name).features
+
+
+def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+  """The output features that a task with this objective is registered with.
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  text = seqio.Feature(vocabulary, add_eos=True)
+  weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
+  return {feature: weights if feature == "loss_weights" else text for feature in _find(name).features}
+
+
+def t5_features(name: str) -> dict[str, seqio.Feature]:
+  """`output_features` in T5's vocabulary, with as many sentinels as the objective needs at 512 tokens."""
+  return output_features(name, vocabularies.t5_vocabulary(extra_ids=_find(name).sentinels))
+
+
+def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:
+  """Whether a model can be trained with an objective.
+
+  Args:
+    name: a key of `OBJECTIVES`.
+    architecture: of the model.
+    mixture: the registered task or mixture that was made with the objective; empty: the config names it.
+
+  Raises:
+    UserError: it cannot; names the objectives that do.
+  """
+  if architecture not in _find(name).architectures:
+    fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
+    where = f"config.data.mixture={mixture}: its objective {name}" if mixture else f"config.data.objective={name}"
+    raise UserError(f"{where} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")

@@ -1,0 +1,1 @@
+"""What a task makes of its text: computed, and printed."""

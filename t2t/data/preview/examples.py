@@ -1,0 +1,402 @@
+"""What a task makes of the first records of a split, counted; and if it fails, on which record and in which line."""
+
+from collections.abc import Mapping
+import dataclasses
+import inspect
+import itertools
+import os
+import pathlib
+import re
+import traceback
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import pipeline, rows, sources, streams, vocabularies
+from t2t.models import transformer
+from t2t.runtime import quiet
+
+Features = Mapping[str, Any]  # arrays, numbers and bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Preview:
+  """The first examples of a split, as they are held out in training: in the order of the source, with one seed."""
+
+  task: seqio.Task | seqio.Mixture
+  architecture: str
+  split: str
+  lengths: Mapping[str, int]  # feature -> most tokens
+  # Task -> the first records of its source.
+  records: Mapping[str, list[Features]]
+  # The i-th example was made of the i-th record.
+  one_to_one: bool
+  # What the preprocessors yield, not yet cut to `lengths`.
+  examples: list[Features]
+  # There are no more examples in the split.
+  complete: bool
+  # What the model gets of `examples`: as many, or fewer where several share one.
+  sequences: list[dict[str, np.ndarray]]
+
+  @property
+  def vocabulary(self) -> seqio.Vocabulary:
+    """Of the targets."""
+    return self.task.output_features["targets"].vocabulary
+
+  def trimmed(self, number: int) -> dict[str, Any]:
+    """An example as training sees it."""
+    example = dict(self.examples[number])
+    for name in self.task.output_features:
+      if name in example and name in self.lengths:
+        example[name] = example[name][: self.lengths[name]]
+    return example
+
+
+def preview(
+  data: pipeline.DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  *,
+  split: str,
+  num_records: int,
+  num_examples: int,
+) -> Preview:
+  """Reads the first examples of a split.
+
+  Args:
+    data: see `pipeline.check`, which has accepted it.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    task: see `pipeline.load_task`.
+    split: one that it has.
+    num_records: so many of each source are kept.
+    num_examples: at most so many.
+
+  Raises:
+    UserError: the task fails, which says where and on what; or there is no example.
+  """
+  lengths = pipeline.feature_lengths(data, architecture, task)
+  try:
+    # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
+    with quiet.stderr():
+      return _preview(
+        data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
+      )
+  except UserError:
+    raise
+  except Exception as error:  # whatever the user's preprocessors raise
+    raise explain(error, task, split=split, lengths=lengths) from error
+
+
+def _preview(
+  data: pipeline.DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  lengths: Mapping[str, int],
+  *,
+  split: str,
+  num_records: int,
+  num_examples: int,
+) -> Preview:
+  records = {each.name: _read(each, split, num_records) for each in tasks_of(task, split)}
+  dataset = pipeline.task_examples(data, architecture, task, split=split, trim=False)
+  examples = _take(dataset, num_examples + 1)
+  complete = len(examples) <= num_examples
+  examples = examples[:num_examples]
+  one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
+  if not examples:
+    read = any(_read(each, split, 1) for each in tasks_of(task, split))
+    what = "its preprocessors leave none of the source's records" if read else "its source has no record"
+    raise UserError(f"{task.name}, split {split}: no example; {what}")
+  # The examples once more as a dataset, not made a second time.
+  again = tf.data.Dataset.from_tensor_slices(
+    {
+      name: tf.ragged.stack([tf.constant(example[name]) for example in examples])
+      for name in task.output_features
+      if name in examples[0]
+    }
+  )
+  trimmed = seqio.utils.trim_dataset(again, lengths, task.output_features)
+  model_features = pipeline.model_features(data, architecture, task, trimmed)
+  return Preview(
+    task=task,
+    architecture=architecture,
+    split=split,
+    lengths=lengths,
+    records=records,
+    one_to_one=one_to_one,
+    examples=examples,
+    complete=complete,
+    sequences=[streams.arrays(features) for features in model_features.with_options(_options())],
+  )
+
+
+def tasks_of(task: seqio.Task | seqio.Mixture, split: str | None = None) -> list[seqio.Task]:
+  """The task, or those of a mixture; given a split, the ones that have it."""
+  tasks = task.tasks if isinstance(task, seqio.Mixture) else [task]
+  return [each for each in tasks if split is None or split in each.splits]
+
+
+def _options() -> tf.data.Options:
+  options = rows.options()
+  # Nothing is resumed here; with it, Python functions in a source or preprocessor give a page of warnings.
+  options.experimental_symbolic_checkpoint = False
+  return options
+
+
+def _take(dataset: tf.data.Dataset, number: int) -> list[Features]:
+  iterator = dataset.with_options(_options()).as_numpy_iterator()
+  return list(itertools.islice(iterator, number))
+
+
+def _records(task: seqio.Task, split: str) -> tf.data.Dataset:
+  return task.source.get_dataset(split=split, shuffle=False, seed=pipeline.EVAL_SEED)
+
+
+def _read(task: seqio.Task, split: str, number: int) -> list[Features]:
+  """The first records, also those that are not features but a string, or several values without names."""
+  records = _take(_records(task, split), number)
+  return [record if isinstance(record, Mapping) else {"record": record} for record in records]
+
+
+def _preprocessed(task: seqio.Task, records: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Dataset:
+  """What `task.get_dataset` makes of all records, of these."""
+  lengths = {name: length for name, length in lengths.items() if name in task.output_features}
+  seed = pipeline.EVAL_SEED
+  return task.preprocess_postcache(task.preprocess_precache(records, seed=seed), sequence_length=lengths, seed=seed)
+
+
+def _is_one_to_one(task: seqio.Task, split: str, lengths: Mapping[str, int], examples: list[Features]) -> bool:
+  """Whether the first records alone give the first examples, and as many: no record is left out, joined or cut."""
+  alone = _take(_preprocessed(task, _records(task, split).take(len(examples)), lengths), len(examples) + 1)
+  return len(alone) == len(examples) and all(
+    np.array_equal(mine[name], theirs[name])
+    for mine, theirs in zip(alone, examples, strict=True)
+    for name in task.output_features
+    if name in mine
+  )
+
+
+# ---- Counts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  """Counts over a preview's examples; shares are between 0 and 1."""
+
+  lengths: dict[str, np.ndarray]  # feature -> tokens of each example before it is cut
+  truncated: dict[str, int]  # feature -> examples that are cut
+  padding: dict[str, float]  # "encoder" or "decoder" -> share of its positions
+  tokens: float  # positions of an example that are not padding, encoder and decoder together
+  loss_tokens: float  # positions of an example that count in the loss
+  hidden: tuple[str, float] | None  # what the task hides: in which words, and how much of it
+  unknown: float  # share of the tokens
+
+
+def summarize(preview: Preview) -> Summary:
+  """Counts what a preview holds."""
+  task = preview.task
+  of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
+  lengths = {
+    name: np.array([np.shape(example[name])[0] for example in preview.examples])
+    for name in of_ids
+    if all(np.ndim(example.get(name, 0)) == 1 for example in preview.examples)
+  }
+  # The last packed sequence is not full because there were no more examples, and would be in training.
+  sequences = preview.sequences[:-1] if 1 < len(preview.sequences) < len(preview.examples) else preview.sequences
+  real = {
+    side: np.concatenate([transformer.real_positions(sequence, side) for sequence in sequences])
+    for side in transformer.sides(sequences[0])
+  }
+  everything = preview.sequences
+  positions = sum(transformer.real_positions(sequence, side).sum() for sequence in everything for side in real)
+  losses = sum(loss_positions(sequence, side).sum() for sequence in everything for side in real)
+  ids = {name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))]) for name in lengths}
+  all_ids = np.concatenate([np.zeros(0, np.int32), *ids.values()])
+  return Summary(
+    lengths=lengths,
+    truncated={name: int(np.sum(x > preview.lengths.get(name, np.inf))) for name, x in lengths.items()},
+    padding={side: 1.0 - float(np.mean(x)) for side, x in real.items()},
+    tokens=float(positions) / len(preview.examples),
+    loss_tokens=float(losses) / len(preview.examples),
+    hidden=_hidden(preview, ids),
+    unknown=float(np.mean(all_ids == unknown_id(preview.vocabulary))) if all_ids.size else 0.0,
+  )
+
+
+def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
+  """Which part of the text the model has to guess, as far as the examples show it."""
+  vocabulary = preview.vocabulary
+  framing = list(vocabularies.framing_ids(vocabulary))
+  if preview.architecture == "encoder_only":
+    losses = sum(loss_positions(sequence, "encoder").sum() for sequence in preview.sequences)
+    text = sum(
+      (~np.isin(sequence["encoder_target_tokens"], framing) & transformer.real_positions(sequence, "encoder")).sum()
+      for sequence in preview.sequences
+    )
+    return ("of the text is masked, replaced or kept, to be guessed", float(losses) / max(int(text), 1))
+  if "inputs" not in ids or "targets" not in ids:
+    return None
+  sentinels = sentinel_ids(vocabulary)
+  hides = {name: np.isin(x, list(sentinels)) for name, x in ids.items()}
+  if hides["inputs"].any() and hides["targets"].any():
+    text = {name: (~np.isin(x, framing) & ~hides[name]).sum() for name, x in ids.items()}
+    return ("of the text is taken out of the inputs", float(text["targets"]) / max(int(sum(text.values())), 1))
+  masks = hides["inputs"] | (ids["inputs"] == mask_id(vocabulary))
+  return ("of the inputs are masks", float(np.mean(masks))) if masks.any() else None
+
+
+def loss_positions(sequence: Features, side: str) -> np.ndarray:
+  """bool [length], the positions of one side of a model whose loss counts; empty where the side has no loss."""
+  return sequence.get(f"{side}_loss_weights", np.zeros(0)) > 0
+
+
+# ---- Ids -------------------------------------------------------------------------------------------------------------
+
+
+def is_text(feature: seqio.Feature) -> bool:
+  """Whether a feature is ids of a vocabulary."""
+  return not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+
+
+def sentinel_ids(vocabulary: seqio.Vocabulary) -> dict[int, int]:
+  """Id of a sentinel -> its number."""
+  number = vocabularies.num_sentinels(vocabulary)
+  return {i: number for number, i in enumerate(vocabularies.sentinel_ids(vocabulary, number))}
+
+
+def mask_id(vocabulary: seqio.Vocabulary) -> int | None:
+  """The id that hides a token, if there is one; see `vocabularies.mask_id`."""
+  try:
+    return vocabularies.mask_id(vocabulary)
+  except UserError:
+    return None
+
+
+def unknown_id(vocabulary: seqio.Vocabulary) -> int:
+  """The id of what has no piece; -1 where everything has one."""
+  return -1 if vocabulary.unk_id is None else vocabulary.unk_id
+
+
+# ---- What goes wrong -------------------------------------------------------------------------------------------------
+
+_MOST_RECORDS = 2**16  # a failure further behind is told without its record
+
+
+def explain(error: Exception, task: seqio.Task | seqio.Mixture, *, split: str, lengths: Mapping[str, int]) -> UserError:
+  """What failed when a task's examples were made: the record, the preprocessor, its file and line.
+
+  The task is run again, with fewer and fewer records and preprocessors.
+
+  Args:
+    error: what was raised.
+    task: that raised it.
+    split: of the task.
+    lengths: feature -> most tokens.
+  """
+  if isinstance(error, tf.errors.OpError) and "UserError: " in str(error.message):
+    return sources.user_error(error)
+  for each in tasks_of(task, split):
+    with quiet.stderr():
+      found = _failure(each, split, lengths)
+    if found is not None:
+      return UserError(f"{each.name}, split {split}{found}")
+  # Every step works, but what comes out of the last is not what the task promises.
+  first = tasks_of(task, split)[0]
+  yielded = _yielded(first, split, lengths, len(first.preprocessors))
+  return UserError(f"{task.name}, split {split}: {_reason(error)}; its preprocessors yield {yielded}")
+
+
+def _failure(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> str | None:
+  """What follows the task's name in the message, None if nothing fails."""
+  number = len(task.preprocessors)
+
+  def failure(num_preprocessors: int, num_records: int) -> Exception | None:
+    part = task.replace(preprocessors=task.preprocessors[:num_preprocessors])
+    try:
+      dataset = _preprocessed(part, _records(part, split).take(num_records), lengths)
+      for _ in dataset.with_options(_options()):
+        pass
+    except Exception as error:  # whatever it is, it is to be told
+      return error
+    return None
+
+  # Without records: what fails is how the preprocessors are put together.
+  for step in range(number + 1):
+    error = failure(step, 0)
+    if error is not None:
+      return f"{_step(task, step, error)}: {_reason(error)}{_given(task, split, lengths, step)}"
+  fails = next((n for n in (2**power for power in range(_MOST_RECORDS.bit_length())) if failure(number, n)), None)
+  if fails is None:
+    return None
+  works = fails // 2
+  while fails - works > 1:
+    middle = (works + fails) // 2
+    works, fails = (works, middle) if failure(number, middle) else (middle, fails)
+  step, error = next((step, error) for step in range(number + 1) if (error := failure(step, fails)) is not None)
+  return f", record {fails}{_step(task, step, error)}: {_reason(error)}{_record(task, split, fails) if step else ''}"
+
+
+def _step(task: seqio.Task, step: int, error: Exception) -> str:
+  if not step:
+    return ": its source fails"
+  function = task.preprocessors[step - 1]
+  place = _own_line(error) or _definition(function)
+  name = seqio.utils.function_name(function) or type(function).__name__
+  return f": preprocessor {step} of {len(task.preprocessors)}, {name}{f' ({place})' if place else ''}"
+
+
+def _given(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
+  """What the failing preprocessor has been given."""
+  if not step:
+    return ""
+  return f"; it is given {_yielded(task, split, lengths, step - 1)}"
+
+
+def _yielded(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
+  """What comes out of so many preprocessors."""
+  part = task.replace(preprocessors=task.preprocessors[:step])
+  spec = _preprocessed(part, _records(part, split), lengths).element_spec
+  if not isinstance(spec, Mapping):
+    return f"{spec!r}, not a dict of features"
+  return ", ".join(f"{name} ({x.dtype.name}, rank {x.shape.rank})" for name, x in spec.items()) or "no feature"
+
+
+def _record(task: seqio.Task, split: str, number: int) -> str:
+  text = str(_take(_records(task, split).skip(number - 1), 1)[0])
+  return f"; the record is {text if len(text) <= 200 else text[:200] + ' ...'}"
+
+
+def _reason(error: Exception) -> str:
+  """The one line of an error that says what is wrong."""
+  message = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  lines = [line.strip() for line in (message or "").splitlines() if line.strip()] or [""]
+  # Autograph tells the user's code first and the error last.
+  line = lines[-1] if lines[0].startswith("in user code") else lines[0]
+  line = re.sub(r"\{\{.*?\}\}|Error in user-defined function .*? with iterator: \S+:|\[\[.*|\[Op:.*", "", line).strip()
+  return line if re.match(r"\w*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
+
+
+def _own_line(error: Exception) -> str | None:
+  """File and line of the last of the user's own lines that an error went through."""
+  frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+  # What autograph and tf.py_function raise has the user's lines in its text.
+  frames += [(path, int(line)) for path, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
+  ours = pathlib.Path(__file__).parent
+  skipped = ("site-packages", "autograph_generated_file", "<", *(str(ours / x) for x in ("preview.py", "pipeline.py")))
+  own = [(path, line) for path, line in frames if not any(part in path for part in skipped)]
+  return f"{_shown_path(own[-1][0])}, line {own[-1][1]}" if own else None
+
+
+def _definition(function) -> str | None:
+  while hasattr(function, "func"):  # functools.partial
+    function = function.func
+  code = getattr(inspect.unwrap(function), "__code__", None)
+  return f"{_shown_path(code.co_filename)}, line {code.co_firstlineno}" if code else None
+
+
+def _shown_path(path: str) -> str:
+  relative = os.path.relpath(path)
+  return path if relative.startswith("..") else relative

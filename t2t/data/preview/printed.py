@@ -1,0 +1,353 @@
+"""How a preview is printed: tokens as pieces above ids, in colours or with marks; never wider than the terminal."""
+
+from collections.abc import Mapping, Sequence
+import os
+from typing import Any
+
+import numpy as np
+import rich.cells
+import rich.console
+import rich.text
+import seqio
+
+from t2t.data import objectives, pipeline, sources, vocabularies
+from t2t.data.preview import examples
+from t2t.data.sources import released
+from t2t.models import transformer
+
+_RECORD_LINES = 3  # of each text of a record
+
+# What a token is -> how it looks on a terminal.
+_STYLES = {
+  "masked": "black on yellow",
+  "sentinel": "bold magenta",
+  "EOS and the like": "cyan",
+  "unknown": "white on red",
+  "padding": "dim",
+  "loss": "bold",
+}
+
+
+def print_preview(
+  console: rich.console.Console,
+  shown: examples.Preview,
+  data: pipeline.DataConfig,
+  *,
+  examples: int,
+  tokens: int,
+  summary: bool,
+) -> None:
+  """Prints what a task is made of, its first examples, and what they come to.
+
+  Args:
+    console: plain or with colours, of any width.
+    shown: what was read.
+    data: of which.
+    examples: how many are printed.
+    tokens: printed of each feature; 0: all.
+    summary: whether to count.
+  """
+  _print_facts(console, shown, data)
+  printer = _Tokens(console, shown, most=tokens)
+  if examples and not shown.one_to_one:
+    for name, records in shown.records.items():
+      which = "first record" if len(records) == 1 else f"first {len(records)} records"
+      _print_rule(console, f"Source{f' of {name}' if len(shown.records) > 1 else ''}: the {which}")
+      for record in records:
+        _print_features(console, record)
+    console.print("Records are mixed, joined, cut or left out: there is not one example to each.")
+  for i in range(min(examples, len(shown.examples))):
+    _print_rule(console, f"Example {i + 1}")
+    if shown.one_to_one:
+      console.print(rich.text.Text("the source's record", "bold"))
+      _print_features(console, next(iter(shown.records.values()))[i])
+    printer.print_example(i)
+    if not data.pack:
+      _print_sequence(console, shown.sequences[i], f"the model ({shown.architecture}) gets")
+  if data.pack and examples:
+    _print_rule(console, "Packed")
+    _print_sequence(console, shown.sequences[0], f"the model ({shown.architecture}) gets, of several examples")
+  if summary:
+    _print_summary(console, shown, packed=data.pack)
+
+
+def _print_facts(console: rich.console.Console, shown: examples.Preview, data: pipeline.DataConfig) -> None:
+  task, vocabulary = shown.task, shown.vocabulary
+  console.print(rich.text.Text(data.mixture or data.files, "bold"))
+  facts: dict[str, str | rich.text.Text] = {}
+  tasks = examples.tasks_of(task, shown.split)
+  if isinstance(task, seqio.Mixture):
+    facts["mixture"] = ", ".join(f"{each.name} {task.get_rate(each):g}" for each in tasks)
+  names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each.preprocessors] for each in tasks]
+  facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if data.mixture else "files"
+  facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
+  objective = objectives.of(task)
+  if objective:
+    facts["objective"] = ", ".join(sorted(objective))
+  if len({tuple(each) for each in names}) == 1:
+    facts["preprocessors"] = ", ".join(names[0])
+  facts["vocabulary"] = (
+    f"{vocabulary.vocab_size:,} ids with {vocabulary.extra_ids} added sentinels, {_vocabulary_name(vocabulary)}"
+  )
+  facts["architecture"] = shown.architecture
+  facts["lengths"] = ", ".join(f"{name} {length}" for name, length in shown.lengths.items() if name in _LENGTH_KEYS)
+  if console.color_system:
+    legend = [rich.text.Text(kind, style) for kind, style in _STYLES.items()]
+    facts["colours"] = rich.text.Text("  ").join(legend)
+  _print_labelled(console, facts)
+
+
+_LENGTH_KEYS = ("inputs", "targets")
+
+
+def _vocabulary_name(vocabulary: seqio.Vocabulary) -> str:
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    return vocabulary.sentencepiece_model_file.replace(os.path.expanduser("~"), "~")
+  return "bytes" if isinstance(vocabulary, seqio.ByteVocabulary) else str(vocabulary)
+
+
+# ---- Tokens ----------------------------------------------------------------------------------------------------------
+
+
+class _Tokens:
+  """Prints features as pieces above ids, each token coloured by what it is."""
+
+  def __init__(self, console: rich.console.Console, shown: examples.Preview, *, most: int):
+    self._console = console
+    self._shown = shown
+    self._most = most
+    self._texts: dict[str, list[str]] = {}
+    self._kinds: dict[str, dict[int, str]] = {}
+    for name, feature in shown.task.output_features.items():
+      if examples.is_text(feature):
+        self._texts[name] = vocabularies.token_texts(feature.vocabulary)
+        self._kinds[name] = _kinds(feature.vocabulary)
+
+  def print_example(self, number: int) -> None:
+    """Every feature of an example, those of the model first."""
+    example = self._shown.trimmed(number)
+    weights = self._loss_weights(example)
+    others = {}
+    for name in ("inputs", "targets", *(name for name in example if name not in ("inputs", "targets"))):
+      if name == "loss_weights" and weights is not None:
+        others[name] = f"{int(weights.sum())} of {len(weights)} positions count in the loss (^)"
+      elif name in self._texts and np.ndim(example.get(name, 0)) == 1:
+        self._print_feature(name, example[name], weights, uncut=len(self._shown.examples[number][name]))
+      elif name in example:
+        others[name] = example[name]
+    if others:
+      self._console.print(rich.text.Text("and", "bold"))
+      _print_features(self._console, others)
+
+  def _print_feature(self, name: str, ids: np.ndarray, weights: np.ndarray | None, *, uncut: int) -> None:
+    heading = rich.text.Text.assemble((name, "bold"), f"  {len(ids)} tokens")
+    if uncut > len(ids):
+      heading.append(f", cut from {uncut}", "red")
+    if name in self._shown.lengths:
+      heading.append(f"; limit {self._shown.lengths[name]}")
+    self._console.print(heading)
+    if weights is not None and len(weights) == len(ids):
+      self._print_tokens(ids, name, weights)
+    else:
+      self._print_tokens(ids, name, np.full(len(ids), name == "targets"))
+
+  def _loss_weights(self, example: Mapping[str, Any]) -> np.ndarray | None:
+    """Where the loss counts, if the architecture takes that from the task: bool [length of the inputs]."""
+    if self._shown.architecture != "encoder_only":
+      return None
+    if "loss_weights" in example:
+      return np.asarray(example["loss_weights"]) > 0
+    return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
+
+  def _print_tokens(self, ids: np.ndarray, name: str, counted: np.ndarray) -> None:
+    texts, kinds = self._texts[name], self._kinds[name]
+    cells = []
+    for token, loss in zip(ids.tolist(), counted.tolist(), strict=True):
+      known = 0 <= token < len(texts)
+      kind = "masked" if loss and name == "inputs" else kinds.get(token, "" if known else "unknown")
+      style = " ".join(_STYLES[each] for each in (kind, "loss" if loss else "") if each)
+      cells.append((_printable(texts[token].replace(" ", "▁")) if known else "?", str(token), style, loss))
+    if 0 < self._most < len(cells) - self._most // 4:  # to leave out a few saves nothing
+      tail = self._most // 4
+      left_out = (f"... {len(cells) - self._most} more ...", "", "dim", False)
+      cells = [*cells[: self._most - tail], left_out, *cells[len(cells) - tail :]]
+    self._print_cells(cells, marks=0 < counted.sum() < len(counted))
+
+  def _print_cells(self, cells: Sequence[tuple[str, str, str, bool]], *, marks: bool) -> None:
+    """Lines of pieces, lines of ids under them, and where only some positions count in the loss, a line of marks."""
+    room = self._console.width - 2
+    lines: list[list[tuple[str, str, str, bool, int]]] = [[]]
+    used = 0
+    for text, number, style, loss in cells:
+      text = rich.cells.set_cell_size(text, room - 1) if rich.cells.cell_len(text) > room else text
+      width = max(rich.cells.cell_len(text), len(number), 1)
+      if used + width > room:
+        lines.append([])
+        used = 0
+      lines[-1].append((text, number, style, loss, width))
+      used += width + 1
+    for line in lines:
+      pieces, ids, carets = (rich.text.Text("  ") for _ in range(3))
+      for text, number, style, loss, width in line:
+        pieces.append(text, style).append(" " * (width + 1 - rich.cells.cell_len(text)))
+        ids.append(number.ljust(width + 1), "dim")
+        carets.append(("^" if loss else "").ljust(width + 1))
+      for row in (pieces, ids, carets):
+        row.rstrip()
+        if row is not carets or (marks and row):
+          self._console.print(row, no_wrap=True)
+
+
+def _kinds(vocabulary: seqio.Vocabulary) -> dict[int, str]:
+  """Id -> a key of `_STYLES`; ordinary pieces have none."""
+  kinds = dict.fromkeys(examples.sentinel_ids(vocabulary), "sentinel")
+  kinds |= dict.fromkeys(vocabularies.framing_ids(vocabulary), "EOS and the like")
+  if vocabulary.pad_id != vocabulary.eos_id:
+    kinds[vocabulary.pad_id] = "padding"
+  kinds[examples.unknown_id(vocabulary)] = "unknown"
+  mask = examples.mask_id(vocabulary)
+  if mask is not None and mask not in examples.sentinel_ids(vocabulary):
+    kinds[mask] = "masked"
+  return kinds
+
+
+# ---- Model features and counts ---------------------------------------------------------------------------------------
+
+
+def _print_sequence(console: rich.console.Console, sequence: Mapping[str, np.ndarray], title: str) -> None:
+  """The features of a model, how long they are, and what they begin and end with."""
+  console.print(rich.text.Text(title, "bold"))
+  rows = []
+  for side in transformer.sides(sequence):
+    real = transformer.real_positions(sequence, side)
+    rows += [
+      [name, f"{values.dtype} {list(values.shape)}", _ends(values, real)]
+      for name, values in sequence.items()
+      if name.startswith(side)
+    ]
+  print_columns(console, rows)
+  for side in transformer.sides(sequence):
+    real, loss = transformer.real_positions(sequence, side), examples.loss_positions(sequence, side)
+    padding = len(real) - int(real.sum())
+    text = f"  {side}: {padding} of {len(real)} positions are padding ({padding / len(real):.0%})"
+    if loss.size:
+      text += f", {int(loss.sum())} count in the loss"
+    segments = sequence.get(f"{side}_segment_ids")
+    if segments is not None and segments.max() > 1:
+      text += f"; {segments.max()} examples"
+    console.print(text)
+
+
+def _ends(values: np.ndarray, real: np.ndarray, *, first: int = 5, last: int = 3) -> rich.text.Text:
+  """The first and the last values, padding dimmed."""
+  text, number = rich.text.Text(), len(values)
+  shown = range(number) if number <= first + last else [*range(first), None, *range(number - last, number)]
+  for i in shown:
+    text.append("... " if i is None else f"{values[i]:g} ", "" if i is None or real[i] else _STYLES["padding"])
+  return text
+
+
+def _print_summary(console: rich.console.Console, shown: examples.Preview, *, packed: bool) -> None:
+  summary = examples.summarize(shown)
+  number = len(shown.examples)
+  which = f"all {number}" if shown.complete else f"the first {number}"
+  _print_rule(console, f"Summary: {which} examples of {shown.split}")
+  rows = [[rich.text.Text(title, "bold") for title in ("tokens of", "mean", "least", "most", "limit", "examples cut")]]
+  for name, lengths in summary.lengths.items():
+    cut = summary.truncated[name]
+    counts = [f"{lengths.mean():.1f}", str(lengths.min()), str(lengths.max()), str(shown.lengths.get(name, ""))]
+    rows.append([name, *counts, rich.text.Text(f"{cut} ({cut / number:.0%})" if cut else "0", "red" if cut else "")])
+  print_columns(console, rows, right=range(1, 6))
+  facts = {
+    "padding": ", ".join(f"{share:.1%} of the {side}'s positions" for side, share in summary.padding.items()),
+    "tokens": f"{summary.tokens:.1f} an example; {summary.loss_tokens:.1f} count in the loss",
+  }
+  if packed:
+    facts["packed"] = f"{number / len(shown.sequences):.1f} examples in a sequence"
+  if summary.hidden:
+    words, share = summary.hidden
+    facts["hidden"] = f"{share:.1%} {words}"
+  facts["unknown"] = f"{summary.unknown:.2%} of the tokens"
+  _print_labelled(console, facts)
+
+
+def source_name(source: seqio.DataSource) -> str:
+  """A source in a few words: the data set, or the files."""
+  if isinstance(source, seqio.TfdsDataSource):
+    return str(source.tfds_dataset.name)
+  if isinstance(source, released.BenchmarkSource):
+    return str(source)
+  if isinstance(source, sources.DocumentationSource):
+    return "the installed documentation"
+  if isinstance(source, seqio.FileDataSource):
+    return str(source).partition("(")[2].rstrip(")").strip("{}").replace("'", "")
+  return type(source).__name__
+
+
+# ---- Layout ----------------------------------------------------------------------------------------------------------
+
+
+def print_columns(
+  console: rich.console.Console, rows: Sequence[Sequence[str | rich.text.Text]], *, right: Sequence[int] = ()
+) -> None:
+  """Rows of cells, each row one line, which is cut at the end of the terminal's.
+
+  Args:
+    console: where they are printed.
+    rows: cells of each.
+    right: columns of numbers.
+  """
+  cells = [[cell if isinstance(cell, rich.text.Text) else rich.text.Text(cell) for cell in row] for row in rows]
+  widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
+  for row in cells:
+    line = rich.text.Text("  ")
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+      room = " " * (width - cell.cell_len)
+      line = line + rich.text.Text(room) + cell if i in right else line + cell + rich.text.Text(room)
+      line.append("  ")
+    line.rstrip()
+    line.truncate(console.width, overflow="ellipsis")
+    console.print(line, no_wrap=True)
+
+
+def _print_labelled(console: rich.console.Console, rows: Mapping[str, str | rich.text.Text]) -> None:
+  """Labels and what belongs to them, which may take several lines."""
+  width = max(map(rich.cells.cell_len, rows), default=0) + 4
+  for label, value in rows.items():
+    text = value if isinstance(value, rich.text.Text) else rich.text.Text(value)
+    for i, line in enumerate(text.wrap(console, max(console.width - width, 20)) or [rich.text.Text()]):
+      start = f"  {label}" if i == 0 else ""
+      whole = rich.text.Text(start + " " * (width - rich.cells.cell_len(start))) + line
+      whole.rstrip()
+      console.print(whole, no_wrap=True)
+
+
+def _print_rule(console: rich.console.Console, title: str) -> None:
+  console.print()
+  console.print(rich.text.Text(f"{title} ".ljust(console.width, "-"), "bold"))
+
+
+def _printable(text: str) -> str:
+  """Text without anything that a terminal would act upon."""
+  return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _print_features(console: rich.console.Console, features: Mapping[str, Any]) -> None:
+  """Features as they are, long ones shortened."""
+  room = _RECORD_LINES * (console.width - 24)
+  _print_labelled(console, {name: _shortened(value, room) for name, value in features.items()})
+
+
+def _shortened(value: Any, room: int) -> str:
+  if isinstance(value, bytes):
+    value = value.decode(errors="replace")
+  if isinstance(value, str):
+    text = _printable(value)
+    return text if len(text) <= room else f"{text[:room]} ... ({len(value):,} characters)"
+  array = np.asarray(value)
+  if array.ndim == 0:
+    return str(value)
+  values = [x.decode(errors="replace") if isinstance(x, bytes) else str(x) for x in array.flatten()[:200].tolist()]
+  text = _printable(", ".join(values))
+  shape = f"{'string' if array.dtype == object else array.dtype} {list(array.shape)}"
+  return f"{text if len(text) <= room else text[:room] + ' ...'} ({shape})"

@@ -1,0 +1,224 @@
+"""Where text comes from, as sources of seqio's: files, and the installed documentation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import re
+from typing import NamedTuple
+import zlib
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import documentation, windows
+from t2t.data.sources import text_files
+
+
+def text_hash(text: str | bytes) -> int:
+  """A number below 2**32 that depends on the text alone: it says which documents are held out."""
+  return zlib.crc32(text.encode() if isinstance(text, str) else text)
+
+
+class FileSource(seqio.DataSource):
+  """Files of text as a seqio source that yields {"text": string}.
+
+  Training reads it through `records`, see windows.py; lines of files that are not compressed are found from any byte
+  on.
+  """
+
+  def __init__(
+    self,
+    files: Mapping[str, Sequence[str]],
+    *,
+    field: str = "text",
+    held_out_below: int = 0,
+    where: Mapping[str, str] | None = None,
+  ):
+    """A source with a split for each key of `files`.
+
+    Args:
+      files: split -> paths, as `find_files` gives them.
+      field: where the text is in JSON objects, Examples and Parquet tables.
+      held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
+        other splits; both then read the same files.
+      where: split -> the configuration key that names its files, for messages.
+    """
+    super().__init__(splits=tuple(files))
+    self._files = {split: tuple(paths) for split, paths in files.items()}
+    self._field = field
+    self._held_out_below = held_out_below
+    self._where = dict(where or {})
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    """True: a shard may be every so many records."""
+    return True
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    """The files of a split."""
+    return self._files[split]
+
+  def records(self, split: str) -> "FileRecords":
+    """A split as windows.py reads it."""
+    where = self._where.get(split, "config.data.files")
+    held_out = (split == "validation") if self._held_out_below else None
+    return FileRecords(
+      tuple(self.list_shards(split)),
+      field=self._field,
+      where=where,
+      held_out_below=self._held_out_below,
+      held_out=held_out,
+    )
+
+  def get_dataset(
+    self,
+    split: str = "train",
+    shuffle: bool = True,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    *,
+    sequence_length: Mapping[str, int] | None = None,
+    use_cached: bool = False,
+    num_epochs: int | None = 1,
+  ) -> tf.data.Dataset:
+    """One pass over a shard of a split, {"text": string scalar}: for whoever asks seqio for examples.
+
+    Args:
+      split: a key of the constructor's `files`.
+      shuffle: files in another order (records are shuffled by the task, after preprocessing).
+      seed: of that order.
+      shard_info: which shard of how many; all records without it.
+      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      use_cached: see above.
+      num_epochs: see above.
+    """
+    del sequence_length, use_cached, num_epochs
+    records = self.records(split)
+    number, shard = (shard_info.num_shards, shard_info.index) if shard_info else (1, 0)
+
+    def texts() -> Iterator[dict[str, bytes]]:
+      share = windows.shares(records.shards(), number)[shard]
+      order = np.random.default_rng(seed).permutation(len(share)) if shuffle else range(len(share))
+      for piece in (share[i] for i in order):
+        for _, found in records.read(piece):
+          if record := records.parse(found):
+            yield {"text": record[0]}
+
+    return tf.data.Dataset.from_generator(texts, output_signature={"text": tf.TensorSpec([], tf.string)})
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecords:
+  """The texts of files, as `windows.Records`.
+
+  files: their paths.
+  field, where: see `FileSource`.
+  held_out_below, held_out: which documents, by a hash of their text: those below, or the others; None: all.
+  """
+
+  files: tuple[str, ...]
+  field: str
+  where: str
+  held_out_below: int = 0
+  held_out: bool | None = None
+  num_columns: int = 1
+
+  def shards(self) -> list[windows.Shard]:
+    """A file that is not compressed and consists of lines can be divided."""
+    return [
+      windows.Shard(size * (_UNPACKED if path.endswith((".gz", ".parquet")) else 1.0), divisible=_is_divisible(path))
+      for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
+    ]
+
+  def read(self, piece: windows.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes]"]]:
+    """The records of a piece as they are in the file; of held-out ones, which are few, the texts.
+
+    Raises:
+      UserError: the file or a held-out record cannot be read; names the file and the line.
+    """
+    path = self.files[piece.shard]
+    found = (
+      text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
+      if _is_divisible(path)
+      else text_files.records(path, field=self.field, where=self.where)
+    )
+    for number, record in itertools.islice(found, piece.part, None, piece.parts):
+      raw = _Raw(piece, number, record)
+      if not self.held_out:
+        yield len(record), raw
+      elif text := self.parse(raw):
+        yield len(text[0]), text
+
+  def parse(self, found: "_Raw | tuple[bytes]") -> tuple[bytes] | None:
+    """The text of a record, if it has one and is of this split.
+
+    Raises:
+      UserError: it cannot be read; names the file and the line.
+    """
+    if not isinstance(found, _Raw):
+      return found
+    path, number = self.files[found.piece.shard], found.number
+    try:
+      text = text_files.parse(path, number, found.record, field=self.field, where=self.where).encode()
+    except UserError:
+      if not found.piece.start:
+        raise
+      # Lines were counted from the piece's first; the second attempt says which it is in the file.
+      number += text_files.lines_before(path, found.piece.start)
+      text_files.parse(path, number, found.record, field=self.field, where=self.where)
+      raise
+    kept = text and (self.held_out is None or (text_hash(text) < self.held_out_below) == self.held_out)
+    return (text,) if kept else None
+
+  def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
+    """{"text": string} again."""
+    return tf.data.Dataset.from_tensor_slices({"text": columns[0]})
+
+
+class _Raw(NamedTuple):
+  """A record as it is in its file, and where."""
+
+  piece: windows.Piece
+  number: int
+  record: bytes
+
+
+# Bytes of text in a compressed one, about.
+_UNPACKED = 3.0
+
+
+def _is_divisible(path: str) -> bool:
+  return text_files.kind(path) in ("text", "json") and not path.endswith(".gz")
+
+
+def user_error(error: tf.errors.OpError) -> UserError | None:
+  """The `UserError` that was raised inside tf.data, which hands on only its text; None if it was something else."""
+  raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", error.message or "", re.DOTALL)
+  if raised:
+    return UserError(raised.group(1))
+  broken = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.PermissionDeniedError
+  if isinstance(error, broken):
+    reason = error.message.splitlines()[0].removeprefix("{{function_node __wrapped__IteratorGetNext}}").strip()
+    return UserError(f"the data cannot be read any further: {reason}")
+  return None
+
+
+class DocumentationSource(FileSource):
+  """The installed documentation, splits "train" and "validation"; read when it is first used, see `documentation`."""
+
+  def __init__(self):
+    """A source that has read nothing yet."""
+    super().__init__({"train": (), "validation": ()})
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    """The split's one file, made if it is not there."""
+    return _documentation_files(str(documentation.folder()))[split]
+
+
+@functools.lru_cache(maxsize=1)
+def _documentation_files(folder: str) -> dict[str, tuple[str]]:
+  del folder  # the key: a test may point the cache elsewhere
+  return {split: (str(path),) for split, path in documentation.files().items()}

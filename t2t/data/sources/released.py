@@ -1,0 +1,344 @@
+"""Benchmarks as a seqio source: SuperGLUE, GLUE and SQuAD, from TensorFlow Datasets or from the files as released."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+from etils import epath
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data.sources import released_records
+
+# Benchmark -> the key of config.data that names the folder of its files.
+FOLDER_KEYS = {"super_glue": "superglue_dir", "glue": "glue_dir", "squad": "squad_dir"}
+
+
+# ---- Where a task's files lie ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+  """How a task was released.
+
+  folder: beside those of the benchmark's other tasks; "" where the files lie in the user's folder itself.
+  read: (path, where, labels) -> records of a file.
+  stems: split -> names of its file, without the ending; any other file is a split of its own name.
+  suffixes: endings of the files.
+  """
+
+  folder: str
+  read: Callable[..., Iterator[released_records.Record]]
+  stems: Mapping[str, Sequence[str]]
+  suffixes: Sequence[str]
+
+
+def _lines(
+  folder: str, read: Callable[..., Iterator[released_records.Record]], stems: Mapping[str, Sequence[str]] | None = None
+) -> _Layout:
+  return _Layout(folder, read, stems or {"validation": ["val"]}, [".jsonl"])
+
+
+def _objects(folder: str, *texts: str, stems: Mapping[str, Sequence[str]] | None = None) -> _Layout:
+  return _lines(folder, functools.partial(released_records.objects, texts=texts), stems)
+
+
+def _table(
+  folder: str,
+  *columns: str,
+  stems: Mapping[str, Sequence[str]] | None = None,
+  suffixes: Sequence[str] = (".tsv",),
+  **options: Any,
+) -> _Layout:
+  """A table with texts in columns, each "column", or "name=column" where TFDS calls it otherwise."""
+  texts = {column.partition("=")[0]: column.rpartition("=")[2] for column in columns}
+  read = functools.partial(released_records.table, columns=texts, **options)
+  return _Layout(folder, read, stems or {"validation": ["dev"]}, suffixes)
+
+
+_PAIR = ("sentence1", "sentence2")
+_MNLI = ("premise=sentence1", "hypothesis=sentence2")
+
+_LAYOUTS: dict[str, dict[str, _Layout]] = {
+  "super_glue": {
+    "boolq": _objects("BoolQ", "passage", "question"),
+    "cb": _objects("CB", "premise", "hypothesis"),
+    "copa": _objects("COPA", "premise", "choice1", "choice2", "question"),
+    "multirc": _lines("MultiRC", released_records.multirc),
+    "record": _lines("ReCoRD", released_records.record),
+    "rte": _objects("RTE", "premise", "hypothesis"),
+    "wic": _objects("WiC", "word", "sentence1", "sentence2"),
+    "wsc": _lines("WSC", released_records.wsc),
+    "axb": _objects("AX-b", *_PAIR, stems={"test": ["AX-b"]}),
+    "axg": _objects("AX-g", "premise", "hypothesis", stems={"test": ["AX-g"]}),
+  },
+  "glue": {
+    "cola": _table("CoLA", "sentence", no_header=("source", "label", "star", "sentence")),
+    "sst2": _table("SST-2", "sentence"),
+    "mrpc": _table(
+      "MRPC",
+      "sentence1=#1 String",
+      "sentence2=#2 String",
+      label="Quality",
+      stems={"train": ["msr_paraphrase_train"], "validation": ["dev"], "test": ["msr_paraphrase_test"]},
+      suffixes=(".txt", ".tsv"),
+    ),
+    "stsb": _table("STS-B", *_PAIR, label="score"),
+    # A few questions hold a line break, which cuts their rows in two.
+    "qqp": _table("QQP", "question1", "question2", label="is_duplicate", broken_rows=True),
+    "mnli": _table("MNLI", *_MNLI, label="gold_label", stems={"validation": ["dev_matched"], "test": ["test_matched"]}),
+    "mnli_mismatched": _table(
+      "MNLI", *_MNLI, label="gold_label", stems={"validation": ["dev_mismatched"], "test": ["test_mismatched"]}
+    ),
+    "qnli": _table("QNLI", "question", "sentence"),
+    "rte": _table("RTE", *_PAIR),
+    "wnli": _table("WNLI", *_PAIR),
+    "ax": _table("diagnostic", *_MNLI, stems={"test": ["diagnostic"]}),
+  },
+  "squad": {
+    "": _Layout("", released_records.squad, {"train": ["train-v1.1"], "validation": ["dev-v1.1"]}, [".json"]),
+  },
+}
+
+
+# ---- The source ------------------------------------------------------------------------------------------------------
+
+
+class BenchmarkSource(seqio.DataSource):
+  """A task of a benchmark, from TensorFlow Datasets, or from the folder of released files that the user names.
+
+  To TFDS's fields it adds "training": whether the split's name begins with "train", for the formats that make more, or
+  fewer, examples of a record that is trained on.
+
+  Read from files, a split is in memory as a whole and shuffled as a whole, and any number of shards can read it.
+  """
+
+  def __init__(
+    self,
+    benchmark: str,
+    name: str = "",
+    *,
+    tfds: str,
+    labels: Sequence[str] = (),
+    splits: Sequence[str] | Mapping[str, str] = ("train", "validation", "test"),
+    folder: str = "",
+  ):
+    """A source that has read nothing yet.
+
+    Args:
+      benchmark: key of `FOLDER_KEYS`.
+      name: the task's in the benchmark, "cb"; "" where it is the only one.
+      tfds: data set, configuration and version.
+      labels: names of the classes, in TFDS's order.
+      splits: of TFDS; a mapping where TFDS calls them otherwise.
+      folder: which holds the released files; "" to read from TFDS.
+    """
+    super().__init__(splits=tuple(splits))
+    self.benchmark, self.folder, self.labels = benchmark, folder, tuple(labels)
+    self._name, self._tfds_name, self._tfds_splits = name, tfds, splits
+    self._layout = _LAYOUTS[benchmark][name]
+    self._tfds = seqio.TfdsDataSource(tfds_name=tfds, splits=splits)
+    self._where = f"config.data.{FOLDER_KEYS[benchmark]}={folder}"
+    self._task = f"{benchmark}_{name}" if name else benchmark
+
+  def at(self, folder: str) -> "BenchmarkSource":
+    """The same task, read from the released files in a folder."""
+    return BenchmarkSource(
+      self.benchmark,
+      self._name,
+      tfds=self._tfds_name,
+      labels=self.labels,
+      splits=self._tfds_splits,
+      folder=folder,
+    )
+
+  def __str__(self) -> str:
+    """Where it reads, in a few words."""
+    return str(epath.Path(self.folder) / self._layout.folder) if self.folder else self._tfds_name
+
+  @property
+  def splits(self) -> Sequence[str]:
+    """Those of TFDS, or the released files that are there."""
+    return tuple(self._files()) if self.folder else self._splits
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    """True of files; see the class."""
+    return bool(self.folder)
+
+  def _task_folder(self) -> epath.Path:
+    folder, own = epath.Path(self.folder), self._layout.folder
+    if not folder.is_dir():
+      raise UserError(f"{self._where}: no such folder")
+    if (folder / own).is_dir():
+      return folder / own
+    # The diagnostic sets, outside a folder of their own.
+    stems = {stem for stems in self._layout.stems.values() for stem in stems}
+    if any((folder / f"{stem}{suffix}").exists() for stem in stems for suffix in self._layout.suffixes):
+      return folder
+    names = sorted(child.name for child in folder.iterdir())
+    raise UserError(
+      f"{self._where}: has no folder {own}, from which {self._task} is read; it holds {', '.join(names) or 'nothing'};"
+      f" {_LEAVE_OUT}"
+    )
+
+  def _files(self) -> dict[str, str]:
+    """Split -> file, the well-known splits first."""
+    found = {}
+    for path in sorted(self._task_folder().iterdir()):
+      for suffix in self._layout.suffixes:
+        if path.name.endswith(suffix):
+          found[path.name.removesuffix(suffix)] = str(path)
+    known = {"train": [], "validation": [], "test": []}
+    known |= self._layout.stems
+    files = {}
+    for split, stems in known.items():
+      path = next((found[stem] for stem in (split, *stems) if stem in found), None)
+      if path is not None:
+        files[split] = path
+    # A split may also be called as its file is, unless that is the name of the task.
+    return files | {stem: path for stem, path in found.items() if stem != self._layout.folder}
+
+  def file(self, split: str) -> str:
+    """The released file that a split is read from.
+
+    Raises:
+      UserError: it is not there, or its folder is not; says which splits there are, and what to set.
+    """
+    files = self._files()
+    if split not in files:
+      stems = self._layout.stems.get(split, [split])
+      wanted = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)
+      raise UserError(
+        f"{self._where}: {self._task} has no split {split!r}, which would be {self._task_folder()}/{wanted}; its"
+        f" splits there are {', '.join(files) or 'none'}; name one of them as --config.data.train_split or"
+        f" --config.data.eval_split, or {_LEAVE_OUT}"
+      )
+    return files[split]
+
+  def _read(self, split: str) -> tuple[int, Mapping[str, Any]]:
+    path = self.file(split)
+    stat = tf.io.gfile.stat(path)
+    stamp = (stat.length, stat.mtime_nsec)
+    return _read(path, stamp, self.benchmark, self._name, self.labels, f"config.data.{FOLDER_KEYS[self.benchmark]}")
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    """The files of a split."""
+    return [self.file(split)] if self.folder else self._ask(lambda: self._tfds.list_shards(split))
+
+  def num_input_examples(self, split: str) -> int | None:
+    """Records of a split."""
+    return self._read(split)[0] if self.folder else self._ask(lambda: self._tfds.num_input_examples(split))
+
+  def _ask(self, question: Callable[[], Any]) -> Any:
+    """What TFDS says of its data, which it may know only when it has them."""
+    with contextlib.suppress(Exception):
+      return question()
+    try:
+      self._tfds.tfds_dataset.builder.download_and_prepare()
+      return question()
+    except Exception as error:  # whatever TFDS, or what it downloads with, raises
+      raise self._unavailable(error) from error
+
+  def _unavailable(self, error: Exception) -> UserError:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UserError(
+      f"{self._task}: TensorFlow Datasets cannot provide {self._tfds_name} ({reason}); set"
+      f" config.data.{FOLDER_KEYS[self.benchmark]} to the folder of the released files, or the environment"
+      " variable TFDS_DATA_DIR to a folder or bucket where TFDS has it"
+    )
+
+  def get_dataset(
+    self,
+    split: str = "train",
+    shuffle: bool = True,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    *,
+    sequence_length: Mapping[str, int] | None = None,
+    use_cached: bool = False,
+    num_epochs: int | None = 1,
+  ) -> tf.data.Dataset:
+    """One pass over a shard of a split.
+
+    Args:
+      split: one of `splits`.
+      shuffle: in another order each pass.
+      seed: of that order.
+      shard_info: which shard of how many; all records without it.
+      sequence_length: not used, as `use_cached` and `num_epochs`; seqio passes them.
+      use_cached: see above.
+      num_epochs: see above.
+
+    Raises:
+      UserError: a file that is not there, or a record that cannot be used; or TFDS has not got the data.
+    """
+    del sequence_length, use_cached, num_epochs
+    training = split.startswith("train")
+    if self.folder:
+      records = self._records(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
+    else:
+      try:
+        records = self._tfds.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
+      except Exception as error:  # whatever TFDS, or what it downloads with, raises
+        raise self._unavailable(error) from error
+    return records.map(lambda record: {**record, "training": training})
+
+  def _records(
+    self, split: str, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None
+  ) -> tf.data.Dataset:
+    total, columns = self._read(split)
+    num_shards, shard = (shard_info.num_shards, shard_info.index) if shard_info else (1, 0)
+    number = len(range(shard, total, num_shards))
+    indices = tf.data.Dataset.range(number)
+    if shuffle and number:
+      seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+      # A permutation that is computed: its position is saved in a few bytes, that of a buffer in megabytes.
+      epoch = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
+      indices = epoch.flat_map(
+        lambda drawn: tf.data.Dataset.range(number).map(
+          lambda i: tf.random.experimental.index_shuffle(i, tf.stack([drawn, seed]), number - 1)
+        )
+      )
+
+    def record(i: tf.Tensor) -> dict[str, tf.Tensor]:
+      return tf.nest.map_structure(lambda column: column[shard + num_shards * i], columns)
+
+    return indices.map(record)
+
+
+_LEAVE_OUT = (
+  "leave the task out: --config.data.mixture=A,B,C names tasks to train on, --config.eval.tasks=A,B,C tasks to evaluate"
+)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(
+  path: str, stamp: tuple[int, int], benchmark: str, name: str, labels: tuple[str, ...], where: str
+) -> tuple[int, Mapping[str, Any]]:
+  """The number of records, and a tensor for each field with all of them; streams and epochs share these."""
+  del stamp  # a file that has changed is read again
+  records = list(_LAYOUTS[benchmark][name].read(path, where, labels))
+  if not records:
+    raise UserError(f"{where}: {path}: holds no record")
+  return len(records), _column(records)
+
+
+def _column(values: Sequence[Any]) -> Any:
+  """One tensor of values that are all texts, all numbers or all lists of texts; of mappings a tensor for each key.
+
+  In:  [{"text": "a", "idx": 0}, {"text": "b", "idx": 1}]
+  Out: {"text": ["a", "b"], "idx": [0, 1]}
+  """
+  first = values[0]
+  if isinstance(first, dict):
+    return {key: _column([value[key] for value in values]) for key in first}
+  if isinstance(first, list):
+    texts = tf.constant([text for value in values for text in value], tf.string)
+    return tf.RaggedTensor.from_row_lengths(texts, np.array([len(value) for value in values], np.int64))
+  types = {str: tf.string, int: tf.int32, float: tf.float32}
+  return tf.constant(values, types[type(first)])

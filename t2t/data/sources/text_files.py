@@ -1,0 +1,343 @@
+"""Files of text: lines, JSON lines, Parquet and TFRecord, local or in a bucket, read in plain Python.
+
+Records are numbered from 1, and `parse` makes text of them, so that a bad one is the same error with the same file and
+line wherever it is met.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import functools
+import glob
+import gzip
+import io
+import itertools
+import json
+import os
+import pathlib
+import re
+import zlib
+
+from etils import epath
+import pyarrow as pa
+import pyarrow.parquet
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.storage import bucket
+from t2t.storage import records as tfrecords
+
+# What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
+KINDS = {
+  "text": re.compile(r"\.txt(\.gz)?$"),
+  "json": re.compile(r"\.(jsonl|json|ndjson)(\.gz)?$"),
+  "parquet": re.compile(r"\.parquet$"),
+  "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$"),
+}
+_ENDINGS = ".txt, .jsonl, .jsonl.gz, .parquet or .tfrecord*"
+
+_BLOCK = 2**20  # bytes that are read at a time
+
+
+def kind(path: str, *, where: str = "config.data.files") -> str:
+  """What sort of file this is, a key of `KINDS`.
+
+  Raises:
+    UserError: the name ends in nothing that is known.
+  """
+  name = path.rsplit("/", 1)[-1]
+  for found, pattern in KINDS.items():
+    if pattern.search(name):
+      return found
+  raise UserError(f"{where}: {path}: do not know how to read this file; the name must end in {_ENDINGS}")
+
+
+# ---- Finding files ---------------------------------------------------------------------------------------------------
+
+
+def find_files(patterns: str, *, where: str = "config.data.files") -> tuple[str, ...]:
+  """All files that comma-separated globs match, sorted and each once.
+
+  Args:
+    patterns: local or in a bucket (gs://...); `**` reaches into folders.
+    where: what the user set, for messages.
+
+  Raises:
+    UserError: a pattern that matches no file; says how far its path exists.
+  """
+  found: set[str] = set()
+  for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+    if bucket.is_remote(pattern):
+      matches = bucket.find(pattern, where=where)
+    else:
+      pattern = str(pathlib.Path(pattern).expanduser())
+      matches = [path for path in glob.glob(pattern, recursive=True) if not pathlib.Path(path).is_dir()]
+    if not matches:
+      raise UserError(_unmatched(pattern, where=where))
+    found.update(matches)
+  if not found:
+    raise UserError(f"{where} is empty: give a glob of {_ENDINGS} files")
+  for path in found:
+    kind(path, where=where)
+  return tuple(sorted(found))
+
+
+def _unmatched(pattern: str, *, where: str) -> str:
+  path = epath.Path(pattern)
+  remote = bucket.is_remote(pattern)
+  if not remote and path.is_dir():
+    return f"{where}: {pattern} is a folder; give a glob of its files, for example '{path / '*.jsonl.gz'}'"
+  folder = path.parent
+  while any(character in str(folder) for character in "*?[{") or not (remote or folder.exists()):
+    if folder == folder.parent:
+      return f"{where}: no file matches {pattern}, and none of its folders exists"
+    folder = folder.parent
+  try:
+    names = bucket.names(folder, where=where)
+    # A bucket has no empty folders, and its own name is one that exists.
+    while remote and not names and str(folder).count("/") > 2:
+      folder = folder.parent
+      names = bucket.names(folder, where=where)
+  except OSError as error:
+    return f"{where}: no file matches {pattern}; {folder}/ cannot be listed ({error})"
+  listing = ", ".join(names[:6]) + (f", ... ({len(names)} in all)" if len(names) > 6 else "")
+  return f"{where}: no file matches {pattern}; the nearest folder that exists, {folder}/, holds {listing or 'nothing'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stat:
+  """What says that a file is still the same: its size in bytes, and its time in nanoseconds or its generation."""
+
+  size: int
+  changed: int
+
+
+def stats(paths: Sequence[str], *, where: str = "config.data.files") -> dict[str, Stat]:
+  """Asks for each file once, for many at a time; none is opened.
+
+  Raises:
+    UserError: a file is not there or may not be read; names it.
+  """
+
+  def local(path: str) -> Stat:
+    try:
+      found = os.stat(path)
+      if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+      raise UserError(f"{where}: {path}: cannot be read ({error.strerror})") from error
+    return Stat(found.st_size, found.st_mtime_ns)
+
+  remote = [path for path in paths if bucket.is_remote(path)]
+  listed = bucket.stats(remote, where=where) if remote else {}
+  with concurrent.futures.ThreadPoolExecutor(32) as pool:
+    asked = pool.map(lambda path: Stat(*listed[path]) if path in listed else local(path), paths)
+    return dict(zip(paths, asked, strict=True))
+
+
+@functools.lru_cache(maxsize=64)
+def sizes(paths: tuple[str, ...]) -> tuple[int, ...]:
+  """Bytes of each file; each is asked for once in a run."""
+  return tuple(stat.size for stat in stats(paths).values())
+
+
+# ---- Records ---------------------------------------------------------------------------------------------------------
+
+
+def parse(path: str, number: int, record: bytes, *, field: str, where: str = "config.data.files") -> str:
+  """The text of one record, without white space around it; "" for a blank one, which readers leave out.
+
+  Args:
+    path: the file, which says what sort of record it is.
+    number: of the record in the file, from 1; a line number where the file has lines.
+    record: a line, a serialised tf.train.Example, or the text itself (Parquet).
+    field: where the text is, in JSON objects and Examples.
+    where: what the user set, for messages.
+
+  Raises:
+    UserError: what is wrong with the record, with file and line.
+  """
+  file_kind = kind(path, where=where)
+  unit = "line" if file_kind in ("text", "json") else "record"
+  place = f"{where}: {path}, {unit} {number}"
+  if file_kind == "tfrecord":
+    record = _example_field(record, field=field, place=place)
+  try:
+    text = record.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"{place}: not valid UTF-8 (byte {error.start + 1} of the {unit} is 0x{record[error.start]:02x}, {error.reason});"
+      " convert the file, for example with `iconv -f latin1 -t utf-8`"
+    ) from error
+  if number == 1:
+    text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
+  if file_kind != "json":
+    return text.strip()
+  if not text or text.isspace():
+    return ""
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."
+    raise UserError(f"{place}: not JSON ({reason}): {shown}; each line must be one object") from error
+  if not isinstance(value, dict):
+    raise UserError(f"{place}: is a JSON {_json_type(value)}, not an object; each line must be like {{{field!r}: ...}}")
+  if field not in value:
+    raise UserError(f"{place}: has no field {field!r}; it has {_fields(value)}; {_field_key(where)}")
+  if not isinstance(value[field], str):
+    raise UserError(f"{place}: field {field!r} is a {_json_type(value[field])}, not a string; {_field_key(where)}")
+  try:
+    # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
+    value[field].encode("utf-8")
+  except UnicodeEncodeError as error:
+    raise UserError(f"{place}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  return value[field].strip()
+
+
+def _field_key(where: str) -> str:
+  """What to set, in the words of the command that asked: a config key, or an option beside `--input`."""
+  return "give the text's name as --field" if where.startswith("--") else "set config.data.field to the text's name"
+
+
+def _json_type(value) -> str:
+  names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
+  return names.get(type(value), "object")
+
+
+def _fields(names: Mapping | Sequence[str]) -> str:
+  listed = [repr(name) for name in names]
+  return (", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")) or "no fields at all"
+
+
+def _example_field(record: bytes, *, field: str, place: str) -> bytes:
+  try:
+    features = tf.train.Example.FromString(record).features.feature
+  except Exception as error:  # protobuf's DecodeError has moved between its versions
+    raise UserError(f"{place}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
+  if field not in features:
+    raise UserError(f"{place}: has no feature {field!r}; it has {_fields(sorted(features))}; {_field_key(place)}")
+  values = features[field].bytes_list.value
+  if len(values) != 1:
+    stored = features[field].WhichOneof("kind") or "nothing"
+    raise UserError(f"{place}: feature {field!r} is not one string ({stored}, {len(values)} byte strings)")
+  return values[0]
+
+
+# ---- Reading in plain Python -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[io.BufferedReader]:
+  """A file's bytes, decompressed; what cannot be read to its end raises OSError, or what gzip raises."""
+  with bucket.open(path) if bucket.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
+    yield io.BufferedReader(gzip.GzipFile(fileobj=file), _BLOCK) if path.endswith(".gz") else file
+
+
+def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFile:
+  try:
+    file = pa.parquet.ParquetFile(bucket.open(path) if bucket.is_remote(path) else path)
+  except (pa.ArrowInvalid, OSError) as error:
+    raise UserError(f"{where}: {path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+  columns = file.schema_arrow
+  if field not in columns.names:
+    raise UserError(f"{where}: {path}: has no column {field!r}; it has {_fields(columns.names)}; {_field_key(where)}")
+  column = columns.field(field).type
+  if not (pa.types.is_string(column) or pa.types.is_large_string(column)):
+    raise UserError(f"{where}: {path}: column {field!r} is {column}, not string; {_field_key(where)}")
+  return file
+
+
+def _parquet_row_group(path: str, row_group: int, *, field: str, where: str) -> list[bytes]:
+  file = _open_parquet(path, field=field, where=where)
+  try:
+    column = file.read_row_group(row_group, columns=[field]).column(0)
+  except (pa.ArrowInvalid, OSError) as error:
+    raise UserError(f"{where}: {path}: row group {row_group} cannot be read ({str(error).splitlines()[0]})") from error
+  if column.null_count:
+    first = column.is_null().to_pylist().index(True)
+    raise UserError(f"{where}: {path}: row {first + 1} of row group {row_group} has no text: {field!r} is null")
+  # As bytes: files exist whose strings are not UTF-8, and `parse` names the record.
+  return column.cast(pa.large_binary()).to_pylist()
+
+
+def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[tuple[int, bytes]]:
+  """The lines that begin in bytes `start` to `stop` (0: the end), numbered from the first of them.
+
+  Raises:
+    UserError: the file cannot be read to its end.
+  """
+  number, position = 0, start
+  try:
+    with _open(path) as file:
+      if start:
+        file.seek(start - 1)
+        position += len(file.readline()) - 1  # the end of the line before, which belongs to whoever reads that
+      for number, line in enumerate(file, 1):  # noqa: B007  the messages below name the last line that could be read
+        if stop and position >= stop:
+          return
+        position += len(line)
+        yield number, line
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise UserError(
+      f"{where}: {path}: truncated or corrupt gzip after line {number} ({error}); check it with `gzip -t`"
+    ) from error
+  except OSError as error:
+    after = f"line {number}" + (f" behind byte {start}" if start else "")
+    raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
+
+
+def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
+  number = 0
+  try:
+    with _open(path) as file:
+      for number, record in enumerate(tfrecords.read(file), 1):  # noqa: B007  as above
+        yield number, record
+  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise UserError(f"{where}: {path}: truncated or corrupt TFRecord after record {number} ({error})") from error
+  except OSError as error:
+    raise UserError(f"{where}: {path}: cannot be read after record {number} ({error.strerror or error})") from error
+
+
+def _rows(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
+  groups = range(_open_parquet(path, field=field, where=where).num_row_groups)
+  found = (_parquet_row_group(path, row_group, field=field, where=where) for row_group in groups)
+  yield from enumerate(itertools.chain.from_iterable(found), 1)
+
+
+def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
+  """Number, from 1, and content of each record of a file.
+
+  Raises:
+    UserError: the file cannot be read to its end.
+  """
+  file_kind = kind(path, where=where)
+  if file_kind == "tfrecord":
+    return _tfrecords(path, where=where)
+  if file_kind == "parquet":
+    return _rows(path, field=field, where=where)
+  return lines(path, where=where)
+
+
+def read_texts(path: str, *, field: str, where: str = "config.data.files") -> Iterator[str]:
+  """The texts of one file in order, blank ones left out.
+
+  Raises:
+    UserError: the file or a record cannot be read; names the file and the line.
+  """
+  for number, record in records(path, field=field, where=where):
+    text = parse(path, number, record, field=field, where=where)
+    if text:
+      yield text
+
+
+def lines_before(path: str, offset: int) -> int:
+  """Lines of a file that begin before a byte, for messages."""
+  number, offset = 1, offset - 1
+  with _open(path) as file:
+    while offset > 0 and (block := file.read(min(offset, 2**20))):
+      number += block.count(b"\n")
+      offset -= len(block)
+  return number

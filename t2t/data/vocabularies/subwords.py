@@ -1,0 +1,472 @@
+"""WordPiece and byte-level BPE vocabularies from the files that BERT, GPT-2, RoBERTa, Llama 3 and their like come with.
+
+The ids are those of the published tokenizers, token for token; the work is done by the `tokenizers` library.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+
+from etils import epath
+import numpy as np
+import seqio
+import tensorflow as tf
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from t2t import UserError
+from t2t.storage import bucket
+
+# tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
+# when a process that has had them forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Pieces with a meaning of their own, the first that a vocabulary has. [SEP] before </s> and <|endoftext|>: a
+# vocabulary of the BERT family may hold those from the text of another (ModernBERT), never the other way round.
+NAMES = {
+  "pad": ("[PAD]", "<pad>", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>"),
+  "eos": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
+  "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]"),
+  "unk": ("[UNK]", "<unk>"),
+  "mask": ("[MASK]", "<mask>"),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
+}
+_BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
+# pieces file -> merges file, by the ends of their names ("gpt2-vocab.json", "gpt2-merges.txt")
+_MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
+_SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
+_UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")
+
+
+class SubwordVocabulary(seqio.Vocabulary):
+  """The vocabulary of a vocab.txt (WordPiece), of pieces with merges (byte-level BPE) or of a tokenizer.json.
+
+  The file is read when it is first needed. Texts are encoded as they are: nothing is cut and no [CLS], [SEP] or BOS is
+  added. A special piece that is spelled out in the text ("[MASK]", "<|endoftext|>") gives its id, as in the published
+  tokenizers: who reads untrusted text and minds must take them out.
+
+  Args:
+    path: a file `is_subword_file` knows; of pieces and merges one, the other lies beside it.
+    extra_ids: number of sentinels behind the file's ids; the last id is <extra_id_0> and they count down from there.
+
+  Source: Wu et al. 2016 and Devlin et al. 2019 (WordPiece); Radford et al. 2019, section 2.2 (byte-level BPE).
+  """
+
+  def __init__(self, path: str, extra_ids: int = 0):
+    super().__init__(extra_ids=extra_ids)
+    self._path = str(path)
+
+  @functools.cached_property
+  def _file(self) -> "_File":
+    file = _read(self._path)
+    sentinels = [piece for piece in file.ids if _SENTINEL.fullmatch(piece)]
+    if sentinels and self.extra_ids:
+      raise UserError(
+        f"config.data.vocabulary={self._path}: already contains {len(sentinels)} sentinels"
+        f" ({sentinels[0]} has id {file.ids[sentinels[0]]}); {self.extra_ids} more behind them would give each two ids."
+        " Set config.data.extra_ids=0, or give the spiece.model that has none"
+      )
+    return file
+
+  def load_model(self) -> None:
+    """Reads the file now.
+
+    Raises:
+      UserError: no such file, or it cannot be used; says what is wrong with it.
+    """
+    _ = self._file
+
+  @property
+  def files(self) -> list[epath.Path]:
+    """What is read: the file, its merges if it has them, and the tokenizer_config.json beside it if there is one."""
+    path = epath.Path(self._path).expanduser()
+    settings = path.parent / _SETTINGS
+    found = [*_pieces_and_merges(path), settings if settings.exists() else None]
+    return [each for each in found if each is not None]
+
+  def __getstate__(self):
+    return {"_path": self._path, "_extra_ids": self._extra_ids}
+
+  def __eq__(self, other):
+    if not isinstance(other, SubwordVocabulary) or self.extra_ids != other.extra_ids:
+      return False
+    if self._path == other._path:
+      return True
+    try:
+      return self._file.special == other._file.special and self._file.content == other._file.content
+    except UserError:
+      return False  # a task may name a file that this machine has not
+
+  def __str__(self) -> str:
+    return f"SubwordVocabulary(file={self._path}, extra_ids={self.extra_ids})"
+
+  # ---- Ids -----------------------------------------------------------------
+
+  @property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """The library's object, of the file's own ids."""
+    return self._file.tokenizer
+
+  @property
+  def _base_vocab_size(self) -> int:
+    return self._file.size
+
+  @property
+  def eos_id(self) -> int:
+    """[SEP], </s>, <|endoftext|> or their like."""
+    return self._file.special["eos"]
+
+  @property
+  def pad_id(self) -> int:
+    """The padding piece; without one 0 if no text has id 0, else EOS."""
+    own = self._file.special["pad"]
+    if own is not None:
+      return own
+    return 0 if 0 in self.special_ids else self.eos_id
+
+  @property
+  def bos_id(self) -> int | None:
+    """<s>, <|begin_of_text|> or their like."""
+    return self._file.special["bos"]
+
+  @property
+  def unk_id(self) -> int | None:
+    """What stands for text that no pieces make up; byte-level BPE needs none."""
+    return self._file.special["unk"]
+
+  @property
+  def mask_id(self) -> int | None:
+    """[MASK] or <mask>."""
+    return self._file.special["mask"]
+
+  @property
+  def cls_id(self) -> int | None:
+    """[CLS], in RoBERTa <s>."""
+    return self._file.special["cls"]
+
+  @property
+  def sep_id(self) -> int | None:
+    """[SEP], in RoBERTa </s>."""
+    return self._file.special["sep"]
+
+  @property
+  def special_ids(self) -> frozenset[int]:
+    """Own ids that no text has: special pieces, those kept for later ([unused0]), numbers without a piece."""
+    return self._file.special_ids
+
+  def token_texts(self) -> list[str]:
+    """What each own id stands for, with a space in front where a word starts; special pieces by their names."""
+    return list(self._file.texts)
+
+  # ---- Encoding ------------------------------------------------------------
+
+  def _encode_own(self, texts: Sequence[str]) -> list[list[int]]:
+    # The batch call without offsets is the library's fastest, for a single text, too.
+    encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
+
+  def _encode(self, s: str | bytes) -> list[int]:
+    text = s.decode(errors="replace") if isinstance(s, bytes) else s
+    if not self.extra_ids or "<extra_id_" not in text:
+      return self._encode_own([text])[0]
+    ids, end = [], 0
+    for match in _SENTINEL.finditer(text):
+      if int(match[1]) < self.extra_ids:
+        ids += [*self._encode_own([text[end : match.start()]])[0], self.vocab_size - 1 - int(match[1])]
+        end = match.end()
+    return ids + self._encode_own([text[end:]])[0]
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""
+
+    def encode(text: bytes | np.ndarray) -> np.ndarray:
+      # TensorFlow hands over bytes in a graph, and outside of one an array that holds them.
+      return np.array(self._encode(np.asarray(text, object).item()), np.int32)
+
+    def encode_batch(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      ids = [self._encode(text) for text in texts]
+      return np.array(sum(ids, []), np.int32), np.cumsum([0, *map(len, ids)], dtype=np.int64)
+
+    # Stateless: the ids are a function of the text, and tf.data may rewrite what it knows to be that.
+    if s.shape.rank == 1:
+      flat, splits = tf.numpy_function(encode_batch, [s], [tf.int32, tf.int64], stateful=False)
+      return tf.RaggedTensor.from_row_splits(tf.ensure_shape(flat, [None]), tf.ensure_shape(splits, [None]))
+    ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
+    ids.set_shape([None])
+    return ids
+
+  # ---- Decoding ------------------------------------------------------------
+
+  def decode(self, ids) -> str:
+    """The text up to the first EOS: sentinels as <extra_id_N>, mask and unknown ids by name, other special ids unseen.
+
+    Ids beyond the last one are unknown ones; without an unknown piece they are left out.
+    """
+    # The base class makes sentinels unknown ids.
+    ids = np.asarray(ids).tolist()
+    return self._decode(ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids)
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    shown, run = [], []
+
+    def end_run():
+      if run:
+        text = self.tokenizer.decode(run, skip_special_tokens=False)
+        # Some decoders take the space off what they believe to be the beginning of the text.
+        lacks_space = shown and self._file.texts[run[0]].startswith(" ") and not text.startswith(" ")
+        shown.append(f" {text}" if lacks_space else text)
+        run.clear()
+
+    for i in ids:
+      if self._file.size <= i < self.vocab_size:
+        end_run()
+        # With the space that `encode` takes off again.
+        shown.append(f"{' ' if shown else ''}<extra_id_{self.vocab_size - 1 - i}>")
+        continue
+      if not 0 <= i < self._file.size:
+        i = self.unk_id
+      if i is not None and i not in self._file.unseen_ids:
+        run.append(i)
+    end_run()
+    return "".join(shown)
+
+  def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    """The same in TensorFlow: int [..., length] -> string [...]."""
+    return self._decode_tf(ids)
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    def decode(ids: np.ndarray) -> np.ndarray:
+      flat = ids.reshape([math.prod(ids.shape[:-1]), ids.shape[-1]])
+      return np.array([self.decode(row).encode() for row in flat], object).reshape(ids.shape[:-1])
+
+    if isinstance(ids, tf.RaggedTensor):
+      return tf.map_fn(self.decode_tf, ids, fn_output_signature=tf.string)
+    ids = tf.convert_to_tensor(ids)
+    texts = tf.numpy_function(decode, [ids], tf.string, stateful=False)
+    return tf.ensure_shape(texts, ids.shape[:-1])
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+_SETTINGS = "tokenizer_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+  """What a vocabulary's files say."""
+
+  tokenizer: tokenizers.Tokenizer
+  content: str  # the tokenizer as JSON
+  ids: dict[str, int]  # of every piece
+  size: int
+  special: dict[str, int | None]  # by the keys of `NAMES`
+  special_ids: frozenset[int]
+  unseen_ids: frozenset[int]  # special, and not shown in decoded text
+  texts: tuple[str, ...]
+
+
+def is_subword_file(path: epath.Path) -> bool:
+  """Whether the name is one of those that WordPiece and BPE vocabularies have: *.txt, *.json, *.bpe."""
+  return path.suffix in (".txt", ".json", ".bpe")
+
+
+@functools.lru_cache(maxsize=16)
+def _read(spec: str) -> _File:
+  where = f"config.data.vocabulary={spec}"
+  path = epath.Path(spec).expanduser()
+  if not path.exists():
+    raise UserError(f"{where}: no such file")
+  pieces, merges = _pieces_and_merges(path)
+  if merges is not None:
+    tokenizer = _byte_level_bpe(pieces, merges, where)
+  elif path.suffix == ".txt":
+    tokenizer = _wordpiece(path, where)
+  else:
+    tokenizer = _tokenizer_json(path, where)
+  return _summarise(tokenizer, _settings(path), where)
+
+
+def _pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]:
+  for pieces, merges in _MERGES.items():
+    for mine, other in ((pieces, merges), (merges, pieces)):
+      if path.name.endswith(mine):
+        partner = path.parent / (path.name.removesuffix(mine) + other)
+        return (path, partner) if mine == pieces else (partner, path)
+  return path, None
+
+
+def _settings(path: epath.Path) -> dict:
+  """The tokenizer_config.json beside a file, if there is a readable one."""
+  settings = path.parent / _SETTINGS
+  return _json(settings, f"config.data.vocabulary={settings}") if settings.exists() else {}
+
+
+def _text(path: epath.Path, where: str) -> str:
+  try:
+    return bucket.read(path).decode().replace("\r\n", "\n")
+  except UnicodeDecodeError as error:
+    raise UserError(f"{where}: {path.name} is not UTF-8 text (byte {error.start})") from error
+  except OSError as error:
+    raise UserError(f"{where}: cannot read {path}: {error}") from error
+
+
+def _json(path: epath.Path, where: str) -> dict:
+  try:
+    content = json.loads(_text(path, where))
+  except json.JSONDecodeError as error:
+    raise UserError(f"{where}: {path.name} is not JSON ({error})") from error
+  if not isinstance(content, dict):
+    raise UserError(f"{where}: {path.name} holds no JSON object")
+  return content
+
+
+def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
+  # Not splitlines(): a piece may be one of the characters that it takes for line ends.
+  pieces = _text(path, where).removesuffix("\n").split("\n")
+  if pieces == [""]:
+    raise UserError(f"{where}: is empty; a vocab.txt has one piece a line, [PAD] first")
+  ids = {piece: i for i, piece in enumerate(pieces)}
+  if len(ids) < len(pieces):
+    first = next(i for i, piece in enumerate(pieces) if ids[piece] != i)
+    raise UserError(
+      f"{where}: line {first + 1} and line {ids[pieces[first]] + 1} are the same piece, {pieces[first]!r};"
+      " an id is a line's number, each piece must stand once"
+    )
+  missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
+  if missing:
+    raise UserError(f"{where}: not a WordPiece vocabulary: it has no {' and no '.join(missing)}, as BERT's has")
+  settings = _settings(path)
+  lower_case = settings.get("do_lower_case")
+  if lower_case is None:
+    # An uncased vocabulary has no piece that text with capitals could give, [UNK] and the like apart.
+    lower_case = not any(piece != piece.lower() for piece in pieces if not re.fullmatch(r"\[.+\]", piece))
+  tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+  # Unless the settings say otherwise, accents are stripped where capitals are, as BERT does.
+  tokenizer.normalizer = normalizers.BertNormalizer(
+    lowercase=lower_case,
+    strip_accents=settings.get("strip_accents"),
+    handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  tokenizer.decoder = decoders.WordPiece()
+  tokenizer.add_special_tokens([piece for piece in _BERT_SPECIAL if piece in ids])
+  return tokenizer
+
+
+def _byte_level_bpe(pieces_path: epath.Path, merges_path: epath.Path, where: str) -> tokenizers.Tokenizer:
+  for path, other in ((pieces_path, merges_path), (merges_path, pieces_path)):
+    if not path.exists():
+      raise UserError(f"{where}: {path.name} is missing; a BPE vocabulary needs it beside {other.name}")
+  ids = _json(pieces_path, where)
+  if not ids or sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
+    raise UserError(f"{where}: {pieces_path.name} is no BPE vocabulary: it must map pieces to the ids 0, 1, 2, ...")
+  lacking = [character for character in pre_tokenizers.ByteLevel.alphabet() if character not in ids]
+  if lacking or any(piece.endswith("</w>") for piece in ids):
+    raise UserError(
+      f"{where}: {pieces_path.name} is no byte-level BPE vocabulary, as GPT-2's and RoBERTa's:"
+      f" {f'{len(lacking)} of the 256 bytes have no piece' if lacking else 'words end in </w>'}."
+      " Give the tokenizer.json of this model"
+    )
+  merges = []
+  for number, line in enumerate(_text(merges_path, where).split("\n"), 1):
+    if line and not (number == 1 and line.startswith("#version")):
+      pair = tuple(line.split(" "))
+      # The library would take part of this, and panic at the rest.
+      if len(pair) != 2 or any(piece not in ids for piece in (*pair, "".join(pair))):
+        raise UserError(
+          f"{where}: line {number} of {merges_path.name} merges no two pieces of {pieces_path.name} into one: {line!r}"
+        )
+      merges.append(pair)
+  tokenizer = tokenizers.Tokenizer(models.BPE(ids, merges))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_special_tokens([piece for piece in _BPE_SPECIAL if piece in ids])
+  if "<mask>" in ids:
+    # It stands for a word and the space before it (RoBERTa).
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, normalized=False)])
+  return tokenizer
+
+
+def _tokenizer_json(path: epath.Path, where: str) -> tokenizers.Tokenizer:
+  content = _json(path, where)
+  if "model" not in content:
+    raise UserError(
+      f'{where}: is not a tokenizer.json, it has no "model"; the pieces of a BPE vocabulary must be called'
+      f" {' or '.join(_MERGES)}, with {' or '.join(_MERGES.values())} beside them"
+    )
+  try:
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+  except Exception as error:  # the library raises nothing narrower
+    raise UserError(f"{where}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
+  # How long an example is and what fills it is the pipeline's business.
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  return tokenizer
+
+
+def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _File:
+  ids = tokenizer.get_vocab(with_added_tokens=True)
+  size = max(ids.values()) + 1
+
+  def special(kind: str) -> int | None:
+    configured = settings.get(f"{kind}_token")
+    configured = configured.get("content") if isinstance(configured, dict) else configured
+    return next((ids[name] for name in (configured, *NAMES[kind]) if name in ids), None)
+
+  named = {kind: special(kind) for kind in NAMES}
+  if named["eos"] is None:
+    raise UserError(f"{where}: has no end-of-text piece; targets must end in one: {' '.join(NAMES['eos'])}")
+  if named["mask"] is not None and named["cls"] is None:
+    # RoBERTa: the ends of a text are the ends of BERT's.
+    named |= {"cls": named["bos"], "sep": named["eos"]}
+  added = tokenizer.get_added_tokens_decoder()
+  special_ids = {i for i, token in added.items() if token.special} | {i for i in named.values() if i is not None}
+  unseen = special_ids - {named["mask"], named["unk"]}
+  special_ids |= {i for piece, i in ids.items() if _UNUSED.fullmatch(piece)}
+  special_ids |= set(range(size)) - set(ids.values())
+  content = tokenizer.to_str()
+  return _File(
+    tokenizer=tokenizer,
+    content=content,
+    ids=ids,
+    size=size,
+    special=named,
+    special_ids=frozenset(special_ids),
+    unseen_ids=frozenset(unseen),
+    texts=_texts(ids, size, frozenset(special_ids), frozenset(added), json.loads(content)),
+  )
+
+
+def _texts(
+  ids: dict[str, int], size: int, special_ids: frozenset[int], added: frozenset[int], content: dict
+) -> tuple[str, ...]:
+  """What each id stands for, with a space in front where a word starts."""
+  prefix = content["model"].get("continuing_subword_prefix")
+  is_wordpiece = content["model"]["type"] == "WordPiece"
+  byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
+  byte_of = _byte_of_character()
+  texts = [""] * size
+  for piece, i in ids.items():
+    if i in special_ids or i in added:
+      texts[i] = piece
+    elif is_wordpiece:
+      texts[i] = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+    elif byte_level:
+      texts[i] = bytes(byte_of[character] for character in piece).decode(errors="replace")
+    else:
+      texts[i] = piece.replace("▁", " ")
+  return tuple(texts)
+
+
+def _byte_of_character() -> dict[str, int]:
+  """How byte-level BPE writes bytes as characters: those that print as themselves, the rest from U+0100 on."""
+  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = [byte for byte in range(256) if byte not in printable]
+  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

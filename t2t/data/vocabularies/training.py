@@ -1,0 +1,273 @@
+"""Training vocabularies on text of one's own: SentencePiece, WordPiece, byte-level BPE; the command `t2t vocab`."""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import io
+import pathlib
+import re
+
+from absl import logging
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from t2t import UserError
+from t2t.runtime import cache_folder
+
+_ALPHABET_SIZE = 1000  # characters that get a piece in any case, the most frequent; BERT's uncased vocabulary has 997
+_COVERAGE = 0.9995  # T5's, with which mT5 has scripts of thousands of characters
+
+
+def train_sentencepiece(
+  texts: Iterable[str],
+  *,
+  size: int,
+  output_dir: str | pathlib.Path,
+  max_sentences: int = 1_000_000,
+  character_coverage: float | None = None,
+  byte_fallback: bool = False,
+) -> pathlib.Path:
+  """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
+
+  Args:
+    texts: documents; long ones are cut into pieces of at most 4,000 bytes at spaces.
+    size: number of pieces, the three special ones included, and the 256 bytes if there are.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+    character_coverage: part of the text whose characters get a piece, the most frequent ones; None: `coverage_for` it.
+    byte_fallback: a character without a piece is spelled in the bytes of its UTF-8 instead of being unknown.
+
+  Returns:
+    The path of the model.
+
+  Raises:
+    UserError: no text, or more pieces asked for than the text can give; says the largest number that works.
+
+  Source: Kudo 2018 (unigram), Raffel et al. 2020 section 2.2.1 (the special pieces).
+  """
+  if size < 4:
+    raise UserError(f"--size {size}: a vocabulary needs room for pad, </s>, <unk> and at least one piece")
+  model = io.BytesIO()
+  lines = list(sentences(texts, max_sentences))
+  if not lines:
+    raise UserError("--input: there is no text to train a vocabulary on")
+  if character_coverage is None:
+    character_coverage = coverage_for(count_characters(lines), size=size)
+  try:
+    with _quiet():
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=size,
+        character_coverage=character_coverage,
+        byte_fallback=byte_fallback,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        pad_piece="<pad>",
+        max_sentence_length=_MAX_LINE_BYTES + 1,
+        # The default 1,000,000 suits corpora of gigabytes; a small vocabulary of a small corpus needs far fewer seeds.
+        seed_sentencepiece_size=min(1_000_000, max(20 * size, 50_000)),
+        train_extremely_large_corpus=False,
+        minloglevel=2,
+      )
+  except (RuntimeError, OSError) as error:
+    raise _trainer_error(error, size) from error
+  path = pathlib.Path(output_dir) / "spiece.model"
+  cache_folder.write_atomically(path, model.getvalue())
+  return path
+
+
+def count_characters(lines: Iterable[str]) -> collections.Counter[str]:
+  """How often each character occurs, as SentencePiece reads it: in its normal form, spaces included."""
+  normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
+  characters = collections.Counter()
+  for line in lines:
+    characters.update(normalizer.normalize(line))
+  return characters
+
+
+def coverage_for(characters: Mapping[str, int], *, size: int) -> float:
+  """The part of a text whose characters should get a piece.
+
+  In:  {"a": 99_996, "V": 4}, size 100
+  Out: 1.0                                  T5's 0.9995 would leave out V
+
+  All of an alphabet: 0.9995 of English novels leaves out the capitals V and K.  Of scripts of thousands of characters
+  0.9995, or if that is more the part that the thousand most frequent characters make up; and of no alphabet much more
+  than half of the pieces.
+
+  Args:
+    characters: see `count_characters`.
+    size: number of pieces.
+  """
+  most = max(1, min(_ALPHABET_SIZE, size // 2))
+  if len(characters) <= most:
+    return 1.0
+  frequent = sum(sorted(characters.values(), reverse=True)[:most])
+  return max(_COVERAGE, frequent / sum(characters.values()))
+
+
+_MAX_LINE_BYTES = 4000
+
+
+def sentences(texts: Iterable[str], max_sentences: int):
+  """Lines that the trainer takes whole; it would silently drop those that are longer than its limit."""
+  count = 0
+  for text in texts:
+    for line in text.splitlines():
+      line = line.strip().replace("\0", "")
+      while line:
+        if count >= max_sentences:
+          return
+        # A character has at most 4 bytes in UTF-8.
+        if len(line) <= _MAX_LINE_BYTES // 4 or len(line.encode()) <= _MAX_LINE_BYTES:
+          head, line = line, ""
+        else:
+          cut = line.rfind(" ", 1, _MAX_LINE_BYTES // 4)
+          cut = cut if cut > 0 else _MAX_LINE_BYTES // 4
+          head, line = line[:cut], line[cut:].lstrip()
+        count += 1
+        yield head
+
+
+@contextlib.contextmanager
+def _quiet():
+  """SentencePiece's progress is hundreds of lines; ours is two."""
+  logging.info("training a SentencePiece vocabulary ...")
+  yield
+  logging.info("training a SentencePiece vocabulary: done")
+
+
+def _trainer_error(error: Exception, size: int) -> UserError:
+  message = str(error)
+  largest = re.search(r"set it to a value <= (\d+)", message)
+  if largest:
+    return UserError(f"--size {size}: too large for this text; the largest that works is {largest.group(1)}")
+  required = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
+  if required:
+    return UserError(
+      f"--size {size}: too small, the characters of this text alone need {required.group(2)};"
+      " take at least a few times that, or lower --character_coverage"
+    )
+  return UserError(f"--size {size}: SentencePiece could not train on this text: {message.splitlines()[0]}")
+
+
+def train_wordpiece(
+  texts: Iterable[str],
+  *,
+  size: int,
+  output_dir: str | pathlib.Path,
+  max_sentences: int = 1_000_000,
+  cased: bool = False,
+) -> pathlib.Path:
+  """Trains a WordPiece vocabulary that BERT can use ([PAD] 0, then [UNK], [CLS], [SEP], [MASK]), writes vocab.txt.
+
+  Args:
+    texts: documents.
+    size: number of pieces, the five special ones included.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+    cased: keep capitals and accents.
+
+  Returns:
+    The path of vocab.txt.
+
+  Raises:
+    UserError: no text, more pieces asked for than the text can give, or fewer than its characters need.
+
+  Source: Wu et al. 2016; the pieces are merged by frequency, as in BPE.
+  """
+  tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  documents = list(whole_documents(texts, max_sentences))
+  characters = collections.Counter()
+  for document in documents:
+    characters.update(tokenizer.normalizer.normalize_str(document))
+  alphabet = [character for character, _ in sorted(characters.items(), key=lambda item: (-item[1], item[0]))]
+  alphabet = [character for character in alphabet if not character.isspace()][:_ALPHABET_SIZE]
+  inner = [f"##{c}" for c in sorted(alphabet) if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1]
+  # The trainer would number the inner letters as they come out of a hash table, another way in each process, and
+  # settle ties by those numbers: named as if they were special they come first and in order.
+  special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+  trainer = trainers.WordPieceTrainer(
+    vocab_size=size,
+    special_tokens=[*special, *inner],
+    initial_alphabet=alphabet,
+    limit_alphabet=_ALPHABET_SIZE,
+    show_progress=False,
+  )
+  _train(tokenizer, trainer, documents, size)
+  ids = tokenizer.get_vocab()
+  path = pathlib.Path(output_dir) / "vocab.txt"
+  cache_folder.write_atomically(path, "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__)).encode())
+  return path
+
+
+def train_bpe(
+  texts: Iterable[str], *, size: int, output_dir: str | pathlib.Path, max_sentences: int = 1_000_000
+) -> pathlib.Path:
+  """Trains a byte-level BPE vocabulary (<pad> 0, </s> 1, then the 256 bytes) and writes tokenizer.json.
+
+  Args:
+    texts: documents.
+    size: number of pieces, the special ones and the bytes included.
+    output_dir: local folder; made if it is not there.
+    max_sentences: at most so many lines are used, from the beginning.
+
+  Returns:
+    The path of tokenizer.json.
+
+  Raises:
+    UserError: no text, more pieces asked for than the text can give, or fewer than the 256 bytes need.
+
+  Source: Radford et al. 2019, section 2.2.
+  """
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=size,
+    special_tokens=["<pad>", "</s>"],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  _train(tokenizer, trainer, whole_documents(texts, max_sentences), size)
+  path = pathlib.Path(output_dir) / "tokenizer.json"
+  cache_folder.write_atomically(path, tokenizer.to_str(pretty=True).encode())
+  return path
+
+
+def whole_documents(texts: Iterable[str], max_sentences: int) -> Iterator[str]:
+  """Documents as they are, since byte-level BPE has pieces for line breaks, until there are enough lines."""
+  lines = 0
+  for text in texts:
+    if lines >= max_sentences:
+      return
+    lines += text.count("\n") + 1
+    yield text
+
+
+def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], size: int) -> None:
+  empty = True
+
+  def noted():
+    nonlocal empty
+    for document in documents:
+      empty = False
+      yield document
+
+  logging.info("training a vocabulary ...")
+  tokenizer.train_from_iterator(noted(), trainer)
+  logging.info("training a vocabulary: done")
+  if empty:
+    raise UserError("--input: there is no text to train a vocabulary on")
+  found = tokenizer.get_vocab_size()
+  if found < size:
+    raise UserError(f"--size {size}: too large for this text; the largest that works is {found}")
+  if found > size:
+    raise UserError(f"--size {size}: too small, special pieces and single characters alone are {found}")

@@ -1,0 +1,360 @@
+"""How well a model does a task: what it writes, or which option it finds likeliest, by the metrics of the task.
+
+The command `t2t eval`; training calls `Evaluation` between steps.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from flax import nnx
+import jax
+from ml_collections import ConfigDict
+import numpy as np
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.config import section
+from t2t.data import answers, pipeline, selection, vocabularies
+from t2t.evaluation import few_shot, results
+from t2t.generation import decoding, predictor
+from t2t.generation.predictor import Predictor
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+from t2t.storage import bucket
+from t2t.training import meshes
+
+if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
+  import seqio
+
+METHODS = ("write", "rank")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """What is evaluated and how; `config.eval` has these keys, and those of the training loop."""
+
+  tasks: tuple[str, ...] = ()
+  method: str = "write"
+  num_beams: int = 1
+  length_penalty: float = 0.6
+  shots: int = 0
+  max_examples: int = 0
+  batch_size: int = 0
+
+
+def find_tasks(data: pipeline.DataConfig, architecture: str, names: Sequence[str]) -> "list[seqio.Task]":
+  """The tasks of `data.mixture` that can be evaluated, or those of them that `names` lists.
+
+  Raises:
+    UserError: a name that is none, or a task that was asked for and has no metrics.
+  """
+  tasks = pipeline.find_tasks(data, architecture, names)
+  without = [task.name for task in tasks if not task.metric_fns]
+  if names and without or len(without) == len(tasks):
+    raise UserError(
+      f"{', '.join(without)}: no metrics, so there is nothing to evaluate; register the task with"
+      " metric_fns=[t2t.task_metrics.accuracy] or functions (targets, predictions) -> {name: value} of your own"
+    )
+  return [task for task in tasks if task.metric_fns]
+
+
+class Evaluation:
+  """The tasks of a mixture, their examples in memory, ready to be asked of any parameters of one model.
+
+  Args:
+    data: whose `mixture` has the tasks.
+    settings: which of them, and how they are asked.
+    config: of the model.
+    graphdef: its structure.
+    mesh: on which its parameters lie.
+    vocabulary: of the model.
+    split: of the tasks.
+    batch_size: rows over all devices.
+    ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
+
+  Raises:
+    UserError: before any work on a device: a task that is not there or cannot be asked in this way, a split or field
+      that it lacks.
+  """
+
+  def __init__(
+    self,
+    data: pipeline.DataConfig,
+    settings: EvalConfig,
+    config: TransformerConfig,
+    graphdef: nnx.GraphDef,
+    mesh: jax.sharding.Mesh,
+    *,
+    vocabulary: "seqio.Vocabulary",
+    split: str,
+    batch_size: int,
+    ends_prompts: bool | None = None,
+  ):
+    if settings.method not in METHODS:
+      raise UserError(f"config.eval.method={settings.method}: no such method; there are {' and '.join(METHODS)}")
+    self._data, self._vocabulary, self._split = data, vocabulary, split
+    self._architecture = config.architecture
+    self.mesh = mesh
+    self._ranks = settings.method == "rank" or config.architecture == "encoder_only"
+    self._per_token = config.architecture == "encoder_only"
+    self._adds_eos = config.architecture == "encoder_decoder"
+    self._ends_prompts = ends_prompts
+    # In the model's words, whatever those that tasks are registered with.
+    self._tasks = [
+      selection.adapt(task, vocabulary=vocabulary) for task in find_tasks(data, config.architecture, settings.tasks)
+    ]
+    vocabularies.check(vocabulary, config.vocab_size)
+    self._examples = {task.name: self._load(task, settings) for task in self._tasks}
+    self._predictor = Predictor(
+      config,
+      graphdef,
+      mesh,
+      predictor.framing(vocabulary),
+      decode=None
+      if self._ranks
+      else decoding.DecodeConfig(
+        max_length=data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
+      ),
+      batch_size=batch_size,
+      max_inputs=data.inputs_length,
+    )
+
+  @property
+  def num_examples(self) -> int:
+    """Of all tasks together."""
+    return sum(len(examples) for examples in self._examples.values())
+
+  def run(
+    self,
+    params: Params,
+    *,
+    only: Collection[str] | None = None,
+    on_batch: Callable[[str, float, int], None] | None = None,
+  ) -> list[results.Result]:
+    """Asks all tasks.
+
+    Args:
+      params: of the model.
+      only: names of the tasks that are asked; None: all.
+      on_batch: called after each batch with the task's name, and how many examples and tokens were done.
+    """
+    return [self._ask(task, params, on_batch) for task in self._tasks if only is None or task.name in only]
+
+  # ---- Examples ------------------------------------------------------------
+
+  def _load(self, task: "seqio.Task", settings: EvalConfig) -> list[dict[str, Any]]:
+    examples = few_shot.read(self._data, self._architecture, task, self._split_of(task), limit=settings.max_examples)
+    if self._ranks and task.predict_metric_fns and "options" not in examples[0]:
+      raise UserError(
+        f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
+        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written: config.eval.method=write"
+      )
+    if settings.shots:
+      train = few_shot.read(self._data, self._architecture, task, self._data.train_split, limit=few_shot.POOL)
+      examples = few_shot.with_shots(
+        examples, train, settings.shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
+      )
+    for example in examples:
+      example["inputs"] = self._prompt(task, example)
+    return examples
+
+  def _split_of(self, task: "seqio.Task") -> str:
+    """The split that is asked for; of a task that has but one (AX-b and AX-g), that one."""
+    return task.splits[0] if len(task.splits) == 1 else self._split
+
+  def _prompt(self, task: "seqio.Task", example: Mapping[str, Any]) -> list[int]:
+    """EOS ends what an encoder reads that a decoder answers; behind a decoder's prompt it stands if it did in training.
+
+    An encoder alone is given a prompt that its answer goes on from.
+    """
+    if "inputs" not in example:
+      return []
+    tokens = example["inputs"].tolist()
+    if self._adds_eos:
+      return tokens
+    if tokens and tokens[-1] == self._vocabulary.eos_id:
+      tokens.pop()
+    as_the_task = task.output_features["inputs"].add_eos if self._ends_prompts is None else self._ends_prompts
+    if self._architecture == "decoder_only" and as_the_task:
+      return [*tokens[: self._data.inputs_length - 1], self._vocabulary.eos_id]
+    return tokens
+
+  # ---- Answers -------------------------------------------------------------
+
+  def _ask(self, task: "seqio.Task", params: Params, on_batch) -> results.Result:
+    examples = self._examples[task.name]
+    done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
+    texts, scores = [""] * len(examples), np.zeros(len(examples))
+    if task.predict_metric_fns:
+      texts, scores = (self._choose if self._ranks else self._write)(examples, params, done)
+    target_scores = None
+    if task.score_metric_fns:
+      pairs = [(example["inputs"], example["targets"].tolist()) for example in examples]
+      target_scores = self._predictor.log_likelihood(params, pairs, on_batch=done)
+      scores = scores if task.predict_metric_fns else target_scores
+    labelled = not all(_is_unlabelled(example) for example in examples)
+    found = [
+      self._answer(task, example, text, float(score), labelled=labelled)
+      for example, text, score in zip(examples, texts, scores, strict=True)
+    ]
+    metrics = self._measure(task, found, target_scores) if labelled else {}
+    return results.Result(task.name, self._split_of(task), metrics, found)
+
+  def _answer(self, task: "seqio.Task", example, text: str, score: float, *, labelled: bool) -> results.Answer:
+    value = task.postprocess_fn(text, example=example, is_target=False)
+    target = None
+    if labelled and "targets_pretokenized" in example:
+      target = task.postprocess_fn(_text(example["targets_pretokenized"]), example=example, is_target=True)
+    return results.Answer(
+      example, text, value, target, score, parseable=not (task.predict_metric_fns and answers.is_unparseable(value))
+    )
+
+  def _write(self, examples, params, done) -> tuple[list[str], list[float]]:
+    written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
+    return [self._vocabulary.decode(each.tokens[0]) for each in written], [each.scores[0] for each in written]
+
+  def _choose(self, examples, params, done) -> tuple[list[str], list[float]]:
+    """The likeliest option: by its log-probability, of a masked language model by the mean over its tokens."""
+    end = [self._vocabulary.eos_id] if self._adds_eos else []
+    options = [[_text(option) for option in example["options"]] for example in examples]
+    encoded = {text: self._vocabulary.encode(text) for texts in options for text in texts}
+    pairs = [
+      (example["inputs"], [*encoded[text], *end])
+      for example, texts in zip(examples, options, strict=True)
+      for text in texts
+    ]
+    # Of so many options as make one example.
+    each = len(examples) / len(pairs)
+    step = None if done is None else lambda number, tokens: done(number * each, tokens)
+    scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
+    if self._per_token:
+      scores = scores / np.array([max(len(target), 1) for _, target in pairs])
+    ends = np.cumsum([len(texts) for texts in options])
+    chosen, best = [], []
+    for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
+      chosen.append(texts[int(np.argmax(of_texts))])
+      best.append(float(np.max(of_texts)))
+    return chosen, best
+
+  def _measure(self, task: "seqio.Task", found: Sequence[results.Answer], target_scores) -> dict[str, float]:
+    targets = [answer.target for answer in found]
+    metrics: dict[str, float] = {}
+    try:
+      for function in task.predict_metric_fns:
+        metrics |= function(targets, [answer.value for answer in found])
+      for function in task.score_metric_fns:
+        metrics |= function(targets, target_scores.tolist())
+    except Exception as error:  # whatever the user's metric raises
+      raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _name(function: Callable) -> str:
+  return getattr(function, "__name__", str(function))
+
+
+def _is_unlabelled(example: Mapping[str, Any]) -> bool:
+  """Whether an example comes without its answer, as those of test sets do."""
+  if "label" in example:
+    return bool(example["label"] == -1)
+  return "answers" in example and not len(example["answers"])
+
+
+def _text(value: bytes | str) -> str:
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def _settings(section: ConfigDict) -> EvalConfig:
+  return EvalConfig(**{field.name: section[field.name] for field in dataclasses.fields(EvalConfig)})
+
+
+def of_training(
+  data: pipeline.DataConfig,
+  section: ConfigDict,
+  config: TransformerConfig,
+  graphdef: nnx.GraphDef,
+  mesh: jax.sharding.Mesh,
+  *,
+  vocabulary: "seqio.Vocabulary",
+  batch_size: int,
+) -> Evaluation | None:
+  """The evaluation of the tasks that a model is trained on; None where none of them has metrics.
+
+  Args:
+    data, config, graphdef, mesh, vocabulary, batch_size: see `Evaluation`.
+    section: `config.eval`.
+  """
+  if data.files or not any(task.metric_fns for task in pipeline.find_tasks(data, config.architecture, ())):
+    return None
+  return Evaluation(
+    data,
+    _settings(section),
+    config,
+    graphdef,
+    mesh,
+    vocabulary=vocabulary,
+    split=data.eval_split,
+    batch_size=batch_size,
+  )
+
+
+def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[str], split: str) -> Evaluation:
+  """The evaluation of a checkpoint that a config describes; no device is used.
+
+  Args:
+    config: see configs/default.py; `data` and `eval` count, and the mesh.
+    source: the checkpoint.
+    tasks: of `config.data.mixture`; empty: all.
+    split: of the tasks.
+
+  Raises:
+    UserError: tasks, data and checkpoint do not go together.
+  """
+  data = section(config, "data", pipeline.DataConfig)
+  mesh, _ = meshes.make(config)
+  vocabulary = pretrained.vocabulary(source)
+  if data.vocabulary and data.vocabulary != source.vocabulary:
+    vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)
+  model = pretrained.abstract(source, mesh)
+  settings = dataclasses.replace(_settings(config.eval), tasks=tuple(tasks))
+  batch_size = settings.batch_size or config.train.batch_size
+  return Evaluation(
+    data,
+    settings,
+    model.config,
+    model.graphdef,
+    mesh,
+    vocabulary=vocabulary,
+    split=split,
+    batch_size=batch_size,
+    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.architecture == "decoder_only" else None,
+  )
+
+
+def evaluate(config: ConfigDict, source: pretrained.Source, workdir: str) -> list[results.Result]:
+  """Evaluates a checkpoint on the tasks of `config.data.mixture`, and writes what came out.
+
+  Args:
+    config, source: see `prepare`.
+    workdir: results.json, predictions and files for leaderboards are written there.
+
+  Raises:
+    UserError: see `prepare`.
+  """
+  evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
+  if source.model.architecture == "decoder_only" and jax.process_index() == 0:
+    ends, reason = pretrained.ends_prompts(source)
+    if ends:
+      print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
+  params = pretrained.load(source, evaluation.mesh).params
+  with results.progress(evaluation.num_examples) as on_batch:
+    found = evaluation.run(params, on_batch=on_batch)
+  about = {"checkpoint": str(source.path), "method": config.eval.method, "shots": config.eval.shots}
+  if jax.process_index() == 0:
+    results.publish(found, bucket.absolute(workdir), about=about, whole=not config.eval.max_examples)
+  return found

@@ -1,0 +1,220 @@
+"""What an evaluation found: answers and metrics; the table, the files and the zips that are made of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import json
+import time
+from typing import Any
+
+from etils import epath
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.progress
+import rich.table
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """One example and what the model said.
+
+  example: fields of the task, NumPy values and bytes.
+  text: what was written or chosen; "" where a task only scores.
+  value: what the task's postprocessor made of the text.
+  target: the value that was right; None where the split has no labels.
+  score: log-probability of what was written or chosen, or of the target where a task only scores.
+  parseable: whether the text is a value of the task; what is not counts as wrong.
+  """
+
+  example: Mapping[str, Any]
+  text: str
+  value: Any
+  target: Any
+  score: float
+  parseable: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """One task on one split.
+
+  metrics: name -> value; empty where the split has no labels.
+  """
+
+  task: str
+  split: str
+  metrics: Mapping[str, float]
+  answers: Sequence[Answer]
+
+  @property
+  def unparseable(self) -> int:
+    """How many answers are no value of the task."""
+    return sum(not answer.parseable for answer in self.answers)
+
+  @property
+  def score(self) -> float | None:
+    """The mean of the metrics, as GLUE and SuperGLUE average them; None without labels."""
+    return sum(self.metrics.values()) / len(self.metrics) if self.metrics else None
+
+
+def _text(value: bytes | str) -> str:
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _plain(value: Any) -> Any:
+  """As JSON has it."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, np.ndarray | np.generic):
+    return _plain(value.tolist())
+  if isinstance(value, Mapping):
+    return {str(key): _plain(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [_plain(item) for item in value]
+  return value
+
+
+def _signature(metrics: Mapping[str, float]) -> dict[str, str]:
+  """How BLEU was computed, without which the number says nothing (Post 2018)."""
+  from t2t import task_metrics
+
+  return {"bleu_signature": task_metrics.bleu_signature()} if "bleu" in metrics else {}
+
+
+_NOT_WRITTEN = ("inputs", "targets", "inputs_pretokenized", "targets_pretokenized", "options", "answers")
+
+
+def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, Any]) -> epath.Path:
+  """Writes every answer to FOLDER/predictions/TASK.SPLIT.jsonl, and the metrics to FOLDER/results.json, its path.
+
+  Results of other tasks and splits that stand in the folder already stay.
+
+  Args:
+    results: of `Evaluation.run`.
+    folder: local or gs://.
+    about: what else is to stand beside the metrics: checkpoint, method, ...
+  """
+  (folder / "predictions").mkdir(parents=True, exist_ok=True)
+  path = folder / "results.json"
+  record = json.loads(path.read_text()) if path.exists() else {}
+  for result in results:
+    lines = []
+    for answer in result.answers:
+      fields = {key: _plain(value) for key, value in answer.example.items() if key not in _NOT_WRITTEN}
+      fields["inputs"] = _text(answer.example.get("inputs_pretokenized", b""))
+      fields |= {"target": _plain(answer.target), "prediction": answer.text, "value": _plain(answer.value)}
+      lines.append(json.dumps(fields | {"score": answer.score, "parseable": answer.parseable}, ensure_ascii=False))
+    _replace(folder / "predictions" / f"{result.task}.{result.split}.jsonl", "\n".join(lines) + "\n")
+    record[f"{result.task}.{result.split}"] = {
+      "metrics": dict(result.metrics),
+      **_signature(result.metrics),
+      "score": result.score,
+      "examples": len(result.answers),
+      "unparseable": result.unparseable,
+      **about,
+    }
+  _replace(path, json.dumps(record, indent=2) + "\n")
+  return path
+
+
+def _replace(path: epath.Path, text: str) -> None:
+  """What stood there stays until the new text is whole."""
+  part = path.parent / f"{path.name}.part"
+  part.write_text(text)
+  part.replace(path)
+
+
+def print_table(
+  results: Sequence[Result], console: rich.console.Console, *, steps: Mapping[str, int] | None = None
+) -> None:
+  """A line for each metric of each task, and the mean over tasks that benchmarks call their score.
+
+  Args:
+    results: one of each task.
+    console: where it is printed.
+    steps: of training, by task, where they differ.
+  """
+  columns = {"task": "left", "split": "left", "metric": "left", "value": "right", "examples": "right"}
+  columns |= {"unparseable": "right"} | ({"step": "right"} if steps else {})
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  for heading, side in columns.items():
+    table.add_column(heading, justify=side)
+  for result in results:
+    facts = [f"{len(result.answers):,}", f"{result.unparseable:,}", *([f"{steps[result.task]:,}"] if steps else [])]
+    task = [result.task, result.split]
+    for name, value in result.metrics.items() or [("no labels", None)]:
+      table.add_row(*task, name, "" if value is None else f"{value:.2f}", *facts)
+      task, facts = ["", ""], []
+  scores = [result.score for result in results if result.score is not None]
+  if len(scores) > 1:
+    table.add_row("mean of tasks", "", "", f"{sum(scores) / len(scores):.2f}", style="bold")
+  console.print(table)
+  lost = [result.task for result in results if 2 * result.unparseable > len(result.answers)]
+  if lost:
+    console.print(
+      f"unparseable: most answers to {', '.join(lost)} are none that the task knows, and count as wrong;\n"
+      "was the model fine-tuned on it? With --config.eval.method=rank it chooses among the options"
+    )
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
+  """A line on standard error that says how far `Evaluation.run` is, of one process; gives its `on_batch`."""
+  columns = (
+    rich.progress.TextColumn("{task.description}"),
+    rich.progress.BarColumn(),
+    rich.progress.TextColumn("{task.completed:,.0f}/{task.total:,} examples, {task.fields[speed]}"),
+    rich.progress.TimeRemainingColumn(),
+  )
+  console, others = rich.console.Console(stderr=True), jax.process_index() != 0
+  with rich.progress.Progress(*columns, console=console, transient=True, disable=others) as bar:
+    line = bar.add_task("compiling", total=total, speed="")
+    start, tokens = time.monotonic(), 0
+
+    def on_batch(task: str, number: float, written: int) -> None:
+      nonlocal tokens
+      tokens += written
+      speed = f"{tokens / (time.monotonic() - start):,.0f} tokens/s"
+      bar.update(line, advance=number, description=task, speed=speed)
+
+    yield on_batch
+
+
+def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tuple[str, list[str]]]:
+  """The zips for the leaderboards of test sets among `results`: file name, and which of its tasks are missing."""
+  from t2t.evaluation import leaderboards
+
+  tests = {result.task: result for result in results if result.split == "test"}
+  found = []
+  for benchmark, files in leaderboards.LEADERBOARDS.items():
+    rows = {task: [(answer.example, answer.value) for answer in tests[task].answers] for task in files if task in tests}
+    if rows:
+      found.append((f"{benchmark}.zip", leaderboards.write(folder / f"{benchmark}.zip", rows)))
+  return found
+
+
+def publish(
+  results: Sequence[Result],
+  folder: epath.Path,
+  *,
+  about: Mapping[str, Any],
+  steps: Mapping[str, int] | None = None,
+  whole: bool = True,
+) -> None:
+  """Writes everything, and prints the table and where everything is.
+
+  Args:
+    results, folder, about: see `write`.
+    steps: see `print_table`.
+    whole: whether all examples were asked: leaderboards take no less.
+  """
+  path = write(results, folder, about=about)
+  console = rich.console.Console()
+  # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
+  for split in dict.fromkeys(each.split for each in results):
+    print_table([each for each in results if each.split == split], console, steps=steps)
+  print(f"results        {path}\npredictions    {folder / 'predictions'}")
+  for name, missing in write_leaderboards(results, folder) if whole else ():
+    print(f"leaderboard    {folder / name}" + (f" (without {', '.join(missing)})" if missing else ""))

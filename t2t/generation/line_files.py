@@ -1,0 +1,307 @@
+"""Lines in, lines out: inputs from a file or a pipe, and an output file that the run which began it goes on with."""
+
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+from t2t import UserError
+from t2t.storage import bucket
+
+PIPE = "-"  # standard input, or standard output
+
+Row = dict[str, Any]
+
+
+# ---- Input -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """One line of the input.
+
+  number: from 1.
+  text: "" where there is nothing but white space.
+  others: what else a JSON object has.
+  """
+
+  number: int
+  text: str
+  others: Mapping[str, Any]
+
+
+def place(path: str, number: int = 0) -> str:
+  """What a message calls a line of the input, or all of it."""
+  name = "standard input" if path == PIPE else path
+  return f"--input: {name}, line {number}" if number else f"--input: {name}"
+
+
+def read(path: str, *, field: str = "") -> Iterator[Line]:
+  """The lines of an input, one after another.
+
+  Args:
+    path: a .txt file, with an input on each line, or a .jsonl file, with an object on each; local or gs://; "-" is
+      standard input, whose lines are text, or objects if there is a `field`.
+    field: of an object, where its text is; "" is "inputs".
+
+  Raises:
+    UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
+      the field.
+  """
+  as_json = _is_json(path, field)
+  number = 0
+  with _open(path) as file:
+    for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
+      where = place(path, number)
+      text = _decoded(content, where)
+      if number == 1:
+        text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
+      others: Mapping[str, Any] = {}
+      if as_json and text.strip():
+        text, others = _parsed(text, field or "inputs", where)
+      yield Line(number, text if text.strip() else "", others)
+  if not number:
+    raise UserError(f"{place(path)} is empty; give at least one line")
+
+
+def _is_json(path: str, field: str) -> bool:
+  if path == PIPE:
+    return bool(field)
+  if path.endswith(".jsonl"):
+    return True
+  if not path.endswith(".txt"):
+    raise UserError(
+      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or -"
+    )
+  if field:
+    raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
+  return False
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[io.IOBase]:
+  if path == PIPE:
+    yield sys.stdin.buffer
+    return
+  if not bucket.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
+    raise UserError(f"{place(path)}: no such file")
+  try:
+    with bucket.open(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
+      yield file
+  except OSError as error:
+    raise UserError(f"{place(path)}: cannot be read ({error.strerror or error})") from error
+
+
+def _decoded(content: bytes, where: str) -> str:
+  content = content.removesuffix(b"\n").removesuffix(b"\r")
+  try:
+    return content.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"{where}: not valid UTF-8 (byte {error.start + 1} is 0x{content[error.start]:02x}, {error.reason});"
+      " convert the file, for example with `iconv -f latin1 -t utf-8`"
+    ) from error
+
+
+# What a row has of its own; see `row`.
+_OWN = ("line", "inputs", "prediction", "score", "alternatives", "cut", "error")
+
+
+def _parsed(text: str, field: str, where: str) -> tuple[str, Mapping[str, Any]]:
+  """The text of an object, and its other fields."""
+  shown = text if len(text) <= 60 else text[:60] + "..."
+  try:
+    value = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
+  if not isinstance(value, dict):
+    raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
+  if field not in value:
+    there = ", ".join(map(repr, value)) or "none at all"
+    raise UserError(f"{where}: has no field {field!r}; its fields are {there}; name the one with the text by --field")
+  found = value.pop(field)
+  if not isinstance(found, str):
+    raise UserError(f"{where}: field {field!r} is {json.dumps(found)[:60]}, not a string")
+  try:
+    found.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
+  except UnicodeEncodeError as error:
+    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  taken = [name for name in value if name in _OWN]
+  if taken:
+    raise UserError(f"{where}: has a field {taken[0]!r}, which the output has of its own; rename it")
+  return found, value
+
+
+def row(line: Line, answer: Mapping[str, Any]) -> Row:
+  """The row of the output for a line of the input.
+
+  In:  Line(3, "2 + 2 =", {"id": "a"}), {"prediction": "4", "score": -0.5}
+  Out: {"line": 3, "inputs": "2 + 2 =", "prediction": "4", "score": -0.5, "id": "a"}
+  """
+  return {"line": line.number, "inputs": line.text, **answer, **line.others}
+
+
+def _is_of(found: Row, line: Line) -> bool:
+  # As text, since NaN, which Python's JSON has, does not equal itself.
+  as_text = lambda fields: json.dumps(fields, sort_keys=True)
+  own = {name: value for name, value in found.items() if name in ("line", "inputs") or name not in _OWN}
+  return as_text(own) == as_text(row(line, {}))
+
+
+# ---- Output ----------------------------------------------------------------------------------------------------------
+
+
+class Output:
+  """Rows, one JSON object a line, in the order of the input; whatever happens, none is there twice or left out.
+
+  A file belongs to the run that began it, which it knows by `path`.run.json.
+
+  Args:
+    file: opened for reading and appending, or standard output.
+    path: of the file; "-" is standard output.
+    run: what the rows depend on, option -> value.
+  """
+
+  def __init__(self, file: io.IOBase, path: str, run: Mapping[str, Any]):
+    self._file, self._path, self._run = file, path, run
+    self._record = pathlib.Path(f"{path}.run.json")
+    self._size = self._done = 0
+    if path != PIPE and os.fstat(file.fileno()).st_size:
+      self._check_run()
+      for content in self._contents():
+        self._size += len(content)
+        self._done += 1
+    self._begun = False
+
+  @property
+  def done(self) -> int:
+    """How many rows there are."""
+    return self._done
+
+  def _contents(self) -> Iterator[bytes]:
+    """The rows as they are in the file; one that was being written when the run was killed is none."""
+    if self._path == PIPE:
+      return
+    with open(self._path, "rb") as file:
+      yield from (content for content in file if content.endswith(b"\n"))
+
+  def rows(self) -> Iterator[Row]:
+    """The rows that were there when the file was opened.
+
+    Raises:
+      UserError: something else has written to the file.
+    """
+    for number, content in zip(range(1, self._done + 1), self._contents()):  # noqa: B905  it grows meanwhile
+      try:
+        found = json.loads(content)
+      except ValueError:
+        found = None
+      if not isinstance(found, dict) or found.get("line") != number or "inputs" not in found:
+        raise UserError(f"--output {self._path}: line {number} is none that t2t wrote; {self._start_anew()}")
+      yield found
+
+  def beside(self, lines: Iterable[Line], *, where: str) -> Iterator[tuple[Line, Row | None]]:
+    """Each line of the input with the row that is there for it, if there is one.
+
+    Raises:
+      UserError: the rows are of another input.
+    """
+    rows = self.rows()
+    for line in lines:
+      found = next(rows, None)
+      if found is not None and not _is_of(found, line):
+        raise UserError(
+          f"--output {self._path}: belongs to another input: its line {line.number} is not of {where},"
+          f" line {line.number}; {self._start_anew()}"
+        )
+      yield line, found
+    if next(rows, None) is not None:
+      raise UserError(
+        f"--output {self._path}: belongs to another input: it has {self._done} lines, more than {where};"
+        f" {self._start_anew()}"
+      )
+
+  def write(self, rows: Iterable[Row]) -> None:
+    """Appends rows; when it returns, a killed run does not lose them."""
+    if not self._begun and self._path != PIPE:
+      if not self._done:
+        part = self._record.with_name(self._record.name + ".part")
+        part.write_text(json.dumps(self._run, indent=2) + "\n")
+        part.replace(self._record)
+      self._file.truncate(self._size)
+    self._begun = True
+    content = memoryview(b"".join(map(_encoded, rows)))
+    try:
+      while content:
+        content = content[self._file.write(content) :]
+      self._file.flush()
+    except BrokenPipeError:
+      raise
+    except OSError as error:
+      raise UserError(
+        f"--output {self._path}: cannot be written ({error.strerror}); the same command goes on when it can"
+      ) from error
+
+  def _check_run(self) -> None:
+    try:
+      before = json.loads(self._record.read_text())
+    except (OSError, ValueError):
+      raise UserError(
+        f"--output {self._path}: exists, and no {self._record.name} beside it says what made it;"
+        " give another --output, or delete it to start anew"
+      ) from None
+    differences = [
+      f"--{name} {self._run.get(name)}, it was {before.get(name)}"
+      for name in self._run | before
+      if name != "input" and before.get(name) != self._run.get(name)  # its lines themselves are compared
+    ]
+    if differences:
+      raise UserError(
+        f"--output {self._path}: belongs to another run: {'; '.join(differences)}."
+        f" Give what it had to go on with it, or {self._start_anew()}"
+      )
+
+  def _start_anew(self) -> str:
+    return f"give another --output, or delete {self._path} to start anew"
+
+
+def _encoded(fields: Row) -> bytes:
+  try:
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode()
+  except UnicodeEncodeError:  # half of a surrogate pair in another field of the input, escaped as it was there
+    return (json.dumps(fields) + "\n").encode()
+
+
+@contextlib.contextmanager
+def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
+  """The output of a run, which no other can write to at the same time; "-" is standard output.
+
+  Raises:
+    UserError: the file cannot be written, or belongs to another run: says what differs, and what to do.
+  """
+  if path == PIPE:
+    yield Output(sys.stdout.buffer, path, run)
+    return
+  if "://" in path:
+    raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
+  path = os.path.expanduser(path)
+  try:
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115  closed below
+  except OSError as error:
+    raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise UserError(
+        f"--output {path}: another process is writing to it; wait for it, or give another --output"
+      ) from None
+    yield Output(file, path, run)

@@ -1,0 +1,296 @@
+"""Token sequences in, token sequences or scores out: batches of like lengths, one program for each shape."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.generation import decoding
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+_SMALLEST_BUCKET = 16  # positions; below this a longer batch costs next to nothing
+_NO_LIMIT = 1 << 30
+
+Tokens = Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+  """The ids that stand around a text.
+
+  bos_id: what a decoder is fed first.
+  eos_id: ends a text.
+  pad_id: fills a row; what is padding is told by segment ids, so that it may be a token as well.
+  cls_id, sep_id, mask_id: of an encoder alone; None where the vocabulary has none.
+  """
+
+  bos_id: int
+  eos_id: int
+  pad_id: int
+  cls_id: int | None = None
+  sep_id: int | None = None
+  mask_id: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+  """What was written for one prompt: token lists, best first, EOS left out; and their scores (see decoding.py)."""
+
+  tokens: list[list[int]]
+  scores: list[float]
+
+
+def framing(vocabulary) -> Framing:
+  """The ids that a seqio vocabulary sets around a text."""
+  from t2t.data import vocabularies
+
+  return Framing(
+    bos_id=vocabularies.bos_id(vocabulary),
+    eos_id=vocabulary.eos_id,
+    pad_id=max(vocabulary.pad_id, 0),
+    cls_id=vocabularies.cls_id(vocabulary),
+    sep_id=vocabularies.sep_id(vocabulary),
+    mask_id=vocabularies.find_mask_id(vocabulary),
+  )
+
+
+def bucket(length: int, longest: int) -> int:
+  """The power of two that `length` is padded to, at least 16 and at most `longest`."""
+  return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
+
+
+def _padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
+  filled = np.full((len(rows), width), value, dtype)
+  for row, tokens in zip(filled, rows, strict=True):
+    row[: len(tokens)] = tokens
+  return filled
+
+
+def prompt_features(
+  prompts: Sequence[Tokens], width: int, *, architecture: str, framing: Framing
+) -> dict[str, np.ndarray]:
+  """What a model is given to write from.
+
+  In:  [[7, 8, 1], [9, 1]], width 4, an encoder-decoder that starts with 0
+  Out: {"encoder_input_tokens": [[7, 8, 1, 0], [9, 1, 0, 0]], "encoder_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]],
+        "decoder_input_tokens": [[0], [0]]}
+
+  Args:
+    prompts: token ids, each at most `width` (a decoder alone: `width` - 1, since BOS comes first).
+    width: positions of the encoder, or of the decoder alone.
+    architecture: encoder_decoder or decoder_only.
+    framing: of the vocabulary.
+  """
+  if architecture == "decoder_only":
+    prompts = [[framing.bos_id, *prompt] for prompt in prompts]
+    real = [[1] * len(prompt) for prompt in prompts]
+    return {
+      "decoder_input_tokens": _padded(prompts, width, framing.pad_id),
+      "decoder_causal_attention": _padded(real, width, 0),
+    }
+  return {
+    "encoder_input_tokens": _padded(prompts, width, framing.pad_id),
+    "encoder_segment_ids": _padded([[1] * len(prompt) for prompt in prompts], width, 0),
+    "decoder_input_tokens": np.full((len(prompts), 1), framing.bos_id, np.int32),
+  }
+
+
+def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: Framing) -> tuple[int, ...]:
+  """Positions that a pair takes: of encoder and decoder, or of the one row that a model of one stack reads."""
+  prompt, target = (len(tokens) for tokens in pair)
+  if architecture == "encoder_decoder":
+    return prompt, target
+  around = [framing.cls_id, framing.sep_id] if architecture == "encoder_only" else []
+  return (prompt + target + sum(x is not None for x in around),)
+
+
+def scored_features(
+  pairs: Sequence[tuple[Tokens, Tokens]], widths: Sequence[int], *, architecture: str, framing: Framing
+) -> dict[str, np.ndarray]:
+  """What a model is given to tell how likely each target is behind its prompt.
+
+  In:  [([7, 8, 1], [5, 1])], widths (4, 3), an encoder-decoder that starts with 0
+  Out: {"encoder_input_tokens": [[7, 8, 1, 0]], "encoder_segment_ids": [[1, 1, 1, 0]],
+        "decoder_input_tokens": [[0, 5, 0]], "decoder_target_tokens": [[5, 1, 0]],
+        "decoder_loss_weights": [[1, 1, 0]]}
+
+  A decoder alone reads prompt and target in one row.  An encoder alone reads the prompt and a mask for each token of
+  the target, which it has to guess together.
+
+  Args:
+    pairs: prompt and target, token ids.
+    widths: positions of the encoder and of the decoder, or of the one row.
+    architecture: of the model.
+    framing: of the vocabulary.
+  """
+  prompts, targets = [list(prompt) for prompt, _ in pairs], [list(target) for _, target in pairs]
+  if architecture == "encoder_decoder":
+    inputs = [[framing.bos_id, *target[:-1]] for target in targets]
+    return prompt_features(prompts, widths[0], architecture=architecture, framing=framing) | {
+      "decoder_input_tokens": _padded(inputs, widths[1], framing.pad_id),
+      "decoder_target_tokens": _padded(targets, widths[1], framing.pad_id),
+      "decoder_loss_weights": _padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
+    }
+  (width,) = widths
+  if architecture == "decoder_only":
+    rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
+    weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
+    return {
+      "decoder_input_tokens": _padded([[framing.bos_id, *row[:-1]] for row in rows], width, framing.pad_id),
+      "decoder_target_tokens": _padded(rows, width, framing.pad_id),
+      "decoder_segment_ids": _padded([[1] * len(row) for row in rows], width, 0),
+      "decoder_causal_attention": _padded([[1] * (len(prompt) + 1) for prompt in prompts], width, 0),
+      "decoder_loss_weights": _padded(weights, width, 0, np.float32),
+    }
+  around = lambda middle: [x for x in (framing.cls_id, *middle, framing.sep_id) if x is not None]
+  truth = [around([*prompt, *target]) for prompt, target in zip(prompts, targets, strict=True)]
+  hidden = [
+    around([*prompt, *[framing.mask_id] * len(target)]) for prompt, target in zip(prompts, targets, strict=True)
+  ]
+  before = int(framing.cls_id is not None)
+  weights = [[0] * (before + len(prompt)) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
+  return {
+    "encoder_input_tokens": _padded(hidden, width, framing.pad_id),
+    "encoder_target_tokens": _padded(truth, width, framing.pad_id),
+    "encoder_segment_ids": _padded([[1] * len(row) for row in truth], width, 0),
+    "encoder_loss_weights": _padded(weights, width, 0, np.float32),
+  }
+
+
+class Predictor:
+  """Writes and scores with one model; each shape of a batch is compiled once.
+
+  Every host calls it with the same sequences, and gets all results.
+
+  Args:
+    config: of the model.
+    graphdef: its structure; parameters are given with each call, so that training can go on between calls.
+    mesh: on which the parameters lie.
+    framing: the ids around a text.
+    decode: how text is written; None for a model that only scores.
+    batch_size: rows of a batch, over all devices.
+    max_inputs: prompt tokens at most, EOS included.
+  """
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    graphdef: nnx.GraphDef,
+    mesh: jax.sharding.Mesh,
+    framing: Framing,
+    *,
+    decode: decoding.DecodeConfig | None,
+    batch_size: int,
+    max_inputs: int,
+  ):
+    self._config = config
+    self._mesh = mesh
+    self._framing = framing
+    self._sharding = sharding.batch_sharding(mesh)
+    shards = sharding.num_shards("batch", mesh)
+    self._rows = -(-batch_size // shards) * shards
+    self._max_inputs = max_inputs
+    self._log_likelihood = decoding.make_log_likelihood(graphdef)
+    self._decode = None
+    if decode is not None and config.architecture != "encoder_only":
+      decoding.check_positions(config, max_inputs + int(config.architecture == "decoder_only"), decode.max_length)
+      self._decode = decoding.make_decode(graphdef, decode, eos_id=framing.eos_id)
+
+  @property
+  def max_inputs(self) -> int:
+    """Prompt tokens at most, EOS included."""
+    return self._max_inputs
+
+  def generate(
+    self, params: Params, prompts: Sequence[Tokens], *, seed: int = 0, first: int = 0, on_batch: Callable | None = None
+  ) -> list[Generation]:
+    """What the model writes for each prompt, in their order.
+
+    Args:
+      params: nested dict.
+      prompts: token ids, `max_inputs` at most.
+      seed: of what is drawn.
+      first: number of the first prompt; a prompt draws by its number, whatever batch it is in.
+      on_batch: called with the number of prompts and of written tokens after each batch.
+    """
+    extra = int(self._config.architecture == "decoder_only")
+    widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
+    found: list[Generation | None] = [None] * len(prompts)
+    for width, indices in _batches(widths, self._rows):
+      rows = [prompts[i] for i in indices]
+      features = prompt_features(rows, width, architecture=self._config.architecture, framing=self._framing)
+      numbers = np.array([first + i for i in indices], np.uint32)
+      features = self._placed(features | {"row_number": numbers})
+      numbers = features.pop("row_number")
+      with jax.set_mesh(self._mesh):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+        decoded = self._decode(params, features, keys)
+      tokens, scores = (_gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
+      for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
+        found[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
+      if on_batch is not None:
+        on_batch(len(indices), sum(len(found[i].tokens[0]) + 1 for i in indices))
+    return found
+
+  def log_likelihood(
+    self, params: Params, pairs: Sequence[tuple[Tokens, Tokens]], *, on_batch: Callable | None = None
+  ) -> np.ndarray:
+    """float32 [pairs]: the log-probability of each target behind its prompt, summed over its tokens."""
+    architecture, framing, most = self._config.architecture, self._framing, self._config.most_positions
+    lengths = [_scored_lengths(pair, architecture=architecture, framing=framing) for pair in pairs]
+    longest = max((max(each) for each in lengths), default=0)
+    if most and longest > most:
+      raise UserError(
+        f"a prompt and its answer have {longest} tokens together, but the model has learned {most} positions; set"
+        f" config.data.inputs_length={max(1, self._max_inputs - longest + most)}"
+      )
+    widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in each) for each in lengths]
+    found = np.zeros(len(pairs), np.float32)
+    for width, indices in _batches(widths, self._rows):
+      rows = [pairs[i] for i in indices]
+      features = scored_features(rows, width, architecture=architecture, framing=framing)
+      with jax.set_mesh(self._mesh):
+        found[indices] = _gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
+      if on_batch is not None:
+        on_batch(len(indices), sum(len(target) for _, target in rows))
+    return found
+
+  def _trimmed(self, tokens: np.ndarray) -> list[int]:
+    ends = np.flatnonzero(tokens == self._framing.eos_id)
+    return tokens[: ends[0]].tolist() if ends.size else tokens.tolist()
+
+  def _placed(self, features: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """On the mesh, filled up with copies of the first row."""
+
+    def place(x):
+      x = np.concatenate([x, np.repeat(x[:1], self._rows - len(x), axis=0)])
+      return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
+
+    return {name: place(x) for name, x in features.items()}
+
+
+def _gathered(x: jax.Array) -> np.ndarray:
+  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def _batches(widths: Sequence, rows: int) -> Iterator[tuple]:
+  """(width, indices) of at most `rows` sequences of one width, the widest first: what does not fit fails early."""
+  for width in sorted(set(widths), reverse=True):
+    indices = [i for i, each in enumerate(widths) if each == width]
+    for start in range(0, len(indices), rows):
+      yield width, indices[start : start + rows]
+
+
+def check_architecture(config: TransformerConfig, *, where: str) -> None:
+  """Whether a model can write text.
+
+  Raises:
+    UserError: it is an encoder alone.
+  """
+  if config.architecture == "encoder_only":
+    raise UserError(f"{where} is an encoder alone, which cannot write text; `t2t eval` has it choose among options")

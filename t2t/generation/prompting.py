@@ -1,0 +1,84 @@
+"""What a model is asked and what it answers: text to tokens and back, as in its training."""
+
+import math
+from typing import Any
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.generation import predictor
+
+
+class Prompts:
+  """Texts as a model reads them.
+
+  Args:
+    vocabulary: of the model.
+    ends: whether EOS comes last, see `ends_prompts`.
+    longest: tokens at most, EOS included.
+  """
+
+  def __init__(self, vocabulary, *, ends: bool, longest: int):
+    self._vocabulary = vocabulary
+    self._end = [vocabulary.eos_id] if ends else []
+    self._room = longest - len(self._end)
+
+  def __call__(self, text: str) -> tuple[list[int], int]:
+    """The tokens of a text, and how many of them were cut from its end."""
+    tokens = self._vocabulary.encode(text)
+    return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
+
+
+def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:
+  """Whether EOS ends what a model is given, and why, in words for a person.
+
+  Args:
+    source: the checkpoint.
+    wanted: yes or no; empty: as in training, where an encoder always reads EOS.
+  """
+  found, reason = (True, "it has an encoder")
+  if source.model.architecture == "decoder_only":
+    found, reason = pretrained.ends_prompts(source)
+  if wanted:
+    return wanted == "yes", f"--prompt_eos {wanted}"
+  if found is None:
+    return False, f"not known from training: {reason}; --prompt_eos yes adds it"
+  return found, f"as in training: {reason}"
+
+
+def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
+  """Tokens of a prompt at most, EOS included.
+
+  Args:
+    source: the checkpoint.
+    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
+    max_length: tokens to be written.
+  """
+  if inputs_length < 0:
+    raise UserError(f"--inputs_length {inputs_length}: must be at least 1; without it, as in training")
+  if inputs_length:
+    return inputs_length
+  trained = source.run["data"]["inputs_length"]
+  if not source.model.most_positions:
+    return trained
+  # A decoder alone has BOS and the answer, but for its last token, in the same row.
+  others = max_length if source.model.architecture == "decoder_only" else 0
+  return max(1, min(trained, source.model.most_positions - others))
+
+
+def rounded(score: float) -> float:
+  """A float32 with the digits that count."""
+  return float(f"{score:.6g}")
+
+
+def answer(generation: predictor.Generation, vocabulary) -> dict[str, Any]:
+  """What was written as fields of a row: the best, and with beams the others."""
+  texts = [vocabulary.decode(tokens) for tokens in generation.tokens]
+  scores = [rounded(score) for score in generation.scores]
+  if not math.isfinite(scores[0]):
+    raise UserError(
+      f"--checkpoint: the score of a prediction is {scores[0]}: its training had gone wrong; take another"
+    )
+  found: dict[str, Any] = {"prediction": texts[0], "score": scores[0]}
+  others = zip(texts[1:], scores[1:], strict=True)
+  alternatives = [{"prediction": text, "score": score} for text, score in others if math.isfinite(score)]
+  return found | ({"alternatives": alternatives} if alternatives else {})

@@ -1,0 +1,236 @@
+"""Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import numpy as np
+
+from t2t.generation import decoding
+from t2t.models import transformer
+from t2t.models.transformer import Batch
+from t2t.params import join_frozen
+from t2t.training.train_state import TrainState
+
+Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there
+
+_PROMPT = 32  # tokens shown to a causal language model, and tokens that it then writes
+
+
+class Vocabulary(Protocol):
+  """What is needed of a seqio vocabulary."""
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids."""
+
+
+def _spans(tokens: np.ndarray, sentinels: dict[int, int]) -> dict[int, list[int]]:
+  """Number of a blank -> the ids that stand behind its sentinel."""
+  spans: dict[int, list[int]] = {}
+  current = None
+  for token in tokens.tolist():
+    if token in sentinels:
+      current = sentinels[token]
+      spans.setdefault(current, [])
+    elif current is not None:
+      spans[current].append(token)
+  return spans
+
+
+def fill_in_the_blank(
+  inputs: np.ndarray,
+  prediction: np.ndarray,
+  targets: np.ndarray,
+  *,
+  vocabulary: Vocabulary,
+  sentinel_ids: Sequence[int],
+  hidden_ids: Collection[int],
+  num_blanks: int = 3,
+  context: int = 24,
+) -> Example:
+  """The beginning of a span-corrupted example, as text with numbered blanks: input, prediction, truth.
+
+  Args:
+    inputs, prediction, targets: int [length] each, one unpacked example.
+    vocabulary: turns ids into text.
+    sentinel_ids: of the first blank, the second, ...
+    hidden_ids: not shown: padding, EOS, ...
+    num_blanks: how many blanks are shown.
+    context: tokens shown before the first blank and after the last.
+
+  In:  "the <extra_id_0> sat on <extra_id_1> mat",
+       "<extra_id_0> dog <extra_id_1> the", "<extra_id_0> cat <extra_id_1> the"
+  Out: "the [1] sat on [2] mat", "[1] dog [2] the", "[1] cat [2] the"
+  """
+  sentinels = {token: number for number, token in enumerate(sentinel_ids, start=1)}
+
+  def text(tokens: Sequence[int]) -> str:
+    parts, run = [], []
+    for token in [*tokens, None]:
+      if token in sentinels or token is None:
+        parts += [_text(run, vocabulary)] if run else []
+        parts += [f"[{sentinels[token]}]"] if token is not None else []
+        run = []
+      elif token not in hidden_ids:
+        run.append(token)
+    return " ".join(part for part in parts if part)
+
+  tokens = [token for token in inputs.tolist() if token not in hidden_ids]
+  places = [index for index, token in enumerate(tokens) if token in sentinels][:num_blanks]
+  if places:
+    start, stop = max(0, places[0] - context), places[-1] + 1 + context
+    later = [index for index in range(places[-1] + 1, min(stop, len(tokens))) if tokens[index] in sentinels]
+    stop = min([stop, *later])
+    shown = ("... " if start else "") + text(tokens[start:stop]) + (" ..." if stop < len(tokens) else "")
+  else:
+    shown = text(tokens[: 2 * context])
+  numbers = [sentinels[tokens[place]] for place in places]
+
+  def answers(tokens: np.ndarray) -> str:
+    spans = _spans(tokens, sentinels)
+    return "  ".join(f"[{number}] {text(spans.get(number, [])) or '-'}" for number in numbers)
+
+  return shown, answers(prediction), answers(targets)
+
+
+def masked_tokens(
+  prediction: np.ndarray,
+  targets: np.ndarray,
+  weights: np.ndarray,
+  *,
+  vocabulary: Vocabulary,
+  hidden_ids: Collection[int],
+) -> Example:
+  """The beginning of a masked example, with a numbered blank for each token whose loss counts.
+
+  Args:
+    prediction, targets, weights: int [length] each; the likeliest tokens, the text, and 1 where it was to be guessed.
+    vocabulary: turns ids into text.
+    hidden_ids: not shown.
+  """
+  places = np.flatnonzero(weights)
+  # Blanks are numbers below zero: no vocabulary has such ids.
+  blanks = [-1 - number for number in range(len(places))]
+  inputs = np.array(targets)
+  inputs[places] = blanks
+  answers = lambda tokens: np.array([x for pair in zip(blanks, tokens[places], strict=True) for x in pair], np.int64)
+  return fill_in_the_blank(
+    inputs,
+    answers(prediction),
+    answers(targets),
+    vocabulary=vocabulary,
+    sentinel_ids=blanks,
+    hidden_ids=hidden_ids,
+    num_blanks=6,
+    context=12,
+  )
+
+
+def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+  return " ".join(vocabulary.decode([int(token) for token in tokens]).split())
+
+
+def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: bool = False) -> str:
+  """The first `_PROMPT` tokens as text, or the last."""
+  tokens = [token for token in tokens.tolist() if token not in hidden_ids]
+  if len(tokens) <= _PROMPT:
+    return _text(tokens, vocabulary)
+  if end:
+    return "... " + _text(tokens[-_PROMPT:], vocabulary)
+  return _text(tokens[:_PROMPT], vocabulary) + " ..."
+
+
+def held_out(
+  graphdef: nnx.GraphDef,
+  state: TrainState,
+  batch: Batch,
+  *,
+  vocabulary: Vocabulary,
+  sentinel_ids: Sequence[int],
+  hidden_ids: Collection[int],
+  eos_id: int,
+  number: int,
+) -> list[Example]:
+  """What the model makes of the first rows of a batch: masked tokens, blanks, or the text behind a beginning.
+
+  Args:
+    graphdef, state: the model; every host takes part.
+    batch: model features of any architecture; of packed rows the first sequence is shown.
+    vocabulary: turns ids into text.
+    sentinel_ids: of the first blank, the second, ...
+    hidden_ids: not shown: padding, EOS, ...
+    eos_id: ends a text.
+    number: rows.
+  """
+  gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  host = {name: gather(x) for name, x in batch.items()}
+  masked = "encoder_target_tokens" in host
+  first = _first_sequence(host, "encoder" if masked else "decoder")
+  # Where held-out text ends before a batch does, rows of nothing fill it.
+  rows = range(min(number, np.count_nonzero(first.any(axis=1))))
+  if masked:
+    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, number))
+    arrays = gather(guess(state, batch)), host["encoder_target_tokens"], host["encoder_loss_weights"]
+    ends = first.sum(axis=1)
+    return [
+      masked_tokens(*(x[i, : ends[i]] for x in arrays), vocabulary=vocabulary, hidden_ids=hidden_ids) for i in rows
+    ]
+  # Nothing is EOS from here on, which is hidden: id 0 may be a token.
+  targets = np.where(first, host["decoder_target_tokens"], eos_id)
+  has_inputs = "encoder_input_tokens" in host or "decoder_causal_attention" in host
+  if "encoder_input_tokens" in host:
+    inputs = np.where(_first_sequence(host, "encoder"), host["encoder_input_tokens"], eos_id)
+    max_length = targets.shape[1]
+  else:
+    batch, inputs, targets = _prompts(host, batch, targets, first=first, eos_id=eos_id)
+    # No more positions than in training: learned ones end there.
+    longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
+    max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
+  write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length), eos_id=eos_id)
+  params = join_frozen(state.params, state.frozen_params)
+  written = gather(write(params, batch).tokens)[:, 0]
+  written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
+  # Sentinels in the inputs alone are no blanks: they stand for masked tokens where a vocabulary has no mask.
+  blanks = set(sentinel_ids).intersection(*(x[: len(rows)].flatten().tolist() for x in (inputs, targets)))
+  if has_inputs and blanks:
+    return [
+      fill_in_the_blank(
+        inputs[i], written[i], targets[i], vocabulary=vocabulary, sentinel_ids=sentinel_ids, hidden_ids=hidden_ids
+      )
+      for i in rows
+    ]
+  text = lambda tokens: _shortened(tokens, vocabulary, hidden_ids)
+  return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]
+
+
+def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
+  """Where each row has the tokens of its first sequence, bool [batch, length]."""
+  segments = host.get(f"{side}_segment_ids")
+  return transformer.real_positions(host, side) if segments is None else segments == 1
+
+
+def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:
+  return jnp.argmax(model.logits(model(batch)[:number]), axis=-1)
+
+
+def _prompts(
+  host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray, *, first: np.ndarray, eos_id: int
+) -> tuple[Batch, np.ndarray, np.ndarray]:
+  """A batch to decode from, the prompts and what follows them: the inputs, or else the beginning of each text."""
+  columns = np.arange(targets.shape[1])[None, :]
+  if "decoder_causal_attention" in host:
+    prompt = host["decoder_causal_attention"] * first
+  else:
+    prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
+  sharding = batch["decoder_input_tokens"].sharding
+  placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
+  prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_causal_attention": placed}
+  # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
+  lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
+  shown = columns < lengths[:, None]
+  rest = np.where(shown, eos_id, targets)
+  rest = np.stack([np.roll(row, -length) for row, length in zip(rest, lengths, strict=True)])
+  return prompts, np.where(shown, targets, eos_id), rest

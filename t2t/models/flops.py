@@ -1,0 +1,37 @@
+"""How many floating-point operations a training step of a model has."""
+
+from collections.abc import Mapping
+
+from t2t.models.config import TransformerConfig
+
+
+def model_flops(
+  config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float = 1.0
+) -> float:
+  """Floating-point operations of one training step, forward and backward, without recomputation.
+
+  Two for each multiply-add, three times the forward pass for forward and backward: 6 x parameters of a matmul x the
+  tokens that pass through it, plus attention's scores and weighted values (a causal mask or a window saves nothing
+  here).  Embedding lookups, norms, softmax and activations are not counted (PaLM, Chowdhery et al. 2022, appendix B).
+
+  Args:
+    config: shape of the model.
+    batch_size: sequences.
+    lengths: positions of "encoder" and "decoder" that are computed, padding included.
+    predicted: share of the last stack's positions whose logits are needed.
+  """
+  encoder_length, decoder_length = (lengths.get(side, 0) for side in ("encoder", "decoder"))
+  joined, kv_joined = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
+  queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # and out, and values
+  mlp = (3 if config.gated else 2) * config.embed_dim * config.mlp_dim
+  block = queries + keys + mlp
+  encoder = config.num_encoder_layers * (block * encoder_length + 2 * joined * encoder_length**2)
+  decoder = config.num_decoder_layers * (block * decoder_length + 2 * joined * decoder_length**2)
+  if encoder_length and decoder_length:
+    cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
+    decoder += config.num_decoder_layers * cross
+  width = config.embedding_dim or config.embed_dim
+  projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
+  logits = projected * predicted * (decoder_length or encoder_length)
+  embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
+  return 6.0 * batch_size * (embedding + encoder + decoder + logits)

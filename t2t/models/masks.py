@@ -1,0 +1,79 @@
+"""Who sees whom: attention's mask as structure."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+  """Which keys a query sees, as structure: [query, key] arrays are built inside attention alone.
+
+  query_segments, key_segments: int [batch, length]; a query sees the keys of its own segment. 0 is padding. Without
+    packing a sequence is one segment, so these are `tokens > 0`. None: all of them.
+  prefix: int [batch, length], 1 for the positions of a causal sequence that all see each other. None: there are none.
+  query_offset: int [], position of the first query among the keys (when decoding).
+  ancestors: int [batch, beams, length], which of the keys of each position belongs to a beam's own past, -1 where none
+    does.  The queries are beams, all at one position; keys lie as `key_positions` says.  None: there are no beams.
+  causal: a query sees no key to its right.
+  window: a query sees the keys that are at most so many positions away; 0: all.
+  """
+
+  query_segments: jax.Array | None = None
+  key_segments: jax.Array | None = None
+  prefix: jax.Array | None = None
+  query_offset: jax.Array | int = 0
+  ancestors: jax.Array | None = None
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  window: int = dataclasses.field(default=0, metadata={"static": True})
+
+  def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
+    """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""
+    allowed = None
+    queries = jnp.arange(query_length) if self.ancestors is None else jnp.zeros(query_length, jnp.int32)
+    # How far to the left of the query a key lies.
+    distance = queries[:, None] + self.query_offset - self.key_positions(key_length)[None, :]
+    distance = distance[None, None]
+    if self.causal:
+      allowed = distance >= 0
+      if self.prefix is not None:
+        allowed |= (self.prefix[:, None, :, None] > 0) & (self.prefix[:, None, None, :] > 0)
+    if self.window:
+      near = jnp.abs(distance) <= self.window
+      allowed = near if allowed is None else allowed & near
+    if self.key_segments is not None:
+      same = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
+      allowed = same if allowed is None else allowed & same
+    if self.ancestors is not None:
+      own = self.ancestors[..., None] == jnp.arange(query_length)
+      own = own.reshape(*own.shape[:2], -1)
+      own = jnp.pad(own, [(0, 0), (0, 0), (key_length - own.shape[2], 0)], constant_values=True)
+      allowed = own[:, None] if allowed is None else allowed & own[:, None]
+    return allowed
+
+  def key_positions(self, key_length: int) -> np.ndarray:
+    """Position of each key, int [key]: its index, but with beams the last positions have a key of every beam.
+
+    key_length 7, 2 beams, of which 2 positions are told apart -> [0, 1, 2, 3, 3, 4, 4]
+    """
+    if self.ancestors is None:
+      return np.arange(key_length)
+    beams, length = self.ancestors.shape[1:]
+    shared = key_length - beams * length
+    return np.concatenate([np.arange(shared), shared + np.arange(length).repeat(beams)])
+
+  def key_index(self, key_length: int) -> jax.Array | int:
+    """Where among so many keys those of the queries' position lie, int []."""
+    if self.ancestors is None:
+      return self.query_offset
+    beams, length = self.ancestors.shape[1:]
+    shared = key_length - beams * length
+    return shared + (self.query_offset - shared) * beams
+
+  @property
+  def is_decoding(self) -> bool:
+    """Whether a few queries come to many keys, again and again: then no key is copied, and no kernel is started."""
+    return not isinstance(self.query_offset, int)

@@ -1,0 +1,43 @@
+"""Parameters as nested dicts of arrays: the names of their paths, and which of them are trained."""
+
+import re
+
+from flax import traverse_util
+import jax
+
+from t2t import UserError
+
+Params = dict  # nested, of arrays
+
+
+def matches(patterns: tuple[str, ...], path: str) -> bool:
+  """Whether one of the patterns is found in the path."""
+  return any(re.search(pattern, path) for pattern in patterns)
+
+
+def split_frozen(params: Params, patterns: tuple[str, ...]) -> tuple[Params, Params]:
+  """The parameters that are trained, and those that are not: whose path matches one of `patterns`.
+
+  Raises:
+    UserError: a pattern that matches nothing, or nothing left to train.
+  """
+  flat = traverse_util.flatten_dict(params, sep="/")
+  for pattern in patterns:
+    if not any(re.search(pattern, path) for path in flat):
+      raise UserError(f"config.train.freeze: {pattern!r} matches no parameter; there are {', '.join(sorted(flat))}")
+  frozen = {path: x for path, x in flat.items() if matches(patterns, path)}
+  if len(frozen) == len(flat):
+    raise UserError(f"config.train.freeze={patterns}: every parameter is frozen; nothing is left to train")
+  trained = {path: x for path, x in flat.items() if path not in frozen}
+  return traverse_util.unflatten_dict(trained, sep="/"), traverse_util.unflatten_dict(frozen, sep="/")
+
+
+def join_frozen(params: Params, frozen: Params) -> Params:
+  """The inverse of `split_frozen`."""
+  flat = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(frozen)
+  return traverse_util.unflatten_dict(flat)
+
+
+def path_name(path: tuple) -> str:
+  """A key path of a tree as text: "encoder/layers/mlp/up"."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,1 @@
+"""What a training step costs on devices that are not here."""

@@ -1,0 +1,398 @@
+"""What a compiled program computes and moves in one run on one device, loops counted as often as they run.
+
+XLA's own `cost_analysis()` counts a loop's body once.  Rules:
+- FLOPs: two for each multiply-add of dots, convolutions (into which TPUs turn dots) and the matmuls of attention
+  kernels; nothing else.
+- Memory traffic, an estimate: the operands and results of each instruction that runs by itself, a fusion as one; of
+  what is sliced, the slice; of what is updated in place, the update; nothing for what lies in on-chip memory.
+- Bytes that a device sends to others: of an all-gather to B bytes in a group of n, B(n-1)/n; of a reduce-scatter or
+  all-to-all from B bytes, B(n-1)/n; of an all-reduce 2B(n-1)/n; of a collective-permute B.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+from t2t import UserError
+from t2t.planning.hlo import flops as hlo_flops
+from t2t.planning.hlo import text as hlo
+from t2t.planning.hlo import traffic as hlo_traffic
+
+# The program for several TPU slices is that of one of them: its device hands to its host what is for the others, and
+# says in an attribute which collective the hosts carry out.
+_HANDED_OVER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_BETWEEN_SLICES = "dcn_data"
+
+# Instructions that move nothing: names, bookkeeping, and the ends of what was counted at its start.
+_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
+_FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """An instruction and how often it runs; FLOPs and bytes of main memory are of one time.
+
+  overlaps: runs beside others (a copy that was started ahead), so that it takes bandwidth but no time of its own.
+  host_bytes: what it moves between the device and its host.
+  """
+
+  name: str
+  times: float
+  flops: float
+  bytes: float
+  overlaps: bool = False
+  host_bytes: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """A collective and how often it runs; `bytes` are what one device sends at one time.
+
+  axes: of the mesh, those along which the devices of a group differ.
+  overlaps: it is started ahead of where its result is needed.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  times: float
+  bytes: float
+  overlaps: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """All that one device runs in one call.
+
+  saved_bytes: what loops of the forward pass pile up for the backward pass.
+  unknown_loops: loops whose number of iterations the data decides.
+  uncounted: kernels whose FLOPs are not known, by name.
+  """
+
+  operations: tuple[Operation, ...]
+  collectives: tuple[Collective, ...]
+  saved_bytes: float
+  unknown_loops: int
+  uncounted: tuple[str, ...]
+
+  @property
+  def flops(self) -> float:
+    """Executed, recomputation included."""
+    return sum(each.times * each.flops for each in self.operations)
+
+  @property
+  def bytes(self) -> float:
+    """From and to main memory."""
+    return sum(each.times * each.bytes for each in self.operations)
+
+  @property
+  def host_bytes(self) -> float:
+    """From and to the host."""
+    return sum(each.times * each.host_bytes for each in self.operations)
+
+  def sent(self) -> dict[str, dict[tuple[str, ...], float]]:
+    """Kind of collective -> axes -> bytes that one device sends."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for each in self.collectives:
+      by_axes = found.setdefault(each.kind, {})
+      by_axes[each.axes] = by_axes.get(each.axes, 0.0) + each.times * each.bytes
+    return found
+
+
+def analyse(text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 1.0) -> Program:
+  """Counts a program.
+
+  Args:
+    text: `compiled.as_text()`.
+    mesh_shape: axis -> size, in the order in which the program numbers its devices; dcn_data first.
+    unknown_trips: how often a loop is taken to run whose number of iterations depends on data.
+  """
+  counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips)
+  counter.visit(hlo.Scope(counter.module, counter.module.entry), 1.0)
+  return counter.program()
+
+
+class _Counter:
+  """Walks through a program as it runs."""
+
+  def __init__(self, module: hlo.Module, mesh_shape: Mapping[str, int], unknown_trips: float):
+    self.module = module
+    self._mesh_shape = dict(mesh_shape)
+    self._unknown_trips = unknown_trips
+    self._operations: list[Operation] = []
+    self._collectives: list[Collective] = []
+    self._flops_of: dict[str, float] = {}
+    self._saved = 0.0
+    self._unknown: set[str] = set()
+    self._uncounted: set[str] = set()
+    # TPUs spread a collective over several fusions, in each of which it is written down again: it counts in that which
+    # starts it.
+    self._started = {
+      each.attribute("channel_id")
+      for computation in module.computations.values()
+      if computation.root.target == "AsyncCollectiveStart"
+      for each in computation
+      if each.opcode in hlo.COLLECTIVES
+    }
+
+  def program(self) -> Program:
+    return Program(
+      tuple(self._operations),
+      tuple(self._collectives),
+      self._saved,
+      len(self._unknown),
+      tuple(sorted(self._uncounted)),
+    )
+
+  # ---- Control flow ----------------------------------------------------------
+
+  def visit(self, scope: hlo.Scope, times: float, *, overlaps: bool = False) -> None:
+    """Counts a computation that runs so many times."""
+    for instruction in scope.computation:
+      opcode = instruction.opcode
+      if opcode == "while":
+        trips = scope.trips(instruction)
+        if trips is None:
+          self._unknown.add(instruction.name)
+          trips = self._unknown_trips
+        body = scope.body(instruction)
+        self._saved += _piled_up(self.module, body.computation) if trips > 1 else 0.0
+        self.visit(body, times * trips, overlaps=overlaps)
+      elif opcode == "call":
+        self.visit(scope.inner(instruction), times, overlaps=overlaps)
+      elif opcode == "async-start":
+        inner = scope.inner(instruction)
+        if inner is not None:
+          self.visit(inner, times, overlaps=True)
+      elif opcode == "conditional":
+        self._visit_dearest(instruction, times, overlaps=overlaps)
+      elif opcode not in _FREE and not opcode.endswith("-done"):
+        self._count(scope.computation, instruction, times, overlaps=overlaps)
+
+  def _visit_dearest(self, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
+    """Of a conditional's branches, the one with the most FLOPs and then bytes."""
+    names = instruction.called("branch_computations")
+    names = names or instruction.called("true_computation") + instruction.called("false_computation")
+    branches = []
+    for name in names:
+      branch = _Counter(self.module, self._mesh_shape, self._unknown_trips)
+      branch.visit(hlo.Scope(self.module, self.module[name]), times, overlaps=overlaps)
+      branches.append(branch)
+    dearest = max(branches, key=lambda each: (each.program().flops, each.program().bytes))
+    self._operations += dearest._operations
+    self._collectives += dearest._collectives
+    self._saved += dearest._saved
+    self._unknown |= dearest._unknown
+    self._uncounted |= dearest._uncounted
+
+  def _count(self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
+    kind = instruction.opcode.removesuffix("-start")
+    if kind in hlo.COLLECTIVES:
+      self._collect(computation, instruction, times, overlaps=overlaps or instruction.opcode.endswith("-start"))
+      return
+    handed_over = _HANDED_OVER.search(instruction.attributes)
+    if instruction.opcode == "send" and handed_over:
+      self._collect_between_slices(computation, instruction, times, handed_over[1].lower().replace("_", "-"))
+    if instruction.opcode == "fusion":
+      self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
+    moved = hlo_traffic.device_bytes(self.module, computation, instruction)
+    host = hlo_traffic.host_bytes(computation, instruction)
+    flops = self._flops(computation, instruction)
+    if flops or moved or host:
+      overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
+      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host))
+
+  # ---- Collectives -----------------------------------------------------------
+
+  def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> None:
+    """Counts the collectives of a fusion."""
+    starts = computation.root.target == "AsyncCollectiveStart"
+    for each in computation:
+      if each.opcode in hlo.COLLECTIVES and (starts or each.attribute("channel_id") not in self._started):
+        self._collect(computation, each, times, overlaps=overlaps or starts)
+      elif each.opcode == "fusion":
+        self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
+
+  def _collect(
+    self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, *, overlaps: bool
+  ) -> None:
+    kind = instruction.opcode.removesuffix("-start")
+    groups = self._groups(instruction)
+    held = [sum(array.bytes for array in each) for each in computation.operand_arrays(instruction)]
+    if kind == "all-reduce" and any(user.opcode == "dynamic-slice" for user in _users(computation, instruction)):
+      kind = "reduce-scatter"  # as TPUs write it: inside of a fusion
+    # Of a permute's operands the others are where its result goes.
+    sent = _sent(kind, held[0] if kind == "collective-permute" else sum(held), len(groups[0]))
+    axes = varying_axes(groups, self._mesh_shape)
+    if axes and sent:
+      self._collectives.append(Collective(kind, axes, times, sent, overlaps))
+
+  def _collect_between_slices(
+    self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, kind: str
+  ) -> None:
+    held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
+    kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # from one to one
+    sent = _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
+    self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, overlaps=True))
+
+  def _groups(self, instruction: hlo.Instruction) -> list[tuple[int, ...]]:
+    pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", instruction.attributes)
+    if pairs:
+      return [tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
+    return replica_groups(instruction.attributes, math.prod(self._mesh_shape.values()))
+
+  # ---- FLOPs -----------------------------------------------------------------
+
+  def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+    opcode = instruction.opcode
+    if opcode in ("fusion", "call"):
+      called = instruction.called("calls") or instruction.called("to_apply")
+      return self._computation_flops(called[0])
+    if opcode == "dot":
+      return hlo_flops.dot(computation, instruction)
+    if opcode == "convolution":
+      return hlo_flops.convolution(computation, instruction)
+    if opcode == "custom-call":
+      return self._kernel_flops(computation, instruction)
+    return 0.0
+
+  def _computation_flops(self, name: str) -> float:
+    if name not in self._flops_of:
+      computation = self.module[name]
+      self._flops_of[name] = sum(self._flops(computation, each) for each in computation)
+    return self._flops_of[name]
+
+  def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+    noted = re.search(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)', instruction.attributes)
+    if noted:
+      return float(noted[1])
+    target, operands = instruction.target, computation.operand_arrays(instruction)
+    if target.startswith(("__cublas$", "__onednn$matmul")):
+      return hlo_flops.gemm(instruction, operands)
+    if target == "tpu_custom_call":
+      flops = hlo_flops.splash(instruction, operands)
+      if flops is not None:
+        return flops
+    if target in ("tpu_custom_call", "triton_kernel_call") or target.startswith("__cudnn$"):
+      self._uncounted.add(re.sub(r"[.\d]+$", "", instruction.name))
+    return 0.0
+
+
+def _sent(kind: str, held: float, size: int) -> float:
+  """Bytes that one device of a group of `size` sends, of the bytes that it holds at first."""
+  if kind == "collective-permute":
+    return held
+  total = held * (size if kind == "all-gather" else 1)
+  return total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
+
+
+def _users(computation: hlo.Computation, instruction: hlo.Instruction) -> Iterable[hlo.Instruction]:
+  """Who reads a value, through other names of it."""
+  for user in computation.users.get(instruction.name, ()):
+    if user.opcode == "bitcast":
+      yield from _users(computation, user)
+    else:
+      yield user
+
+
+# ---- Who talks to whom -----------------------------------------------------------------------------------------------
+
+
+def replica_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
+  """The groups of a collective, whichever of HLO's ways of writing they are in.
+
+  replica_groups={{0,1},{2,3}}                       -> [(0, 1), (2, 3)]
+  replica_groups=[2,2]<=[2,2]T(1,0)                  -> [(0, 2), (1, 3)]
+  replica_groups=mesh['a'=2,'b'=2] {'a'}             -> [(0, 2), (1, 3)]
+  replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}   -> [(0, 1), (2, 3)]
+  replica_groups={}, or none                         -> all devices
+  """
+  listed = re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", attributes)
+  if listed:
+    return [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+  iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+  if iota:
+    shape, dims = (tuple(map(int, iota[i].split(","))) for i in (1, 2))
+    order = tuple(map(int, iota[3].split(","))) if iota[3] else range(len(dims))
+    return _rows(np.arange(math.prod(dims)).reshape(dims).transpose(order).reshape(shape))
+  mesh = re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? ?\{(.*?)\}", attributes)
+  if mesh:
+    return _mesh_groups(mesh[1], mesh[2] or "", mesh[3])
+  if re.search(r"replica_groups=(?!\{\})", attributes):
+    raise UserError(f"this XLA writes the groups of a collective in a form that is not known here: {attributes[:200]}")
+  return [tuple(range(num_devices))]
+
+
+def _rows(groups: np.ndarray) -> list[tuple[int, ...]]:
+  return [tuple(map(int, group)) for group in groups]
+
+
+def _mesh_groups(mesh: str, device_ids: str, axes: str) -> list[tuple[int, ...]]:
+  """ "'a'=2,'b'=4" and "'b':(2)2": axes of a mesh, or of one of them a part: as many steps of so many devices."""
+  sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+  chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)
+  dims, used = [], []
+  for name, size in sizes.items():
+    # An axis of size 8 of which ":(2)2" is used is one of 2 x 2 x 2.
+    cuts = [(int(before), int(part)) for axis, before, part in chosen if axis == name and before]
+    done = 1
+    for before, part in sorted(cuts):
+      dims += [before // done, part]
+      used.append(len(dims) - 1)
+      done = before * part
+    dims.append(size // done)
+    if not cuts and any(axis == name for axis, _, _ in chosen):
+      used.append(len(dims) - 1)
+  others = [index for index in range(len(dims)) if index not in used]
+  ids = np.arange(math.prod(dims))
+  iota = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", device_ids)
+  if iota:
+    shape = tuple(map(int, iota[1].split(",")))
+    ids = ids.reshape(shape).transpose(tuple(map(int, iota[2].split(","))) if iota[2] else None)
+  elif device_ids:
+    ids = np.array(list(map(int, device_ids.split(","))))
+  ids = ids.reshape(dims).transpose(others + used)
+  return _rows(ids.reshape(-1, math.prod(dims[index] for index in used)))
+
+
+def varying_axes(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
+  """Axes along which the members of a group differ; devices are numbered along the last axis first."""
+  sizes = tuple(mesh_shape.values())
+  varies = np.zeros(len(sizes), bool)
+  for group in groups:
+    places = np.array(np.unravel_index(np.asarray(group), sizes))
+    varies |= (places != places[:, :1]).any(axis=1)
+  return tuple(axis for axis, yes in zip(mesh_shape, varies, strict=True) if yes)
+
+
+# ---- What is kept for the backward pass ------------------------------------------------------------------------------
+
+
+def _piled_up(module: hlo.Module, body: hlo.Computation) -> float:
+  """Bytes of the stacks that a loop of the forward pass fills, one slice in each iteration."""
+  if body.root.opcode != "tuple":
+    return 0.0
+  total = 0.0
+  for name in body.root.operands:
+    result = body.instructions[name]
+    # What JAX transposes is the backward pass; the stacks that it fills are gradients.
+    if len(result.arrays) == 1 and _updates(module, body, result):
+      total += hlo_traffic.in_main_memory(result.arrays)
+  return total
+
+
+def _updates(module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction, index: int = 0) -> bool:
+  """Whether a value, or one element of it, is an array of the forward pass with a slice of it written anew."""
+  if value.opcode == "dynamic-update-slice":
+    return "transpose(" not in value.attributes
+  if value.opcode in ("bitcast", "get-tuple-element"):
+    index = int(value.attribute("index")) if value.opcode == "get-tuple-element" else index
+    return _updates(module, computation, computation.instructions[value.operands[0]], index)
+  if value.opcode == "tuple":
+    return _updates(module, computation, computation.instructions[value.operands[index]])
+  if value.opcode == "fusion":
+    inner = module[value.called("calls")[0]]
+    return _updates(module, inner, inner.root, index)
+  return False

@@ -1,0 +1,92 @@
+"""FLOPs of the instructions of a compiled program that multiply matrices: two for each multiply-add."""
+
+from collections.abc import Sequence
+import functools
+import math
+import re
+
+import numpy as np
+
+from t2t.planning.hlo import text as hlo
+
+
+def dot(computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+  """A dot: every element of the result is a sum over the contracted dimensions."""
+  left = computation.operand_arrays(instruction)[0][0]
+  contracted = [int(i) for i in (instruction.attribute("lhs_contracting_dims") or "").split(",") if i]
+  return 2.0 * instruction.arrays[0].elements * math.prod(left.dims[i] for i in contracted)
+
+
+def _window(attributes: str) -> dict[str, list]:
+  """A convolution's window, field -> one entry per dimension: "size=1x3 pad=0_0x2_2"."""
+  found = re.search(r"window=\{([^{}]*)\}", attributes)
+  fields = dict(part.split("=") for part in found[1].split()) if found else {}
+  return {name: [tuple(map(int, part.split("_"))) for part in text.split("x")] for name, text in fields.items()}
+
+
+def convolution(computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+  """As XLA counts them: positions where the window meets padding or the holes of a dilation cost nothing."""
+  left, right = (each[0].dims for each in computation.operand_arrays(instruction)[:2])
+  labels = instruction.attribute("dim_labels")
+  left_labels, right_labels, out_labels = re.split(r"_|->", labels)
+  out, window = instruction.arrays[0].dims, _window(instruction.attributes)
+  valid = 1
+  for dimension in range(sum(label.isdigit() for label in left_labels)):
+    field = lambda name, default, i=dimension: window[name][i][0] if name in window else default
+    valid *= _valid_positions(
+      left[left_labels.index(str(dimension))],
+      right[right_labels.index(str(dimension))],
+      out[out_labels.index(str(dimension))],
+      stride=field("stride", 1),
+      pad=field("pad", 0),
+      left_dilation=field("lhs_dilate", 1),
+      right_dilation=field("rhs_dilate", 1),
+    )
+  batch_groups = int(instruction.attribute("batch_group_count") or 1)
+  batch = left[left_labels.index("b")] // batch_groups
+  # The kernel's input features are already those of one feature group.
+  return 2.0 * batch * right[right_labels.index("i")] * right[right_labels.index("o")] * valid
+
+
+@functools.cache
+def _valid_positions(
+  left: int, right: int, out: int, *, stride: int, pad: int, left_dilation: int, right_dilation: int
+) -> int:
+  """How many pairs of an output's position and a kernel's meet an input."""
+  at = np.arange(out)[:, None] * stride - pad + np.arange(right)[None, :] * right_dilation
+  return int(np.sum((at >= 0) & (at % left_dilation == 0) & (at // left_dilation < left)))
+
+
+def gemm(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
+  """cuBLAS: the dimensions that are summed over stand in the configuration."""
+  contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+  dims = [int(i) for i in re.findall(r"\d+", contracted[1])] if contracted else [len(operands[0][0].dims) - 1]
+  return 2.0 * instruction.arrays[0].elements * math.prod(operands[0][0].dims[i] for i in dims)
+
+
+# Matmuls of a block: scores and weighted values; backwards scores again, the gradient of the probabilities, and that
+# of the queries or those of keys and values.
+_SPLASH_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
+
+
+def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float | None:
+  """Splash attention: the blocks of its grid, of which a causal mask leaves out those above the diagonal."""
+  part = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", instruction.name)
+  blocks = dict(re.findall(r"\b(block_\w+)\W+(\d+)", instruction.attributes))
+  arrays = [each[0] for each in operands if each]
+  grids = [array.dims for array in arrays if array.dtype in ("s8", "s32") and len(array.dims) == 3]
+  floats = [array.dims for array in arrays if array.dtype in ("bf16", "f32")]
+  if not part or not blocks or not grids or not floats:
+    return None
+  suffix = "" if part[1] == "fwd" else f"_{part[1]}"
+  if f"block_q{suffix}" not in blocks:
+    return None
+  query = floats[0]  # [heads, length, kv], perhaps with the batch in front
+  block = int(blocks[f"block_q{suffix}"]) * int(blocks[f"block_kv{suffix}"])
+  _, rows, columns = grids[0]
+  # Positions of queries are given as [length, 128] where the mask is causal, and so are segments.
+  lanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-1] == 128 for array in arrays)
+  sublanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-2] == 8 for array in arrays)
+  side = min(rows, columns)
+  share = (side + 1) / (2 * side) if lanes > sublanes else 1.0
+  return 2.0 * _SPLASH_MATMULS[part[1]] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share

@@ -1,0 +1,360 @@
+"""Whether a training step fits a TPU slice, and how fast it may be, before the slice is paid for.
+
+The step that `t2t train` runs, optimizer included, is compiled for the TPU by libtpu, on any machine; what is reported
+is read off that program.  Without --topology it is compiled for the devices that are here.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import sys
+import textwrap
+import time
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+import rich.console
+
+from t2t import UserError, chips, sharding
+from t2t.config import section
+from t2t.models.config import TransformerConfig
+from t2t.models.flops import model_flops
+from t2t.planning import program, roofline
+from t2t.planning.hlo import cost as hlo_cost
+from t2t.runtime import cache_folder
+from t2t.training import meshes
+
+Plan = dict[str, Any]
+
+
+# ---- One plan --------------------------------------------------------------------------------------------------------
+
+
+def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None = None) -> Plan:
+  """Compiles the step of `config` for `devices` and says what it takes.
+
+  Args:
+    config: see configs/default.py; its mesh must fit the devices.
+    devices: here, or of a topology.
+    hlo: a file that the program is written to.
+
+  Returns:
+    What `--json` prints (see `t2t plan --help`); bytes and FLOP/s are of one device, None what is not known of it.
+
+  Raises:
+    UserError: see `program.compile_step`.
+  """
+  mesh, why = meshes.make(config, devices=devices)
+  compiled = program.compile_step(config, mesh)
+  kind = devices[0].device_kind
+  chip = chips.CHIPS.get(kind)
+  capacity = _capacity(devices[0], chip)
+  lengths = program.lengths(config)
+  model = section(config, "model", TransformerConfig)
+  tokens = config.train.batch_size * sum(lengths.values())
+  flops = model_flops(
+    model, batch_size=config.train.batch_size, lengths=lengths, predicted=program.share_predicted(config)
+  )
+  memory = {**compiled.parts, "arguments": compiled.arguments, "temporaries": compiled.temporaries}
+  memory |= {"activations": None, "total": compiled.total, "capacity": capacity}
+  fits = None if capacity is None else compiled.total <= capacity
+  plan: Plan = {
+    "device": f"{len(devices)} x {kind}",
+    "chips": len(devices) // (chip.per_chip if chip else 1),
+    "mesh": dict(mesh.shape),
+    "mesh_chosen": why,
+    "batch_size": config.train.batch_size,
+    "microbatches": config.train.microbatches,
+    "remat": config.model.remat,
+    "optimizer": config.optimizer.name,
+    "lengths": lengths,
+    "rows_at_a_time": config.train.batch_size // sharding.num_shards("batch", mesh) // config.train.microbatches,
+    "parameters": compiled.parameters,
+    "memory_per_chip": memory,
+    "fits": fits,
+    "tokens_per_step": tokens,
+    "flops_per_step": flops,
+    "flops_per_token": flops / tokens,
+    "executed_flops_per_step": None,
+    "bytes_per_step": None,
+    "host_bytes_per_step": None,
+    "collective_bytes": None,
+    "seconds_at_peak": None,
+    "predicted_step_seconds": None,
+    "predicted_mfu": None,
+    "tokens_per_second": None,
+    "compile_seconds": compiled.seconds,
+  }
+  if fits is False:
+    plan["would_fit"] = would_fit(plan)
+  if compiled.text is None:
+    return plan
+  if hlo:
+    pathlib.Path(hlo).write_text(compiled.text)
+  return plan | _running(config, mesh, compiled, plan)
+
+
+def _running(config: ConfigDict, mesh: jax.sharding.Mesh, compiled: program.Compiled, plan: Plan) -> Plan:
+  """What a plan says of the compiled program."""
+  kind = mesh.devices.flat[0].device_kind
+  chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
+  executed = hlo_cost.analyse(compiled.text, mesh.shape, unknown_trips=program.unknown_trips(config, mesh))
+  saved = min(executed.saved_bytes, compiled.temporaries)
+  found: Plan = {
+    "memory_per_chip": plan["memory_per_chip"] | {"activations": saved},
+    "executed_flops_per_step": executed.flops * mesh.size,
+    "bytes_per_step": executed.bytes,
+    "host_bytes_per_step": executed.host_bytes,
+    "collective_bytes": {
+      kind: {roofline.name(axes): number for axes, number in by_axes.items()}
+      for kind, by_axes in executed.sent().items()
+    },
+    "uncounted_kernels": list(executed.uncounted),
+  }
+  if chip is None or peak is None:
+    return found
+  times = roofline.times(executed, chip, peak, mesh)
+  return found | {
+    "seconds_at_peak": {
+      "compute": times.compute,
+      "memory": times.memory,
+      "host": times.host,
+      "links": times.links,
+    },
+    "exposed_seconds": times.exposed,
+    "predicted_step_seconds": times.predicted,
+    "predicted_mfu": plan["flops_per_step"] / times.predicted / (peak * mesh.size),
+    "tokens_per_second": plan["tokens_per_step"] / times.predicted,
+  }
+
+
+def _capacity(device: jax.Device, chip: chips.Chip | None) -> int | None:
+  """Memory for a program on one device: the table's, or what the device says, or a CPU's share of the machine's."""
+  if chip is not None:
+    return int(chip.hbm_bytes)
+  if device.platform == "cpu":
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
+  stats = device.memory_stats()
+  return stats["bytes_limit"] if stats else None
+
+
+def would_fit(plan: Plan) -> list[str]:
+  """Changes of the config after which the step should fit, by arithmetic; the first is the one that costs least.
+
+  Args:
+    plan: one whose total is above its capacity.
+  """
+  memory, rows = plan["memory_per_chip"], plan["rows_at_a_time"]
+  capacity, gradients = memory["capacity"], memory["parameters"]  # float32, and they lie as the parameters do
+  state = memory["parameters"] + memory["optimizer"] + gradients
+  found = []
+  if state > capacity:
+    # It shrinks with the number of shards; the smallest power of two that leaves a third for activations.
+    whole = 4 * plan["parameters"] / memory["parameters"] * state
+    least = 2 ** math.ceil(math.log2(whole / (capacity * 2 / 3)))
+    if least <= math.prod(plan["mesh"].values()):
+      found.append(f"split the parameters {least} ways or more: config.mesh.fsdp times config.mesh.tensor")
+    else:
+      found.append(f"{least} chips or more: parameters, optimizer and gradients alone fill {whole / capacity:.0f}")
+    if plan["optimizer"] == "adamw":
+      found.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
+    return found
+  if plan["remat"] != "full":
+    found.append("--config.model.remat=full: keeps one array per layer, computes a third more")
+  # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
+  rest, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - 2 * gradients
+  parts = next((n for n in range(2, rows + 1) if rows % n == 0 and rest / n <= room), None)
+  if parts:
+    at_once = f"{rows // parts} row{'s' if rows > parts else ''} of the batch at a time, not {rows}"
+    found.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
+    found.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
+  else:
+    found.append("more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip")
+  return found
+
+
+# ---- Cache -----------------------------------------------------------------------------------------------------------
+
+
+def _version(distribution: str) -> str | None:
+  try:
+    return importlib.metadata.version(distribution)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _sources() -> str:
+  """A hash of t2t itself: another model, optimizer or loss makes another program."""
+  found = hashlib.sha256()
+  for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+    if "data" not in path.relative_to(pathlib.Path(__file__).parent).parts:
+      found.update(path.read_bytes())
+  return found.hexdigest()
+
+
+def cache_path(config: ConfigDict, where: str) -> pathlib.Path:
+  """Where the plan of a config is kept; it changes with the config, the devices, t2t and what compiles.
+
+  Args:
+    config: all of it.
+    where: which devices: topology and slices, or those that are here.
+  """
+  versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
+  flags = {name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
+  key = json.dumps([config.to_json_best_effort(sort_keys=True), where, versions, flags, _sources()], sort_keys=True)
+  return cache_folder.cache_dir() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def cached(path: pathlib.Path, compute: Callable[[], Plan]) -> Plan:
+  """The plan that lies at `path`, or else what `compute` gives, which is then kept there."""
+  with contextlib.suppress(OSError, ValueError):
+    return json.loads(path.read_text())
+  plan = compute()
+  with contextlib.suppress(OSError):  # without a cache it is slow, but as right
+    cache_folder.write_atomically(path, json.dumps(plan).encode())
+  return plan
+
+
+# ---- Report ----------------------------------------------------------------------------------------------------------
+
+
+def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
+  """A plan with the hours, chip-hours and cost of so many tokens, and with the price's currency left to the user."""
+  if tokens is None or not plan["tokens_per_second"]:
+    return plan
+  hours = tokens / plan["tokens_per_second"] / 3600
+  plan = plan | {"tokens": tokens, "hours": hours, "chip_hours": hours * plan["chips"]}
+  return plan if price is None else plan | {"cost": price * plan["chip_hours"]}
+
+
+def short(number: float, unit: str = "") -> str:
+  """Four digits and a prefix: 1.234 G; thousands, not 1,024s."""
+  for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    if abs(number) >= size:
+      return f"{number / size:.4g} {prefix}{unit}"
+  return f"{number:.4g} {unit}".rstrip()
+
+
+def seconds(number: float) -> str:
+  """1.234 s, 56.7 ms, 89.1 us."""
+  if number >= 1:
+    return f"{number:.3f} s"
+  return f"{number * 1e3:.3g} ms" if number >= 1e-3 else f"{number * 1e6:.3g} us"
+
+
+def report(plan: Plan) -> str:
+  """A plan as text, at most 80 columns wide."""
+  memory = plan["memory_per_chip"]
+  mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
+  sides = " + ".join(f"{length:,} {side}" for side, length in plan["lengths"].items())
+  lines = [
+    f"{plan['device']}, {mesh}",
+    *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
+    f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
+    f"batch {plan['batch_size']:,} x ({sides}) positions"
+    + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
+    "",
+    "memory of one chip" if not plan["device"].endswith("TPU7x") else "memory of half a chip, which is one device",
+  ]
+  row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
+  gigabytes = lambda number: f"{number / 1e9:.2f} GB"
+  row("parameters", gigabytes(memory["parameters"]))
+  row("optimizer", gigabytes(memory["optimizer"]))
+  row("batch", gigabytes(memory["batch"]))
+  if memory["activations"] is not None:
+    row("activations", gigabytes(memory["activations"]), "kept by layers for the backward pass")
+    row("other temporaries", gigabytes(memory["temporaries"] - memory["activations"]), "gradients among them")
+  else:
+    row("temporaries", gigabytes(memory["temporaries"]))
+  share = f"of {gigabytes(memory['capacity'])}" if memory["capacity"] else "of an unknown capacity"
+  row("total", gigabytes(memory["total"]), share)
+  lines += ["", *_verdict(plan)]
+  if plan["collective_bytes"] is not None:
+    lines += ["", *_work(plan)]
+  return "\n".join(lines)
+
+
+def _verdict(plan: Plan) -> list[str]:
+  memory = plan["memory_per_chip"]
+  if plan["fits"] is None:
+    return ["whether it fits is not known: the memory of this device is not"]
+  if plan["fits"]:
+    free = memory["capacity"] - memory["total"]
+    return [f"it fits, with {free / 1e9:.2f} GB to spare ({free / memory['capacity']:.0%})"]
+  lines = [f"it does NOT fit: {(memory['total'] - memory['capacity']) / 1e9:.2f} GB too much for each chip"]
+  lines.append("what should make it fit (arithmetic; --search compiles what it proposes):")
+  for change in plan["would_fit"]:
+    lines += textwrap.wrap(change, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+  return lines
+
+
+def _work(plan: Plan) -> list[str]:
+  lines = ["one step"]
+  row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
+  row("tokens", f"{plan['tokens_per_step']:,}", "positions of inputs and targets")
+  row("model FLOPs", short(plan["flops_per_step"]), f"{short(plan['flops_per_token'])} per token")
+  row("", "", "6 x weights of matmuls, and attention")
+  repeated = plan["executed_flops_per_step"] / plan["flops_per_step"]
+  row("executed FLOPs", short(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted")
+  row("memory traffic, a chip", short(plan["bytes_per_step"], "B"), "estimate")
+  if plan["host_bytes_per_step"]:
+    row("to and from the host", short(plan["host_bytes_per_step"], "B"), "a chip")
+  if plan["uncounted_kernels"]:
+    row("not counted", "", ", ".join(plan["uncounted_kernels"]))
+  if plan["collective_bytes"]:
+    lines += ["", "sent by each chip"]
+    for kind, by_axes in sorted(plan["collective_bytes"].items()):
+      for axes, number in sorted(by_axes.items()):
+        row(kind, short(number, "B"), f"over {axes}")
+  times = plan["seconds_at_peak"]
+  if times is None:
+    return [*lines, "", "no prediction: the peaks of this device are not in t2t/chips.py"]
+  lines += ["", "time at the chip's published peaks"]
+  row("compute", seconds(times["compute"]))
+  row("memory", seconds(times["memory"]))
+  if times["host"]:
+    row("host", seconds(times["host"]))
+  for axes, number in sorted(times["links"].items()):
+    row(f"links, {axes}", seconds(number))
+  lines += ["", "prediction (not a measurement; the rule is in t2t/planning/roofline.py)"]
+  row("step", seconds(plan["predicted_step_seconds"]), f"{seconds(plan['exposed_seconds'])} of it waiting for links")
+  row("MFU", f"{plan['predicted_mfu']:.1%}")
+  row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
+  if "hours" in plan:
+    row(f"{short(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours")
+  if "cost" in plan:
+    row("cost", f"{plan['cost']:,.0f}", "at the price given per chip-hour")
+  return lines
+
+
+# ---- Command ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+  """Says on standard error what takes so long: with a clock on a terminal, in two lines elsewhere."""
+  console = rich.console.Console(stderr=True)
+  started = time.monotonic()
+  if not console.is_terminal:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+    yield
+    print(f"{text}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return
+  with console.status(f"{text} (up to a minute or two)"):
+    yield
+
+
+def find_devices(topology: str | None, *, slices: int) -> tuple[list[jax.Device], str]:
+  """The devices to compile for, and their name."""
+  if topology is None:
+    if slices != 1:
+      raise UserError(f"--slices {slices}: needs --topology")
+    devices = jax.devices()
+    return devices, f"here: {len(devices)} x {devices[0].device_kind}"
+  return list(program.devices(topology, slices=slices)), topology + (f" x {slices}" if slices > 1 else "")

@@ -1,0 +1,265 @@
+"""The training step as it is compiled for devices that are here or for TPUs that are not: `t2t plan`'s subject.
+
+libtpu compiles for any TPU; that takes its wheel (the [tpu] extra) and no accelerator.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import time
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from t2t import UserError, features, losses, sharding, train
+from t2t.config import section
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+from t2t.runtime import quiet, xla_flags
+from t2t.training import optimizers, train_state
+
+# Generation -> how many sides a slice has, and examples of slices.
+GENERATIONS: Mapping[str, tuple[int, str]] = {
+  "v4": (3, "v4:2x2x1, v4:2x2x4, v4:4x4x4, v4:8x8x16"),
+  "v5e": (2, "v5e:1x1, v5e:2x2, v5e:2x4, v5e:4x4, v5e:4x8, v5e:8x8, v5e:8x16, v5e:16x16"),
+  "v5p": (3, "v5p:2x2x1, v5p:2x2x2, v5p:2x4x4, v5p:4x4x4, v5p:8x8x8, v5p:8x8x16"),
+  "v6e": (2, "v6e:1x1, v6e:2x2, v6e:2x4, v6e:4x4, v6e:4x8, v6e:8x8, v6e:8x16, v6e:16x16"),
+  "tpu7x": (3, "tpu7x:2x2x1, tpu7x:2x2x2, tpu7x:4x4x4, tpu7x:8x8x16"),
+}
+
+
+def _known() -> str:
+  return "\n".join(f"  {examples}, ..." for _, examples in GENERATIONS.values())
+
+
+def num_devices(topology: str, *, slices: int = 1) -> int:
+  """How many devices `devices` gives; libtpu is not asked.
+
+  Raises:
+    UserError: no such topology.
+  """
+  _check_topology(topology, slices)
+  generation, _, shape = topology.partition(":")
+  per_chip = 2 if generation == "tpu7x" else 1
+  return per_chip * slices * math.prod(int(side) for side in shape.split("x"))
+
+
+def _check_topology(topology: str, slices: int) -> None:
+  generation, _, shape = topology.partition(":")
+  sides = shape.split("x")
+  if generation not in GENERATIONS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+    raise UserError(f"--topology {topology}: no such TPU; there are, for example,\n{_known()}")
+  number, examples = GENERATIONS[generation]
+  if len(sides) != number:
+    raise UserError(f"--topology {topology}: a {generation} slice has {number} sides, as in {examples}")
+  if slices < 1:
+    raise UserError(f"--slices {slices}: must be at least 1")
+
+
+def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
+  """The devices of a TPU slice that is not here, or of several slices.
+
+  Args:
+    topology: generation and chips along each side, "v5e:16x16", "v5p:8x8x16".
+    slices: how many such slices, connected by the data centre's network.
+
+  Raises:
+    UserError: no such topology (lists those there are), or libtpu is not installed or fails.
+  """
+  _check_topology(topology, slices)
+  generation, _, shape = topology.partition(":")
+  sides = shape.split("x")
+  if importlib.util.find_spec("libtpu") is None:
+    raise UserError(
+      f"--topology {topology}: compiling for a TPU that is not there needs libtpu; install it with"
+      " `pip install -e '.[tpu]'` (it needs no TPU), or leave --topology out to compile for what is here"
+    )
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  # Nothing runs on a TPU here: others may have one, or compile for one, at the same time.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  # Otherwise libtpu would look for a TPU to run on, or take one that is there.
+  jax.config.update("jax_platforms", "cpu")
+  from jax.experimental import topologies
+
+  # A v4's two cores are one device, as on Cloud's machines; and one chip alone has a host to itself.
+  options = {"chip_config_name": "megacore"} if generation == "v4" else {}
+  if all(side == "1" for side in sides):
+    options["chips_per_host_bounds"] = (1, 1, 1)
+  if slices > 1:
+    options["num_slices"] = slices
+  try:
+    with quiet.stderr():  # it speaks of the TPU that is not here
+      return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+  except Exception as error:  # libtpu raises several kinds, about the shape or about itself
+    text = str(error).splitlines()[0]
+    raise UserError(f"--topology {topology}: libtpu says: {text}\nThere are, for example,\n{_known()}") from error
+
+
+# How the tasks of t2t/tasks that come from a corpus are called: one of these, and the objective.
+_CORPORA = ("c4", "docs", "wikipedia")
+
+
+def task_features(config: ConfigDict) -> tuple[str, ...]:
+  """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
+
+  The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
+  then the task modules are imported, and TensorFlow with them.
+
+  Raises:
+    UserError: a task module that cannot be imported, or no such mixture.
+  """
+  both, alone = ("inputs", "targets"), ("targets",)
+  data = config.data
+  if data.files or not data.mixture:
+    return alone if data.objective in features.WITHOUT_INPUTS else both
+  if config.model.architecture != "decoder_only":
+    return both  # whatever the task has: an encoder reads something
+  if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
+    parts = (name.strip().partition("_") for name in data.mixture.split(","))
+    is_alone = {corpus in _CORPORA and rest.startswith(features.WITHOUT_INPUTS) for corpus, _, rest in parts}
+    return alone if is_alone == {True} else both
+  from t2t.data import selection
+
+  found = selection.find(data.mixture, modules=data.task_modules)
+  return both if "inputs" in found.output_features else alone
+
+
+def _task_lengths(config: ConfigDict) -> dict[str, int]:
+  return features.task_lengths(
+    config.model.architecture,
+    task_features(config),
+    inputs_length=config.data.inputs_length,
+    targets_length=config.data.targets_length,
+  )
+
+
+def lengths(config: ConfigDict) -> dict[str, int]:
+  """Positions of the encoder and of the decoder, as in training; no data is read for it."""
+  return features.model_lengths(config.model.architecture, _task_lengths(config))
+
+
+def batch_shapes(config: ConfigDict) -> dict[str, tuple[int, int]]:
+  """Shape of each feature of a training batch, int32."""
+  found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
+  return {name: (config.train.batch_size, length) for name, length in found.items()}
+
+
+def share_predicted(config: ConfigDict) -> float:
+  """Which part of the last stack's positions has a loss, about: the data decides."""
+  if config.model.architecture == "encoder_only":
+    return config.data.noise_density or 0.15
+  if config.model.architecture == "decoder_only":
+    found = _task_lengths(config)
+    return found["targets"] / sum(found.values())
+  return 1.0
+
+
+def unknown_trips(config: ConfigDict, mesh: jax.sharding.Mesh) -> float:
+  """Chunks of logits that have a loss; where much has none, the loop over them ends when the data says so."""
+  rows = config.train.batch_size // config.train.microbatches
+  tokens = rows * list(lengths(config).values())[-1] // sharding.num_shards("tokens", mesh)
+  chunks = -(-tokens // config.train.chunk_tokens)
+  return math.ceil(chunks * share_predicted(config))
+
+
+def build(config: ConfigDict, mesh: jax.sharding.Mesh):
+  """The step that `t2t train` runs, the abstract state, and the function that makes the state; nothing is compiled."""
+  model_config = section(config, "model", TransformerConfig)
+  tx, _ = optimizers.make_optimizer(section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps)
+  graphdef, state, make = train_state.abstract_train_state(
+    lambda key: transformer.build(model_config, nnx.Rngs(key)),
+    tx,
+    mesh,
+    freeze=config.train.freeze,
+    offload_optimizer=config.train.offload_optimizer,
+  )
+  shardings = jax.tree.map(lambda x: x.sharding, state)
+  loss = losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
+  step = train_state.make_train_step(
+    graphdef, losses.make_loss_fn(loss), tx, shardings, num_microbatches=config.train.microbatches
+  )
+  return step, state, jax.jit(make, out_shardings=shardings)
+
+
+def bytes_per_device(tree) -> int:
+  """Memory that each device gives to abstract arrays with shardings; not what lies in its host's."""
+  own = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != "pinned_host"]
+  return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """What the compiler made of a step; bytes are of one device.
+
+  parameters: how many, over all devices.
+  arguments: of state and batch; the parts of it by name in `parts`.
+  temporaries, total: what the program needs besides, and altogether.
+  seconds: compilation took.
+  text: the program; None if it does not fit.
+  """
+
+  parameters: int
+  parts: dict[str, int]
+  arguments: int
+  temporaries: int
+  total: int
+  seconds: float
+  text: str | None
+
+
+def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh) -> Compiled:
+  """Compiles the step on a mesh, of devices that may not be there.
+
+  Raises:
+    UserError: sizes that the mesh does not divide; or the compiler fails, other than for lack of memory.
+  """
+  train.check_sizes(config, mesh)
+  train.check_lengths(lengths(config), mesh)
+  platform = mesh.devices.flat[0].platform
+  flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
+  with jax.set_mesh(mesh):
+    step, state, _ = build(config, mesh)
+    batch = {
+      name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(mesh))
+      for name, shape in batch_shapes(config).items()
+    }
+    params = (state.params, state.frozen_params)
+    number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    parts = {name: bytes_per_device(x) for name, x in (("parameters", params), ("optimizer", state.opt_state))}
+    parts["batch"] = bytes_per_device(batch)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    started = time.monotonic()
+    try:
+      compiled = step.lower(state, batch, key).compile(compiler_options=flags or None)
+    except UserError:
+      raise
+    except Exception as error:  # of XLA's, and others of what compiles kernels
+      arguments = sum(parts.values())
+      needed = _needed(str(error), arguments)
+      if needed is None:
+        text = (str(error).splitlines() or [""])[0][:400]
+        raise UserError(f"the compiler fails: {type(error).__name__}: {text}") from error
+      return Compiled(number, parts, arguments, needed - arguments, needed, time.monotonic() - started, None)
+  memory = compiled.memory_analysis()
+  arguments = memory.argument_size_in_bytes
+  temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+  total = arguments + temporaries + memory.output_size_in_bytes - memory.alias_size_in_bytes
+  return Compiled(number, parts, arguments, temporaries, total, time.monotonic() - started, compiled.as_text())
+
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _needed(message: str, arguments: int) -> int | None:
+  """Bytes of memory that a program would need, in the compiler's own words; None if that is not why it fails."""
+  used = re.search(r"Used ([\d.]+)([KMGT])\w* of [\d.]+[KMGT]\w* hbm", message)
+  temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT])\) exceeds", message)
+  if not used and not temporaries:
+    return None
+  found = used or temporaries
+  return int(float(found[1]) * _UNITS[found[2]]) + (0 if used else arguments)

@@ -1,0 +1,46 @@
+"""The user's cache folder: what is slow to compute and can be computed again at any time."""
+
+import contextlib
+import os
+import pathlib
+import platform
+import tempfile
+import zlib
+
+
+def cache_dir() -> pathlib.Path:
+  """T2T_CACHE_DIR, else XDG_CACHE_HOME/t2t, else ~/.cache/t2t.  It may not exist yet."""
+  if os.environ.get("T2T_CACHE_DIR"):
+    return pathlib.Path(os.environ["T2T_CACHE_DIR"])
+  return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "t2t"
+
+
+def write_atomically(path: pathlib.Path, content: bytes) -> None:
+  """Writes a file whole or not at all: a reader, or another process that writes the same, never sees a part.
+
+  Raises:
+    OSError: the folder cannot be made or written.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+  try:
+    with os.fdopen(handle, "wb") as file:
+      file.write(content)
+    # mkstemp makes files that only their owner reads; this one is like any other.
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def processor() -> str:
+  """A name for this machine's kind of processor: what is compiled for one may not run on another.
+
+  Out: "x86_64-1c291ca3"
+  """
+  lines = []
+  with contextlib.suppress(OSError):
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+  features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+  return f"{platform.machine()}-{zlib.crc32(''.join(features).encode()):08x}"

@@ -1,0 +1,110 @@
+"""What is said, and done, when a step takes much longer than the steps before it."""
+
+from collections.abc import Iterator
+import contextlib
+import faulthandler
+import socket
+import statistics
+import sys
+import threading
+import time
+
+import jax
+
+from t2t.runtime import link
+
+# A step that takes so many times the usual one, and no less than so many seconds, is told.
+_SHORTEST_STALL = 60.0
+
+
+class Watchdog:
+  """Writes the stacks of all threads to stderr when a step takes many times as long as the steps before it.
+
+  So the log of every host says where it stands when one of them hangs, instead of nothing.  After `longest` all hosts
+  end: a run that stands still costs as much as one that does not.
+
+  Args:
+    factor: how many times the usual step is told; 0: never.
+    longest: seconds after which several hosts end, if a step or the start has not ended by then; 0: never.
+    shortest: seconds below which no step is long.
+  """
+
+  def __init__(self, factor: float, *, longest: float = 0.0, shortest: float = _SHORTEST_STALL):
+    self._factor, self._longest, self._shortest = factor, longest if link.current() else 0.0, shortest
+    self._seconds: list[float] = []
+    self._began: float | None = None
+    self._told = self._started = self._paused = False
+    self._changed = threading.Condition()
+    self._closed = False
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator["Watchdog"]:
+    """Watches until the block ends; the first `step` ends what is no step, but may be too long: the start."""
+    self._closed, self._began = False, time.monotonic()
+    thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+    if self._factor or self._longest:
+      thread.start()
+    try:
+      yield self
+    finally:
+      with self._changed:
+        self._closed = True
+        self._changed.notify()
+
+  def step(self) -> None:
+    """A step has ended, and the next one begins."""
+    now = time.monotonic()
+    with self._changed:
+      if self._began is not None and self._started and not self._paused:
+        self._seconds = [*self._seconds[-49:], now - self._began]
+      self._began, self._told, self._started, self._paused = now, False, True, False
+      self._changed.notify()
+
+  def pause(self) -> None:
+    """What comes until `resume` is no step: an evaluation, a checkpoint; it may take four times as long as one."""
+    with self._changed:
+      self._began, self._paused, self._told = time.monotonic(), True, False
+      self._changed.notify()
+
+  def resume(self) -> None:
+    """A step begins."""
+    with self._changed:
+      self._began, self._told, self._paused = time.monotonic(), False, False
+      self._changed.notify()
+
+  def _limit(self) -> float | None:
+    """How long the running step may take until something is done; None: it is not known, or there is none."""
+    if self._began is None:
+      return None
+    if self._paused:
+      return 4 * self._longest or None
+    usual = max(self._factor * statistics.median(self._seconds), self._shortest) if len(self._seconds) > 2 else 0.0
+    if self._factor and usual and not self._told:
+      return usual
+    return max(self._longest, usual) or None if self._longest else None
+
+  def _watch(self) -> None:
+    with self._changed:
+      while not self._closed:
+        limit = self._limit()
+        left = None if limit is None else self._began + limit - time.monotonic()
+        if left is not None and left <= 0:
+          self._tell(limit)
+          continue
+        self._changed.wait(left)
+
+  def _tell(self, limit: float) -> None:
+    if not self._told:
+      usual = f", usual are {statistics.median(self._seconds):.2g} s" if self._seconds else ""
+      print(
+        f"\nhost {jax.process_index()} ({socket.gethostname()}): this {'step' if self._started else 'start'} takes"
+        f" longer than {limit:.0f} s{usual};"
+        " where it stands:",
+        file=sys.stderr,
+        flush=True,
+      )
+      faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+      self._told = True
+    if self._longest and limit >= self._longest:
+      self._longest = 0.0
+      link.current().stalled(limit)

@@ -1,0 +1,1 @@
+"""Files and objects, local or on a bucket: read whole or not at all, written in parts or at once."""

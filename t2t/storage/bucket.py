@@ -1,0 +1,340 @@
+"""Google Cloud Storage as t2t itself asks it: what a bucket holds, the bytes of objects, and objects that grow.
+
+TensorStore and TensorFlow have clients of their own, for arrays and for what seqio reads. TensorFlow's takes an error
+for the end of a file where lines are iterated; this one raises.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import functools
+import http
+import io
+import os
+import re
+from typing import Any
+
+from etils import epath
+
+from t2t import UserError
+
+# One request is given this long; what may be tried again is, until the other is over.
+_REQUEST_SECONDS = 20
+RETRY_SECONDS = 60
+
+_READ_AT_ONCE = 4 * 2**20  # bytes: a request takes 30 ms or so, whatever its size
+
+# What the client raises at a name that no bucket can have: "", "-".
+_NO_NAME = (ValueError, IndexError)
+
+
+def is_remote(path: Any) -> bool:
+  """Whether `path` lies in a bucket."""
+  return str(path).startswith("gs://")
+
+
+def _split(path: Any) -> tuple[str, str]:
+  """Name of the bucket and of the object."""
+  name, _, key = str(path).removeprefix("gs://").partition("/")
+  return name, key
+
+
+@functools.lru_cache(maxsize=1)
+def _client():
+  # Half a second to import: only who names a bucket waits for it.
+  import google.auth.exceptions
+  from google.cloud import storage
+
+  try:
+    return storage.Client()
+  except google.auth.exceptions.DefaultCredentialsError:
+    return storage.Client.create_anonymous_client()  # public buckets, such as T5's vocabularies, can still be read
+
+
+def _patience(seconds: float | None = None) -> Mapping[str, Any]:
+  from google.cloud.storage import retry
+
+  return {"retry": retry.DEFAULT_RETRY.with_timeout(seconds or RETRY_SECONDS), "timeout": _REQUEST_SECONDS}
+
+
+def _errors() -> tuple[type[Exception], ...]:
+  import google.api_core.exceptions
+  import google.auth.exceptions
+  from google.cloud.storage import exceptions
+  import requests
+
+  known = (google.api_core.exceptions.GoogleAPIError, google.auth.exceptions.GoogleAuthError)
+  return *known, exceptions.DataCorruption, exceptions.InvalidResponse, requests.RequestException
+
+
+def _reason(error: Exception) -> str:
+  """What a person can use of an error of the client."""
+  import google.api_core.exceptions
+  import google.auth.exceptions
+  from google.cloud.storage import exceptions
+
+  if isinstance(error, google.api_core.exceptions.RetryError) and error.cause is not None:
+    return f"{_reason(error.cause)}, however often it was tried"
+  if isinstance(error, google.auth.exceptions.GoogleAuthError):
+    return f"no credentials for Google Cloud: {error}"
+  if isinstance(error, google.api_core.exceptions.GoogleAPICallError):
+    return f"{error.code.value} {error.code.phrase}" if error.code else str(error)
+  if isinstance(error, exceptions.InvalidResponse):
+    status = http.HTTPStatus(error.response.status_code)
+    return f"{status.value} {status.phrase}"
+  return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+  """What the client raises, as those know it who read and write files."""
+  try:
+    yield
+  except _errors() as error:
+    raise OSError(_reason(error)) from error
+
+
+def check(path: Any, *, where: str) -> None:
+  """Asks once whether the bucket of `path` is there and may be read; a local path is always right.
+
+  Args:
+    path: local or gs://.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: there is no such bucket, no right to it, or no way to it.
+  """
+  if not is_remote(path):
+    return
+  try:
+    for _ in _client().list_blobs(_split(path)[0], max_results=1, fields="items(name)", **_patience(15)):
+      pass
+  except (*_errors(), *_NO_NAME) as error:
+    raise UserError(f"{where}{path}: {_refusal(error, path)}") from error
+
+
+def _refusal(error: Exception, path: Any) -> str:
+  from google.api_core import exceptions
+
+  name = _split(path)[0]
+  if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
+    return f"there is no bucket {name!r}; `gcloud storage ls` shows those there are"
+  if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
+    return (
+      f"no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
+      " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (launch/README.md)"
+    )
+  return f"bucket {name!r} cannot be reached ({_reason(error)})"
+
+
+# ---- What is there ---------------------------------------------------------------------------------------------------
+
+
+def find(pattern: str, *, where: str) -> list[str]:
+  """Paths of the objects whose names match a glob; `*` stays within a folder, `**` does not.
+
+  Args:
+    pattern: gs://BUCKET/NAME.
+    where: what the user set, for messages.
+
+  Raises:
+    UserError: the bucket cannot be listed.
+  """
+  name, key = _split(pattern)
+  prefix = re.match(r"[^*?\[{]*", key).group()
+  if prefix == key:
+    blobs, _ = _list(name, prefix, where=where, path=pattern, delimiter="/")
+    blobs = [blob for blob in blobs if blob.name == key]
+  else:
+    blobs, _ = _list(name, prefix, where=where, path=pattern, match_glob=key)
+  return [f"gs://{name}/{blob.name}" for blob in blobs if not blob.name.endswith("/")]
+
+
+def stats(paths: list[str], *, where: str) -> dict[str, tuple[int, int]]:
+  """Path -> (bytes, generation) of these objects, by a listing of each of their folders: a request for a thousand.
+
+  Raises:
+    UserError: a bucket cannot be listed, or one of the objects is not there.
+  """
+  found: dict[str, tuple[int, int]] = {}
+  for folder in sorted({path.rpartition("/")[0] for path in paths}):
+    name, key = _split(folder)
+    for blob in _list(name, f"{key}/" if key else "", where=where, path=folder, delimiter="/")[0]:
+      found[f"gs://{name}/{blob.name}"] = (blob.size, blob.generation)
+  missing = [path for path in paths if path not in found]
+  if missing:
+    raise UserError(f"{where}: {missing[0]}: is not there")
+  return {path: found[path] for path in paths}
+
+
+def names(folder: epath.Path, *, where: str) -> list[str]:
+  """Names of what lies directly in a folder, local or of a bucket, which need not be there.
+
+  Raises:
+    UserError: the bucket cannot be listed.
+  """
+  if not is_remote(folder):
+    return sorted(child.name for child in folder.iterdir()) if folder.is_dir() else []
+  name, key = _split(folder)
+  prefix = f"{key.rstrip('/')}/" if key else ""
+  blobs, inner = _list(name, prefix, where=where, path=folder, delimiter="/")
+  found = [*(blob.name for blob in blobs), *inner]
+  return sorted({each[len(prefix) :].rstrip("/") for each in found if each != prefix})
+
+
+def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[list, set[str]]:
+  """Objects, and names of the folders that were not looked into."""
+  fields = "items(name,size,generation),prefixes,nextPageToken"
+  try:
+    pages = _client().list_blobs(name, prefix=prefix, fields=fields, **options, **_patience())
+    return list(pages), pages.prefixes
+  except (*_errors(), *_NO_NAME) as error:
+    raise UserError(f"{where}: {path}: {_refusal(error, path)}") from error
+
+
+# ---- Bytes -----------------------------------------------------------------------------------------------------------
+
+
+def open(path: Any) -> io.BufferedReader:
+  """An object as a file of bytes; one that is overwritten meanwhile is read as it was or not at all.
+
+  Raises:
+    OSError: here or by any reading: it is not there, or cannot be read to its end.
+  """
+  return io.BufferedReader(_Reader(path), _READ_AT_ONCE)
+
+
+def read(path: epath.Path) -> bytes:
+  """All bytes of a file, local or in a bucket.
+
+  Raises:
+    OSError: it is not there, or cannot be read to its end.
+  """
+  if not is_remote(path):
+    return path.read_bytes()
+  with open(path) as file:
+    return file.read()
+
+
+class _Reader(io.RawIOBase):
+  """Reads by ranges."""
+
+  def __init__(self, path: Any):
+    super().__init__()
+    name, key = _split(path)
+    self._position = 0
+    found = _client().bucket(name).blob(key)
+    with _as_os_errors():
+      found.reload(**_patience())
+    self._size = found.size
+    # By name and generation: what was found has a link of its own, which may lead by another way than this client's.
+    self._blob = _client().bucket(name).blob(key, generation=found.generation)
+
+  def readable(self):
+    return True
+
+  def seekable(self):
+    return True
+
+  def tell(self):
+    return self._position
+
+  def seek(self, offset, whence=io.SEEK_SET):
+    self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+    return self._position
+
+  def readall(self):
+    return self._take(self._size)
+
+  def readinto(self, buffer):
+    content = self._take(len(buffer))
+    buffer[: len(content)] = content
+    return len(content)
+
+  def _take(self, size: int) -> bytes:
+    end = min(self._position + size, self._size)
+    if self._position >= end:
+      return b""
+    with _as_os_errors():
+      content = self._blob.download_as_bytes(start=self._position, end=end - 1, checksum=None, **_patience())
+    if len(content) != end - self._position:
+      raise OSError(f"{len(content)} bytes came where {end - self._position} were asked for")
+    self._position = end
+    return content
+
+
+# ---- Objects that grow -----------------------------------------------------------------------------------------------
+
+
+class Object:
+  """An object that grows: what is added goes up by itself, as .part beside it, and the bucket joins the two.
+
+  Each change asks for the generation that the last one left, so that one which is sent twice is made once.  All methods
+  raise OSError where the bucket does not do as asked.
+  """
+
+  def __init__(self, path: Any, content_type: str):
+    name, self._key = _split(path)
+    folder, slash, _ = self._key.rpartition("/")
+    self._part = f"{folder}{slash}.part"
+    self._bucket = _client().bucket(name)
+    self._content_type = content_type
+    self._generation, self._size = 0, 0  # of what is there; 0: nothing
+
+  def size(self) -> int:
+    """Bytes that are there now."""
+    with _as_os_errors():
+      self._is(self._bucket.get_blob(self._key, **_patience()))
+    return self._size
+
+  def _is(self, blob) -> None:
+    self._generation, self._size = (blob.generation, blob.size) if blob else (0, 0)
+
+  def read(self) -> bytes:
+    """All of it; nothing if it is not there."""
+    if not self.size():
+      return b""
+    with _as_os_errors():
+      return self._bucket.blob(self._key, generation=self._generation).download_as_bytes(**_patience())
+
+  def replace(self, content: bytes) -> None:
+    """Makes `content` all that is there."""
+    whole, kind = self._bucket.blob(self._key), {"content_type": self._content_type}
+    with self._once(len(content)):
+      whole.upload_from_string(content, if_generation_match=self._generation, **kind, **_patience())
+      self._is(whole)
+
+  def append(self, content: bytes) -> None:
+    """Adds to what is there; if it raises, `size` tells whether it was added."""
+    if not self._generation:
+      self.replace(content)
+      return
+    whole, part = self._bucket.blob(self._key), self._bucket.blob(self._part)
+    whole.content_type = self._content_type
+    with self._once(self._size + len(content)):
+      part.upload_from_string(content, content_type=self._content_type, **_patience())
+      whole.compose([self._bucket.blob(self._key), part], if_generation_match=self._generation, **_patience())
+      self._is(whole)
+
+  @contextlib.contextmanager
+  def _once(self, size: int) -> Iterator[None]:
+    """A change that leaves `size` bytes; of one whose answer was lost, the next try finds another generation."""
+    from google.api_core import exceptions
+
+    with _as_os_errors():
+      try:
+        yield
+      except exceptions.PreconditionFailed:
+        if self.size() != size:
+          raise
+
+  def close(self) -> None:
+    """Removes the part; what was added stays."""
+    with _as_os_errors():
+      part = self._bucket.get_blob(self._part, **_patience())
+      if part:
+        part.delete(**_patience())
+
+
+def absolute(path: str) -> epath.Path:
+  """A local path from the root, since TensorStore takes no other; a bucket's as it is."""
+  return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))

@@ -1,0 +1,1 @@
+"""What advances the parameters: optimizers, the state and its step, what is reported on the way."""

@@ -1,0 +1,190 @@
+"""Optimizers and schedules, from optax wherever optax has them.
+
+An optimizer sees parameters as a flat dict, "encoder/layers/mlp/up" -> array, so that a pattern can name them, and
+treats each layer of a stack on its own: what is measured per parameter (Adafactor's factors, the size of an update, the
+size of a parameter) is measured per layer, as if the layers were not stacked.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t import UserError, did_you_mean
+from t2t.params import Params, matches
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """How parameters are updated; learning rates are per step.  The defaults stand in configs/default.py."""
+
+  name: str  # adafactor, adamw, lamb, sgd
+  learning_rate: float  # at the top of the schedule
+  schedule: str  # t5_inverse_sqrt, inverse_sqrt, cosine, linear, constant
+  warmup_steps: int
+  final_ratio: float  # cosine, linear: the last learning rate as a share of the top
+  clip_norm: float  # global norm of the gradient; 0 does not clip
+  scale_by_parameter: bool  # adafactor, adamw: updates are relative to the parameter's root mean square
+  weight_decay: float  # times the learning rate, apart from the gradient
+  no_decay: tuple[str, ...]  # parameters whose path matches are not decayed
+  adafactor_decay_rate: float  # second moments are averaged with 1 - step**-decay_rate
+  adafactor_clip: float  # root mean square that an update may have before scaling
+  b1: float  # adamw, lamb
+  b2: float  # adamw, lamb
+  epsilon: float  # adamw, lamb
+
+
+def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Flat for the warm-up, then falling with 1/sqrt(step): T5's 1/sqrt(max(step, 10,000)) at its defaults."""
+  del num_steps
+  warmup = max(config.warmup_steps, 1)
+  return lambda step: config.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, warmup))
+
+
+def inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then falling with 1/sqrt(step)."""
+  flat = t5_inverse_sqrt(config, num_steps)
+  return lambda step: flat(step) * jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
+
+
+def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Schedule:
+  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+  # One step ahead: the first update is not thrown away on a learning rate of zero.
+  return optax.join_schedules([lambda step: warmup(step + 1), schedule], [config.warmup_steps])
+
+
+def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then half a cosine down to `final_ratio` of the top at the last step."""
+  steps = max(num_steps - config.warmup_steps, 1)
+  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.final_ratio))
+
+
+def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then a line down to `final_ratio` of the top at the last step."""
+  steps = max(num_steps - config.warmup_steps, 1)
+  final = config.learning_rate * config.final_ratio
+  return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
+
+
+def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then the same for ever."""
+  del num_steps
+  return _after_warmup(config, optax.constant_schedule(config.learning_rate))
+
+
+SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
+  "t5_inverse_sqrt": t5_inverse_sqrt,
+  "inverse_sqrt": inverse_sqrt,
+  "cosine": cosine,
+  "linear": linear,
+  "constant": constant,
+}
+
+
+def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Adafactor without momentum (Shazeer & Stern 2018), as Mesh-TensorFlow's T5 ran it."""
+  per_parameter = [
+    optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
+    optax.clip_by_block_rms(config.adafactor_clip),
+  ]
+  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config))), *_weight_decay(config)]
+
+
+def _adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """AdamW; with updates scaled by the parameter's root mean square it trains T5 (Nawrot 2023, nanoT5)."""
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+  scale = _parameter_scale(config)
+  return [adam, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+
+
+def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Adam's updates and the decay, as large as the parameter (You et al. 2020): `optax.lamb`, for each layer by itself.
+
+  What is not decayed has Adam's updates as they are, as in the code that trained ALBERT (google-research/albert,
+  lamb_optimizer.py: exclude_from_layer_adaptation).
+  """
+  ratio = optax.masked(optax.scale_by_trust_ratio(), functools.partial(_decayed, config))
+  return [optax.scale_by_adam(config.b1, config.b2, config.epsilon), *_weight_decay(config), _per_layer(ratio)]
+
+
+def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """The gradient itself."""
+  return _weight_decay(config)
+
+
+OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "sgd": _sgd}
+
+
+def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  return [optax.scale_by_param_block_rms(min_scale=1e-3)] if config.scale_by_parameter else []
+
+
+def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
+  return {path: not matches(config.no_decay, path) for path in params}
+
+
+def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  mask = functools.partial(_decayed, config)
+  return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
+
+
+def _stack_of(path: str) -> str:
+  """The stack that a parameter belongs to: "encoder/layers" of "encoder/layers/mlp/up"; "" of others."""
+  parts = path.split("/")
+  return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""
+
+
+def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  """`tx` on a flat dict, with each layer of a stack as a parameter of its own."""
+
+  def groups(flat):
+    names = sorted({_stack_of(path) for path in flat})
+    return {name: {path: x for path, x in flat.items() if _stack_of(path) == name} for name in names}
+
+  def init(params):
+    return {name: (jax.vmap(tx.init) if name else tx.init)(group) for name, group in groups(params).items()}
+
+  def update(updates, state, params=None):
+    new_updates, new_state = {}, {}
+    params = groups(params)
+    for name, group in groups(updates).items():
+      one = jax.vmap(tx.update) if name else tx.update
+      group, new_state[name] = one(group, state[name], params[name])
+      new_updates |= group
+    return new_updates, new_state
+
+  return optax.GradientTransformation(init, update)
+
+
+def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+  def flatten(tree):
+    return traverse_util.flatten_dict(tree, sep="/")
+
+  def update(updates, state, params=None):
+    updates, state = tx.update(flatten(updates), state, flatten(params))
+    return traverse_util.unflatten_dict(updates, sep="/"), state
+
+  return optax.GradientTransformation(lambda params: tx.init(flatten(params)), update)
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """The optimizer and its schedule.
+
+  Args:
+    config: see `OptimizerConfig`.
+    num_steps: length of the run; cosine and linear end there.
+
+  Raises:
+    UserError: an unknown name; lists those that are known.
+  """
+  for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
+    if name not in table:
+      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+  schedule = SCHEDULES[config.schedule](config, num_steps)
+  parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+  parts += OPTIMIZERS[config.name](config)
+  return _on_flat_dict(optax.chain(*parts, optax.scale_by_learning_rate(schedule))), schedule

@@ -1,0 +1,140 @@
+"""What training tells: each step and evaluation as they come, and at the end what came out."""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Protocol
+
+from etils import epath
+import jax
+from ml_collections import ConfigDict
+import optax
+
+from t2t import UserError
+from t2t import metrics as metrics_lib
+from t2t.training import writers
+from t2t.training.throughput import Throughput
+
+
+class TaskResult(Protocol):
+  """How a model does at one task: see `evaluation.results.Result`."""
+
+  task: str
+  metrics: Mapping[str, float]
+  score: float
+  answers: Sequence
+  unparseable: int
+
+
+class Report:
+  """Brings metrics of steps and evaluations to the terminal and the files, and stops a run whose loss is not finite."""
+
+  def __init__(
+    self,
+    config: ConfigDict,
+    schedule: optax.Schedule,
+    throughput: Throughput,
+    writer: writers.Writer | None,
+    line: writers.ProgressLine | None,
+  ):
+    self._config = config
+    self._schedule = schedule
+    self._throughput = throughput
+    self._writer = writer
+    self._line = line
+    self._warned = False
+
+  def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
+    """Reads one training step's metrics, waiting for it if need be."""
+    host = jax.device_get(metrics)
+    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in host.items()}
+    values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=wait_seconds)
+    if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
+      raise UserError(
+        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: not finite; nothing was saved since."
+        " Lower config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on"
+        " from the last checkpoint"
+      )
+    if self._line is None:
+      return
+    left = self._config.train.steps - step
+    speed = values.get("steps_per_second")
+    self._line.update(
+      step,
+      loss=values["loss"],
+      tokens_per_second=values.get("tokens_per_second"),
+      seconds_left=None if speed is None else left / speed,
+    )
+    self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
+    if step % self._config.train.log_every == 0:
+      values["learning_rate"] = float(self._schedule(step - 1))
+      self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+
+  def _warn_of_waiting(self, step: int, share: float) -> None:
+    if share > 0.05 and not self._warned and step >= 20:
+      self._warned = True
+      self._line.say(
+        f"step {step}: {share:.0%} of the time is spent waiting for data (config.data); `python benchmarks/pipeline.py`"
+        " measures the pipeline alone"
+      )
+    elif share < 0.03:
+      self._warned = False
+
+  def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
+    """Reads the metrics of an evaluation; its loss."""
+    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
+    if self._writer is not None:
+      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, token accuracy {values['accuracy']:.1%}")
+    return values["loss"]
+
+  def tasks(self, step: int, found: Sequence[TaskResult]) -> dict[str, float]:
+    """Brings the metrics of tasks to the terminal and the files; all of them by name, "task/metric"."""
+    values = {f"{each.task}/{name}": value for each in found for name, value in each.metrics.items()}
+    values |= {f"{each.task}/score": each.score for each in found if each.metrics}
+    if self._writer is not None:
+      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      for each in found:
+        metrics = ", ".join(f"{name} {value:.2f}" for name, value in each.metrics.items())
+        unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
+        self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
+    return values
+
+
+def summarise(
+  workdir: epath.Path,
+  *,
+  loss: float,
+  unigram: float,
+  shown: Sequence[tuple[str, str, str]],
+  saved_step: int,
+  metrics: Mapping[int, Mapping[str, float]],
+  best: Mapping[str, int],
+  picture: epath.Path,
+) -> None:
+  """Prints what a person wants to know at the end.
+
+  Args:
+    workdir: of the run.
+    loss: held-out.
+    unigram: that of a model which knows only how often each token occurs.
+    shown: input, prediction and truth of examples.
+    saved_step: of the last checkpoint.
+    metrics: of each checkpoint.
+    best: metric -> step of the checkpoint that is the best by it.
+    picture: of the loss.
+  """
+  print(f"\nheld-out loss  {loss:.4f} nats per target token")
+  print(f"unigram model  {unigram:.4f} (knows how often each token occurs in these targets)")
+  for number, (given, prediction, truth) in enumerate(shown, start=1):
+    print(f"\nexample {number}, held out")
+    for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
+      print(writers.wrapped(label, text))
+  best_loss = best.get("loss", "none: none has a held-out loss that is a number")
+  print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_loss})")
+  for name, step in best.items():
+    if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
+      print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
+  print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
+  print(f"metrics        {workdir / 'metrics.jsonl'}")
+  print(f"config         {workdir / 'config.json'}")
+  print(f"loss curve     {picture}")

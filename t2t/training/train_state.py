@@ -1,0 +1,241 @@
+"""The training state, made where it will lie, and the step that advances it."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t import metrics as metrics_lib
+from t2t import sharding
+from t2t.losses import LossFn
+from t2t.metrics import Metrics
+from t2t.models import transformer
+from t2t.models.transformer import Batch
+from t2t.params import Params, join_frozen, path_name, split_frozen
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """All that training changes: what a checkpoint holds, apart from the position in the data.
+
+  step: int32 [], how many updates have been made.
+  params, frozen_params: nested dicts of float32 arrays; together they are the model's.
+  opt_state: optax's.
+  """
+
+  step: jax.Array
+  params: Params
+  frozen_params: Params
+  opt_state: optax.OptState
+
+  def model(self, graphdef: nnx.GraphDef) -> nnx.Module:
+    """The model with these parameters."""
+    return nnx.merge(graphdef, join_frozen(self.params, self.frozen_params))
+
+
+_HOST, _DEVICE = "pinned_host", "device"  # kinds of memory
+
+
+def _opt_state_shardings(opt_state, params: Params, param_shardings: Params, mesh: jax.sharding.Mesh, *, offload: bool):
+  """Moments lie as their parameters do, or beside them in the host's memory; small things are on every device."""
+  by_path = {
+    path_name(path): (leaf.shape, placed)
+    for (path, leaf), placed in zip(
+      jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(param_shardings), strict=True
+    )
+  }
+
+  def one(path, leaf):
+    # The optimizer sees a flat dict: the last key of a moment's path is the parameter's whole path.
+    shape, placed = by_path.get(str(getattr(path[-1], "key", "")), (None, None)) if path else (None, None)
+    if shape != leaf.shape:
+      return sharding.replicated(mesh)
+    return placed.with_memory_kind(_HOST) if offload else placed
+
+  return jax.tree_util.tree_map_with_path(one, opt_state)
+
+
+def abstract_train_state(
+  model_fn: Callable[[jax.Array], nnx.Module],
+  tx: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh,
+  *,
+  freeze: tuple[str, ...] = (),
+  offload_optimizer: bool = False,
+) -> tuple[nnx.GraphDef, TrainState, Callable[[jax.Array], TrainState]]:
+  """The state's shapes, each with its sharding, without a device; and the function that makes the state itself.
+
+  Args: see `init_train_state`.
+  """
+
+  def make(key: jax.Array) -> TrainState:
+    params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
+    params, frozen = split_frozen(params, freeze)
+    return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params))
+
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  graphdef, model_state = nnx.split(jax.eval_shape(model_fn, key), graph=False)
+  shapes = jax.eval_shape(make, key)
+  params, frozen = split_frozen(sharding.param_shardings(model_state, mesh), freeze)
+  shardings = TrainState(
+    sharding.replicated(mesh),
+    params,
+    frozen,
+    _opt_state_shardings(shapes.opt_state, shapes.params, params, mesh, offload=offload_optimizer),
+  )
+  placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+  return graphdef, jax.tree.map(placed, shapes, shardings), make
+
+
+def init_train_state(
+  model_fn: Callable[[jax.Array], nnx.Module],
+  tx: optax.GradientTransformation,
+  key: jax.Array,
+  mesh: jax.sharding.Mesh,
+  *,
+  freeze: tuple[str, ...] = (),
+  offload_optimizer: bool = False,
+) -> tuple[nnx.GraphDef, TrainState, TrainState]:
+  """A fresh state, each array made directly in its shards: no device ever holds the whole of a sharded one.
+
+  Args:
+    model_fn: key -> model.
+    tx: optimizer over nested dicts of parameters.
+    key: of the initial values; these do not depend on the mesh.
+    mesh: where the state will lie.
+    freeze: patterns; parameters whose path matches one are not trained.
+    offload_optimizer: moments wait in the host's memory between updates.
+
+  Returns:
+    The model's structure, the state, and a tree like it of shardings.
+
+  Raises:
+    UserError: a parameter that the mesh does not divide, or `freeze` that fits nothing.
+  """
+  graphdef, abstract, make = abstract_train_state(
+    model_fn, tx, mesh, freeze=freeze, offload_optimizer=offload_optimizer
+  )
+  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  return graphdef, jax.jit(make, out_shardings=shardings)(key), shardings
+
+
+def _microbatches(batch: Batch, num: int) -> Batch:
+  """[batch, ...] -> [num, batch / num, ...], each microbatch spread over all devices (row i goes to i % num)."""
+
+  def one(x):
+    x = jnp.swapaxes(x.reshape(x.shape[0] // num, num, *x.shape[1:]), 0, 1)
+    return sharding.shard(x, None, "batch", *[None] * (x.ndim - 2))
+
+  return jax.tree.map(one, batch)
+
+
+def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
+  """[microbatches, rows, ...] -> [microbatches, copies, rows of a copy, ...]."""
+  x = x.reshape(x.shape[0], copies, -1, *x.shape[2:])
+  return sharding.shard(x, None, "copies", "rows", *[None] * (x.ndim - 3))
+
+
+def _num_tokens(batch: Batch) -> jax.Array:
+  """How many positions of inputs and targets hold a token."""
+  real = (transformer.real_positions(batch, side) for side in transformer.sides(batch))
+  return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
+
+
+def _to_device(tree, shardings):
+  """What `shardings` have in the host's memory, in the device's."""
+
+  def one(x, placed):
+    return jax.device_put(x, placed.with_memory_kind(_DEVICE)) if placed.memory_kind == _HOST else x
+
+  return jax.tree.map(one, tree, shardings)
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef,
+  loss_fn: LossFn,
+  tx: optax.GradientTransformation,
+  state_shardings: TrainState,
+  *,
+  num_microbatches: int = 1,
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+  """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
+
+  Gradients are of the summed loss, added up over microbatches in float32, divided once by the weight of the whole
+  batch: the result does not depend on how the batch was cut, however unevenly its tokens lie.
+
+  Args:
+    graphdef: structure of the model.
+    loss_fn: (model, batch, dropout key) -> (summed loss, metrics with "loss", whose weight is the loss's).
+    tx: optimizer.
+    state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
+      comes to the device for the update.
+    num_microbatches: a divisor of the batch; memory for activations falls by as much.
+
+  Returns:
+    Metrics are those of `loss_fn`, and grad_norm, param_norm (of the next state) and tokens (without padding).
+  """
+
+  def gradients(state: TrainState, batch: Batch, key: jax.Array, *, whole: bool):
+    def of_params(params):
+      total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), batch, key)
+      # Of a batch in one piece the loss is divided, which spares a pass over all gradients.
+      return total / jnp.maximum(metrics["loss"].weight, 1.0) if whole else total, metrics
+
+    (_, metrics), grads = jax.value_and_grad(of_params, has_aux=True)(state.params)
+    return grads, metrics
+
+  def summed_gradients(state: TrainState, batch: Batch, key: jax.Array):
+    """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
+    copies, part = sharding.num_copies(), functools.partial(gradients, whole=False)
+    batches = _microbatches(batch, num_microbatches)
+    own = state_shardings.params
+    if copies > 1:
+      part, batches = sharding.by_copy(part), jax.tree.map(functools.partial(_split_by_copy, copies), batches)
+      own = jax.tree.map(sharding.of_each_copy, own)
+
+    def one(index: jax.Array, batch: Batch):
+      own_key = jax.random.fold_in(key, index)
+      grads, metrics = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
+      return jax.lax.with_sharding_constraint(grads, own), metrics
+
+    def body(total, scanned):
+      grads, metrics = one(*scanned)
+      return (jax.tree.map(jnp.add, total[0], grads), metrics_lib.merge(total[1], metrics)), None
+
+    first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first))
+    zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
+    total = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
+    return total if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), total)
+
+  def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
+    # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
+    key = jax.random.fold_in(key, state.step)
+    if num_microbatches == 1:
+      grads, metrics = gradients(state, batch, key, whole=True)
+    else:
+      grads, metrics = summed_gradients(state, batch, key)
+      weight = jnp.maximum(metrics["loss"].weight, 1.0)
+      grads = jax.tree.map(lambda g: g / weight, grads)
+    grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
+    opt_state = _to_device(state.opt_state, state_shardings.opt_state)
+    updates, opt_state = tx.update(grads, opt_state, state.params)
+    one = jnp.ones(())
+    metrics["grad_norm"] = metrics_lib.WeightedSum(optax.tree.norm(grads), one)
+    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
+    params = optax.apply_updates(state.params, updates)
+    # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
+    metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
+    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+  return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
+
+
+def make_eval_step(graphdef: nnx.GraphDef, loss_fn: LossFn) -> Callable[[TrainState, Batch], Metrics]:
+  """The compiled evaluation of one batch, without dropout."""
+  return jax.jit(lambda state, batch: loss_fn(state.model(graphdef), batch, None)[1])

@@ -1,0 +1,270 @@
+"""Where metrics go: a progress line on the terminal, metrics.jsonl, TensorBoard events, a loss curve as a picture."""
+
+from collections.abc import Mapping
+import concurrent.futures
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import textwrap
+import time
+
+from etils import epath
+import numpy as np
+import rich.console
+import rich.progress
+
+from t2t import UserError
+from t2t.storage import bucket, logs, records
+
+
+def duration(seconds: float) -> str:
+  """Seconds as m:ss or h:mm:ss."""
+  minutes, seconds = divmod(int(seconds + 0.5), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def short(number: float) -> str:
+  """A count in at most five characters: 950, 12.3k, 4.56M."""
+  for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    if number >= 0.9995 * limit:  # what three digits round up to the next unit is shown in it
+      return f"{number / limit:#.3g}".rstrip(".") + unit
+  return f"{number:.0f}"
+
+
+def wrapped(label: str, text: str, *, width: int = 80) -> str:
+  """`text` behind a label, in lines of at most `width` characters."""
+  indent = " " * 15
+  return textwrap.fill(text, width, initial_indent=f"  {label:<13}", subsequent_indent=indent)
+
+
+class ProgressLine:
+  """Step, loss, tokens per second and time left: one line that changes on a terminal, a line now and then elsewhere."""
+
+  def __init__(self, first_step: int, num_steps: int, *, every_seconds: float = 10.0):
+    self._num_steps = num_steps
+    self._every_seconds = every_seconds
+    self._started = self._printed = time.monotonic()
+    self._first_step = first_step
+    self._console = rich.console.Console(stderr=True)
+    self._progress = None
+    if self._console.is_terminal:
+      self._progress = rich.progress.Progress(
+        rich.progress.TextColumn("step {task.completed}/{task.total}"),
+        rich.progress.BarColumn(bar_width=None),
+        rich.progress.TextColumn("{task.fields[text]}"),
+        console=self._console,
+      )
+      self._progress.start()
+      self._task = self._progress.add_task("", total=num_steps, completed=first_step, text="compiling")
+
+  def update(self, step: int, *, loss: float, tokens_per_second: float | None, seconds_left: float | None) -> None:
+    """Shows that `step` steps are done."""
+    speed = "" if tokens_per_second is None else f"  {short(tokens_per_second)} tokens/s"
+    left = "" if seconds_left is None else f"  {duration(seconds_left)} left"
+    text = f"loss {loss:.3f}{speed}{left}"
+    if self._progress is not None:
+      self._progress.update(self._task, completed=step, text=text)
+      return
+    now = time.monotonic()
+    if step in (self._first_step + 1, self._num_steps) or now - self._printed >= self._every_seconds:
+      self._printed = now
+      self.say(f"step {step}/{self._num_steps}  {text}")
+
+  def say(self, text: str) -> None:
+    """Prints a line of its own, above the one that changes."""
+    if self._progress is not None:
+      self._progress.console.print(text, highlight=False, markup=False)
+    else:
+      print(text, file=sys.stderr, flush=True)
+
+  def close(self) -> None:
+    """Leaves the line as it stands."""
+    if self._progress is not None:
+      self._progress.stop()
+
+
+def _row(line: bytes) -> dict | None:
+  """The object on a line of metrics.jsonl; None if it is torn, or none of ours."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
+def _rows(content: bytes) -> list[tuple[bytes, dict]]:
+  """Each good line and its object."""
+  pairs = ((line, _row(line)) for line in content.splitlines())
+  return [(line, row) for line, row in pairs if row is not None]
+
+
+def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
+  """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
+  content = logs.read(path)
+  return {row["step"]: row[name] for _, row in _rows(content) if name in row}
+
+
+_BINARY = "application/octet-stream"
+
+
+# What a checkpoint calls the metrics that could not be written before it was saved.
+_UNWRITTEN_ROWS, _UNWRITTEN_EVENTS = UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events")
+
+
+class Writer:
+  """metrics.jsonl and TensorBoard's events, brought to the disk in the background; only the first host writes.
+
+  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}.  Every few seconds what is new is
+  written behind what is there, also in a bucket (see `bucket.Object`), where both can be read at any time.  What cannot
+  be written waits in memory, and training goes on.
+
+  Each step is there once, whatever was killed: `flush` is called before a checkpoint is saved, so that all steps up to
+  it are on the disk, or, where they could not be written, in the checkpoint; and a run that goes on from it takes away
+  what came after.
+  """
+
+  def __init__(self, workdir: epath.Path, *, start: int = 0, unwritten: Mapping[str, bytes] | None = None):
+    """Opens the files of a workdir.
+
+    Args:
+      workdir: local or gs://.
+      start: the step that training goes on from; what stands there of later ones is taken away.
+      unwritten: what `flush` returned before that step was saved; what of it does not stand there is written now.
+
+    Raises:
+      UserError: what stands there cannot be read or cut.
+    """
+    # The records of TensorBoard's own writer, which would import TensorFlow.
+    from tensorboardX.proto import event_pb2
+
+    self._event = event_pb2.Event
+    self._every_seconds = 30.0 if bucket.is_remote(workdir) else 5.0
+    self._start = start
+    self._rows: set[tuple[int, frozenset[str]]] = set()  # steps, and names of their metrics, that stand there
+    self._recorded: set[tuple[int, frozenset[str]]] = set()  # of the events likewise
+    folder = workdir / "tensorboard"
+    try:
+      self._lines = logs.Log(workdir / "metrics.jsonl", keep=self._kept_rows)
+      for name in bucket.names(folder, where="--workdir"):
+        if "tfevents" in name:
+          logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
+      # Processes that start within a second have different numbers.
+      name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+      self._events = logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
+    except OSError as error:
+      raise UserError(f"--workdir {workdir}: what was measured before cannot be read or cut ({error})") from error
+    self._events.add(
+      records.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    )
+    self._add_unwritten(unwritten or {})
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    self._bringing = self._thread.submit(lambda: None)
+    self._brought = time.monotonic()
+    self._failing: set[epath.Path] = set()
+
+  def _kept_rows(self, content: bytes) -> bytes:
+    # By step and names: of what an earlier version has written twice, the later.
+    kept = {(row["step"], frozenset(row)): line for line, row in _rows(content) if row["step"] <= self._start}
+    self._rows = set(kept)
+    return b"".join(line + b"\n" for line in kept.values())
+
+  def _kept_events(self, content: bytes) -> bytes:
+    kept = []
+    with contextlib.suppress(ValueError):  # a record that was being written, the last of its file
+      for record in records.read(io.BytesIO(content)):
+        event = self._event.FromString(record)
+        if event.step <= self._start:
+          kept.append(records.frame(record))
+          self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
+    return b"".join(kept)
+
+  def _add_unwritten(self, unwritten: Mapping[str, bytes]) -> None:
+    for line, row in _rows(unwritten.get(_UNWRITTEN_ROWS, b"")):
+      if (row["step"], frozenset(row)) not in self._rows:
+        self._lines.add(line + b"\n")
+    with contextlib.suppress(ValueError):  # it may begin within a record of which a part was written
+      for record in records.read(io.BytesIO(unwritten.get(_UNWRITTEN_EVENTS, b""))):
+        event = self._event.FromString(record)
+        names = frozenset(value.tag for value in event.summary.value)
+        if names and (event.step, names) not in self._recorded:
+          self._events.add(records.frame(record))
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays."""
+    row = {"step": step, **values}
+    if step == self._start and (step, frozenset(row)) in self._rows:
+      return  # a run that had ended is evaluated again
+    self._lines.add(json.dumps(row).encode() + b"\n")
+    event = self._event(wall_time=time.time(), step=step)
+    for name, value in values.items():
+      event.summary.value.add(tag=name, simple_value=value)
+    self._events.add(records.frame(event.SerializeToString()))
+    if time.monotonic() - self._brought > self._every_seconds and self._bringing.done():
+      self._brought = time.monotonic()
+      self._bringing = self._thread.submit(self._bring)
+
+  def _bring(self) -> None:
+    for log in (self._lines, self._events):
+      try:
+        log.bring()
+        self._failing.discard(log.path)
+      except Exception as error:  # whatever it is: the numbers are kept, and training goes on
+        if log.path not in self._failing:
+          print(f"{log.path}: cannot be written ({error}); what it lacks is kept and written later", file=sys.stderr)
+        self._failing.add(log.path)
+
+  def flush(self) -> dict[str, bytes]:
+    """Returns when everything is written, or cannot be for now: then what is not, by name, to be saved elsewhere."""
+    self._thread.submit(self._bring).result()
+    waiting = {_UNWRITTEN_ROWS: self._lines.waiting, _UNWRITTEN_EVENTS: self._events.waiting}
+    return {name: content for name, content in waiting.items() if content}
+
+  def close(self) -> None:
+    """Flushes and closes."""
+    self.flush()
+    self._thread.shutdown()
+    for log in (self._lines, self._events):
+      if log.waiting:
+        print(f"{log.path}: could not be written to its end; {len(log.waiting)} bytes are lost", file=sys.stderr)
+      with contextlib.suppress(OSError):
+        log.close()
+
+
+def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epath.Path:
+  """Draws training and held-out loss of `workdir`/metrics.jsonl; returns the PNG's path."""
+  import matplotlib.figure
+  import matplotlib.ticker
+
+  train = read_metrics(workdir / "metrics.jsonl", "train/loss")
+  held_out = read_metrics(workdir / "metrics.jsonl", "eval/loss")
+  figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
+  axes = figure.subplots()
+  if train:
+    axes.plot(list(train), list(train.values()), color="#9bb8d3", linewidth=0.8, label="training, each step")
+    axes.plot(list(train), _smooth(list(train.values())), color="#1f5fa8", linewidth=1.6, label="training, smoothed")
+  if held_out:
+    axes.plot(list(held_out), list(held_out.values()), "o-", color="#c8442e", markersize=4, label="held-out text")
+  if unigram_loss is not None:
+    axes.axhline(unigram_loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label="unigram model, held-out text")
+  axes.set_xlabel("step")
+  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+  axes.set_ylabel("loss (nats per target token)")
+  axes.grid(alpha=0.25)
+  axes.spines[["top", "right"]].set_visible(False)
+  if train or held_out:
+    axes.legend(frameon=False)
+  content = io.BytesIO()
+  figure.savefig(content, format="png")
+  path = workdir / "loss.png"
+  path.write_bytes(content.getvalue())
+  return path
+
+
+def _smooth(values: list[float]) -> np.ndarray:
+  """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
+  window = np.ones(max(1, len(values) // 50))
+  return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")

@@ -1,0 +1,111 @@
+"""The rooms of the house: each imports from those below it, and nothing comes round to where it began."""
+
+import ast
+import functools
+import graphlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# From the ground up: a module imports from its own room and from those before it, in functions, too.
+FLOORS = (
+  "runtime",
+  "storage",
+  "chips",
+  "metrics",
+  "params",
+  "features",
+  "sharding",
+  "models",
+  "losses",
+  "configs",
+  "config",
+  "data.documentation",
+  "data.windows",
+  "data.registry",
+  "data.answers",
+  "data.vocabularies",
+  "data.text_formats",
+  "data.objectives",
+  "data.sources",
+  "data.selection",
+  "data.rows",
+  "data.repeatable",
+  "data.streams",
+  "data.converters",
+  "data.offline_cache",
+  "data.beam_caching",
+  "data.pipeline",
+  "data.preview",
+  "task_metrics",
+  "tasks",
+  "training",
+  "convert",
+  "checkpoints",
+  "generation",
+  "evaluation",
+  "train",
+  "planning",
+  "commands",
+  "__main__",
+  "launch",
+)
+
+
+@functools.cache
+def modules() -> dict[str, pathlib.Path]:
+  """Name without t2t in front -> file; a package has its own name."""
+  found = {}
+  for folder, prefix in (("t2t", ""), ("configs", "configs"), ("tasks", "tasks"), ("launch", "launch")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+      parts = [prefix, *path.relative_to(ROOT / folder).with_suffix("").parts]
+      found[".".join(part for part in parts if part and part != "__init__")] = path
+  return found
+
+
+def imports(name: str) -> set[str]:
+  """Modules of t2t that a module imports, anywhere in it; t2t itself left out."""
+  found = set()
+  for node in ast.walk(ast.parse(modules()[name].read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name.removeprefix("t2t.") for alias in node.names if alias.name.startswith("t2t.")}
+    elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "t2t":
+      module = node.module.removeprefix("t2t").removeprefix(".")
+      for alias in node.names:
+        inner = f"{module}.{alias.name}".removeprefix(".")
+        found.add(inner if inner in modules() else module)
+  return found - {"", name}
+
+
+def floor(name: str) -> int:
+  rooms = [room for room in FLOORS if name == room or name.startswith(f"{room}.")]
+  return FLOORS.index(max(rooms, key=len)) if rooms else -1
+
+
+NAMES = [name for name in modules() if name not in ("", "data")]  # "data" only has TensorFlow keep off the GPUs
+
+
+def test_the_rooms_are_found():
+  """A rule over no files holds always."""
+  assert "data.pipeline" in imports("train")  # in a function
+  assert floor("data.vocabularies.ids") == FLOORS.index("data.vocabularies")
+  assert len(NAMES) > 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_module_has_a_room_and_imports_from_those_below(name):
+  assert floor(name) >= 0, f"{name}: which floor is it on?"
+  above = [other for other in imports(name) if floor(other) > floor(name)]
+  assert not above, f"{name} imports {above} from above"
+
+
+def test_no_import_comes_round():
+  """Of modules: in functions and for type checkers alone, too."""
+  list(graphlib.TopologicalSorter({name: imports(name) for name in NAMES}).static_order())
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_each_room_is_there(room):
+  assert any(name == room or name.startswith(f"{room}.") for name in modules())
