@@ -17,11 +17,11 @@ import time
 
 from flax import nnx
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 
 from t2t import UserError, sharding
 from t2t.commands.options import config_parser, parse
+from t2t.config import Config, records
 from t2t.generation import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
@@ -37,11 +37,9 @@ def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_len
   return {"decoder_input_tokens": tokens, "decoder_causal_attention": np.ones_like(tokens)}
 
 
-def measure(
-  config: ConfigDict, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int
-):
+def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int):
   """Times `decoding.decode` on the devices that are here."""
-  model_config = TransformerConfig(**config.model)
+  model_config = config.model
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
   mesh, _ = meshes.make(config)
   make = lambda key: transformer.build(model_config, nnx.Rngs(key))
@@ -101,7 +99,11 @@ def main(argv: list[str]) -> None:
     top_p=options.top_p,
   )
   result = {"config": options.config, "batch_size": options.batch_size, "num_beams": options.num_beams} | measure(
-    config, decode_config, batch_size=options.batch_size, inputs_length=options.inputs_length, runs=options.runs
+    records(config),
+    decode_config,
+    batch_size=options.batch_size,
+    inputs_length=options.inputs_length,
+    runs=options.runs,
   )
   for name, value in result.items():
     print(f"{name:<26}{value:,.4g}" if isinstance(value, float) else f"{name:<26}{value}")

@@ -15,6 +15,7 @@ import pathlib
 import tempfile
 import time
 
+from t2t.config import DataConfig
 from t2t.data import pipeline, rows, streams
 from t2t.data.sources import text_files
 
@@ -36,7 +37,7 @@ def counted_opens():
     text_files._open = plain
 
 
-def measure(data: pipeline.DataConfig, *, hosts: int, batch_size: int) -> dict[str, float]:
+def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float]:
   """Opens, seconds and bytes of the busiest of a few hosts, and of all."""
   per_host = batch_size // hosts
   host_rows = {host: {(host * per_host, (host + 1) * per_host)} for host in range(hosts)}
@@ -86,7 +87,7 @@ def main() -> None:
     for number in range(arguments.files):
       text = "".join(f"document {number} {line}, a sentence of some words\n" for line in range(40))
       (pathlib.Path(folder) / f"{number:05}.txt").write_text(text)
-    data = pipeline.DataConfig(files=f"{folder}/*.txt", vocabulary="bytes", inputs_length=64, targets_length=18)
+    data = DataConfig(files=f"{folder}/*.txt", vocabulary="bytes", inputs_length=64, targets_length=18)
     started = time.monotonic()
     task = pipeline.load_task(data)
     print(

@@ -27,7 +27,7 @@ import matplotlib.lines
 from ml_collections import ConfigDict
 
 from t2t import UserError, losses, train
-from t2t.config import load_config, section
+from t2t.config import load_config, records
 from t2t.data import objectives, pipeline
 from t2t.runtime import memory
 from t2t.training import writers
@@ -66,12 +66,12 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   shutil.rmtree(workdir, ignore_errors=True)
   started = time.monotonic()
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    train.train(config, str(workdir))
+    train.train(records(config), str(workdir))
   metrics = epath.Path(workdir) / "metrics.jsonl"
   held_out = writers.read_metrics(metrics, "eval/loss")
   speed = writers.read_metrics(metrics, "train/steps_per_second")
   tokens = writers.read_metrics(metrics, "train/tokens")
-  data = section(config, "data", pipeline.DataConfig)
+  data = records(config).data
   batches = pipeline.eval_rows(
     data, config.model.architecture, batch_size=config.train.batch_size, max_batches=config.eval.batches
   )

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from t2t import sharding
+from t2t.config import DataConfig
 from t2t.data import pipeline
 
 _SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -24,7 +25,7 @@ _WIKIPEDIA = str(_SHARED / "wikipedia" / "train-*.jsonl.gz")
 _T5 = str(_SHARED / "tokenizers" / "t5_spiece" / "spiece.model")
 
 
-def measure(data: pipeline.DataConfig, *, batch_size: int, seconds: float) -> dict[str, float]:
+def measure(data: DataConfig, *, batch_size: int, seconds: float) -> dict[str, float]:
   """Tokens/s of the pipeline, the time to its first batch, and the size of its state."""
   started = time.monotonic()
   mesh = sharding.make_mesh({"data": 1, "fsdp": -1, "tensor": 1})
@@ -71,11 +72,11 @@ def main() -> None:
 
   files = arguments.files or (_WIKIPEDIA if _SHARED.exists() else "")
   if files:
-    data = pipeline.DataConfig(
+    data = DataConfig(
       files=files, vocabulary=arguments.vocabulary or (_T5 if _SHARED.exists() else "bytes"), field=arguments.field
     )
   else:
-    data = pipeline.DataConfig(mixture="docs_span_corruption", task_modules=("t2t.tasks.docs",))
+    data = DataConfig(mixture="docs_span_corruption", task_modules=("t2t.tasks.docs",))
   data = dataclasses.replace(data, pack=arguments.pack, num_streams=arguments.num_streams)
   result = measure(data, batch_size=arguments.batch_size, seconds=arguments.seconds)
   print(f"{files or 'installed documentation'}, {'packed' if data.pack else 'merged'}, on {jax.devices()[0].platform}:")

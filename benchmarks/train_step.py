@@ -14,27 +14,25 @@ import sys
 import time
 
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 
 from t2t import UserError, chips, losses, sharding
 from t2t.commands.options import config_parser, parse
-from t2t.models.config import TransformerConfig
-from t2t.models.flops import model_flops
-from t2t.planning import program
+from t2t.config import Config, records
 from t2t.runtime import memory
-from t2t.training import meshes
+from t2t.training import meshes, recipe
 
 
-def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
+def random_batch(config: Config) -> dict[str, np.ndarray]:
   """Random tokens, of which as many are to be predicted as in training."""
   rng = np.random.default_rng(0)
-  share = program.share_predicted(config)
+  share = recipe.share_predicted(config)
   batch = {}
-  for name, (rows, length) in program.batch_shapes(config).items():
+  for name, feature in recipe.batch(config).items():
+    rows, length = feature.shape
     if name.endswith("weights"):
       order = np.argsort(rng.random((rows, length)), axis=1)
-      batch[name] = (order < round(share * length)).astype(np.int32)
+      batch[name] = (order < round(share * length)).astype(np.float32)
     elif name.endswith("token_types"):
       batch[name] = np.zeros((rows, length), np.int32)
     elif name.endswith("causal_attention"):
@@ -48,13 +46,15 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
   return batch
 
 
-def measure(config: ConfigDict, *, steps: int) -> dict:
+def measure(config: Config, *, steps: int) -> dict:
   """Times the step on the devices that are here."""
   mesh, _ = meshes.make(config)
   batch = random_batch(config)
   share = losses.share_of_weights([batch])
+  made = recipe.make(config)
   with jax.set_mesh(mesh):
-    step, _, make = program.build(config, mesh)
+    program = made.on(mesh)
+    step, make = program.train_step, program.fresh()
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
     state = make(jax.random.key(0))
@@ -67,13 +67,8 @@ def measure(config: ConfigDict, *, steps: int) -> dict:
       jax.block_until_ready((state, values))
       seconds.append(time.perf_counter() - start)
   seconds = seconds[2:]
-  tokens = config.train.batch_size * sum(program.lengths(config).values())
-  flops = model_flops(
-    TransformerConfig(**config.model),
-    batch_size=config.train.batch_size,
-    lengths=program.lengths(config),
-    predicted=share,
-  )
+  tokens = config.train.batch_size * sum(recipe.lengths(config).values())
+  flops = made.flops(predicted=share)
   device = jax.devices()[0]
   peak = chips.PEAK_FLOPS.get(device.device_kind)
   best, median = min(seconds), statistics.median(seconds)
@@ -110,7 +105,7 @@ def main(argv: list[str]) -> None:
     if "config.train.chunk_tokens" not in given and config.model.architecture != "encoder_only":
       config.train.chunk_tokens = 1_024
   result = {"config": options.config, "batch_size": config.train.batch_size}
-  result |= measure(config, steps=options.steps)
+  result |= measure(records(config), steps=options.steps)
   for name, value in result.items():
     print(f"{name:<26}{value:,.4g}" if isinstance(value, float) else f"{name:<26}{value}")
   if options.json:

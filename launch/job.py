@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
 from t2t.commands.options import config_parser, parse
-from t2t.config import load_config, override
+from t2t.config import load_config, override, records
 
 # Keys of a config that name files which the hosts read.
 _PATHS = (
@@ -141,7 +141,7 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if devices is not None and config is not None and argv[0] == "train":
     from t2t.training import meshes
 
-    meshes.choose(config, devices)
+    meshes.choose(records(config), devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))

@@ -1,5 +1,6 @@
 """Configs: found by name or path, their keys overridden, their sections as the records that the library takes."""
 
+from collections.abc import Mapping
 import dataclasses
 import difflib
 import importlib
@@ -7,12 +8,13 @@ import importlib.util
 import pathlib
 import re
 import traceback
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
+from t2t.models.config import TransformerConfig
 
 T = TypeVar("T")
 
@@ -118,21 +120,170 @@ def _value(config: ConfigDict, key: str):
   return config[name][field]
 
 
-def section(config: ConfigDict, name: str, cls: type[T]) -> T:
-  """One section of the config as the frozen dataclass that the library takes.
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """What is read, and how it becomes examples."""
+
+  files: str = ""
+  eval_files: str = ""
+  field: str = "text"
+  objective: str = "span_corruption"
+  mixture: str = ""
+  task_modules: tuple[str, ...] = ()
+  train_split: str = "train"
+  eval_split: str = "validation"
+  cache_dir: str = ""
+  superglue_dir: str = ""
+  glue_dir: str = ""
+  squad_dir: str = ""
+  vocabulary: str = ""
+  extra_ids: int = 100
+  inputs_length: int = 512
+  targets_length: int = 114
+  noise_density: float = 0.0
+  mean_noise_span_length: float = 0.0
+  pack: bool = False
+  num_streams: int = 0
+  shuffle_buffer: int = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """What training does, and what it asks of the machines."""
+
+  steps: int
+  batch_size: int
+  microbatches: int
+  seed: int
+  z_loss: float
+  label_smoothing: float
+  chunk_tokens: int
+  freeze: tuple[str, ...]
+  hosts: int
+  stall_factor: float
+  stall_seconds: int
+  compilation_cache: str
+  xla_flags: bool
+  offload_optimizer: bool
+  log_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """How parameters are updated; learning rates are per step."""
+
+  name: str
+  learning_rate: float
+  schedule: str
+  warmup_steps: int
+  final_ratio: float
+  clip_norm: float
+  scale_by_parameter: bool
+  weight_decay: float
+  no_decay: tuple[str, ...]
+  adafactor_decay_rate: float
+  adafactor_clip: float
+  b1: float
+  b2: float
+  epsilon: float
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """What is measured between steps and by `t2t eval`, and how tasks are asked."""
+
+  every: int
+  batches: int
+  batch_size: int
+  examples: int
+  tasks: tuple[str, ...]
+  method: str
+  num_beams: int
+  length_penalty: float
+  shots: int
+  max_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When a run is saved, and what of it is kept."""
+
+  every: int
+  keep: int
+
+
+@dataclasses.dataclass(frozen=True)
+class InitConfig:
+  """Where parameters come from when a run begins."""
+
+  checkpoint: str
+  inherit: bool
+  parameters: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices along each axis; one may be -1: all that are left."""
+
+  dcn_data: int
+  data: int
+  fsdp: int
+  sequence: int
+  tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run, section by section; configs/default.py says what each key means, and has the defaults."""
+
+  model: TransformerConfig
+  data: DataConfig
+  train: TrainConfig
+  optimizer: OptimizerConfig
+  eval: EvalConfig
+  checkpoint: CheckpointConfig
+  init: InitConfig
+  mesh: MeshConfig
+
+  def with_(self, **sections: Mapping[str, Any]) -> "Config":
+    """The same run with some keys changed.
+
+    In: train={"steps": 20}, mesh={"fsdp": 8}
+    """
+    changed = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in sections.items()}
+    return dataclasses.replace(self, **changed)
+
+  def to_dict(self) -> dict[str, dict[str, Any]]:
+    """Section -> key -> value, as config.json has them."""
+    return dataclasses.asdict(self)
+
+
+def records(config: ConfigDict) -> Config:
+  """The config as the records that the library takes.
+
+  Files of one's own take the place of whatever mixture a config names.
 
   Raises:
-    UserError: a key that the dataclass does not know, or one that is missing.
+    UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  known = [field.name for field in dataclasses.fields(cls)]
+  sections = {field.name: field.type for field in dataclasses.fields(Config)}
+  unknown = [name for name in config if name not in sections]
+  if unknown:
+    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], list(sections))}")
+  missing = [name for name in sections if name not in config]
+  if missing:
+    raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
+  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items()})
+  return found.with_(data={"mixture": ""}) if found.data.files else found
+
+
+def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
+  fields = dataclasses.fields(cls)
+  known = [field.name for field in fields]
   unknown = [key for key in config[name] if key not in known]
   if unknown:
     raise UserError(f"config.{name}.{unknown[0]}: no such key{_nearest(unknown[0], known)}")
-  missing = [
-    field.name
-    for field in dataclasses.fields(cls)
-    if field.default is dataclasses.MISSING and field.name not in config[name]
-  ]
+  missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in config[name]]
   if missing:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   return cls(**config[name])

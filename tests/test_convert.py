@@ -22,7 +22,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import converted, pretrained, store
 from t2t.convert import open as open_checkpoint
 from t2t.convert import t5x, vocabulary_files
 from t2t.convert.tensors import Foreign
@@ -130,7 +130,7 @@ def test_from_t5x(stored, convert, tmp_path):
   code, said = convert("--from", "t5x", folder, "--to", "t2t", tmp_path / "t2t")
   assert code == 0
   theirs = t5x.open(str(folder))
-  found = open_checkpoint(str(tmp_path / "t2t")).tensors
+  found = converted.open(str(tmp_path / "t2t")).tensors
   for path, tensor in theirs.tensors.items():
     np.testing.assert_array_equal(found[path].read(), tensor.read(), err_msg=path)
   assert pretrained.find(str(tmp_path / "t2t")).model == theirs.model
@@ -142,7 +142,7 @@ def test_from_t5x(stored, convert, tmp_path):
 def test_the_older_single_file_of_t5x(convert, tmp_path):
   path = t5x_files.single_file(tmp_path / "model.checkpoint_3", t5x_files.parameters())
   assert convert(path, tmp_path / "t2t")[0] == 0
-  table = open_checkpoint(str(tmp_path / "t2t")).tensors["embed/table"].read()
+  table = converted.open(str(tmp_path / "t2t")).tensors["embed/table"].read()
   np.testing.assert_array_equal(table, t5x_files.parameters()["token_embedder/embedding"])
 
 
@@ -250,7 +250,7 @@ def test_parameters_that_were_not_trained(tmp_path):
   checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(3, state, {}, {"model": dataclasses.asdict(config)}, metrics=None)
   checkpoints.close()
-  found = foreign.read(open_checkpoint(str(tmp_path)))
+  found = foreign.read(converted.open(str(tmp_path)))
   assert found.keys() == toy.flat(params).keys()
   for path, x in toy.flat(params).items():
     np.testing.assert_array_equal(found[path], x, err_msg=path)

@@ -5,15 +5,14 @@ import pathlib
 import pytest
 
 from t2t import UserError
-from t2t.config import load_config, section
+from t2t.config import load_config, records
 from t2t.convert import gin
 from t2t.convert.gin import bindings as gin_bindings
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin import parser as gin_parser
 from t2t.convert.gin.parser import Macro, Reference
 from t2t.models import sizes
-from t2t.models.config import TransformerConfig
-from t2t.training.optimizers import OptimizerConfig, make_optimizer
+from t2t.training.optimizers import make_optimizer
 
 
 def write(folder: pathlib.Path, name: str, text: str) -> str:
@@ -27,7 +26,7 @@ def config_of(folder: pathlib.Path, text: str, *, name: str = "mine.gin"):
   """The config that a gin file is made into, loaded as `t2t train` loads it, and the notes."""
   made, notes = gin.to_config(gin_bindings.read(write(folder, name, text)))
   config = load_config(write(folder, "made.py", made))
-  section(config, "model", TransformerConfig)
+  records(config)
   return config, "\n".join(notes)
 
 
@@ -150,7 +149,7 @@ def test_pretraining(tmp_path):
 def test_learning_rate_of_pretraining(step, tmp_path):
   """constant * rsqrt_decay is base / sqrt(max(step, warm-up))."""
   config, _ = config_of(tmp_path, PRETRAIN + "utils.create_learning_rate_scheduler.base_learning_rate = 0.5\n")
-  optimizer = section(config, "optimizer", OptimizerConfig)
+  optimizer = records(config).optimizer
   rate = make_optimizer(optimizer, config.train.steps)[1](step)
   assert float(rate) == pytest.approx(0.5 / max(step, 10_000) ** 0.5)
 

@@ -9,6 +9,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import sharding
+from t2t.config import DataConfig
 from t2t.data import documentation, pipeline, registry
 from t2t.data.sources import docstrings
 
@@ -152,7 +153,7 @@ def test_shards_are_the_whole(installed):
 @pytest.mark.parametrize("steps", [3, 30])
 def test_training_goes_on_where_it_was(installed, steps):
   """A position within an epoch and after some is restored bit for bit, whatever the buffers held."""
-  data = pipeline.DataConfig(
+  data = DataConfig(
     mixture="docs_match", task_modules=("t2t.tasks.docs",), vocabulary="bytes", inputs_length=96, num_streams=2
   )
   mesh = sharding.make_mesh({"fsdp": -1})

@@ -15,7 +15,7 @@ import trained
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained
-from t2t.config import load_config, override
+from t2t.config import load_config, override, records
 from t2t.evaluation import evaluate, results
 from t2t.training import writers
 
@@ -120,7 +120,7 @@ def evaluation(module, architecture, mixture="odd_label", **settings):
   config = override(load_config("superglue"), options(module, mixture))
   config.eval.update(settings)
   source = pretrained.find(str(trained.workdir(architecture)))
-  found = evaluate.prepare(config, source, tasks=(), split="validation")
+  found = evaluate.prepare(records(config), source, tasks=(), split="validation")
   return found, pretrained.load(source, found.mesh).params
 
 
@@ -156,7 +156,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
     config.data.inputs_length = 30
     source = pretrained.find(str(trained.workdir("decoder_only")))
     source = dataclasses.replace(source, run={"data": source.run["data"] | {"objective": objective}})
-    found = evaluate.prepare(config, source, tasks=(), split="validation")
+    found = evaluate.prepare(records(config), source, tasks=(), split="validation")
     return [example["inputs"] for example in found._examples["odd_label"]]
 
   continued, ended = prompts("causal_lm"), prompts("prefix_lm")
@@ -340,7 +340,7 @@ def test_meshes_give_the_same_answers(module):
   config = override(load_config("superglue"), options(module))
   config.mesh.update(fsdp=4, tensor=2)
   source = pretrained.find(str(trained.workdir("encoder_decoder")))
-  other = evaluate.prepare(config, source, tasks=(), split="validation")
+  other = evaluate.prepare(records(config), source, tasks=(), split="validation")
   assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
   texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]
   assert texts(found, params) == texts(other, pretrained.load(source, sharding.make_mesh(config.mesh)).params)

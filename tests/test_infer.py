@@ -21,6 +21,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.config import DataConfig
 from t2t.data import pipeline
 from t2t.generation import line_files, predictor, prompting
 
@@ -382,7 +383,7 @@ def test_a_prompt_is_what_training_showed(objective, tmp_path):
   text = "the quick brown fox jumps over a lazy dog"
   lengths = dict(inputs_length=64, targets_length=64)
   file = str(text_file(tmp_path, [text]))
-  data = pipeline.DataConfig(files=file, eval_files=file, vocabulary="bytes", objective=objective, pack=True, **lengths)
+  data = DataConfig(files=file, eval_files=file, vocabulary="bytes", objective=objective, pack=True, **lengths)
   task = pipeline.load_task(data)
   example = next(pipeline.task_examples(data, "decoder_only", task, split="train", seed=1).as_numpy_iterator())
   examples = tf.data.Dataset.from_tensors(example)

@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from t2t import losses, sharding
-from t2t.config import config_names, load_config
+from t2t.config import OptimizerConfig, config_names, load_config, records
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.training import optimizers, train_state
@@ -122,7 +122,7 @@ CONFIGS = config_names()
 def test_every_config_builds_at_full_size(name):
   """The shapes of its model, optimizer included, without a device; and a mesh of eight divides them."""
   config = load_config(name)
-  tx, _ = optimizers.make_optimizer(optimizers.OptimizerConfig(**config.optimizer), config.train.steps)
+  tx, _ = optimizers.make_optimizer(OptimizerConfig(**config.optimizer), config.train.steps)
   model_config = TransformerConfig(**config.model)
   model_fn = lambda key: transformer.build(model_config, nnx.Rngs(key))
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
@@ -163,31 +163,20 @@ def test_every_config_trains_at_toy_size(name):
   model_config = TransformerConfig(**(fields | {key: value for key, value in toys.items() if fields[key]}))
   train = config.train
   loss_config = losses.CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
-  found = first_losses(model_config, loss_config, optimizers.OptimizerConfig(**optimizer))
+  found = first_losses(model_config, loss_config, OptimizerConfig(**optimizer))
   assert all(math.isfinite(loss) for loss in found)
   assert found[2] < found[0]
 
 
-def sections():
-  """Section of configs/default.py -> the dataclasses that it fills."""
-  from t2t.data import pipeline
-
-  return {
-    "model": TransformerConfig,
-    "data": pipeline.DataConfig,
-    "optimizer": optimizers.OptimizerConfig,
-    "train": losses.CrossEntropyConfig,
-  }
-
-
-@pytest.mark.parametrize("section", ["model", "data", "optimizer", "train"])
-def test_config_and_dataclass_have_the_same_keys(section):
-  """`Record(**config.section)` works, and where the record has a default it is that of configs/default.py."""
+def test_config_and_records_have_the_same_keys():
+  """Of every section; where a record has a default it is that of configs/default.py, which has all of them."""
   from t2t.configs import default
 
-  values, fields = default.get_config()[section], dataclasses.fields(sections()[section])
-  names = {field.name for field in fields}
-  assert names <= set(values) if section == "train" else names == set(values)
-  for field in fields:
-    if field.default is not dataclasses.MISSING and section != "model":  # a named size sets the model's
-      assert values[field.name] == field.default, field.name
+  given = default.get_config()
+  made = records(given)
+  for section in dataclasses.fields(made):
+    record, values = getattr(made, section.name), given[section.name]
+    assert {field.name for field in dataclasses.fields(record)} == set(values)
+    for field in dataclasses.fields(record):
+      if field.default is not dataclasses.MISSING and section.name != "model":  # a named size sets the model's
+        assert values[field.name] == field.default, field.name

@@ -20,7 +20,7 @@ _CHILD = """
 import argparse, socket, sys, time
 import jax
 from jax.experimental import multihost_utils
-from t2t import hosts, link, watchdog
+from t2t.runtime import hosts, link, watchdog
 port, index, role = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hosts.join(argparse.Namespace(
   coordinator=f"localhost:{port}", num_processes=3, process_id=index, join_seconds=120, lost_seconds=3))

@@ -6,9 +6,8 @@ import pathlib
 import pytest
 
 from t2t import UserError
-from t2t.config import section
+from t2t.config import records
 from t2t.data import objectives, pipeline
-from t2t.models.config import TransformerConfig
 
 _PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "matrix.py"
 
@@ -38,9 +37,9 @@ def test_cells_have_as_many_positions(matrix, objective):
     if architecture(matrix, row) not in objectives.OBJECTIVES[objective].architectures:
       continue
     config = matrix.cell(row, objective, steps=40, positions=2_592)
-    model = section(config, "model", TransformerConfig)
+    model = records(config).model
     assert model.architecture == architecture(matrix, row)
-    lengths = pipeline.model_lengths(section(config, "data", pipeline.DataConfig), model.architecture)
+    lengths = pipeline.model_lengths(records(config).data, model.architecture)
     if "inputs" not in objectives.OBJECTIVES[objective].features:
       lengths.pop("encoder", None)  # of padding, but for one token
     assert 0 <= 2_592 - config.train.batch_size * sum(lengths.values()) < sum(lengths.values())

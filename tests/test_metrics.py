@@ -9,6 +9,7 @@ import toy
 
 from t2t import losses, metrics
 from t2t.models.flops import model_flops
+from t2t.training import throughput as throughput_lib
 from t2t.training.throughput import Throughput
 
 
@@ -76,7 +77,7 @@ def test_model_flops_of_an_encoder_alone(kind):
 
 def throughput(monkeypatch, device_kind):
   now = types.SimpleNamespace(seconds=100.0)
-  monkeypatch.setattr(metrics.time, "monotonic", lambda: now.seconds)
+  monkeypatch.setattr(throughput_lib.time, "monotonic", lambda: now.seconds)
   devices = [types.SimpleNamespace(device_kind=device_kind)] * 2
   return now, Throughput(flops_per_step=5.5e14, devices=devices)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
+from t2t.config import DataConfig
 from t2t.data import objectives, offline_cache, pipeline, selection, text_formats
 from t2t.data.objectives import pieces
 
@@ -54,7 +55,7 @@ def data(tmp_path):
   """Two tasks and their mixture, registered by a file of the user's."""
   path = tmp_path / "my_tasks.py"
   path.write_text(_TASK_FILE)
-  yield pipeline.DataConfig(
+  yield DataConfig(
     mixture="cache_test_pairs",
     task_modules=(str(path),),
     cache_dir=str(tmp_path / "cache"),

@@ -10,6 +10,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.config import DataConfig
 from t2t.data import pipeline, registry, streams
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
@@ -27,7 +28,7 @@ def data(tmp_path):
   for shard in range(2):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[shard::2])
     (tmp_path / f"train-{shard}.jsonl").write_text(lines)
-  return pipeline.DataConfig(
+  return DataConfig(
     files=f"{tmp_path}/train-*.jsonl",
     vocabulary="bytes",
     inputs_length=128,
@@ -319,9 +320,7 @@ seqio.MixtureRegistry.add("pipeline_test_mixture", [("pipeline_test_task", 1.0)]
 def registered(tmp_path):
   path = tmp_path / "my_tasks.py"
   path.write_text(_TASK_FILE)
-  yield pipeline.DataConfig(
-    mixture="pipeline_test_mixture", task_modules=(str(path),), inputs_length=32, targets_length=12
-  )
+  yield DataConfig(mixture="pipeline_test_mixture", task_modules=(str(path),), inputs_length=32, targets_length=12)
   seqio.TaskRegistry.remove("pipeline_test_task")
   seqio.MixtureRegistry.remove("pipeline_test_mixture")
 

@@ -14,10 +14,10 @@ import pytest
 
 from t2t import UserError, chips, features, sharding
 from t2t import __main__ as command
-from t2t.config import load_config, override, section
+from t2t.config import load_config, override, records
 from t2t.planning import plan, program, roofline
 from t2t.planning.hlo import cost as hlo_cost
-from t2t.training import meshes
+from t2t.training import meshes, recipe
 
 SMALL = (
   "--config.model.vocab_size=384",
@@ -34,7 +34,7 @@ T5 = ("--config.model.num_encoder_layers=3", "--config.model.num_decoder_layers=
 
 
 def config(*overrides: str, name: str = "t5_1_1_small"):
-  return override(load_config(name), [*SMALL, *overrides])
+  return records(override(load_config(name), [*SMALL, *overrides]))
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,13 @@ def test_a_plan_has_the_features_that_training_reads(tmp_path, name, objective, 
   files = (f"--config.data.files={tmp_path}/a.txt", f"--config.data.objective={objective}", "--config.data.mixture=")
   options = ("--config.data.vocabulary=bytes", "--config.data.num_streams=1", f"--config.data.pack={pack}")
   changed = config(*files, *options, name=name)
-  data = section(changed, "data", pipeline.DataConfig)
   mesh = sharding.make_mesh({"fsdp": 8})
-  batch = next(pipeline.train_batches(data, changed.model.architecture, mesh, batch_size=16, seed=0))
+  batch = next(pipeline.train_batches(changed.data, changed.model.architecture, mesh, batch_size=16, seed=0))
   if not pack and objective in ("causal_lm", "prefix_lm"):
     batch.pop("decoder_segment_ids", None)  # of vocabularies whose token 0 is not padding, as bytes' is
-  assert {name: x.shape for name, x in batch.items()} == program.batch_shapes(changed)
+  assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+    name: (x.shape, x.dtype) for name, x in recipe.batch(changed).items()
+  }
 
 
 def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
@@ -80,9 +81,8 @@ def test_a_plan_knows_which_tasks_have_inputs(tmp_path):
   from t2t.data import converters, objectives, registry
 
   def planned(mixture, modules, **data):
-    changed = config(name="tiny_gpt")
-    changed.data.update(mixture=mixture, task_modules=modules, **data)
-    return program.task_features(changed)
+    changed = config(name="tiny_gpt").with_(data={"mixture": mixture, "task_modules": modules} | data)
+    return recipe.task_features(changed)
 
   for objective, made in objectives.OBJECTIVES.items():
     assert ("inputs" in made.features) == (planned("", (), objective=objective) == ("inputs", "targets")), objective
@@ -193,14 +193,14 @@ def test_sizes_that_do_not_divide_are_refused(overrides, message):
 )
 def test_the_mesh_that_is_chosen(name, devices, kind, mesh, why):
   """Shards stay as wide as a TPU's rows, unless the state of training needs more of them; data takes the rest."""
-  found = meshes.choose(load_config(name), devices, device_kind=kind)
+  found = meshes.choose(records(load_config(name)), devices, device_kind=kind)
   assert found[0] == mesh
   assert re.search(why, found[1]), found[1]
 
 
 def test_what_is_said_of_the_mesh_is_kept():
   """Sizes and -1 are as written; fsdp is chosen for what tensor and dcn_data leave, and errors name what is wrong."""
-  choose = lambda devices, **mesh: meshes.choose(config_of_mesh(**mesh), devices)
+  choose = lambda devices, **mesh: meshes.choose(records(config_of_mesh(**mesh)), devices)
   config_of_mesh = lambda **mesh: override(
     load_config("t5_1_1_base"), [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
   )

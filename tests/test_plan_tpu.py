@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from t2t import chips
-from t2t.config import load_config, override
+from t2t.config import load_config, override, records
 from t2t.planning import plan, program
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ _MESH = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
 
 
 def compiled(generation: str, name: str, *overrides: str) -> plan.Plan:
-  config = override(load_config(name), [*_MESH, *overrides])
+  config = records(override(load_config(name), [*_MESH, *overrides]))
   # As users have it, not as the other tests: splash attention has no kernel of "highest" precision for bfloat16.
   with jax.default_matmul_precision("default"):
     return plan.make_plan(config, list(program.devices(SLICES[generation])))
@@ -57,7 +57,7 @@ def test_what_is_offloaded_goes_to_the_host_and_back():
 def test_a_step_over_several_slices():
   """Each chip sends its shard of the gradients to the other slice, and nothing else."""
   mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
-  config = override(load_config("tiny"), [*mesh, "--config.train.batch_size=16"])
+  config = records(override(load_config("tiny"), [*mesh, "--config.train.batch_size=16"]))
   with jax.default_matmul_precision("default"):
     found = plan.make_plan(config, list(program.devices("v5e:2x2", slices=2)))
   between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}

@@ -12,7 +12,7 @@ PROMPTS = [[7, 8, 9, toy.EOS], [5, toy.EOS], list(range(2, 21)), [11], [12, 13, 
 TARGETS = [[3, 4, toy.EOS], [9, toy.EOS], [2] * 17, [toy.EOS], [6]]
 
 
-def predictor(kind: str, *, batch_size: int = 2, mesh=None, **decode):
+def predictor_of(kind: str, *, batch_size: int = 2, mesh=None, **decode):
   config = toy.KINDS[kind]
   graphdef, params = toy.split(toy.model(config, seed=3))
   mesh = mesh or sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
@@ -75,8 +75,8 @@ def test_what_a_masked_language_model_scores():
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm"])
 def test_each_prompt_gets_what_it_would_get_alone(kind):
   """Whatever its batch and its length; in the order of the prompts."""
-  together, params = predictor(kind)
-  alone, _ = predictor(kind, batch_size=1)
+  together, params = predictor_of(kind)
+  alone, _ = predictor_of(kind, batch_size=1)
   found = together.generate(params, PROMPTS)
   assert len({tuple(each.tokens[0]) for each in found}) > 1
   for prompt, each in zip(PROMPTS, found, strict=True):
@@ -88,7 +88,7 @@ def test_each_prompt_gets_what_it_would_get_alone(kind):
 
 def test_what_is_drawn_depends_on_the_number_of_the_prompt():
   """A run that goes on in the middle draws what one that never stopped would have drawn."""
-  sampler, params = predictor("t5_1_1", temperature=1.0)
+  sampler, params = predictor_of("t5_1_1", temperature=1.0)
   all_at_once = [each.tokens for each in sampler.generate(params, PROMPTS, seed=5)]
   later = [each.tokens for each in sampler.generate(params, PROMPTS[2:], seed=5, first=2)]
   assert all_at_once[2:] == later
@@ -98,7 +98,7 @@ def test_what_is_drawn_depends_on_the_number_of_the_prompt():
 @pytest.mark.parametrize("kind", ["t5_1_1", "llama", "learned_prefix_lm", "bert"])
 def test_scores_are_log_probabilities(kind):
   """Of each target alone behind its prompt, by the model's own logits."""
-  scorer, params = predictor(kind)
+  scorer, params = predictor_of(kind)
   scores = scorer.log_likelihood(params, list(zip(PROMPTS, TARGETS, strict=True)))
   model, architecture = toy.model(toy.KINDS[kind], seed=3), toy.KINDS[kind].architecture
   side = "encoder" if architecture == "encoder_only" else "decoder"
@@ -112,10 +112,10 @@ def test_scores_are_log_probabilities(kind):
 
 def test_meshes_give_the_same():
   """Eight devices, rows that do not fill a batch."""
-  one, params = predictor("t5_1_1")
+  one, params = predictor_of("t5_1_1")
   expected = [each.tokens for each in one.generate(params, PROMPTS)]
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
-  many, _ = predictor("t5_1_1", mesh=mesh, batch_size=3)
+  many, _ = predictor_of("t5_1_1", mesh=mesh, batch_size=3)
   _, state = transformer.nnx.split(toy.model(toy.KINDS["t5_1_1"], seed=3), graph=False)
   placed = jax.device_put(params, sharding.param_shardings(state, mesh))
   assert [each.tokens for each in many.generate(placed, PROMPTS)] == expected
@@ -124,4 +124,4 @@ def test_meshes_give_the_same():
 def test_learned_positions_end():
   """Prompt and answer together are longer than what was learned."""
   with pytest.raises(UserError, match="40"):
-    predictor("learned_prefix_lm", max_length=30)
+    predictor_of("learned_prefix_lm", max_length=30)

@@ -10,7 +10,7 @@ import pytest
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained, store
-from t2t.config import load_config, section
+from t2t.config import load_config, records
 from t2t.data import vocabularies
 
 SMALL = (
@@ -83,7 +83,7 @@ def test_fine_tuning_takes_model_and_vocabulary(workdir):
   source = pretrained.find(str(workdir))
   pretrained.adopt(config, source)
   assert config.model.dropout_rate == 0.1
-  assert dataclasses.replace(source.model, dropout_rate=0.1) == section(config, "model", type(source.model))
+  assert dataclasses.replace(source.model, dropout_rate=0.1) == records(config).model
   assert (config.data.vocabulary, config.data.extra_ids) == (str(workdir / "vocabulary"), 100)
   assert config.data.inputs_length == 512
 

@@ -6,6 +6,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.config import DataConfig
 from t2t.data import objectives, pipeline, vocabularies
 from t2t.data.preview import examples
 
@@ -45,7 +46,7 @@ def of_objective(name):
 
 
 def previewed(task, architecture="encoder_decoder", *, num_examples=100, **data):
-  data = pipeline.DataConfig(mixture=task.name, **({"inputs_length": 8, "targets_length": 4} | data))
+  data = DataConfig(mixture=task.name, **({"inputs_length": 8, "targets_length": 4} | data))
   return examples.preview(data, architecture, task, split="validation", num_records=3, num_examples=num_examples), data
 
 

@@ -12,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.config import DataConfig
 from t2t.data import objectives, pipeline, repeatable, rows, text_formats
 
 STEPS = 14
@@ -31,7 +32,7 @@ def small(tmp_path, monkeypatch):
 def files(tmp_path):
   (tmp_path / "a.txt").write_text("\n".join(TEXTS[:40]))
   (tmp_path / "b.txt").write_text("\n".join(TEXTS[40:]))
-  return pipeline.DataConfig(
+  return DataConfig(
     files=f"{tmp_path}/?.txt", vocabulary="bytes", inputs_length=64, targets_length=64, shuffle_buffer=5, num_streams=2
   )
 
@@ -135,7 +136,7 @@ def test_a_mixture_stopped_after_every_step(register, pack):
   """Which task comes next is drawn from the example's number; each is drawn as often as its rate says."""
   names = [register(f"rows_{number}", number=number) for number in range(3)]
   seqio.MixtureRegistry.add("rows_mixture", list(zip(names, (1, 2, 5), strict=True)))
-  data = pipeline.DataConfig(
+  data = DataConfig(
     mixture="rows_mixture", eval_split="train", vocabulary="bytes", inputs_length=64, targets_length=64, pack=pack
   )
   try:
@@ -149,7 +150,7 @@ def test_a_mixture_stopped_after_every_step(register, pack):
 
 
 def test_a_task_stopped_after_every_step(register):
-  data = pipeline.DataConfig(
+  data = DataConfig(
     mixture=register("rows_alone"), eval_split="train", vocabulary="bytes", inputs_length=64, targets_length=16
   )
   assert_stopping_changes_nothing(batches(data, num_streams=4), every=3)
@@ -179,15 +180,13 @@ def counted():
 
 @pytest.mark.parametrize(("step", "name"), [(drawn_anew, "drawn_anew"), (counted(), "counting")])
 def test_a_preprocessor_with_a_memory_is_named(register, step, name):
-  data = pipeline.DataConfig(
-    mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes"
-  )
+  data = DataConfig(mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_stateful: its preprocessor .*{name} makes something else"):
     pipeline.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_preprocessor_that_draws_from_its_seeds_passes(register):
-  data = pipeline.DataConfig(
+  data = DataConfig(
     mixture=register("rows_stateless", drawn_from_seeds), eval_split="train", vocabulary="bytes", targets_length=16
   )
   pipeline.check(data, batch_size=8, model_vocab_size=384)
@@ -208,15 +207,13 @@ def named_at_random(dataset):
 @pytest.mark.parametrize("step", [rarely_dropped, named_at_random])
 def test_draws_that_a_few_records_hardly_show_are_found(register, step):
   """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
-  data = pipeline.DataConfig(
-    mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes"
-  )
+  data = DataConfig(mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} makes something else"):
     pipeline.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_the_first_few_records_are_not_those_of_each_window(register):
-  data = pipeline.DataConfig(
+  data = DataConfig(
     mixture=register("rows_few", lambda dataset: dataset.take(5)), eval_split="train", vocabulary="bytes"
   )
   with pytest.raises(UserError, match="rows_few: its preprocessors make 5 examples of 30 records as of 60"):
@@ -228,7 +225,7 @@ def test_a_source_that_shuffles_by_itself_is_named(register):
   task = seqio.TaskRegistry.get(name)
   shuffled = lambda split, shuffle_files=False, seed=None: records(split, number=0).shuffle(60)
   plan = pipeline.plan(
-    pipeline.DataConfig(mixture=name, vocabulary="bytes"),
+    DataConfig(mixture=name, vocabulary="bytes"),
     "encoder_decoder",
     task.replace(source=seqio.FunctionDataSource(shuffled, splits=("train",))),
     train=True,

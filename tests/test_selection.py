@@ -11,6 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding, task_metrics
+from t2t.config import DataConfig
 from t2t.data import answers, objectives, pipeline, registry, selection, text_formats, vocabularies
 from t2t.data.sources import released
 
@@ -47,7 +48,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def data(folder):
-  return pipeline.DataConfig(
+  return DataConfig(
     mixture="super_glue_cb,super_glue_copa",
     task_modules=MODULES,
     superglue_dir=str(folder),

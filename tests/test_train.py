@@ -18,14 +18,15 @@ import pytest
 import toy
 
 from t2t import __main__ as command
-from t2t import sharding, train
+from t2t import sharding
 from t2t.checkpoints import pretrained
+from t2t.config import DataConfig, load_config, override, records
 from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
 from t2t.runtime import hosts
-from t2t.training import optimizers, train_state, writers
+from t2t.training import meshes, optimizers, recipe, train_state, writers
 
 # A model and a corpus so small that what takes time is Python.
 SMALL = (
@@ -202,7 +203,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
   source = pretrained.find(str(tmp_path))
   assert source.path.name == "2"
   model = pretrained.load(source, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
-  data = pipeline.DataConfig(**source.run["data"])
+  data = DataConfig(**source.run["data"])
   total = np.zeros(2)
   for batch in pipeline.eval_rows(data, "encoder_decoder", batch_size=8, max_batches=2):
     log_p = jax.nn.log_softmax(toy.logits(nnx.merge(model.graphdef, model.params), batch))
@@ -384,12 +385,12 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
   model_fn = lambda key: transformer.build(toy.config(), nnx.Rngs(key))
-  _, abstract, make_state = train_state.abstract_train_state(model_fn, tx, mesh, freeze=("encoder",))
+  graphdef, abstract, make_state = train_state.abstract_train_state(model_fn, tx, mesh, freeze=("encoder",))
   shardings = jax.tree.map(lambda x: x.sharding, abstract)
   wanted = join_frozen(abstract.params, abstract.frozen_params)
   numbers = lambda x: jnp.arange(float(x.size)).reshape(x.shape)
   params = jax.tree.map(lambda x: jax.device_put(numbers(x), x.sharding), wanted)
-  start = train.make_warm_start(make_state, shardings, ("encoder",))
+  start = recipe.Program(graphdef, abstract, shardings, make_state, None, None, ("encoder",)).warm()
   size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
   program = start.lower(params, toy.key())
   assert not re.search(r"dense_resource|dense<\"0x", program.as_text())
@@ -398,3 +399,28 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   assert all(x.is_deleted() for x in jax.tree.leaves(params))
   assert int(state.step) == 0
   toy.assert_trees_close(state.params, jax.tree.map(numbers, abstract.params), atol=0, rtol=0)
+
+
+def test_what_is_planned_is_what_is_trained(text, tmp_path, monkeypatch):
+  """The program that `t2t plan` compiles for a mesh is, to the letter, the one that training runs on it."""
+  programs, make = [], train_state.make_train_step
+
+  def recorded(*args, **options):
+    step = make(*args, **options)
+
+    def run(state, batch, key):
+      programs.append(step.lower(state, batch, key).as_text())
+      return step(state, batch, key)
+
+    run.lower = step.lower
+    return run
+
+  monkeypatch.setattr(train_state, "make_train_step", recorded)
+  options = arguments(text, tmp_path, "--config.train.steps=1", "--config.mesh.fsdp=4", "--config.mesh.tensor=2")
+  assert command.main(options) == 0
+  config = records(override(load_config("t5_1_1_small"), [word for word in options if word.startswith("--config.")]))
+  mesh, _ = meshes.make(config)
+  with jax.set_mesh(mesh):
+    program = recipe.make(config).on(mesh)
+    planned = program.train_step.lower(program.state, *recipe.arguments(config, mesh)).as_text()
+  assert planned == programs[0]

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from t2t import UserError
+from t2t.commands import vocab
 from t2t.data import vocabularies
 from t2t.data.vocabularies import training
 
@@ -19,32 +20,32 @@ def argv_for(folder, *options):
 def test_sentencepiece(tmp_path, capsys):
   """The command writes a model that `load` takes, shows three lines, and does not overwrite."""
   argv = argv_for(tmp_path, "--size", "80")
-  assert training.main(argv) == 0
+  assert vocab.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
   assert "spiece.model: 80 pieces (<pad> 0, </s> 1, <unk> 2)" in shown[0] and len(shown) == 3 + 2 * 3
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
   assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
   with pytest.raises(UserError, match="exists already.*--overwrite"):
-    training.main(argv)
+    vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
-    training.main([*argv, "--overwrite", "--size", "30000"])
+    vocab.main([*argv, "--overwrite", "--size", "30000"])
   with pytest.raises(UserError, match="--input: no file matches"):
-    training.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
+    vocab.main(["train", "--input", str(tmp_path / "*.jsonl"), "--output", str(tmp_path)])
 
 
 def test_every_letter_of_an_alphabet_has_a_piece(tmp_path, capsys):
   """However rare; given a lower coverage, the summary says what is unknown."""
   argv = argv_for(tmp_path, "--size", "80")
   (tmp_path / "names.txt").write_text("Vienna\nKansas")
-  assert training.main(argv) == 0
+  assert vocab.main(argv) == 0
   shown = capsys.readouterr().out
   assert re.search(r"characters  39 in the text, a piece for each \(--character_coverage 1\)", shown)
   assert re.search(r"unknown     0 of [\d,]+ tokens of the text \(0.00%\)", shown)
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=0)
   assert vocabulary.unk_id not in vocabulary.encode("Vienna Kansas")
   lower = ["--output", str(tmp_path / "lower"), "--character_coverage", "0.9995"]
-  assert training.main([*argv, *lower]) == 0
+  assert vocab.main([*argv, *lower]) == 0
   shown = capsys.readouterr().out
   assert "pieces for the 37 most frequent (--character_coverage 0.9995)" in shown
   assert re.search(r"unknown     2 of [\d,]+ tokens of the text \(0.01%\)", shown)
@@ -63,18 +64,18 @@ def test_coverage_follows_the_alphabet():
 def test_byte_fallback(tmp_path, capsys):
   """Characters that the text has not are spelled in bytes, for TensorFlow as well, and come back."""
   argv = argv_for(tmp_path, "--size", "340", "--byte_fallback")
-  assert training.main(argv) == 0
+  assert vocab.main(argv) == 0
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
   ids = vocabulary.encode("naïve 校服 😀")
   assert vocabulary.unk_id not in ids and vocabulary.decode(ids) == "naïve 校服 😀"
   assert vocabulary.encode_tf("naïve 校服 😀").numpy().tolist() == ids
   with pytest.raises(UserError, match=r"--size 200: too small, .* alone need \d+"):
-    training.main([*argv, "--overwrite", "--size", "200"])
+    vocab.main([*argv, "--overwrite", "--size", "200"])
 
 
 def test_wordpiece(tmp_path, capsys):
   argv = argv_for(tmp_path, "--type", "wordpiece", "--size", "120")
-  assert training.main(argv) == 0
+  assert vocab.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
   assert "vocab.txt: 120 pieces ([PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4)" in shown[0] and len(shown) == 2 + 2 * 3
   assert re.fullmatch(r"unknown     0 of [\d,]+ tokens of the text \(0.00%\)", shown[1])
@@ -82,11 +83,11 @@ def test_wordpiece(tmp_path, capsys):
   assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert vocabulary.encode("THE FÓX") == vocabulary.encode("the fox")
   with pytest.raises(UserError, match="exists already.*--overwrite"):
-    training.main(argv)
+    vocab.main(argv)
   with pytest.raises(UserError, match=r"--size 30000: too large for this text; the largest that works is \d+"):
-    training.main([*argv, "--overwrite", "--size", "30000"])
+    vocab.main([*argv, "--overwrite", "--size", "30000"])
   with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
-    training.main([*argv, "--overwrite", "--size", "10"])
+    vocab.main([*argv, "--overwrite", "--size", "10"])
 
 
 def test_cased_wordpiece(tmp_path):
@@ -98,7 +99,7 @@ def test_cased_wordpiece(tmp_path):
 def test_bpe(tmp_path, capsys):
   """Every byte has a piece, so that any text comes back; line breaks are learned."""
   argv = argv_for(tmp_path, "--type", "bpe", "--size", "300")
-  assert training.main(argv) == 0
+  assert vocab.main(argv) == 0
   shown = capsys.readouterr().out
   assert "tokenizer.json: 300 pieces (<pad> 0, </s> 1)" in shown and "unknown     nothing: every byte" in shown
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
@@ -107,7 +108,7 @@ def test_bpe(tmp_path, capsys):
   assert vocabulary.decode(vocabulary.encode(text)) == text
   assert len(vocabulary.encode(TEXT[0])) < len(TEXT[0]) / 2
   with pytest.raises(UserError, match="--size 200: too small, .* alone are 258"):
-    training.main([*argv, "--overwrite", "--size", "200"])
+    vocab.main([*argv, "--overwrite", "--size", "200"])
 
 
 def test_the_same_text_gives_the_same_vocabulary(tmp_path):
@@ -128,14 +129,14 @@ def test_no_text(tmp_path):
 
 def test_options_of_another_type(tmp_path):
   with pytest.raises(UserError, match="--cased: only for --type wordpiece"):
-    training.main(argv_for(tmp_path, "--cased"))
+    vocab.main(argv_for(tmp_path, "--cased"))
   with pytest.raises(UserError, match="--character_coverage: only for --type sentencepiece, not bpe"):
-    training.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
+    vocab.main(argv_for(tmp_path, "--type", "bpe", "--character_coverage", "1.0"))
   with pytest.raises(UserError, match="--byte_fallback: only for --type sentencepiece, not wordpiece"):
-    training.main(argv_for(tmp_path, "--type", "wordpiece", "--byte_fallback"))
+    vocab.main(argv_for(tmp_path, "--type", "wordpiece", "--byte_fallback"))
 
 
 def test_long_lines_are_cut_and_not_dropped():
   text = "word " * 3000
-  lines = list(training._lines([text], 100))
+  lines = list(training.sentences([text], 100))
   assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from t2t import UserError, train
-from t2t.commands import superglue
-from t2t.evaluation import evaluate
+from t2t import UserError
+from t2t.commands import eval as eval_command
+from t2t.commands import superglue, train
 from t2t.runtime import xla_flags
 
 
@@ -49,7 +49,7 @@ def test_without_an_accelerator_nothing_is_set(monkeypatch):
   assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x"
 
 
-@pytest.mark.parametrize("main", [evaluate.main, superglue.main, train.main])
+@pytest.mark.parametrize("main", [eval_command.main, superglue.main, train.main])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_commands_set_them(compiler, monkeypatch, tmp_path, main, wanted):
   """Before they look for the checkpoint, which starts JAX, and unless the config says no."""

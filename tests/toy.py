@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import losses
+from t2t.config import OptimizerConfig
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import path_name
-from t2t.training import optimizers
 
 EOS = 1
 
@@ -87,7 +87,7 @@ def loss_config(**fields) -> losses.CrossEntropyConfig:
   return losses.CrossEntropyConfig(**(dict(z_loss=1e-2, label_smoothing=0.0, chunk_tokens=1_024) | fields))
 
 
-def optimizer_config(**fields) -> optimizers.OptimizerConfig:
+def optimizer_config(**fields) -> OptimizerConfig:
   """Plain gradient descent."""
   defaults = dict(
     name="sgd",
@@ -105,7 +105,7 @@ def optimizer_config(**fields) -> optimizers.OptimizerConfig:
     b2=0.999,
     epsilon=1e-8,
   )
-  return optimizers.OptimizerConfig(**(defaults | fields))
+  return OptimizerConfig(**(defaults | fields))
 
 
 def key(seed: int = 0) -> jax.Array:

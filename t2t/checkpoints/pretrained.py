@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, sharding
 from t2t.checkpoints import store
+from t2t.config import DataConfig
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -128,8 +129,8 @@ def vocabulary(source: Source):
 
   if source.vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
-  known = {field.name for field in dataclasses.fields(pipeline.DataConfig)}
-  data = pipeline.DataConfig(**{key: value for key, value in source.run["data"].items() if key in known})
+  known = {field.name for field in dataclasses.fields(DataConfig)}
+  data = DataConfig(**{key: value for key, value in source.run["data"].items() if key in known})
   if not (data.vocabulary or data.mixture or data.files):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"

@@ -147,6 +147,11 @@ class Checkpoints:
     """The last step that was saved whole."""
     return self._manager.latest_step()
 
+  def latest_config(self) -> dict:
+    """The config that the last step was saved with; {} where nothing was."""
+    step = self.latest_step()
+    return {} if step is None else self.config(step)
+
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
     """What each step that is kept was measured at; None where nothing was."""
     return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}

@@ -3,6 +3,7 @@
 from absl import logging
 
 from t2t.commands.options import config_parser, parse_with_checkpoint
+from t2t.config import records
 from t2t.evaluation import evaluate
 
 
@@ -29,4 +30,4 @@ def main(argv: list[str]) -> None:
   if options.shots is not None:
     config.eval.shots = options.shots
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  evaluate.evaluate(config, source, options.workdir)
+  evaluate.evaluate(records(config), source, options.workdir)

@@ -90,7 +90,8 @@ def main(argv: list[str]) -> None:
   if options.server:
     memory.keep_freed_memory()  # the page is one process's
   else:
-    hosts.start(options, default.get_config())
+    train = default.get_config().train
+    hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
   source = pretrained.find(options.checkpoint)
   predictor.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
   max_inputs = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)

@@ -114,6 +114,6 @@ def parse_with_checkpoint(
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
-  hosts.start(options, config)
+  hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
   source = pretrained.find(options.checkpoint)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

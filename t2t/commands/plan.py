@@ -10,6 +10,7 @@ import sys
 
 from t2t import UserError
 from t2t.commands.options import config_parser, parse
+from t2t.config import records
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search
 from t2t.runtime import xla_flags
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
+  config = records(config)
   if options.search:
     search.search(config, options)
     return

@@ -6,12 +6,11 @@ import sys
 from absl import logging
 from etils import epath
 import jax
-from ml_collections import ConfigDict
 
 from t2t import UserError, train
 from t2t.checkpoints import pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
-from t2t.config import section
+from t2t.config import Config, records
 from t2t.evaluation import results
 from t2t.storage import bucket
 
@@ -19,7 +18,7 @@ from t2t.storage import bucket
 _DIAGNOSTICS = {"super_glue_axb": "super_glue_rte", "super_glue_axg": "super_glue_rte"}
 
 
-def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> list[results.Result]:
+def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
   """Fine-tunes, chooses for each task the step that is best on the validation set, and answers the test sets with it.
 
   Args:
@@ -34,11 +33,10 @@ def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> li
   Raises:
     UserError: see `train.train` and `evaluate.Evaluation`.
   """
-  from t2t.data import pipeline
   from t2t.evaluation import evaluate
 
   folder = bucket.absolute(workdir)
-  data = section(config, "data", pipeline.DataConfig)
+  data = config.data
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:
@@ -48,9 +46,7 @@ def superglue(config: ConfigDict, source: pretrained.Source, workdir: str) -> li
   ]
   # Before training: it would be a pity to find out afterwards.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")
-  config.data.mixture = ",".join(trained)
-  config.eval.tasks = ()
-  config.init.checkpoint = str(source.path)
+  config = config.with_(data={"mixture": ",".join(trained)}, eval={"tasks": ()}, init={"checkpoint": str(source.path)})
   state = train.train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
     return []  # it was told to stop, and has said how to go on
@@ -89,7 +85,7 @@ def _with_split(data, source: pretrained.Source, names: Sequence[str], split: st
   return [task.name for task in evaluate.find_tasks(data, source.model.architecture, names) if split in task.splits]
 
 
-def _answers(config: ConfigDict, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> list[results.Result]:
+def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], split: str) -> list[results.Result]:
   """The results of each task with the parameters of its step."""
   from t2t.evaluation import evaluate
 
@@ -129,4 +125,4 @@ def main(argv: list[str]) -> None:
       " chosen where it was both evaluated and saved; give the same number"
     )
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  superglue(config, source, options.workdir)
+  superglue(records(config), source, options.workdir)

@@ -13,11 +13,10 @@ import rich.text
 import seqio
 
 from t2t import UserError, did_you_mean
-from t2t.config import load_config, override, section
+from t2t.config import DataConfig, load_config, override, records
 from t2t.configs import default
 from t2t.data import objectives, pipeline, registry, selection
 from t2t.data.preview import examples, printed
-from t2t.models.config import TransformerConfig
 
 _WIDEST = 120  # columns; longer lines are hard to read
 # ---- The list --------------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def _print_group(console: rich.console.Console, heading: str, rows: Sequence[_Ro
 class _Choice:
   """What is to be shown, as training would have it."""
 
-  data: pipeline.DataConfig
+  data: DataConfig
   architecture: str
   task: seqio.Task | seqio.Mixture
   split: str
@@ -133,7 +132,8 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
   """
   config = load_config(options.config) if options.config else default.get_config()
   config = override(config, overrides)
-  data = section(config, "data", pipeline.DataConfig)
+  given_config = records(config)
+  data = given_config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
   if options.name:
     _find(options.name, data.task_modules)
@@ -144,7 +144,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
     raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
   task = pipeline.load_task(data)
   if options.config:
-    model = section(config, "model", TransformerConfig)
+    model = given_config.model
     split = options.split or (data.eval_split if data.mixture else "validation")
     task = selection.for_architecture(task, model.architecture)
     choice = _Choice(data, model.architecture, task, _split(split, task, data))
@@ -182,7 +182,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
   raise errors[0]
 
 
-def _split(name: str, task: seqio.Task | seqio.Mixture, data: pipeline.DataConfig) -> str:
+def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str:
   if name not in task.splits:
     what = data.mixture or "config.data.files"
     raise UserError(f"--split {name}: {what} has no such split; it has {', '.join(sorted(task.splits))}")

@@ -5,6 +5,7 @@ from absl import logging
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.commands.options import config_parser, parse
+from t2t.config import records
 from t2t.runtime import hosts
 from t2t.train import train
 
@@ -27,10 +28,10 @@ def main(argv: list[str]) -> None:
   options, config = parse(parser, argv)
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
-  hosts.start(options, config)
+  hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
   if config.init.inherit and config.init.checkpoint:
     # What is typed still has the last word over what the checkpoint says.
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
     options, config = parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  train(config, options.workdir)
+  train(records(config), options.workdir)

@@ -20,54 +20,12 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.config import Config, DataConfig
 from t2t.data import converters, objectives, offline_cache, repeatable, rows, selection, sources, streams, vocabularies
 from t2t.data.sources import released, scan, text_files
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """What is read and how it becomes examples; `config.data` has the same keys."""
-
-  # Globs, comma-separated, local or remote: .txt (one document a line), .jsonl, .jsonl.gz, .parquet, .tfrecord*.
-  files: str = ""
-  # Held-out text; if empty, about 1 % of the documents of `files`, chosen by a hash of their text, is held out.
-  eval_files: str = ""
-  # Name of the text field in JSON lines, Parquet columns and tf.train.Example.
-  field: str = "text"
-  # What is made of the text of `files`; a key of objectives.OBJECTIVES.
-  objective: str = "span_corruption"
-  # A registered seqio task or mixture, instead of `files`; several, comma-separated, are mixed by numbers of examples.
-  mixture: str = ""
-  # Modules ("t2t.tasks.docs") or .py files that register tasks; they are imported in this order.
-  task_modules: tuple[str, ...] = ()
-  # Splits of `mixture`.
-  train_split: str = "train"
-  eval_split: str = "validation"
-  # Folder that `t2t cache` wrote: the tokens of the mixture's tasks, instead of their sources.
-  cache_dir: str = ""
-  # Folders of the files of these benchmarks as they were released; empty: TensorFlow Datasets has them.
-  superglue_dir: str = ""
-  glue_dir: str = ""
-  squad_dir: str = ""
-  # "bytes", or a file or folder that `vocabularies.load` knows; empty: the one that `mixture` was registered with.
-  vocabulary: str = ""
-  # Sentinels behind the vocabulary's own ids.
-  extra_ids: int = 100
-  # Tokens of an example, EOS included.
-  inputs_length: int = 512
-  targets_length: int = 114
-  # What the objective does to `files`: part of the tokens that is taken out, and tokens in a row; 0: as published.
-  noise_density: float = 0.0
-  mean_noise_span_length: float = 0.0
-  # Several short examples in one sequence, kept apart by segment ids.
-  pack: bool = False
-  # Parts of the data with a position each; 0: chosen when training first starts, and recorded in the checkpoint.
-  num_streams: int = 0
-  # Examples of `files` that each stream draws from; a registered task names its own.
-  shuffle_buffer: int = 256
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------
@@ -469,3 +427,40 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
       f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
     )
+
+
+# ---- Of a run --------------------------------------------------------------------------------------------------------
+
+
+def check_run(config: Config) -> None:
+  """`check` for the data, the model and the batch of a run."""
+  check(
+    config.data,
+    architecture=config.model.architecture,
+    batch_size=config.train.batch_size,
+    model_vocab_size=config.model.vocab_size,
+    model_max_length=config.model.most_positions,
+  )
+
+
+def batches_of(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None) -> streams.BatchIterator:
+  """`train_batches` of a run; a resumed one has as many streams as it began with."""
+  return train_batches(
+    config.data,
+    config.model.architecture,
+    mesh,
+    batch_size=config.train.batch_size,
+    seed=config.train.seed,
+    num_streams=num_streams,
+  )
+
+
+def eval_batches_of(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:
+  """`eval_batches` of a run."""
+  return eval_batches(
+    config.data,
+    config.model.architecture,
+    mesh,
+    batch_size=config.eval.batch_size or config.train.batch_size,
+    max_batches=config.eval.batches,
+  )

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from flax import nnx
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.config import section
+from t2t.config import Config, DataConfig, EvalConfig
 from t2t.data import answers, pipeline, selection, vocabularies
 from t2t.evaluation import few_shot, results
 from t2t.generation import decoding, predictor
@@ -31,20 +30,7 @@ if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says w
 METHODS = ("write", "rank")
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalConfig:
-  """What is evaluated and how; `config.eval` has these keys, and those of the training loop."""
-
-  tasks: tuple[str, ...] = ()
-  method: str = "write"
-  num_beams: int = 1
-  length_penalty: float = 0.6
-  shots: int = 0
-  max_examples: int = 0
-  batch_size: int = 0
-
-
-def find_tasks(data: pipeline.DataConfig, architecture: str, names: Sequence[str]) -> "list[seqio.Task]":
+def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "list[seqio.Task]":
   """The tasks of `data.mixture` that can be evaluated, or those of them that `names` lists.
 
   Raises:
@@ -81,7 +67,7 @@ class Evaluation:
 
   def __init__(
     self,
-    data: pipeline.DataConfig,
+    data: DataConfig,
     settings: EvalConfig,
     config: TransformerConfig,
     graphdef: nnx.GraphDef,
@@ -269,41 +255,31 @@ def _text(value: bytes | str) -> str:
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def _settings(section: ConfigDict) -> EvalConfig:
-  return EvalConfig(**{field.name: section[field.name] for field in dataclasses.fields(EvalConfig)})
-
-
 def of_training(
-  data: pipeline.DataConfig,
-  section: ConfigDict,
-  config: TransformerConfig,
-  graphdef: nnx.GraphDef,
-  mesh: jax.sharding.Mesh,
-  *,
-  vocabulary: "seqio.Vocabulary",
-  batch_size: int,
+  config: Config, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, vocabulary: "seqio.Vocabulary"
 ) -> Evaluation | None:
   """The evaluation of the tasks that a model is trained on; None where none of them has metrics.
 
   Args:
-    data, config, graphdef, mesh, vocabulary, batch_size: see `Evaluation`.
-    section: `config.eval`.
+    config: of the run.
+    graphdef, mesh, vocabulary: see `Evaluation`.
   """
-  if data.files or not any(task.metric_fns for task in pipeline.find_tasks(data, config.architecture, ())):
+  data = config.data
+  if data.files or not any(task.metric_fns for task in pipeline.find_tasks(data, config.model.architecture, ())):
     return None
   return Evaluation(
     data,
-    _settings(section),
-    config,
+    config.eval,
+    config.model,
     graphdef,
     mesh,
     vocabulary=vocabulary,
     split=data.eval_split,
-    batch_size=batch_size,
+    batch_size=config.eval.batch_size or config.train.batch_size,
   )
 
 
-def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[str], split: str) -> Evaluation:
+def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], split: str) -> Evaluation:
   """The evaluation of a checkpoint that a config describes; no device is used.
 
   Args:
@@ -315,13 +291,13 @@ def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[st
   Raises:
     UserError: tasks, data and checkpoint do not go together.
   """
-  data = section(config, "data", pipeline.DataConfig)
+  data = config.data
   mesh, _ = meshes.make(config)
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
     vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)
   model = pretrained.abstract(source, mesh)
-  settings = dataclasses.replace(_settings(config.eval), tasks=tuple(tasks))
+  settings = dataclasses.replace(config.eval, tasks=tuple(tasks))
   batch_size = settings.batch_size or config.train.batch_size
   return Evaluation(
     data,
@@ -336,7 +312,7 @@ def prepare(config: ConfigDict, source: pretrained.Source, *, tasks: Sequence[st
   )
 
 
-def evaluate(config: ConfigDict, source: pretrained.Source, workdir: str) -> list[results.Result]:
+def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:
   """Evaluates a checkpoint on the tasks of `config.data.mixture`, and writes what came out.
 
   Args:

@@ -8,15 +8,14 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.config import DataConfig
 from t2t.data import pipeline, sources
 
 POOL = 1_000  # training examples that shots are drawn from
 _SEED = 0  # the same shots in every run
 
 
-def read(
-  data: pipeline.DataConfig, architecture: str, task: seqio.Task, split: str, *, limit: int = 0
-) -> list[dict[str, Any]]:
+def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, limit: int = 0) -> list[dict[str, Any]]:
   """The examples of a task, in their order: NumPy values and bytes.
 
   Args:

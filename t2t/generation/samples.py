@@ -1,7 +1,7 @@
 """Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from flax import nnx
 import jax
@@ -141,6 +141,26 @@ def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collectio
   if end:
     return "... " + _text(tokens[-_PROMPT:], vocabulary)
   return _text(tokens[:_PROMPT], vocabulary) + " ..."
+
+
+def show(
+  graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: Any, *, number: int
+) -> list[tuple[str, str, str]]:
+  """`held_out` with the ids that a vocabulary gives a meaning; nothing where `number` is 0."""
+  from t2t.data import vocabularies
+
+  if not number:
+    return []
+  return held_out(
+    graphdef,
+    state,
+    batch,
+    vocabulary=vocabulary,
+    sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)),
+    hidden_ids=vocabularies.framing_ids(vocabulary),
+    eos_id=vocabulary.eos_id,
+    number=number,
+  )
 
 
 def held_out(

@@ -18,17 +18,15 @@ import time
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 import rich.console
 
 from t2t import UserError, chips, sharding
-from t2t.config import section
-from t2t.models.config import TransformerConfig
+from t2t.config import Config
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import cache_folder
-from t2t.training import meshes
+from t2t.training import meshes, recipe
 
 Plan = dict[str, Any]
 
@@ -36,7 +34,7 @@ Plan = dict[str, Any]
 # ---- One plan --------------------------------------------------------------------------------------------------------
 
 
-def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None = None) -> Plan:
+def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = None) -> Plan:
   """Compiles the step of `config` for `devices` and says what it takes.
 
   Args:
@@ -55,11 +53,11 @@ def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None 
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
   capacity = _capacity(devices[0], chip)
-  lengths = program.lengths(config)
-  model = section(config, "model", TransformerConfig)
+  lengths = recipe.lengths(config)
+  model = config.model
   tokens = config.train.batch_size * sum(lengths.values())
   flops = model_flops(
-    model, batch_size=config.train.batch_size, lengths=lengths, predicted=program.share_predicted(config)
+    model, batch_size=config.train.batch_size, lengths=lengths, predicted=recipe.share_predicted(config)
   )
   memory = {**compiled.parts, "arguments": compiled.arguments, "temporaries": compiled.temporaries}
   memory |= {"activations": None, "total": compiled.total, "capacity": capacity}
@@ -100,7 +98,7 @@ def make_plan(config: ConfigDict, devices: list[jax.Device], *, hlo: str | None 
   return plan | _running(config, mesh, compiled, plan)
 
 
-def _running(config: ConfigDict, mesh: jax.sharding.Mesh, compiled: program.Compiled, plan: Plan) -> Plan:
+def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled, plan: Plan) -> Plan:
   """What a plan says of the compiled program."""
   kind = mesh.devices.flat[0].device_kind
   chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
@@ -192,13 +190,14 @@ def _version(distribution: str) -> str | None:
 def _sources() -> str:
   """A hash of t2t itself: another model, optimizer or loss makes another program."""
   found = hashlib.sha256()
-  for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
-    if "data" not in path.relative_to(pathlib.Path(__file__).parent).parts:
+  package = pathlib.Path(__file__).parents[1]
+  for path in sorted(package.rglob("*.py")):
+    if "data" not in path.relative_to(package).parts:
       found.update(path.read_bytes())
   return found.hexdigest()
 
 
-def cache_path(config: ConfigDict, where: str) -> pathlib.Path:
+def cache_path(config: Config, where: str) -> pathlib.Path:
   """Where the plan of a config is kept; it changes with the config, the devices, t2t and what compiles.
 
   Args:
@@ -207,7 +206,7 @@ def cache_path(config: ConfigDict, where: str) -> pathlib.Path:
   """
   versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "flax", "optax")}
   flags = {name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
-  key = json.dumps([config.to_json_best_effort(sort_keys=True), where, versions, flags, _sources()], sort_keys=True)
+  key = json.dumps([config.to_dict(), where, versions, flags, _sources()], sort_keys=True)
   return cache_folder.cache_dir() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 

@@ -11,17 +11,12 @@ import os
 import re
 import time
 
-from flax import nnx
 import jax
-import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from t2t import UserError, features, losses, sharding, train
-from t2t.config import section
-from t2t.models import transformer
-from t2t.models.config import TransformerConfig
+from t2t import UserError, sharding
+from t2t.config import Config
 from t2t.runtime import quiet, xla_flags
-from t2t.training import optimizers, train_state
+from t2t.training import recipe
 
 # Generation -> how many sides a slice has, and examples of slices.
 GENERATIONS: Mapping[str, tuple[int, str]] = {
@@ -100,92 +95,6 @@ def devices(topology: str, *, slices: int = 1) -> Sequence[jax.Device]:
     raise UserError(f"--topology {topology}: libtpu says: {text}\nThere are, for example,\n{_known()}") from error
 
 
-# How the tasks of t2t/tasks that come from a corpus are called: one of these, and the objective.
-_CORPORA = ("c4", "docs", "wikipedia")
-
-
-def task_features(config: ConfigDict) -> tuple[str, ...]:
-  """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
-
-  The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
-  then the task modules are imported, and TensorFlow with them.
-
-  Raises:
-    UserError: a task module that cannot be imported, or no such mixture.
-  """
-  both, alone = ("inputs", "targets"), ("targets",)
-  data = config.data
-  if data.files or not data.mixture:
-    return alone if data.objective in features.WITHOUT_INPUTS else both
-  if config.model.architecture != "decoder_only":
-    return both  # whatever the task has: an encoder reads something
-  if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
-    parts = (name.strip().partition("_") for name in data.mixture.split(","))
-    is_alone = {corpus in _CORPORA and rest.startswith(features.WITHOUT_INPUTS) for corpus, _, rest in parts}
-    return alone if is_alone == {True} else both
-  from t2t.data import selection
-
-  found = selection.find(data.mixture, modules=data.task_modules)
-  return both if "inputs" in found.output_features else alone
-
-
-def _task_lengths(config: ConfigDict) -> dict[str, int]:
-  return features.task_lengths(
-    config.model.architecture,
-    task_features(config),
-    inputs_length=config.data.inputs_length,
-    targets_length=config.data.targets_length,
-  )
-
-
-def lengths(config: ConfigDict) -> dict[str, int]:
-  """Positions of the encoder and of the decoder, as in training; no data is read for it."""
-  return features.model_lengths(config.model.architecture, _task_lengths(config))
-
-
-def batch_shapes(config: ConfigDict) -> dict[str, tuple[int, int]]:
-  """Shape of each feature of a training batch, int32."""
-  found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
-  return {name: (config.train.batch_size, length) for name, length in found.items()}
-
-
-def share_predicted(config: ConfigDict) -> float:
-  """Which part of the last stack's positions has a loss, about: the data decides."""
-  if config.model.architecture == "encoder_only":
-    return config.data.noise_density or 0.15
-  if config.model.architecture == "decoder_only":
-    found = _task_lengths(config)
-    return found["targets"] / sum(found.values())
-  return 1.0
-
-
-def unknown_trips(config: ConfigDict, mesh: jax.sharding.Mesh) -> float:
-  """Chunks of logits that have a loss; where much has none, the loop over them ends when the data says so."""
-  rows = config.train.batch_size // config.train.microbatches
-  tokens = rows * list(lengths(config).values())[-1] // sharding.num_shards("tokens", mesh)
-  chunks = -(-tokens // config.train.chunk_tokens)
-  return math.ceil(chunks * share_predicted(config))
-
-
-def build(config: ConfigDict, mesh: jax.sharding.Mesh):
-  """The step that `t2t train` runs, the abstract state, and the function that makes the state; nothing is compiled."""
-  model_config = section(config, "model", TransformerConfig)
-  tx, _ = optimizers.make_optimizer(section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps)
-  graphdef, state, make = train_state.abstract_train_state(
-    lambda key: transformer.build(model_config, nnx.Rngs(key)),
-    tx,
-    mesh,
-    freeze=config.train.freeze,
-    offload_optimizer=config.train.offload_optimizer,
-  )
-  shardings = jax.tree.map(lambda x: x.sharding, state)
-  loss = losses.CrossEntropyConfig(config.train.z_loss, config.train.label_smoothing, config.train.chunk_tokens)
-  step = train_state.make_train_step(
-    graphdef, losses.make_loss_fn(loss), tx, shardings, num_microbatches=config.train.microbatches
-  )
-  return step, state, jax.jit(make, out_shardings=shardings)
-
-
 def bytes_per_device(tree) -> int:
   """Memory that each device gives to abstract arrays with shardings; not what lies in its host's."""
   own = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != "pinned_host"]
@@ -212,30 +121,25 @@ class Compiled:
   text: str | None
 
 
-def compile_step(config: ConfigDict, mesh: jax.sharding.Mesh) -> Compiled:
+def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
   """Compiles the step on a mesh, of devices that may not be there.
 
   Raises:
     UserError: sizes that the mesh does not divide; or the compiler fails, other than for lack of memory.
   """
-  train.check_sizes(config, mesh)
-  train.check_lengths(lengths(config), mesh)
   platform = mesh.devices.flat[0].platform
   flags = xla_flags.as_options(platform) if config.train.xla_flags else {}
   with jax.set_mesh(mesh):
-    step, state, _ = build(config, mesh)
-    batch = {
-      name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.batch_sharding(mesh))
-      for name, shape in batch_shapes(config).items()
-    }
+    program = recipe.make(config).on(mesh)
+    state = program.state
+    batch, key = recipe.arguments(config, mesh)
     params = (state.params, state.frozen_params)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     parts = {name: bytes_per_device(x) for name, x in (("parameters", params), ("optimizer", state.opt_state))}
     parts["batch"] = bytes_per_device(batch)
-    key = jax.eval_shape(lambda: jax.random.key(0))
     started = time.monotonic()
     try:
-      compiled = step.lower(state, batch, key).compile(compiler_options=flags or None)
+      compiled = program.train_step.lower(state, batch, key).compile(compiler_options=flags or None)
     except UserError:
       raise
     except Exception as error:  # of XLA's, and others of what compiles kernels
@@ -263,3 +167,11 @@ def _needed(message: str, arguments: int) -> int | None:
     return None
   found = used or temporaries
   return int(float(found[1]) * _UNITS[found[2]]) + (0 if used else arguments)
+
+
+def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:
+  """Chunks of logits that have a loss; where much has none, the loop over them ends when the data says so."""
+  rows = config.train.batch_size // config.train.microbatches
+  tokens = rows * list(recipe.lengths(config).values())[-1] // sharding.num_shards("tokens", mesh)
+  chunks = -(-tokens // config.train.chunk_tokens)
+  return math.ceil(chunks * recipe.share_predicted(config))

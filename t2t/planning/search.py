@@ -8,7 +8,6 @@ the compiled program.
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
-import copy
 import dataclasses
 import itertools
 import json
@@ -20,13 +19,12 @@ import textwrap
 import time
 
 import jax
-from ml_collections import ConfigDict
 
 from t2t import UserError, chips, sharding
-from t2t.config import section
-from t2t.models.config import TransformerConfig
+from t2t.config import Config
 from t2t.models.flops import model_flops
 from t2t.planning import plan, program, roofline
+from t2t.training import recipe
 
 _MOST_TENSOR = 16
 _BATCHES = (1, 2, 4)  # times config.train.batch_size
@@ -46,13 +44,13 @@ class Candidate:
   microbatches: int
   remat: str
 
-  def apply(self, config: ConfigDict) -> ConfigDict:
+  def apply(self, config: Config) -> Config:
     """The config with this in it."""
-    config = copy.deepcopy(config)
-    config.mesh.update(dict(self.mesh))
-    config.train.batch_size, config.train.microbatches = self.batch_size, self.microbatches
-    config.model.remat = self.remat
-    return config
+    return config.with_(
+      mesh=dict(self.mesh),
+      train={"batch_size": self.batch_size, "microbatches": self.microbatches},
+      model={"remat": self.remat},
+    )
 
   def needs_more(self, other: "Candidate") -> bool:
     """Whether it certainly takes at least the memory of `other`."""
@@ -102,12 +100,12 @@ class Result:
     return -(self.plan["executed_flops_per_step"] or math.inf) / self.plan["tokens_per_step"]
 
 
-def meshes(config: ConfigDict, num_devices: int) -> list[dict[str, int]]:
+def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
   """Meshes to try: tensor over up to 16 devices that share the heads, the rest fsdp, data, or both.
 
   Axes besides these three stay as the config has them.
   """
-  sizes = sharding.mesh_sizes({**config.mesh, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
+  sizes = sharding.mesh_sizes({**dataclasses.asdict(config.mesh), "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
   others = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
   free = num_devices // math.prod(others.values())
   kv_heads = config.model.num_kv_heads or config.model.num_heads
@@ -132,9 +130,9 @@ class Estimate:
     devices: of the slice.
   """
 
-  def __init__(self, config: ConfigDict, devices: Sequence[jax.Device]):
+  def __init__(self, config: Config, devices: Sequence[jax.Device]):
     self._config, self._devices = config, devices
-    self._model = section(config, "model", TransformerConfig)
+    self._model = config.model
     kind = devices[0].device_kind
     self._chip, self._peak = chips.CHIPS.get(kind), chips.peak_flops(kind) or 1e12
     self._parts: dict = {}
@@ -145,7 +143,7 @@ class Estimate:
       try:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
         with jax.set_mesh(mesh):
-          _, state, _ = program.build(self._config, mesh)
+          _, state, _ = recipe.make(self._config).state(mesh)
         params = program.bytes_per_device((state.params, state.frozen_params))
         self._parts[mesh_sizes] = mesh, params, program.bytes_per_device(state.opt_state)
       except UserError:
@@ -162,7 +160,7 @@ class Estimate:
     joined, inner = model.num_heads * model.head_dim, (2 if model.gated else 1) * model.mlp_dim
     matmuls = 2 * model.embed_dim + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     kept = {"full": model.embed_dim, "minimal": model.embed_dim + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
-    sides = program.lengths(self._config)
+    sides = recipe.lengths(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total = 0.0
     for side, length in sides.items():
@@ -177,7 +175,7 @@ class Estimate:
     """Of one step, rough: matmuls and the traffic of the axes that matters most."""
     mesh, params, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
-    sides = program.lengths(self._config)
+    sides = recipe.lengths(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
     compute = flops * (1 + _RECOMPUTES[candidate.remat]) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:
@@ -200,7 +198,7 @@ class Estimate:
     return max(compute, fsdp) + data + tensor
 
 
-def candidates(config: ConfigDict, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
+def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
   """What may be compiled, the most promising first: own batch size and larger ones take turns.
 
   Args:
@@ -251,7 +249,7 @@ class Worker:
     self._arguments = topology, slices
     self._process, self._connection = None, None
 
-  def make_plan(self, config: ConfigDict) -> plan.Plan:
+  def make_plan(self, config: Config) -> plan.Plan:
     """As `plan.make_plan`.
 
     Raises:
@@ -285,7 +283,7 @@ class Worker:
 
 
 def run(
-  config: ConfigDict,
+  config: Config,
   ordered: Iterable[Candidate],
   make_plan,
   *,
@@ -358,7 +356,7 @@ def _say(number: int, result: Result) -> None:
   print(f"{number:>3} {text}", file=sys.stderr, flush=True)
 
 
-def search(config: ConfigDict, options: argparse.Namespace) -> None:
+def search(config: Config, options: argparse.Namespace) -> None:
   """The command, from `t2t plan`'s options; prints the ranking and the best plan, also when it is interrupted."""
   devices, where = plan.find_devices(options.topology, slices=options.slices)
   chip = chips.CHIPS.get(devices[0].device_kind)
@@ -386,7 +384,7 @@ def search(config: ConfigDict, options: argparse.Namespace) -> None:
       _say(len(results), result)
 
 
-def _finish(config: ConfigDict, options: argparse.Namespace, results: Sequence[Result]) -> None:
+def _finish(config: Config, options: argparse.Namespace, results: Sequence[Result]) -> None:
   if not results:
     return
   print(table(results))

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 import numpy as np
 
 from t2t import UserError
@@ -97,20 +96,27 @@ def find(options: argparse.Namespace) -> Place | None:
   return Place(address, number, index, None if devices is None else tuple(devices))
 
 
-def start(options: argparse.Namespace, config: ConfigDict) -> None:
+def say(text: str) -> None:
+  """Tells what is going on, once, however many hosts there are."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)
+
+
+def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str) -> None:
   """All that comes before JAX starts a backend, and would do nothing after it: memory, XLA's flags, the other hosts.
 
   Args:
     options: of a parser with `add_options`.
-    config: see configs/default.py.
+    compiler_flags: sets those of xla_flags.py.
+    programs: see `keep_programs`.
 
   Raises:
     UserError: see `join`.
   """
   memory.keep_freed_memory()
-  if config.train.xla_flags:
+  if compiler_flags:
     xla_flags.apply()
-  keep_programs(config.train.compilation_cache)
+  keep_programs(programs)
   join(options)
 
 

@@ -49,7 +49,7 @@ def fail(why: str, code: int, *, trace: str = "") -> None:
 def _place() -> str:
   """Where the main thread of this process stands, in the words of a traceback."""
   frame = sys._current_frames().get(threading.main_thread().ident)
-  here = os.path.dirname(os.path.abspath(__file__))
+  here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # t2t
   while frame is not None and not frame.f_code.co_filename.startswith(here):
     frame = frame.f_back
   if frame is None:

@@ -1,24 +1,22 @@
 """Which mesh a config gets: what its keys say, and what is left to be chosen from the model and the devices."""
 
 from collections.abc import Sequence
+import dataclasses
 import math
 
 from flax import nnx
 import jax
-from ml_collections import ConfigDict
 
 from t2t import chips, sharding
-from t2t.config import section
-from t2t.models import transformer
-from t2t.models.config import TransformerConfig
-from t2t.training import optimizers
+from t2t.config import Config
+from t2t.training import recipe
 
 # A TPU works on rows of 128 numbers: a shard that is thinner is padded to that, and as large to send as if it were not.
 _THINNEST = 128
 _SHARE_OF_STATE = 0.5  # of a device's memory; the rest is for activations
 
 
-def choose(config: ConfigDict, num_devices: int, *, device_kind: str = "") -> tuple[dict[str, int], str]:
+def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[dict[str, int], str]:
   """Sizes of the axes of `config.mesh`, and why fsdp has its own: "" where the config says it.
 
   With `fsdp=0`, parameters are split as far as their shards stay as wide as a TPU's rows, and further only where the
@@ -33,14 +31,14 @@ def choose(config: ConfigDict, num_devices: int, *, device_kind: str = "") -> tu
   Raises:
     UserError: sizes that do not fit the devices; see `sharding.mesh_sizes`.
   """
-  shape = config.mesh.to_dict()
+  shape = dataclasses.asdict(config.mesh)
   if shape["fsdp"] != 0:
     return sharding.mesh_sizes(shape, num_devices), ""
   if -1 in shape.values():
     return sharding.mesh_sizes(shape | {"fsdp": 1}, num_devices), ""
   sizes = sharding.mesh_sizes(shape | {"fsdp": -1}, num_devices)
   most = sizes["fsdp"]
-  widths = [config.model[key] for key in ("embed_dim", "embedding_dim") if config.model[key]]
+  widths = [width for width in (config.model.embed_dim, config.model.embedding_dim) if width]
   others = sizes.get("sequence", 1)  # which splits parameters along the same dimension
   works = [n for n in range(1, most + 1) if most % n == 0 and all(width % (n * others) == 0 for width in widths)] or [1]
   fsdp = max((n for n in works if min(widths) // (n * others) >= _THINNEST), default=1)
@@ -57,21 +55,20 @@ def choose(config: ConfigDict, num_devices: int, *, device_kind: str = "") -> tu
   return sizes, f"fsdp {fsdp}, {why}{rest}" if most > 1 else ""
 
 
-def make(config: ConfigDict, *, devices: Sequence[jax.Device] | None = None) -> tuple[jax.sharding.Mesh, str]:
+def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tuple[jax.sharding.Mesh, str]:
   """The mesh that a config gets, over devices that are here or of a topology, and why (see `choose`)."""
   devices = jax.devices() if devices is None else list(devices)
   sizes, why = choose(config, len(devices), device_kind=devices[0].device_kind)
   return sharding.make_mesh(sizes, devices=devices), why
 
 
-def _state_bytes(config: ConfigDict) -> int:
+def _state_bytes(config: Config) -> int:
   """Of parameters, their gradients and the optimizer, over all devices."""
-  model = section(config, "model", TransformerConfig)
-  tx, _ = optimizers.make_optimizer(section(config, "optimizer", optimizers.OptimizerConfig), config.train.steps)
+  made = recipe.make(config)
 
   def make(key):
-    params = nnx.to_pure_dict(nnx.split(transformer.build(model, nnx.Rngs(key)), graph=False)[1])
-    return params, params, () if config.train.offload_optimizer else tx.init(params)
+    params = nnx.to_pure_dict(nnx.split(made.model_fn(key), graph=False)[1])
+    return params, params, () if config.train.offload_optimizer else made.tx.init(params)
 
   shapes = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

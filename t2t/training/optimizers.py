@@ -6,7 +6,6 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
 from collections.abc import Callable
-import dataclasses
 import functools
 
 from flax import traverse_util
@@ -15,27 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, did_you_mean
+from t2t.config import OptimizerConfig
 from t2t.params import Params, matches
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-  """How parameters are updated; learning rates are per step.  The defaults stand in configs/default.py."""
-
-  name: str  # adafactor, adamw, lamb, sgd
-  learning_rate: float  # at the top of the schedule
-  schedule: str  # t5_inverse_sqrt, inverse_sqrt, cosine, linear, constant
-  warmup_steps: int
-  final_ratio: float  # cosine, linear: the last learning rate as a share of the top
-  clip_norm: float  # global norm of the gradient; 0 does not clip
-  scale_by_parameter: bool  # adafactor, adamw: updates are relative to the parameter's root mean square
-  weight_decay: float  # times the learning rate, apart from the gradient
-  no_decay: tuple[str, ...]  # parameters whose path matches are not decayed
-  adafactor_decay_rate: float  # second moments are averaged with 1 - step**-decay_rate
-  adafactor_clip: float  # root mean square that an update may have before scaling
-  b1: float  # adamw, lamb
-  b2: float  # adamw, lamb
-  epsilon: float  # adamw, lamb
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from etils import epath
 import jax
-from ml_collections import ConfigDict
 import optax
 
 from t2t import UserError
 from t2t import metrics as metrics_lib
+from t2t.config import Config
 from t2t.training import writers
 from t2t.training.throughput import Throughput
 
@@ -30,18 +30,32 @@ class Report:
 
   def __init__(
     self,
-    config: ConfigDict,
+    config: Config,
+    workdir: epath.Path,
     schedule: optax.Schedule,
     throughput: Throughput,
-    writer: writers.Writer | None,
-    line: writers.ProgressLine | None,
+    *,
+    start: int,
+    unwritten: Mapping[str, bytes],
   ):
+    """Opens the files; only the first host has any.
+
+    Args:
+      config: of the run.
+      workdir: where metrics are written.
+      schedule: the learning rate by step.
+      throughput: what is told of speed.
+      start: step that training goes on from.
+      unwritten: see `writers.Writer`.
+    """
     self._config = config
     self._schedule = schedule
     self._throughput = throughput
-    self._writer = writer
-    self._line = line
+    self._writer = self._line = None
     self._warned = False
+    if jax.process_index() == 0:
+      self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
+      self._line = writers.ProgressLine(start, config.train.steps)
 
   def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
     """Reads one training step's metrics, waiting for it if need be."""
@@ -99,19 +113,40 @@ class Report:
         self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
     return values
 
+  def flush(self) -> dict[str, bytes]:
+    """See `writers.Writer.flush`."""
+    return {} if self._writer is None else self._writer.flush()
+
+  def end(self) -> None:
+    """No step follows: all is written, and the line that changes stands."""
+    self.flush()
+    if self._line is not None:
+      self._line.close()
+
+  def stopped(self, step: int) -> None:
+    """Tells that the run ends before its last step."""
+    if self._line is not None:
+      print(
+        f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there"
+      )
+
+  def close(self) -> None:
+    """Closes the files, however the run ends."""
+    if self._line is not None:
+      self._line.close()
+      self._writer.close()
+
 
 def summarise(
   workdir: epath.Path,
-  *,
   loss: float,
   unigram: float,
   shown: Sequence[tuple[str, str, str]],
   saved_step: int,
   metrics: Mapping[int, Mapping[str, float]],
   best: Mapping[str, int],
-  picture: epath.Path,
 ) -> None:
-  """Prints what a person wants to know at the end.
+  """Prints what a person wants to know at the end, and draws the curve of the loss.
 
   Args:
     workdir: of the run.
@@ -121,8 +156,8 @@ def summarise(
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
     best: metric -> step of the checkpoint that is the best by it.
-    picture: of the loss.
   """
+  picture = writers.plot_loss(workdir, unigram_loss=unigram)
   print(f"\nheld-out loss  {loss:.4f} nats per target token")
   print(f"unigram model  {unigram:.4f} (knows how often each token occurs in these targets)")
   for number, (given, prediction, truth) in enumerate(shown, start=1):

@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.config import DataConfig
 from t2t.data import pipeline, rows, sources, streams, vocabularies
 from t2t.models import transformer
 from t2t.runtime import quiet
@@ -56,7 +57,7 @@ class Preview:
 
 
 def preview(
-  data: pipeline.DataConfig,
+  data: DataConfig,
   architecture: str,
   task: seqio.Task | seqio.Mixture,
   *,
@@ -91,7 +92,7 @@ def preview(
 
 
 def _preview(
-  data: pipeline.DataConfig,
+  data: DataConfig,
   architecture: str,
   task: seqio.Task | seqio.Mixture,
   lengths: Mapping[str, int],
@@ -384,8 +385,8 @@ def _own_line(error: Exception) -> str | None:
   frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
   # What autograph and tf.py_function raise has the user's lines in its text.
   frames += [(path, int(line)) for path, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
-  ours = pathlib.Path(__file__).parent
-  skipped = ("site-packages", "autograph_generated_file", "<", *(str(ours / x) for x in ("preview.py", "pipeline.py")))
+  here = pathlib.Path(__file__)
+  skipped = ("site-packages", "autograph_generated_file", "<", str(here), str(here.parents[1] / "pipeline.py"))
   own = [(path, line) for path, line in frames if not any(part in path for part in skipped)]
   return f"{_shown_path(own[-1][0])}, line {own[-1][1]}" if own else None
 

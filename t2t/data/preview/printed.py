@@ -10,7 +10,8 @@ import rich.console
 import rich.text
 import seqio
 
-from t2t.data import objectives, pipeline, sources, vocabularies
+from t2t.config import DataConfig
+from t2t.data import objectives, sources, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import released
 from t2t.models import transformer
@@ -31,7 +32,7 @@ _STYLES = {
 def print_preview(
   console: rich.console.Console,
   shown: examples.Preview,
-  data: pipeline.DataConfig,
+  data: DataConfig,
   *,
   examples: int,
   tokens: int,
@@ -71,7 +72,7 @@ def print_preview(
     _print_summary(console, shown, packed=data.pack)
 
 
-def _print_facts(console: rich.console.Console, shown: examples.Preview, data: pipeline.DataConfig) -> None:
+def _print_facts(console: rich.console.Console, shown: examples.Preview, data: DataConfig) -> None:
   task, vocabulary = shown.task, shown.vocabulary
   console.print(rich.text.Text(data.mixture or data.files, "bold"))
   facts: dict[str, str | rich.text.Text] = {}

@@ -1,0 +1,68 @@
+"""Where training starts: at this workdir's own checkpoint, from another's parameters, or from fresh ones."""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import pretrained, store
+from t2t.config import Config
+from t2t.params import join_frozen
+from t2t.runtime import hosts
+from t2t.training import writers
+from t2t.training.recipe import Program
+from t2t.training.train_state import TrainState
+
+
+def start(
+  program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array
+) -> tuple[TrainState, int, dict[str, bytes]]:
+  """The state that the first step is taken from.
+
+  In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. `config.init.checkpoint`
+  (parameters only, step 0); 3. fresh parameters.
+
+  Args:
+    program: of the run.
+    config: as it is now; what a resumed run does otherwise than before is told.
+    checkpoints: of the workdir.
+    batches: the training data (`pipeline.BatchIterator`); of a resumed run it goes on where that run stopped.
+    key: of fresh parameters.
+
+  Returns:
+    The state, how many steps have been made, and what was saved beside it.
+
+  Raises:
+    UserError: the checkpoint is of another model, or beyond the steps that are asked for.
+  """
+  step = checkpoints.latest_step()
+  if step is not None:
+    if step > config.train.steps:
+      raise UserError(
+        f"--workdir {checkpoints.directory.parent} is at step {step}, beyond config.train.steps={config.train.steps};"
+        " give more steps to go on, or another workdir"
+      )
+    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
+    hosts.say(f"resuming from step {step}" + "".join(f"\n  with another {change}" for change in changes))
+    state, saved = checkpoints.restore(step, program.state, batches.stream_names, writers.UNWRITTEN)
+    batches.restore(saved, step=step)
+    return state, step, saved
+  if config.init.checkpoint and config.init.parameters:
+    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
+    params = pretrained.load_params(source, join_frozen(program.state.params, program.state.frozen_params))
+    state = program.warm()(params, key)
+    hosts.say(f"starting from the parameters of {source.path}")
+    return state, 0, {}
+  return program.fresh()(key), 0, {}
+
+
+def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:
+  """What a resumed run does otherwise than the run that saved its checkpoint."""
+  return [
+    f"config.{section}.{key}: {value!r}, it was {old[section][key]!r}"
+    for section, values in new.items()
+    for key, value in values.items()
+    if key in old.get(section, {}) and old[section][key] != value
+  ]

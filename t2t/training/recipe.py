@@ -1,0 +1,257 @@
+"""The one place where a config becomes a program: model, loss, optimizer, what is trained, shapes of the features.
+
+What is planned is what is trained: both ask here.  TensorFlow is not loaded, unless a task must be asked what it
+yields.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2t import UserError, features, losses, sharding
+from t2t.config import Config
+from t2t.models import transformer
+from t2t.models.flops import model_flops
+from t2t.params import Params, split_frozen
+from t2t.training import optimizers, train_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What a config says of the program that trains; `t2t train`, `plan`, `eval` and the benchmarks have no other.
+
+  model_fn: key -> model.
+  loss_fn: of training.
+  held_out_loss_fn: the cross-entropy of the targets themselves, whatever training smooths.
+  tx, schedule: the optimizer, and its learning rate by step.
+  """
+
+  config: Config
+  model_fn: Callable[[jax.Array], nnx.Module]
+  loss_fn: losses.LossFn
+  held_out_loss_fn: losses.LossFn
+  tx: optax.GradientTransformation
+  schedule: optax.Schedule
+
+  def state(self, mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, train_state.TrainState, Callable]:
+    """The model's structure, the training state's shapes with their shardings, and key -> state.
+
+    Raises:
+      UserError: sizes that the mesh does not divide, or patterns that match no parameter.
+    """
+    train = self.config.train
+    return train_state.abstract_train_state(
+      self.model_fn, self.tx, mesh, freeze=train.freeze, offload_optimizer=train.offload_optimizer
+    )
+
+  def flops(self, *, predicted: float) -> float:
+    """Of a step; see `models.flops.model_flops`."""
+    size = self.config.train.batch_size
+    return model_flops(self.config.model, batch_size=size, lengths=lengths(self.config), predicted=predicted)
+
+  def on(self, mesh: jax.sharding.Mesh) -> "Program":
+    """The programs for a mesh, which must be the current one; nothing is compiled.
+
+    Raises:
+      UserError: as there, or a batch that it does not divide.
+    """
+    train = self.config.train
+    check_sizes(self.config, mesh)
+    check_lengths(self.config, mesh)
+    graphdef, state, make = self.state(mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    step = train_state.make_train_step(graphdef, self.loss_fn, self.tx, shardings, num_microbatches=train.microbatches)
+    evaluate = train_state.make_eval_step(graphdef, self.held_out_loss_fn)
+    return Program(graphdef, state, shardings, make, step, evaluate, train.freeze)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What runs on a mesh.
+
+  graphdef: structure of the model.
+  state: the training state's shapes, each with its sharding; `shardings` has these alone.
+  make_state: key -> a fresh state; to be compiled with `shardings`.
+  train_step, eval_step: see `train_state`.
+  """
+
+  graphdef: nnx.GraphDef
+  state: train_state.TrainState
+  shardings: train_state.TrainState
+  make_state: Callable[[jax.Array], train_state.TrainState]
+  train_step: Callable
+  eval_step: Callable
+  freeze: tuple[str, ...]
+
+  def fresh(self) -> Callable[[jax.Array], train_state.TrainState]:
+    """The compiled key -> state, each array made in its shards."""
+    return jax.jit(self.make_state, out_shardings=self.shardings)
+
+  def warm(self) -> Callable[[Params, jax.Array], train_state.TrainState]:
+    """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
+
+    Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
+    and not be there at all on several hosts, each of which has but its shards.
+    """
+
+    def make(params: Params, key: jax.Array) -> train_state.TrainState:
+      trained, frozen = split_frozen(params, self.freeze)
+      return dataclasses.replace(self.make_state(key), params=trained, frozen_params=frozen)
+
+    return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
+
+
+def make(config: Config) -> Recipe:
+  """The recipe of a config; no device is asked for.
+
+  Raises:
+    UserError: an optimizer or a schedule that there is not.
+  """
+  train = config.train
+  loss = losses.CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
+  tx, schedule = optimizers.make_optimizer(config.optimizer, train.steps)
+  return Recipe(
+    config,
+    lambda key: transformer.build(config.model, nnx.Rngs(key)),
+    losses.make_loss_fn(loss),
+    losses.make_loss_fn(dataclasses.replace(loss, label_smoothing=0.0)),
+    tx,
+    schedule,
+  )
+
+
+# ---- Shapes ----------------------------------------------------------------------------------------------------------
+
+
+# How the tasks of t2t/tasks that come from a corpus are called: one of these, and the objective.
+_CORPORA = ("c4", "docs", "wikipedia")
+
+
+def task_features(config: Config) -> tuple[str, ...]:
+  """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
+
+  The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
+  then the task modules are imported, and TensorFlow with them.
+
+  Raises:
+    UserError: a task module that cannot be imported, or no such mixture.
+  """
+  both, alone = ("inputs", "targets"), ("targets",)
+  data = config.data
+  if data.files or not data.mixture:
+    return alone if data.objective in features.WITHOUT_INPUTS else both
+  if config.model.architecture != "decoder_only":
+    return both  # whatever the task has: an encoder reads something
+  if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
+    parts = (name.strip().partition("_") for name in data.mixture.split(","))
+    is_alone = {corpus in _CORPORA and rest.startswith(features.WITHOUT_INPUTS) for corpus, _, rest in parts}
+    return alone if is_alone == {True} else both
+  from t2t.data import selection
+
+  found = selection.find(data.mixture, modules=data.task_modules)
+  return both if "inputs" in found.output_features else alone
+
+
+def _task_lengths(config: Config) -> dict[str, int]:
+  return features.task_lengths(
+    config.model.architecture,
+    task_features(config),
+    inputs_length=config.data.inputs_length,
+    targets_length=config.data.targets_length,
+  )
+
+
+def lengths(config: Config) -> dict[str, int]:
+  """Positions of the encoder and of the decoder, as in training; no data is read for it."""
+  return features.model_lengths(config.model.architecture, _task_lengths(config))
+
+
+def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+  """The features of a training batch, [batch, length]: int32, weights float32."""
+  found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
+  rows = config.train.batch_size
+  dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32
+  return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in found.items()}
+
+
+def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+  """Batch and key that the step takes besides the state, with their shardings."""
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  placed = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  rows = {name: placed(x, sharding.batch_sharding(mesh)) for name, x in batch(config).items()}
+  return rows, placed(key, sharding.replicated(mesh))
+
+
+def share_predicted(config: Config) -> float:
+  """Which part of the last stack's positions has a loss, about: the data decides."""
+  if config.model.architecture == "encoder_only":
+    return config.data.noise_density or 0.15
+  if config.model.architecture == "decoder_only":
+    found = _task_lengths(config)
+    return found["targets"] / sum(found.values())
+  return 1.0
+
+
+# ---- What must divide what -------------------------------------------------------------------------------------------
+
+
+def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """What must divide what, and be positive, before anything is built.
+
+  Raises:
+    UserError: what does not; names the keys, and values that would do.
+  """
+  for name, key in (
+    ("train", "steps"),
+    ("train", "batch_size"),
+    ("train", "microbatches"),
+    ("train", "chunk_tokens"),
+    ("train", "log_every"),
+    ("eval", "every"),
+    ("eval", "batches"),
+    ("checkpoint", "every"),
+    ("checkpoint", "keep"),
+  ):
+    value = getattr(getattr(config, name), key)
+    if value < 1:
+      raise UserError(f"config.{name}.{key}={value}: must be at least 1")
+  shards = sharding.num_shards("batch", mesh)
+  rows = shards * config.train.microbatches
+  if config.train.batch_size % rows:
+    low = config.train.batch_size // rows * rows
+    raise UserError(
+      f"config.train.batch_size={config.train.batch_size} does not divide into {config.train.microbatches}"
+      f" microbatch(es) over {shards} batch shard(s) (config.mesh.data * config.mesh.fsdp);"
+      f" {' or '.join(str(size) for size in (low, low + rows) if size)} would"
+    )
+  if config.eval.batch_size % shards:
+    raise UserError(
+      f"config.eval.batch_size={config.eval.batch_size} does not divide over {shards} batch shard(s); give a multiple"
+    )
+  for key, heads in (("num_heads", config.model.num_heads), ("num_kv_heads", config.model.num_kv_heads)):
+    if heads % mesh.shape["tensor"]:
+      works = [n for n in range(1, heads + 1) if heads % n == 0]
+      raise UserError(
+        f"config.mesh.tensor={mesh.shape['tensor']} does not divide config.model.{key}={heads};"
+        f" sizes that would do: {works}"
+      )
+
+
+def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Whether the mesh divides the positions of "encoder" and "decoder".
+
+  Raises:
+    UserError: it does not; names lengths that would do.
+  """
+  parts = sharding.num_shards("length", mesh)
+  for side, length in lengths(config).items():
+    if length % parts:
+      low = length // parts * parts
+      raise UserError(
+        f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions;"
+        f" {' or '.join(str(size) for size in (low, low + parts) if size)} would do"
+      )
