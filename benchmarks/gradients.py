@@ -71,9 +71,14 @@ def _batch(architecture: str, *, rows: int, length: int, vocab_size: int) -> dic
 
 def _gradient_of(config: TransformerConfig, weight: float) -> Callable[[dict, dict], dict]:
   """(parameters, batch) -> gradient of the summed loss over `weight`."""
-  loss_fn = losses.make_loss_fn(_LOSS)
+  loss = losses.CrossEntropy(_LOSS)
   graphdef = nnx.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))), graph=False)[0]
-  return jax.jit(jax.grad(lambda params, batch: loss_fn(nnx.merge(graphdef, params), batch, None)[0] / weight))
+
+  def of_params(params, batch):
+    model = nnx.merge(graphdef, params)
+    return sum(loss(model, batch, {"loss": jnp.asarray(weight)}, key=None, train=True)[0].values())
+
+  return jax.jit(jax.grad(of_params))
 
 
 def _adam(learning_rate: float) -> optax.GradientTransformation:

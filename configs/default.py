@@ -40,6 +40,7 @@ def get_config() -> ConfigDict:
   config.train.batch_size = 128  # sequences, over all devices
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
+  config.train.loss = "cross_entropy"  # what is made smaller: a row of t2t/losses/__init__.py
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
   config.train.label_smoothing = (
     0.0  # share of the target distribution spread over the vocabulary; not in the held-out loss

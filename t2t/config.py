@@ -155,6 +155,7 @@ class TrainConfig:
   batch_size: int
   microbatches: int
   seed: int
+  loss: str
   z_loss: float
   label_smoothing: float
   chunk_tokens: int

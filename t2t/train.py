@@ -141,11 +141,11 @@ def train(config: Config, workdir: str) -> TrainState:
       return state
 
     # ---- What came out -----------------------------------------------------
-    unigram = float(losses.unigram_loss(eval_batches, config.model.vocab_size))
+    baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
     shown = samples.show(program.graphdef, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
-      reports.summarise(workdir, measured["loss"], unigram, shown, saved_step, kept, store.best_steps(kept))
+      reports.summarise(workdir, measured["loss"], baselines, shown, saved_step, kept, store.best_steps(kept))
   return state
 
 

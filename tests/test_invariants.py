@@ -140,7 +140,7 @@ def first_losses(model_config, loss_config, optimizer_config):
   model = toy.model(model_config)
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
-  step = train_state.make_train_step(graphdef, losses.make_loss_fn(loss_config), tx, shardings)
+  step = train_state.make_train_step(graphdef, losses.CrossEntropy(loss_config), tx, shardings)
   found = []
   for _ in range(3):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)

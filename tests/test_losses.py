@@ -72,7 +72,7 @@ def test_chunked_loss_equals_the_plain_one(model_config, chunk_tokens):
   batch = toy.batch()
   batch["decoder_loss_weights"] *= jnp.array([[1.0], [0.25]])
   config = toy.loss_config(z_loss=0.05, label_smoothing=0.1, chunk_tokens=chunk_tokens)
-  chunked = lambda params: losses.make_loss_fn(config)(nnx.merge(graphdef, params), batch, None)
+  chunked = lambda params: toy.summed_loss(config)(nnx.merge(graphdef, params), batch, None)
   # Squared, so that the gradient which comes from outside is not 1.
   squared = lambda loss: lambda params: loss(params) ** 2 / 100
   (value, metrics), gradient = jax.jit(
@@ -115,7 +115,7 @@ def sparse_and_plain(config, mesh_shape=()):
   What is compiled on one mesh is for no other.
   """
   graphdef, params = toy.split(toy.model(config))
-  loss_fn = losses.make_loss_fn(SPARSE_CONFIG)
+  loss_fn = toy.summed_loss(SPARSE_CONFIG)
   sparse = lambda params, batch: loss_fn(nnx.merge(graphdef, params), batch, None)[0]
   plain = lambda params, batch: plain_loss(graphdef, batch, SPARSE_CONFIG)(params)
   return *(jax.jit(jax.value_and_grad(function)) for function in (sparse, plain)), params
@@ -185,7 +185,7 @@ def chunks_run(batch, *, with_gradients):
   runs, random = [], np.random.default_rng(0)
   hidden, table = random.normal(size=(4, 25, 3)), random.normal(size=(3, 7))
   model = Counting(hidden.astype(np.float32), table.astype(np.float32), lambda: runs.append(0))
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=10))
+  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=10))
   function = lambda model: loss_fn(model, batch, None)[0]
   jax.block_until_ready(jax.jit(jax.grad(function) if with_gradients else function)(model))
   jax.effects_barrier()
@@ -219,7 +219,7 @@ def test_positions_without_weight_do_not_count():
   """With all weights zero, loss and gradients are zero, not NaN."""
   graphdef, params = toy.split(toy.model(UNTIED))
   batch = toy.batch() | {"decoder_loss_weights": jnp.zeros((2, 6))}
-  loss_fn = losses.make_loss_fn(toy.loss_config())
+  loss_fn = toy.summed_loss(toy.loss_config())
   (loss, metrics), gradient = jax.jit(
     jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None), has_aux=True)
   )(params)
@@ -236,7 +236,7 @@ def test_bfloat16_loss_is_summed_in_float32():
     graphdef, params = toy.split(
       toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1, tied_logits=True, dtype=dtype))
     )
-    loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+    loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=5))
     return jax.jit(jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params)
 
   (exact, exact_gradient), (loss, gradient) = loss_and_gradient("float32"), loss_and_gradient("bfloat16")
@@ -252,7 +252,7 @@ def test_gradients_that_are_summed_in_float32():
 
   def is_rounded(gradient_dtype):
     graphdef, params = toy.split(toy.model(toy.config(dtype="bfloat16", gradient_dtype=gradient_dtype)))
-    loss_fn = losses.make_loss_fn(toy.loss_config())
+    loss_fn = toy.summed_loss(toy.loss_config())
     gradient = jax.jit(jax.grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0]))(params)
     matrices = {path: g for path, g in toy.flat(gradient).items() if g.ndim > (2 if "layers" in path else 1)}
     return {path: np.array_equal(g, g.astype("bfloat16").astype("float32")) for path, g in matrices.items()}
@@ -268,7 +268,7 @@ def largest_logits(chunk_tokens):
   """How many rows of the vocabulary's length the biggest array of a loss and its gradient has, in any order of axes."""
   graphdef, params = toy.split(toy.model(toy.config(vocab_size=53, num_encoder_layers=1, num_decoder_layers=1)))
   batch = toy.batch((5,) * 8, (7,) * 8, padded_to=(5, 8))
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=chunk_tokens))
+  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=chunk_tokens))
   function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
   shapes = {
     out.aval.shape for equation, _ in toy.equations(jax.make_jaxpr(function)(params).jaxpr) for out in equation.outvars

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import losses, metrics
+from t2t import metrics
 from t2t.models.flops import model_flops
 from t2t.training import throughput as throughput_lib
 from t2t.training.throughput import Throughput
@@ -39,7 +39,7 @@ def counted_flops(config, batch, *, chunk_tokens):
   A loop whose length is not known counts once.  In bfloat16, for in float32 a CPU computes attention's scores twice.
   """
   graphdef, params = toy.split(toy.model(dataclasses.replace(config, dtype="bfloat16")))
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=chunk_tokens))
+  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=chunk_tokens))
   function = jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
   counted = 0
   for equation, repeated in toy.equations(jax.make_jaxpr(function)(params).jaxpr):

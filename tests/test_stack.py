@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import losses
 from t2t.models import attention, transformer
 from t2t.models.masks import AttentionMask
 
@@ -70,7 +69,7 @@ def loss_and_gradient(config):
   """A function of parameters, and parameters."""
   graphdef, params = toy.split(toy.model(config))
   batch, dropout_key = toy.batch(architecture=config.architecture), toy.key(7)
-  loss_fn = losses.make_loss_fn(toy.loss_config())
+  loss_fn = toy.summed_loss(toy.loss_config())
   return jax.value_and_grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, dropout_key)[0]), params
 
 

@@ -33,7 +33,7 @@ def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=dropout_rate)
   tx, _ = optimizers.make_optimizer(ADAMW, 10)
   model = toy.model(config)
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+  loss_fn = toy.loss(chunk_tokens=5)
   with jax.set_mesh(mesh):
     graphdef, state, shardings = train_state.init_train_state(
       lambda _: model, tx, toy.key(), mesh, freeze=freeze, offload_optimizer=offload
@@ -100,6 +100,64 @@ def test_a_mesh_trains_as_one_device_does(mesh_shape, microbatches, kind):
   batch = uneven_batch(kind)
   alone = train(ONE_DEVICE, batch, kind=kind)
   assert_same_training(train(mesh_shape, batch, microbatches=microbatches, kind=kind), alone)
+
+
+class TwoTerms(losses.CrossEntropy):
+  """Targets, and beside them half of the mean square of what comes out at all real positions of the decoder."""
+
+  def weights(self, batch):
+    real = transformer.real_positions(batch, "decoder")
+    return super().weights(batch) | {"size": jnp.sum(real).astype(jnp.float32)}
+
+  def __call__(self, module, batch, weights, *, key, train):
+    terms, metrics = super().__call__(module, batch, weights, key=key, train=train)
+    hidden = module(batch, dropout_key=None).astype(jnp.float32)
+    real = transformer.real_positions(batch, "decoder")
+    size = jnp.sum(jnp.mean(jnp.square(hidden), axis=-1) * real)
+    return terms | {"size": 0.5 * size / weights["size"]}, metrics
+
+
+@functools.cache
+def gradient_of_two_terms(mesh_shape, microbatches):
+  """Of a batch of 32 uneven rows, by one step of plain gradient descent."""
+  batch = {name: np.tile(x, (4, 1)) for name, x in uneven_batch().items()}
+  shape = dict(mesh_shape)
+  mesh = sharding.make_mesh(shape, devices=jax.devices()[:1] if shape == ONE_DEVICE else None)
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(learning_rate=1.0), 10)
+  model, loss = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1)), TwoTerms(toy.loss_config())
+  with jax.set_mesh(mesh):
+    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+    before = jax.device_get(state.params)
+    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    after = jax.device_get(step(state, batch, toy.key())[0].params)
+  return jax.tree.map(np.subtract, before, after)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("shape", [{"data": 8}, {"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_terms_have_denominators_of_their_own(shape, microbatches):
+  """Two terms with different weights, uneven rows: the gradient is that of the whole batch on one device."""
+  alone = gradient_of_two_terms(tuple(ONE_DEVICE.items()), 1)
+  toy.assert_trees_close(gradient_of_two_terms(tuple(shape.items()), microbatches), alone, rtol=0, atol=1e-6)
+
+
+def test_a_term_without_a_gradient_is_an_error():
+  """A loss made of metrics would train nothing, or but the half of what it says."""
+
+  class OfMetrics(losses.CrossEntropy):
+    def __call__(self, module, batch, weights, *, key, train):
+      terms, metrics = super().__call__(module, batch, weights, key=key, train=train)
+      return terms | {"of_metrics": metrics["loss"].value()}, metrics
+
+  mesh = sharding.make_mesh(ONE_DEVICE, devices=jax.devices()[:1])
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
+  model = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1))
+  with jax.set_mesh(mesh):
+    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+    step = train_state.make_train_step(graphdef, OfMetrics(toy.loss_config()), tx, shardings)
+    with pytest.raises(ValueError, match="the term 'of_metrics' of the loss does not depend on any parameter"):
+      step.lower(state, uneven_batch(), toy.key())
 
 
 def test_gradients_of_copied_parameters_meet_once():
@@ -192,7 +250,7 @@ def test_dropout_depends_on_seed_and_step():
 def test_evaluation_has_no_dropout():
   """The same batch has the same loss always, that of the training step of a model without dropout."""
   mesh, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()), dropout_rate=0.3)
-  evaluate = train_state.make_eval_step(graphdef, losses.make_loss_fn(toy.loss_config()))
+  evaluate = train_state.make_eval_step(graphdef, toy.loss())
   with jax.set_mesh(mesh):
     loss = evaluate(fresh(), uneven_batch())["loss"].value()
   plain = train(ONE_DEVICE, uneven_batch())[1][0]["loss"]
@@ -212,7 +270,7 @@ def test_a_step_is_gradient_descent_on_the_mean_loss():
   """The gradient is that of the summed loss over the weight of the batch."""
   _, graphdef, fresh, _ = made(tuple(ONE_DEVICE.items()))
   state = fresh()
-  loss_fn = losses.make_loss_fn(toy.loss_config(chunk_tokens=5))
+  loss_fn = toy.summed_loss(toy.loss_config(chunk_tokens=5))
 
   def mean_loss(params):
     total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), uneven_batch(), None)

@@ -6,6 +6,7 @@ import pytest
 import tensorboardX
 from tensorboardX.proto import event_pb2
 
+from t2t import losses
 from t2t.storage import logs, records
 from t2t.training import writers
 
@@ -181,7 +182,7 @@ def test_loss_curve_is_a_picture(tmp_path):
   empty = writers.plot_loss(workdir).read_bytes()
   lines = ['{"step": 1, "train/loss": 3.0}', '{"step": 2, "train/loss": 2.0, "eval/loss": 2.5}']
   (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-  path = writers.plot_loss(workdir, unigram_loss=2.75)
+  path = writers.plot_loss(workdir, baselines=[losses.Baseline("unigram model", 2.75, "")])
   assert path == workdir / "loss.png"
   assert path.read_bytes().startswith(b"\x89PNG")
   assert path.read_bytes() != empty

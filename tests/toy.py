@@ -87,6 +87,21 @@ def loss_config(**fields) -> losses.CrossEntropyConfig:
   return losses.CrossEntropyConfig(**(dict(z_loss=1e-2, label_smoothing=0.0, chunk_tokens=1_024) | fields))
 
 
+def loss(**fields) -> losses.CrossEntropy:
+  return losses.CrossEntropy(loss_config(**fields))
+
+
+def summed_loss(config: losses.CrossEntropyConfig | None = None):
+  """(model, batch, dropout key or None) -> (summed loss, metrics): cross-entropy before it is divided."""
+  found = losses.CrossEntropy(config or loss_config())
+
+  def loss_fn(model, batch, key):
+    terms, metrics = found(model, batch, {"loss": jnp.ones(())}, key=key, train=True)
+    return sum(terms.values()), metrics
+
+  return loss_fn
+
+
 def optimizer_config(**fields) -> OptimizerConfig:
   """Plain gradient descent."""
   defaults = dict(

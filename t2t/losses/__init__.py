@@ -1,21 +1,54 @@
 """Losses: what training makes smaller, one file for each."""
 
+from collections.abc import Callable
+
+from t2t import UserError, did_you_mean
+from t2t.config import Config
 from t2t.losses.cross_entropy import (
+  CrossEntropy,
   CrossEntropyConfig,
-  LogitsFn,
-  LossFn,
-  make_loss_fn,
   share_of_weights,
   token_cross_entropy,
+  token_sums,
   unigram_loss,
 )
+from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
 
 __all__ = [
+  "LOSSES",
+  "Baseline",
+  "CrossEntropy",
   "CrossEntropyConfig",
   "LogitsFn",
-  "LossFn",
-  "make_loss_fn",
+  "Loss",
+  "Weights",
+  "gradient",
+  "make",
   "share_of_weights",
   "token_cross_entropy",
+  "token_sums",
   "unigram_loss",
 ]
+
+# config.train.loss -> the loss of a run
+LOSSES: dict[str, Callable[[Config], Loss]] = {"cross_entropy": CrossEntropy.of}
+
+
+def make(run: Config) -> Loss:
+  """The loss that a config names.
+
+  Raises:
+    UserError: there is none of that name; or it cannot be cut into the microbatches that are asked for.
+  """
+  name = run.train.loss
+  if name not in LOSSES:
+    raise UserError(
+      f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}"
+    )
+  loss = LOSSES[name](run)
+  if run.train.microbatches > 1 and not loss.splits:
+    raise UserError(
+      f"config.train.microbatches={run.train.microbatches}: the loss {name} compares the rows of a whole batch, which"
+      " cannot be cut; set it to 1, and config.train.batch_size to what fits"
+    )
+  return loss

@@ -1,18 +1,22 @@
 """Token losses as sums with weights: divided once, by the weight of the whole batch, however it was cut."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+from typing import ClassVar
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from t2t import sharding
+from t2t.config import Config
+from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
-
-LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
-LossFn = Callable[[nnx.Module, dict[str, jax.Array], jax.Array | None], tuple[jax.Array, Metrics]]
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+from t2t.models.flops import model_flops
+from t2t.models.transformer import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +184,7 @@ def _summed_forward(config, sparse, logits_fn, hidden, targets, weights):
 
 
 def _summed_backward(config, sparse, residuals, cotangents):
+  # The sums are metrics (see `token_sums`): nothing is asked for their gradient.
   del config, sparse
   return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None
 
@@ -187,40 +192,96 @@ def _summed_backward(config, sparse, residuals, cotangents):
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
-def _predicted(batch: Mapping[str, jax.Array]) -> str:
+def _predicted(batch: Batch) -> str:
   """Which side's targets a batch is about: an encoder alone predicts its own."""
   return "encoder" if "encoder_target_tokens" in batch else "decoder"
 
 
-def _is_sparse(batch: Mapping[str, jax.Array]) -> bool:
+def _is_sparse(batch: Batch) -> bool:
   """Whether much of a batch has no weight: in masked language models, and behind a prefix."""
   return "encoder_target_tokens" in batch or "decoder_causal_attention" in batch
 
 
-def make_loss_fn(config: CrossEntropyConfig) -> LossFn:
-  """The training loss: cross-entropy of the targets where they count, plus the z-loss.
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+  """Cross-entropy of the targets where they count, plus the z-loss: language models of every kind.
 
   The vocabulary projection runs over chunks of tokens: logits of a whole batch never exist, forward or backward.
   Where much of a batch has no weight, in masked language models and behind a prefix, it runs on the rest alone.
-
-  Returns:
-    A function of (model, batch with decoder_target_tokens and decoder_loss_weights, or those of an encoder, dropout key
-    or None) to the summed loss and `Metrics`: loss (nats per target, without z-loss), z_loss, accuracy.
+  Metrics: loss (nats per target, without z-loss), z_loss, accuracy.
   """
 
-  def loss_fn(model: nnx.Module, batch: dict[str, jax.Array], dropout_key: jax.Array | None):
-    hidden = model(batch, dropout_key=dropout_key)
+  config: CrossEntropyConfig
+  splits: ClassVar[bool] = True
+
+  @classmethod
+  def of(cls, run: Config) -> "CrossEntropy":
+    """The loss of a run."""
+    return cls(CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens))
+
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """The model alone."""
+    return transformer.build(config, rngs)
+
+  def main(self, module: nnx.Module) -> nnx.Module:
+    """All of it."""
+    return module
+
+  def weights(self, batch: Batch) -> Weights:
+    """How much of the targets counts."""
+    return {"loss": jnp.sum(batch[f"{_predicted(batch)}_loss_weights"].astype(jnp.float32))}
+
+  def __call__(
+    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Metrics]:
+    """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
+    hidden = module(batch, dropout_key=key if train else None)
+    config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
     side = _predicted(batch)
-    weights = batch[f"{side}_loss_weights"].astype(jnp.float32)
-    total, sums = _summed(config, _is_sparse(batch), model.logits_fn(), hidden, batch[f"{side}_target_tokens"], weights)
-    weight = jnp.sum(weights)
-    names = ("loss", "z_loss", "accuracy")
-    return total, {name: WeightedSum(sums[i], weight) for i, name in enumerate(names)}
+    own = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    summed, sums = token_sums(
+      config, module.logits_fn(), hidden, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
+    )
+    weight = jnp.sum(own)
+    metrics = {name: WeightedSum(sums[i], weight) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
+    return {"loss": summed / jnp.maximum(weights["loss"], 1.0)}, metrics
 
-  return loss_fn
+  def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
+    """The model's."""
+    return model_flops(config, batch_size=batch_size, lengths=lengths, predicted=predicted)
+
+  def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
+    """Of a unigram model."""
+    loss = float(unigram_loss(batches, vocab_size))
+    return [Baseline("unigram model", loss, "knows how often each token occurs in these targets")]
 
 
-def share_of_weights(batches: Sequence[Mapping[str, jax.Array]]) -> float:
+def token_sums(
+  config: CrossEntropyConfig,
+  logits_fn: LogitsFn,
+  hidden: jax.Array,
+  targets: jax.Array,
+  weights: jax.Array,
+  *,
+  sparse: bool,
+) -> tuple[jax.Array, jax.Array]:
+  """The summed loss of all tokens, which has a gradient; and sums for metrics, which have none.
+
+  Args:
+    config: what is added, and how many tokens have logits at one time.
+    logits_fn: of the vocabulary.
+    hidden: [batch, length, embed].
+    targets, weights: int and float32 [batch, length].
+    sparse: whether much of the weights is 0, and is to be skipped.
+
+  Returns:
+    float32 [], and float32 [3]: cross-entropy, z-loss, number of targets that are the likeliest token.
+  """
+  summed, sums = _summed(config, sparse, logits_fn, hidden, targets, weights)
+  return summed, jax.lax.stop_gradient(sums)
+
+
+def share_of_weights(batches: Sequence[Batch]) -> float:
   """Which part of the last positions has its logits computed: 1 unless much of a batch is skipped.
 
   Args:
@@ -232,7 +293,7 @@ def share_of_weights(batches: Sequence[Mapping[str, jax.Array]]) -> float:
   return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)
 
 
-def unigram_loss(batches: Sequence[Mapping[str, jax.Array]], vocab_size: int) -> jax.Array:
+def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
   """Loss of the best model that knows only how often each token occurs: the entropy of the targets' own frequencies.
 
   Args:

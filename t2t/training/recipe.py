@@ -14,8 +14,6 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.config import Config
-from t2t.models import transformer
-from t2t.models.flops import model_flops
 from t2t.params import Params, split_frozen
 from t2t.training import optimizers, train_state
 
@@ -25,15 +23,13 @@ class Recipe:
   """What a config says of the program that trains; `t2t train`, `plan`, `eval` and the benchmarks have no other.
 
   model_fn: key -> model.
-  loss_fn: of training.
-  held_out_loss_fn: the cross-entropy of the targets themselves, whatever training smooths.
+  loss: what training makes smaller.
   tx, schedule: the optimizer, and its learning rate by step.
   """
 
   config: Config
   model_fn: Callable[[jax.Array], nnx.Module]
-  loss_fn: losses.LossFn
-  held_out_loss_fn: losses.LossFn
+  loss: losses.Loss
   tx: optax.GradientTransformation
   schedule: optax.Schedule
 
@@ -51,7 +47,7 @@ class Recipe:
   def flops(self, *, predicted: float) -> float:
     """Of a step; see `models.flops.model_flops`."""
     size = self.config.train.batch_size
-    return model_flops(self.config.model, batch_size=size, lengths=lengths(self.config), predicted=predicted)
+    return self.loss.flops(self.config.model, batch_size=size, lengths=lengths(self.config), predicted=predicted)
 
   def on(self, mesh: jax.sharding.Mesh) -> "Program":
     """The programs for a mesh, which must be the current one; nothing is compiled.
@@ -64,8 +60,8 @@ class Recipe:
     check_lengths(self.config, mesh)
     graphdef, state, make = self.state(mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    step = train_state.make_train_step(graphdef, self.loss_fn, self.tx, shardings, num_microbatches=train.microbatches)
-    evaluate = train_state.make_eval_step(graphdef, self.held_out_loss_fn)
+    step = train_state.make_train_step(graphdef, self.loss, self.tx, shardings, num_microbatches=train.microbatches)
+    evaluate = train_state.make_eval_step(graphdef, self.loss)
     return Program(graphdef, state, shardings, make, step, evaluate, train.freeze)
 
 
@@ -109,19 +105,11 @@ def make(config: Config) -> Recipe:
   """The recipe of a config; no device is asked for.
 
   Raises:
-    UserError: an optimizer or a schedule that there is not.
+    UserError: a loss, an optimizer or a schedule that there is not, or that does not go with the rest.
   """
-  train = config.train
-  loss = losses.CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens)
-  tx, schedule = optimizers.make_optimizer(config.optimizer, train.steps)
-  return Recipe(
-    config,
-    lambda key: transformer.build(config.model, nnx.Rngs(key)),
-    losses.make_loss_fn(loss),
-    losses.make_loss_fn(dataclasses.replace(loss, label_smoothing=0.0)),
-    tx,
-    schedule,
-  )
+  loss = losses.make(config)
+  tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps)
+  return Recipe(config, lambda key: loss.build(config.model, nnx.Rngs(key)), loss, tx, schedule)
 
 
 # ---- Shapes ----------------------------------------------------------------------------------------------------------

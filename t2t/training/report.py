@@ -11,6 +11,7 @@ import optax
 from t2t import UserError
 from t2t import metrics as metrics_lib
 from t2t.config import Config
+from t2t.losses import Baseline
 from t2t.training import writers
 from t2t.training.throughput import Throughput
 
@@ -140,7 +141,7 @@ class Report:
 def summarise(
   workdir: epath.Path,
   loss: float,
-  unigram: float,
+  baselines: Sequence[Baseline],
   shown: Sequence[tuple[str, str, str]],
   saved_step: int,
   metrics: Mapping[int, Mapping[str, float]],
@@ -151,15 +152,16 @@ def summarise(
   Args:
     workdir: of the run.
     loss: held-out.
-    unigram: that of a model which knows only how often each token occurs.
+    baselines: the loss of who has learned nothing.
     shown: input, prediction and truth of examples.
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
     best: metric -> step of the checkpoint that is the best by it.
   """
-  picture = writers.plot_loss(workdir, unigram_loss=unigram)
+  picture = writers.plot_loss(workdir, baselines=baselines)
   print(f"\nheld-out loss  {loss:.4f} nats per target token")
-  print(f"unigram model  {unigram:.4f} (knows how often each token occurs in these targets)")
+  for baseline in baselines:
+    print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
   for number, (given, prediction, truth) in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):

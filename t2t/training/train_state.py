@@ -11,7 +11,7 @@ import optax
 
 from t2t import metrics as metrics_lib
 from t2t import sharding
-from t2t.losses import LossFn
+from t2t.losses import Loss, Weights, gradient
 from t2t.metrics import Metrics
 from t2t.models import transformer
 from t2t.models.transformer import Batch
@@ -157,7 +157,7 @@ def _to_device(tree, shardings):
 
 def make_train_step(
   graphdef: nnx.GraphDef,
-  loss_fn: LossFn,
+  loss: Loss,
   tx: optax.GradientTransformation,
   state_shardings: TrainState,
   *,
@@ -165,33 +165,31 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
   """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
 
-  Gradients are of the summed loss, added up over microbatches in float32, divided once by the weight of the whole
-  batch: the result does not depend on how the batch was cut, however unevenly its tokens lie.
+  Each term of the loss is divided by its weight in the whole batch, which is known before it is cut; gradients of
+  microbatches are added up in float32: the result does not depend on the cut, however unevenly tokens lie.
 
   Args:
     graphdef: structure of the model.
-    loss_fn: (model, batch, dropout key) -> (summed loss, metrics with "loss", whose weight is the loss's).
+    loss: see `Loss`.
     tx: optimizer.
     state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
       comes to the device for the update.
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
 
   Returns:
-    Metrics are those of `loss_fn`, and grad_norm, param_norm (of the next state) and tokens (without padding).
+    Metrics are those of the loss, and grad_norm, param_norm (of the next state) and tokens (without padding).
   """
 
-  def gradients(state: TrainState, batch: Batch, key: jax.Array, *, whole: bool):
-    def of_params(params):
-      total, metrics = loss_fn(dataclasses.replace(state, params=params).model(graphdef), batch, key)
-      # Of a batch in one piece the loss is divided, which spares a pass over all gradients.
-      return total / jnp.maximum(metrics["loss"].weight, 1.0) if whole else total, metrics
+  def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
+    def terms_of(params: Params):
+      module = dataclasses.replace(state, params=params).model(graphdef)
+      return loss(module, batch, weights, key=key, train=True)
 
-    (_, metrics), grads = jax.value_and_grad(of_params, has_aux=True)(state.params)
-    return grads, metrics
+    return gradient(terms_of, state.params)
 
-  def summed_gradients(state: TrainState, batch: Batch, key: jax.Array):
+  def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
     """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""
-    copies, part = sharding.num_copies(), functools.partial(gradients, whole=False)
+    copies, part = sharding.num_copies(), functools.partial(gradients, weights)
     batches = _microbatches(batch, num_microbatches)
     own = state_shardings.params
     if copies > 1:
@@ -203,25 +201,21 @@ def make_train_step(
       grads, metrics = part(state, batch, own_key if copies == 1 else jax.random.split(own_key, copies))
       return jax.lax.with_sharding_constraint(grads, own), metrics
 
-    def body(total, scanned):
+    def body(added, scanned):
       grads, metrics = one(*scanned)
-      return (jax.tree.map(jnp.add, total[0], grads), metrics_lib.merge(total[1], metrics)), None
+      return (jax.tree.map(jnp.add, added[0], grads), metrics_lib.merge(added[1], metrics)), None
 
     first = jax.tree.map(lambda x: x[0], (jnp.arange(num_microbatches), batches))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *first))
     zeros = jax.lax.with_sharding_constraint(zeros[0], own), zeros[1]
-    total = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
-    return total if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), total)
+    added = jax.lax.scan(body, zeros, (jnp.arange(num_microbatches), batches))[0]
+    return added if copies == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), added)
 
   def train_step(state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Metrics]:
     # Keys depend on (seed, step, microbatch) alone, so that a run that was resumed draws what it would have drawn.
     key = jax.random.fold_in(key, state.step)
-    if num_microbatches == 1:
-      grads, metrics = gradients(state, batch, key, whole=True)
-    else:
-      grads, metrics = summed_gradients(state, batch, key)
-      weight = jnp.maximum(metrics["loss"].weight, 1.0)
-      grads = jax.tree.map(lambda g: g / weight, grads)
+    compute = gradients if num_microbatches == 1 else summed_gradients
+    grads, metrics = compute(loss.weights(batch), state, batch, key)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
     updates, opt_state = tx.update(grads, opt_state, state.params)
@@ -236,6 +230,11 @@ def make_train_step(
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
-def make_eval_step(graphdef: nnx.GraphDef, loss_fn: LossFn) -> Callable[[TrainState, Batch], Metrics]:
-  """The compiled evaluation of one batch, without dropout."""
-  return jax.jit(lambda state, batch: loss_fn(state.model(graphdef), batch, None)[1])
+def make_eval_step(graphdef: nnx.GraphDef, loss: Loss) -> Callable[[TrainState, Batch], Metrics]:
+  """The compiled evaluation of one batch, without dropout; what a loss draws depends on the step alone."""
+
+  def eval_step(state: TrainState, batch: Batch) -> Metrics:
+    key = jax.random.fold_in(jax.random.key(0), state.step)
+    return loss(state.model(graphdef), batch, loss.weights(batch), key=key, train=False)[1]
+
+  return jax.jit(eval_step)

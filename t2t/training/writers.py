@@ -1,6 +1,6 @@
 """Where metrics go: a progress line on the terminal, metrics.jsonl, TensorBoard events, a loss curve as a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
 import io
@@ -17,6 +17,7 @@ import rich.console
 import rich.progress
 
 from t2t import UserError
+from t2t.losses import Baseline
 from t2t.storage import bucket, logs, records
 
 
@@ -234,7 +235,7 @@ class Writer:
         log.close()
 
 
-def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epath.Path:
+def plot_loss(workdir: epath.Path, *, baselines: Sequence[Baseline] = ()) -> epath.Path:
   """Draws training and held-out loss of `workdir`/metrics.jsonl; returns the PNG's path."""
   import matplotlib.figure
   import matplotlib.ticker
@@ -248,8 +249,8 @@ def plot_loss(workdir: epath.Path, *, unigram_loss: float | None = None) -> epat
     axes.plot(list(train), _smooth(list(train.values())), color="#1f5fa8", linewidth=1.6, label="training, smoothed")
   if held_out:
     axes.plot(list(held_out), list(held_out.values()), "o-", color="#c8442e", markersize=4, label="held-out text")
-  if unigram_loss is not None:
-    axes.axhline(unigram_loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label="unigram model, held-out text")
+  for baseline in baselines:
+    axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.set_ylabel("loss (nats per target token)")

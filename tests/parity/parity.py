@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import losses
 from t2t.convert import huggingface
 from t2t.convert import settings as settings_lib
 from t2t.models import transformer
@@ -141,7 +140,7 @@ def assert_same_logits(pair: Pair, batch: transformer.Batch, inputs: Inputs = in
 
 def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:
   """The mean loss over the targets that count, and the gradient of every parameter."""
-  loss_fn = losses.make_loss_fn(toy.loss_config(z_loss=0.0, chunk_tokens=16))
+  loss_fn = toy.summed_loss(toy.loss_config(z_loss=0.0, chunk_tokens=16))
 
   def mean_loss(params):
     total, metrics = loss_fn(nnx.merge(pair.graphdef, params), batch, None)

@@ -1,0 +1,114 @@
+"""What a loss is: terms, each with a denominator of its own, so that a batch may be cut and counts as one."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Protocol
+
+from flax import nnx
+import jax
+
+from t2t.metrics import Metrics
+from t2t.models.config import TransformerConfig
+from t2t.models.transformer import Batch
+from t2t.params import Params
+
+LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]
+Weights = Mapping[str, jax.Array]  # term -> float32 [], what it is divided by
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+  """The loss of who has learned nothing, or next to nothing.
+
+  knows: what that is, in a few words.
+  """
+
+  name: str
+  loss: float
+  knows: str
+
+
+class Loss(Protocol):
+  """What training makes smaller.
+
+  splits: whether each row's loss depends on that row alone; if not, there can be no microbatches.
+  """
+
+  splits: bool
+
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """All that is trained: the model, and whatever the loss needs beside it."""
+
+  def main(self, module: nnx.Module) -> nnx.Module:
+    """The part of it that is evaluated, converted and decoded."""
+
+  def weights(self, batch: Batch) -> Weights:
+    """What each term is divided by, of a whole batch, however it is cut afterwards; from the batch alone."""
+
+  def __call__(
+    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Metrics]:
+    """The terms, each a sum over the rows of `batch` divided by its weight: those of all parts of a batch just add up.
+
+    Args:
+      module: what `build` made.
+      batch: model features, [rows, length]; all of a batch, or a part of it.
+      weights: of the whole batch.
+      key: of what is drawn: dropout in training, and whatever a loss samples.
+      train: whether there is dropout, and what only training has, as label smoothing.
+
+    Returns:
+      What the gradient is of, by name; and metrics, which have none, "loss" and "accuracy" among them.
+    """
+
+  def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
+    """Of a step; see `models.flops.model_flops`."""
+
+  def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
+    """What the metric "loss" comes to on these batches without having learned anything."""
+
+
+def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
+  """`x`; `notice` is called when it is differentiated, which JAX does only where there is a derivative."""
+
+  @jax.custom_jvp
+  def identity(x: jax.Array) -> jax.Array:
+    return x
+
+  @identity.defjvp
+  def rule(primals, tangents):
+    notice()
+    return primals[0], tangents[0]
+
+  return identity(x)
+
+
+def gradient(
+  terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params
+) -> tuple[Params, Metrics]:
+  """The gradient of the sum of all terms, and the metrics.
+
+  Args:
+    terms_of: parameters -> terms and metrics.
+    params: where.
+
+  Raises:
+    ValueError: a term depends on no parameter; while it is traced, before anything is computed.
+  """
+  noticed, names = set(), []
+
+  def summed(params: Params) -> tuple[jax.Array, Metrics]:
+    terms, metrics = terms_of(params)
+    names.extend(terms)
+    parts = [_noticing(term, functools.partial(noticed.add, name)) for name, term in terms.items()]
+    return sum(parts), jax.lax.stop_gradient(metrics)
+
+  grads, metrics = jax.grad(summed, has_aux=True)(params)
+  for name in names:
+    if name not in noticed:
+      raise ValueError(
+        f"the term {name!r} of the loss does not depend on any parameter that is trained: it was made of metrics,"
+        " which have no gradient, or of arrays behind a stop_gradient; return what the metrics were made of"
+      )
+  return grads, metrics
