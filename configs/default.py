@@ -4,6 +4,20 @@ from ml_collections import ConfigDict
 
 from t2t.models import sizes
 
+# What `t2t train --help` shows; `--help all` shows the rest, too.
+FIRST = {
+  "data": ("files", "eval_files", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
+  + ("inputs_length", "targets_length", "pack"),
+  "train": ("steps", "batch_size", "microbatches", "seed", "freeze"),
+  "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
+  "eval": ("every", "batches", "tasks", "num_beams"),
+  "checkpoint": ("every", "keep"),
+  "init": ("checkpoint", "inherit"),
+  "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
+  "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+  + ("dropout_rate", "dtype", "remat"),
+}
+
 
 def get_config() -> ConfigDict:
   """A small T5 1.1 by span corruption; says nothing of where the text comes from."""
@@ -42,18 +56,14 @@ def get_config() -> ConfigDict:
   config.train.seed = 0  # of parameters, dropout and the order of data
   config.train.loss = "cross_entropy"  # what is made smaller: a row of t2t/losses/__init__.py
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
-  config.train.label_smoothing = (
-    0.0  # share of the target distribution spread over the vocabulary; not in the held-out loss
-  )
+  config.train.label_smoothing = 0.0  # share of the target distribution spread over the vocabulary; not held out
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
   config.train.freeze = ()  # parameters whose path matches one of these patterns are not trained
   config.train.hosts = 0  # that must have come; 0: as many as there are
   config.train.stall_factor = 20.0  # a step so many times as long as usual has all hosts say where they stand; 0: none
   config.train.stall_seconds = 1_800  # the start, or a step, that takes so long ends a run on several hosts; 0: never
   config.train.compilation_cache = "auto"  # folder of compiled programs; "": none; several hosts: one that all see
-  config.train.xla_flags = (
-    True  # of the table in t2t/runtime/xla_flags.py, which lets collectives overlap with computing
-  )
+  config.train.xla_flags = True  # those of t2t/runtime/xla_flags.py, which let collectives overlap with computing
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
@@ -98,9 +108,7 @@ def get_config() -> ConfigDict:
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices
   config.mesh.data = 1  # the batch is split, parameters are copied
-  config.mesh.fsdp = (
-    0  # batch and parameters are split; 0: as far as is sound, the rest is data (t2t/training/meshes.py)
-  )
+  config.mesh.fsdp = 0  # batch and parameters are split; 0: as far as is sound, and the rest is data
   config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
 

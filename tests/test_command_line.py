@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from t2t import UserError
 from t2t import __main__ as t2t_main
 from t2t.config import config_names, load_config, override
+from t2t.configs import default
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -181,20 +183,34 @@ def test_help_imports_nothing_heavy():
   assert not words & {"jax", "flax", "numpy", "tensorflow", "seqio", "ml_collections"}
 
 
-def test_train_help_lists_configs_and_keys():
-  """With each key's default and its comment; TensorFlow is not loaded for it."""
-  program = (
+def help_of(*words):
+  """What `t2t train --help ...` prints; TensorFlow is not loaded for it."""
+  return run(
     "import sys\nfrom t2t import __main__\n"
-    "try:\n  __main__.main(['train', '--help'])\nexcept SystemExit as ended:\n  assert not ended.code\n"
+    f"try:\n  __main__.main({['train', '--help', *words]!r})\nexcept SystemExit as ended:\n  assert not ended.code\n"
     "assert not {'tensorflow', 'seqio'} & set(sys.modules)"
   )
-  text = run(program)
-  config = load_config("tiny")
-  for key in [f"--config.{section}.{key}=" for section, values in config.items() for key in values]:
-    assert f"  {key}" in text
-  assert all(name in text for name in [*NAMES, "--workdir"])
-  assert "--config.train.steps=1_000" in text
-  assert "sequences, over all devices" in text
+
+
+def test_train_help_lists_configs_and_the_first_keys():
+  """With each key's default and its comment, at 80 columns; no more than one can take in."""
+  text = help_of()
+  keys = re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)
+  assert sorted(keys) == sorted(f"{section}.{key}" for section, names in default.FIRST.items() for key in names)
+  assert len(keys) <= 45
+  assert all(name in text for name in [*NAMES, "--workdir", "--help all"])
+  assert "--config.train.steps=1_000\n        updates" in text
+  assert max(map(len, text.splitlines())) <= 80
+
+
+def test_train_help_has_all_keys():
+  """Each once, with its comment; a section alone has its own."""
+  text = help_of("all")
+  keys = [f"{section}.{key}" for section, values in load_config("tiny").items() for key in values]
+  assert sorted(re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)) == sorted(keys)
+  without = re.findall(r"^  --config\.(\w+\.\w+)=.*\n(?!        )", text, re.MULTILINE)
+  assert all(key.startswith("model.") for key in without), without
+  assert all(line.startswith("  --config.mesh.") for line in help_of("mesh").splitlines() if "--config." in line[:12])
 
 
 def test_the_core_does_without_tensorflow():

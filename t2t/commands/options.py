@@ -1,52 +1,72 @@
 """What the parsers of the subcommands share: a config by name or path, its keys overridden, and all shown in --help."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import dataclasses
 import pathlib
 import re
 import textwrap
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.config import config_names, load_config, override
+from t2t.config import config_names, load_config, override, records
+from t2t.configs import default
 from t2t.runtime import hosts
 from t2t.storage import bucket
 
 
-def _described_keys() -> str:
-  """Every key with its default and its comment, read from the files that define them."""
-  from t2t.configs import default
+def _comments() -> dict[str, str]:
+  """Key, "train.steps", -> what configs/default.py or models/config.py says of it."""
   from t2t.models import config as model_config
 
-  lines = []
-  # TransformerConfig comes first in its file, before the tables of sizes.
+  # TransformerConfig comes first in its file, before what is checked of it.
   fields = pathlib.Path(model_config.__file__).read_text().split("def __post_init__")[0]
-  for match in re.finditer(r"^  (\w+): \w+(?: = (.+?))?(?:  # (.*))?$", fields, re.MULTILINE):
-    lines.append((f"config.model.{match[1]}", match[2] or "...", match[3] or ""))
+  found = {f"model.{name}": comment for name, comment in re.findall(r"^  (\w+): .*?  # (.*)$", fields, re.MULTILINE)}
   text = pathlib.Path(default.__file__).read_text()
-  for match in re.finditer(r"^  (config\.\w+\.\w+) = (.+?)(?:  # (.*))?$", text, re.MULTILINE):
-    lines.append((match[1], match[2], match[3] or ""))
-  indent = " " * 8
-  return "\n".join(
-    f"  --{key}={value}"
-    + (f"\n{textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)}" if comment else "")
-    for key, value, comment in lines
-  )
+  return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))
+
+
+def _shown(value: Any) -> str:
+  if isinstance(value, tuple):
+    return ",".join(map(str, value))
+  return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _described_keys(which: str) -> Iterator[str]:
+  """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
+  comments, indent = _comments(), " " * 8
+  config = records(default.get_config())
+  for section, first in default.FIRST.items():
+    values = dataclasses.asdict(getattr(config, section))
+    for key in values if which in ("all", section) else () if which else first:
+      yield f"  --config.{section}.{key}={_shown(values[key])}"
+      comment = comments.get(f"{section}.{key}", "")
+      if comment:
+        yield textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)
 
 
 class _Help(argparse.Action):
-  """Prints the parser's own help, then the shipped configs and every key."""
+  """Prints the parser's own help, then the shipped configs and the keys that are asked for."""
 
   def __call__(self, parser, namespace, values, option_string=None):
-    del namespace, values, option_string
+    del namespace, option_string
+    which = values or ""
+    if which not in ("", "all", *default.FIRST):
+      raise UserError(f"--help {which}: give all, or a section: {', '.join(default.FIRST)}")
     print(parser.format_help())
-    names = ", ".join(config_names())
-    print("configs that come with t2t:")
-    print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
+    if not which:
+      names = ", ".join(config_names())
+      print("configs that come with t2t:")
+      print(textwrap.fill(names, 80, initial_indent="  ", subsequent_indent="  "))
     print("\nkeys and their defaults (a config may set others):")
-    print(_described_keys())
+    print("\n".join(_described_keys(which)))
+    if not which:
+      number = sum(len(values) for values in default.get_config().values()) - sum(map(len, default.FIRST.values()))
+      sections = ", ".join(default.FIRST)
+      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {sections}", 80))
     parser.exit()
 
 
@@ -66,7 +86,14 @@ def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, the configs and every key")
+  parser.add_argument(
+    "-h",
+    "--help",
+    action=_Help,
+    nargs="?",
+    metavar="all|SECTION",
+    help="show this, configs, and keys: the first, or all",
+  )
   parser.add_argument("--config", help="name of a config that comes with t2t, or a .py file with get_config()")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser

@@ -18,15 +18,7 @@ _TRAINERS = {
 }
 
 
-def main(argv: list[str]) -> int:
-  """`t2t vocab train`: trains a vocabulary on the user's files.
-
-  Args:
-    argv: what follows `t2t vocab`.
-
-  Raises:
-    UserError: input that cannot be read or is too small, or an output that is there already.
-  """
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(prog="t2t vocab", description="Vocabularies for your own text.")
   commands = parser.add_subparsers(dest="command", required=True)
   train = commands.add_parser(
@@ -59,7 +51,19 @@ def main(argv: list[str]) -> int:
   )
   train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
   train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
-  arguments = parser.parse_args(argv)
+  return parser
+
+
+def main(argv: list[str]) -> int:
+  """`t2t vocab train`: trains a vocabulary on the user's files.
+
+  Args:
+    argv: what follows `t2t vocab`.
+
+  Raises:
+    UserError: input that cannot be read or is too small, or an output that is there already.
+  """
+  arguments = _parser().parse_args(argv)
 
   function, name = _TRAINERS[arguments.type]
   options = {}
