@@ -9,7 +9,7 @@ learned positions take more steps to find out what they are good for.
 
 from ml_collections import ConfigDict
 
-from t2t.configs import default
+from t2t.configs import default, electra
 from t2t.models import sizes
 
 # name -> (fields of its family, objective, lengths of inputs and targets, whether to pack)
@@ -18,6 +18,7 @@ _FAMILIES = {
   "bert": (sizes.bert("base"), "masked_lm", (128, 128), False),
   "roberta": (sizes.roberta("base"), "masked_lm", (128, 128), False),
   "albert": (sizes.albert("base"), "span_masked_lm", (128, 128), False),
+  "electra": (sizes.electra("base"), "masked_lm", (128, 128), False),
   "modern_bert": (sizes.modern_bert("base"), "masked_lm", (128, 128), False),
   "gpt": (sizes.gpt2("small"), "causal_lm", (128, 128), False),
   "llama": (sizes.llama2("1b"), "causal_lm", (128, 128), False),
@@ -66,4 +67,6 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.optimizer.clip_norm = 1.0
   config.eval.every = 250
   config.checkpoint.every = 250
+  if family == "electra":
+    electra.with_generator(config, embed_dim=64, num_heads=2, mlp_dim=256, num_layers=3)
   return config

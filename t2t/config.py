@@ -8,6 +8,7 @@ import importlib.util
 import pathlib
 import re
 import traceback
+import typing
 from typing import Any, TypeVar
 
 from absl import flags
@@ -234,6 +235,31 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ElectraConfig:
+  """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
+
+  embed_dim, num_heads, mlp_dim, num_layers: the generator's; heads are as wide as the discriminator's.
+  generator_weight, discriminator_weight: of the two terms.
+  share_embeddings: tokens, positions and segments have one vector for both.
+  predicts: "replaced", whether each token was replaced; or "tokens", which one stood there.
+  positions: that the discriminator is asked about, "all" or those that were "masked".
+
+  The paper's ablations (Clark et al. 2020, section 3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is
+  positions=masked, "replace MLM" predicts=tokens and positions=masked, "all-tokens MLM" predicts=tokens.
+  """
+
+  embed_dim: int
+  num_heads: int
+  mlp_dim: int
+  num_layers: int
+  generator_weight: float = 1.0
+  discriminator_weight: float = 50.0
+  share_embeddings: bool = True
+  predicts: str = "replaced"
+  positions: str = "all"
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
   """A run, section by section; configs/default.py says what each key means, and has the defaults."""
 
@@ -245,6 +271,7 @@ class Config:
   checkpoint: CheckpointConfig
   init: InitConfig
   mesh: MeshConfig
+  electra: ElectraConfig | None = None
 
   def with_(self, **sections: Mapping[str, Any]) -> "Config":
     """The same run with some keys changed.
@@ -255,8 +282,8 @@ class Config:
     return dataclasses.replace(self, **changed)
 
   def to_dict(self) -> dict[str, dict[str, Any]]:
-    """Section -> key -> value, as config.json has them."""
-    return dataclasses.asdict(self)
+    """Section -> key -> value, as config.json has them: of sections that are used."""
+    return {name: keys for name, keys in dataclasses.asdict(self).items() if keys is not None}
 
 
 def records(config: ConfigDict) -> Config:
@@ -267,14 +294,16 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  sections = {field.name: field.type for field in dataclasses.fields(Config)}
+  sections = {name: cls for name, cls in typing.get_type_hints(Config).items()}
   unknown = [name for name in config if name not in sections]
   if unknown:
     raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], list(sections))}")
-  missing = [name for name in sections if name not in config]
+  optional = {field.name for field in dataclasses.fields(Config) if field.default is None}
+  missing = [name for name in sections if name not in config and name not in optional]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
-  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items()})
+  record = lambda name, cls: _record(config, name, typing.get_args(cls)[0] if name in optional else cls)
+  found = Config(**{name: record(name, cls) for name, cls in sections.items() if name in config})
   return found.with_(data={"mixture": ""}) if found.data.files else found
 
 

@@ -12,6 +12,7 @@ from t2t.losses.cross_entropy import (
   token_sums,
   unigram_loss,
 )
+from t2t.losses.electra import Electra
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
   "Baseline",
   "CrossEntropy",
   "CrossEntropyConfig",
+  "Electra",
   "LogitsFn",
   "Loss",
   "Weights",
@@ -31,7 +33,7 @@ __all__ = [
 ]
 
 # config.train.loss -> the loss of a run
-LOSSES: dict[str, Callable[[Config], Loss]] = {"cross_entropy": CrossEntropy.of}
+LOSSES: dict[str, Callable[[Config], Loss]] = {"cross_entropy": CrossEntropy.of, "electra": Electra.of}
 
 
 def make(run: Config) -> Loss:

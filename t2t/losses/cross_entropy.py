@@ -57,15 +57,28 @@ def token_cross_entropy(
 
 
 def _chunk_loss(
-  config: CrossEntropyConfig, logits_fn: LogitsFn, hidden: jax.Array, targets: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Summed loss of [tokens, embed]; and [cross-entropy, z-loss, number right] as sums."""
+  config: CrossEntropyConfig,
+  seed: jax.Array | None,
+  logits_fn: LogitsFn,
+  hidden: jax.Array,
+  targets: jax.Array,
+  weights: jax.Array,
+  positions: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+  """Summed loss of [tokens, embed]; [cross-entropy, z-loss, number right] as sums; a token drawn for each, if any."""
   logits = sharding.shard(logits_fn(hidden), None, "vocab")
   loss, z_term, is_right = token_cross_entropy(
     logits, targets, z_loss=config.z_loss, label_smoothing=config.label_smoothing
   )
   sums = jnp.stack([jnp.sum(x * weights) for x in (loss, z_term, is_right)])
-  return sums[0] + sums[1], sums
+  return sums[0] + sums[1], (sums, None if seed is None else _drawn(seed, logits, positions))
+
+
+def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Array:
+  """A token of each softmax, int32 [tokens], by Gumbel's trick; the mesh does not change which."""
+  key = jax.random.key(seed, impl="threefry2x32")
+  noise = jax.vmap(lambda i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[-1:]))(positions)
+  return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
 
 
 def _chunks(config: CrossEntropyConfig, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -123,15 +136,25 @@ def _loop(body, carry, chunks, num_used: jax.Array | None):
   return jax.lax.fori_loop(0, num_used, step, (carry, outputs))
 
 
-def _prepared(config: CrossEntropyConfig, sparse: bool, hidden, targets, weights):
-  """The chunks of hidden, targets and weights; how many are used, if not all; and the order of tokens, if changed."""
-  arrays = tuple(_by_shard(x) for x in (hidden, targets, weights))
+def _prepared(config: CrossEntropyConfig, sparse: bool, *arrays: jax.Array):
+  """The chunks of arrays, the third of which are weights; how many are used, if not all; and the order, if changed."""
+  arrays = tuple(_by_shard(x) for x in arrays)
   if not sparse:
     return _chunks(config, *arrays), None, None
   order, num = _weighted_first(arrays[2])
   sorted_by = lambda x: jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
   chunks = _chunks(config, *(sorted_by(x) for x in arrays))
   return chunks, -(-num // chunks[0].shape[2]), order
+
+
+def _unchunked(x: jax.Array, shape: tuple[int, ...], order: jax.Array | None) -> jax.Array:
+  """[chunks, shards, chunk, ...], what was made of the chunks of an array, in its shape and its order."""
+  rows, columns = _grid(shape)
+  merged = jnp.moveaxis(x, 0, 1).reshape(rows * columns, -1, *x.shape[3:])[:, : shape[0] * shape[1] // (rows * columns)]
+  if order is not None:
+    back = jnp.argsort(order, axis=1)
+    merged = jnp.take_along_axis(merged, back.reshape(*back.shape, *[1] * (merged.ndim - 2)), axis=1)
+  return _whole(merged, shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -142,51 +165,54 @@ def _summed(
   hidden: jax.Array,
   targets: jax.Array,
   weights: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+  seed: jax.Array | None,
+  positions: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Loss and sums (see `_chunk_loss`) of [batch, length, embed] by chunks; `sparse` skips what has no weight."""
 
   def body(total, chunk):
-    outputs = jax.vmap(functools.partial(_chunk_loss, config, logits_fn))(*chunk)
-    return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs), None
+    loss, (sums, drawn) = jax.vmap(functools.partial(_chunk_loss, config, seed, logits_fn))(*chunk)
+    return jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, (loss, sums)), drawn
 
-  chunks, num_used, _ = _prepared(config, sparse, hidden, targets, weights)
-  return _loop(body, (jnp.zeros(()), jnp.zeros(3)), chunks, num_used)[0]
+  arrays = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
+  chunks, num_used, order = _prepared(config, sparse, *arrays)
+  (loss, sums), drawn = _loop(body, (jnp.zeros(()), jnp.zeros(3)), chunks, num_used)
+  return loss, sums, None if drawn is None else _unchunked(drawn, targets.shape, order)
 
 
-def _summed_forward(config, sparse, logits_fn, hidden, targets, weights):
+def _summed_forward(config, sparse, logits_fn, hidden, targets, weights, seed, positions):
   # The loss is a sum, so that its gradient is known up to one factor as soon as the logits are: each chunk yields
   # loss and gradients at once, its logits are computed once (not again in the backward pass) and never kept.
-  def of_shard(hidden, targets, weights):
-    one = lambda f, h: _chunk_loss(config, f, h, targets, weights)
-    loss, vjp, sums = jax.vjp(one, logits_fn, hidden, has_aux=True)
-    return (loss, sums), *vjp(jnp.ones_like(loss))
+  def of_shard(hidden, *others):
+    one = lambda f, h: _chunk_loss(config, seed, f, h, *others)
+    loss, vjp, (sums, drawn) = jax.vjp(one, logits_fn, hidden, has_aux=True)
+    return (loss, sums), drawn, *vjp(jnp.ones_like(loss))
 
   def body(carry, chunk):
     total, gradient = carry
-    outputs, weights_gradient, hidden_gradient = jax.vmap(of_shard)(*chunk)
+    outputs, drawn, weights_gradient, hidden_gradient = jax.vmap(of_shard)(*chunk)
     total = jax.tree.map(lambda a, b: a + jnp.sum(b, axis=0), total, outputs)
-    return (total, by_shard(jax.tree.map(jnp.add, gradient, weights_gradient))), hidden_gradient
+    return (total, by_shard(jax.tree.map(jnp.add, gradient, weights_gradient))), (hidden_gradient, drawn)
 
   # Each batch shard sums its own gradient of the projection; they meet once, after the last chunk.
   by_shard = lambda tree: jax.tree.map(lambda x: sharding.shard(x, "tokens", *["any"] * (x.ndim - 1)), tree)
-  chunks, num_used, order = _prepared(config, sparse, hidden, targets, weights)
-  num_shards = chunks[0].shape[1]
-  zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((num_shards, *w.shape), jnp.float32), logits_fn))
-  (total, gradient), hidden_gradient = _loop(body, ((jnp.zeros(()), jnp.zeros(3)), zeros), chunks, num_used)
+  arrays = (hidden, targets, weights) if seed is None else (hidden, targets, weights, positions)
+  chunks, num_used, order = _prepared(config, sparse, *arrays)
+  zeros = by_shard(jax.tree.map(lambda w: jnp.zeros((chunks[0].shape[1], *w.shape), jnp.float32), logits_fn))
+  start = ((jnp.zeros(()), jnp.zeros(3)), zeros)
+  ((loss, sums), gradient), (hidden_gradient, drawn) = _loop(body, start, chunks, num_used)
   gradient = jax.tree.map(lambda g, w: jnp.sum(g, axis=0).astype(w.dtype), gradient, logits_fn)
-  merged = jnp.moveaxis(hidden_gradient, 0, 1).reshape(num_shards, -1, hidden.shape[-1])
-  merged = merged[:, : hidden.shape[0] * hidden.shape[1] // num_shards]
-  if order is not None:
-    merged = jnp.take_along_axis(merged, jnp.argsort(order, axis=1)[..., None], axis=1)
+  drawn = None if drawn is None else _unchunked(drawn, targets.shape, order)
   # The barrier has the sum over shards made now: put off, each device would hold its whole part of it through the
   # backward pass of the decoder.
-  return total, jax.lax.optimization_barrier((gradient, _whole(merged, hidden.shape)))
+  residuals = jax.lax.optimization_barrier((gradient, _unchunked(hidden_gradient, hidden.shape, order)))
+  return (loss, sums, drawn), residuals
 
 
 def _summed_backward(config, sparse, residuals, cotangents):
-  # The sums are metrics (see `token_sums`): nothing is asked for their gradient.
+  # The sums are metrics, and what is drawn is drawn (see `token_sums`): nothing is asked for their gradient.
   del config, sparse
-  return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None
+  return *jax.tree.map(lambda x: (x * cotangents[0]).astype(x.dtype), residuals), None, None, None, None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
@@ -239,7 +265,7 @@ class CrossEntropy:
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
     side = _predicted(batch)
     own = batch[f"{side}_loss_weights"].astype(jnp.float32)
-    summed, sums = token_sums(
+    summed, sums, _ = token_sums(
       config, module.logits_fn(), hidden, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
     )
     weight = jnp.sum(own)
@@ -264,8 +290,9 @@ def token_sums(
   weights: jax.Array,
   *,
   sparse: bool,
-) -> tuple[jax.Array, jax.Array]:
-  """The summed loss of all tokens, which has a gradient; and sums for metrics, which have none.
+  draw: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """The summed loss of all tokens, which has a gradient; sums for metrics, and tokens drawn, which have none.
 
   Args:
     config: what is added, and how many tokens have logits at one time.
@@ -273,12 +300,16 @@ def token_sums(
     hidden: [batch, length, embed].
     targets, weights: int and float32 [batch, length].
     sparse: whether much of the weights is 0, and is to be skipped.
+    draw: a key: a token is drawn from each softmax, where there is a weight.
 
   Returns:
-    float32 [], and float32 [3]: cross-entropy, z-loss, number of targets that are the likeliest token.
+    float32 []; float32 [3]: cross-entropy, z-loss, number of targets that are the likeliest token; and what was drawn,
+    int32 [batch, length], or None.
   """
-  summed, sums = _summed(config, sparse, logits_fn, hidden, targets, weights)
-  return summed, jax.lax.stop_gradient(sums)
+  seed = None if draw is None else jax.random.bits(draw, dtype=jnp.uint32)
+  positions = None if draw is None else jnp.arange(targets.size, dtype=jnp.int32).reshape(targets.shape)
+  summed, sums, drawn = _summed(config, sparse, logits_fn, hidden, targets, weights, seed, positions)
+  return summed, jax.lax.stop_gradient(sums), drawn
 
 
 def share_of_weights(batches: Sequence[Batch]) -> float:

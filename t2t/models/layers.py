@@ -206,6 +206,12 @@ class Embed(nnx.Module):
     Raises:
       ValueError: more positions than are learned.
     """
+    return self.project(self.look_up(tokens, positions=positions, segments=segments))
+
+  def look_up(
+    self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
+  ) -> jax.Array:
+    """What the tables say, normed if they are: [batch, length, width of the embedding]; see `__call__`."""
     # Rows are looked up in float32 and cast then, so that the gradients of many positions are added up in float32: in
     # bfloat16 a sum stops growing at 256 equal terms, and a token that occurs 9,913 times had a gradient wrong by half.
     # It costs nothing: programs that look up in a table that was cast, and add in float32, are the same to the byte.
@@ -224,7 +230,10 @@ class Embed(nnx.Module):
       x = x + (types[0] if segments is None else jnp.take(types, segments, axis=0))
     if self.norm is not None:
       x = self.norm(x)
-    x = x.astype(self.dtype)
+    return x.astype(self.dtype)
+
+  def project(self, x: jax.Array) -> jax.Array:
+    """[batch, length, width of the embedding] -> [batch, length, embed]."""
     if self.projection is not None:
       x = dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
     return sharding.shard(x, "batch", "length", "embed")

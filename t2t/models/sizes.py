@@ -37,6 +37,7 @@ _BYT5 = {
 # embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
 _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 # Warner et al. 2024, table 4.
+_ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
 # Radford et al. 2019, table 2, as released: small is the 124 M that is often called gpt2.
 _GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
@@ -54,6 +55,7 @@ _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
 T5_SIZES = tuple(_T5_1_1)
 BERT_SIZES = tuple(_BERT)
+ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 GPT2_SIZES = tuple(_GPT2)
 LLAMA2_SIZES = tuple(_LLAMA2)
@@ -159,6 +161,14 @@ def bert(size: str) -> dict[str, Any]:
     pooler=True,
     dropout_rate=0.1,
   )
+
+
+def electra(size: str) -> dict[str, Any]:
+  """ELECTRA's discriminator (Clark et al. 2020): BERT's body; small is narrower, with an embedding of 128 features."""
+  changed = dict(pooler=False, logits_transform=False, embedding_dim=128 if size == "small" else 0)
+  embed_dim, num_heads, mlp_dim, num_layers = _row(_ELECTRA, size)
+  changed |= dict(embed_dim=embed_dim, num_heads=num_heads, mlp_dim=mlp_dim, num_encoder_layers=num_layers)
+  return bert("base") | changed
 
 
 def roberta(size: str) -> dict[str, Any]:

@@ -316,13 +316,21 @@ class EncoderOnly(_Transformer):
         0 is padding.
       dropout_key: None at evaluation.
     """
-    tokens = batch["encoder_input_tokens"]
-    segments = _segments(batch, "encoder", tokens)
-    x = self.embed(tokens, positions=batch.get("encoder_positions"), segments=self._token_types(batch))
-    return self.encoder(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
+    return self.read(self.embed.project(self.look_up(batch)), batch, dropout_key=dropout_key)
 
-  def _token_types(self, batch: Batch) -> jax.Array | None:
-    return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
+  def look_up(self, batch: Batch, *, embed: layers.Embed | None = None) -> jax.Array:
+    """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width]."""
+    types = batch.get("encoder_token_types") if self.config.segment_types > 1 else None
+    return (embed or self.embed).look_up(
+      batch["encoder_input_tokens"], positions=batch.get("encoder_positions"), segments=types
+    )
+
+  def read(
+    self, x: jax.Array, batch: Batch, *, encoder: Stack | None = None, dropout_key: jax.Array | None = None
+  ) -> jax.Array:
+    """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
+    segments = _segments(batch, "encoder", batch["encoder_input_tokens"])
+    return (encoder or self.encoder)(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
 
   def pooled(self, hidden: jax.Array) -> jax.Array:
     """The first position of each sequence through BERT's pooler, [batch, embed]; without one, as it is."""

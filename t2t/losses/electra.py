@@ -1,0 +1,236 @@
+"""ELECTRA (Clark et al. 2020): a small generator replaces tokens, and the model says of each whether it was replaced.
+
+Both are trained in one step; the tokens are drawn on the device, from the generator's own softmax.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from typing import ClassVar
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError, sharding
+from t2t.config import Config, ElectraConfig
+from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
+from t2t.losses.protocol import Baseline, LogitsFn, Weights
+from t2t.metrics import Metrics, WeightedSum
+from t2t.models import layers, transformer
+from t2t.models.config import TransformerConfig
+from t2t.models.flops import model_flops
+from t2t.models.head import Head
+from t2t.models.stack import Stack
+from t2t.models.transformer import Batch, EncoderOnly
+
+PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
+
+
+def generator_config(model: TransformerConfig, electra: ElectraConfig) -> TransformerConfig:
+  """The shape of the generator: the discriminator's, but for the sizes that `config.electra` has."""
+  width = model.embedding_dim or model.embed_dim
+  return dataclasses.replace(
+    model,
+    embed_dim=electra.embed_dim,
+    num_heads=electra.num_heads,
+    num_kv_heads=0,
+    mlp_dim=electra.mlp_dim,
+    num_encoder_layers=electra.num_layers,
+    embedding_dim=0 if width == electra.embed_dim else width,
+    tied_logits=True,
+    logits_transform=True,
+  )
+
+
+class Generator(nnx.Module):
+  """A masked language model that may read and write with the embedding of another, which is passed to it."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, shares_embeddings: bool):
+    self.gradient_dtype = config.gradient_dtype
+    self.embed = None if shares_embeddings else layers.Embed(config, rngs)
+    projects = shares_embeddings and config.embedding_dim
+    shape, axes = (config.embedding_dim, config.embed_dim), ("factor", None)
+    self.projection = layers.param(rngs, shape, axes, scale=layers.into(config, shape[0])) if projects else None
+    self.projection_bias = layers.bias(config, config.embed_dim, "embed") if projects else None
+    self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
+    self.head = Head(config, rngs)
+
+  def __call__(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> jax.Array:
+    """Hidden states, [batch, length, embed]."""
+    if self.embed is not None:
+      x = self.embed.project(discriminator.look_up(batch, embed=self.embed))
+    else:
+      x = discriminator.look_up(batch)
+      if self.projection is not None:
+        x = layers.dense(x, self.projection, self.projection_bias, gradient_dtype=self.gradient_dtype)
+    return discriminator.read(x, batch, encoder=self.encoder, dropout_key=dropout_key)
+
+  def logits_fn(self, embed: layers.Embed) -> LogitsFn:
+    """[..., embed] -> float32 logits [..., vocab]."""
+    return self.head.logits_fn(embed if self.embed is None else self.embed)
+
+
+class Detector(nnx.Module):
+  """Whether each token was replaced: a dense layer, the model's activation, and a score."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    size, scale = config.embed_dim, layers.into(config, config.embed_dim)
+    self.activation, self.gradient_dtype = config.mlp_activation, config.gradient_dtype
+    self.dense = layers.param(rngs, (size, size), ("embed", None), scale=scale)
+    self.dense_bias = nnx.Param(jnp.zeros(size, jnp.float32), axes=("embed",))
+    self.score = layers.param(rngs, (size, 1), ("embed", None), scale=scale)
+    self.score_bias = nnx.Param(jnp.zeros(1, jnp.float32), axes=(None,))
+
+  def __call__(self, hidden: jax.Array) -> jax.Array:
+    """float32 [batch, length]; above 0 it was replaced."""
+    x = layers.dense(hidden, self.dense, self.dense_bias, gradient_dtype=self.gradient_dtype)
+    x = layers.activate(self.activation, x).astype(jnp.float32)
+    return sharding.shard((x @ self.score[...] + self.score_bias[...])[..., 0], "batch", "length")
+
+
+class Pair(nnx.Module):
+  """Generator and discriminator.  As a model of tokens it is its generator.
+
+  The embedding is the discriminator's, which is what is kept; the generator gets its arrays.
+  """
+
+  def __init__(self, config: TransformerConfig, electra: ElectraConfig, rngs: nnx.Rngs):
+    self.discriminator = EncoderOnly(config, rngs)
+    self.detector = Detector(config, rngs) if electra.predicts == "replaced" else None
+    shares = electra.share_embeddings
+    self.generator = Generator(generator_config(config, electra), rngs, shares_embeddings=shares)
+
+  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """The generator's hidden states."""
+    return self.generator(batch, self.discriminator, dropout_key=dropout_key)
+
+  def logits_fn(self) -> LogitsFn:
+    """The generator's."""
+    return self.generator.logits_fn(self.discriminator.embed)
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """float32 [batch, length, vocab] of the generator's hidden states."""
+    return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
+
+
+@dataclasses.dataclass(frozen=True)
+class Electra:
+  """Two terms: of the generator, over masked tokens; of the discriminator, over all real ones.
+
+  Metrics: loss and accuracy (the discriminator's), generator_loss, generator_accuracy, replaced (share of real tokens).
+  """
+
+  config: ElectraConfig
+  tokens: CrossEntropyConfig
+  splits: ClassVar[bool] = True
+
+  @classmethod
+  def of(cls, run: Config) -> "Electra":
+    """The loss of a run.
+
+    Raises:
+      UserError: a model or an objective that it is not for, or a generator larger than its discriminator.
+    """
+    model, electra, train = run.model, run.electra, run.train
+    if electra is None:
+      raise UserError("config.train.loss=electra: config.electra is missing; start from a config such as electra_small")
+    if model.architecture != "encoder_only":
+      raise UserError(
+        f"config.train.loss=electra: reads in both directions, but config.model.architecture={model.architecture}"
+      )
+    for key, known in (("predicts", PREDICTS), ("positions", POSITIONS)):
+      if getattr(electra, key) not in known:
+        raise UserError(f"config.electra.{key}={getattr(electra, key)}: there are {' and '.join(known)}")
+    sizes = {
+      "embed_dim": "embed_dim",
+      "num_heads": "num_heads",
+      "mlp_dim": "mlp_dim",
+      "num_layers": "num_encoder_layers",
+    }
+    for key, theirs in sizes.items():
+      if not 0 < getattr(electra, key) <= getattr(model, theirs):
+        raise UserError(
+          f"config.electra.{key}={getattr(electra, key)}: the generator must not be larger than its discriminator,"
+          f" config.model.{theirs}={getattr(model, theirs)}; the paper's have a quarter to a half"
+        )
+    return cls(electra, CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens))
+
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """Both models."""
+    return Pair(config, self.config, rngs)
+
+  def main(self, module: nnx.Module) -> nnx.Module:
+    """The discriminator; the generator is thrown away."""
+    return module.discriminator
+
+  def _asked(self, batch: Batch) -> jax.Array:
+    """The positions that the discriminator is asked about, float32 [batch, length]."""
+    if self.config.positions == "masked":
+      return batch["encoder_loss_weights"].astype(jnp.float32)
+    return transformer.real_positions(batch, "encoder").astype(jnp.float32)
+
+  def weights(self, batch: Batch) -> Weights:
+    """How many tokens were masked, and how many the discriminator is asked about."""
+    masked = jnp.sum(batch["encoder_loss_weights"].astype(jnp.float32))
+    return {"generator": masked, "discriminator": jnp.sum(self._asked(batch))}
+
+  def __call__(
+    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Metrics]:
+    """See `Loss`."""
+    draw, *keys = jax.random.split(key, 3)
+    generator_key, discriminator_key = keys if train else (None, None)
+    tokens = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
+    masked, targets = batch["encoder_loss_weights"].astype(jnp.float32), batch["encoder_target_tokens"]
+    real = transformer.real_positions(batch, "encoder")
+
+    # ---- The generator -------------------------------------------------------
+    hidden = module(batch, dropout_key=generator_key)
+    summed, sums, drawn = token_sums(tokens, module.logits_fn(), hidden, targets, masked, sparse=True, draw=draw)
+    generator = self.config.generator_weight * summed / jnp.maximum(weights["generator"], 1.0)
+
+    # ---- The discriminator ---------------------------------------------------
+    corrupted = jnp.where(masked > 0, drawn, targets)
+    replaced = (corrupted != targets).astype(jnp.float32)
+    asked = self._asked(batch)
+    # Which positions are real is known, whatever was drawn: the id of padding as well.
+    segments = batch.get("encoder_segment_ids", real.astype(jnp.int32))
+    changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
+    seen = module.discriminator(changed, dropout_key=discriminator_key)
+    if self.config.predicts == "replaced":
+      scores = module.detector(seen)
+      summed = jnp.sum(asked * (jax.nn.softplus(scores) - replaced * scores))
+      loss, right = summed, jnp.sum(asked * ((scores > 0) == (replaced > 0)))
+    else:
+      logits_fn = module.discriminator.logits_fn()
+      sparse = self.config.positions == "masked"
+      summed, (loss, _, right), _ = token_sums(tokens, logits_fn, seen, targets, asked, sparse=sparse)
+    discriminator = self.config.discriminator_weight * summed / jnp.maximum(weights["discriminator"], 1.0)
+
+    number = jnp.sum(asked)
+    metrics = {
+      "loss": WeightedSum(loss, number),
+      "accuracy": WeightedSum(right, number),
+      "generator_loss": WeightedSum(sums[0], jnp.sum(masked)),
+      "generator_accuracy": WeightedSum(sums[2], jnp.sum(masked)),
+      "replaced": WeightedSum(jnp.sum(replaced), jnp.sum(real.astype(jnp.float32))),
+    }
+    return {"generator": generator, "discriminator": discriminator}, metrics
+
+  def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
+    """Of both models: the generator's logits are those of masked tokens."""
+    asked = {"replaced": 0.0, "tokens": 1.0 if self.config.positions == "all" else predicted}[self.config.predicts]
+    both = ((config, asked), (generator_config(config, self.config), predicted))
+    return sum(model_flops(model, batch_size=batch_size, lengths=lengths, predicted=share) for model, share in both)
+
+  def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
+    """Of who says of every token how often tokens are masked; nothing where tokens are predicted."""
+    del vocab_size
+    if self.config.predicts == "tokens":
+      return []
+    weights = [self.weights(batch) for batch in batches]
+    share = float(sum(w["generator"] for w in weights)) / max(float(sum(w["discriminator"] for w in weights)), 1.0)
+    share = min(max(share, 1e-6), 0.5)
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    return [Baseline("constant", entropy, "says of each token how often one is masked")]

@@ -1,0 +1,187 @@
+"""ELECTRA: a generator that is trained beside the model, and tokens drawn on the device."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError, losses, sharding
+from t2t.config import ElectraConfig, load_config, records
+from t2t.losses import electra
+from t2t.training import optimizers, train_state
+
+MODEL = toy.config(
+  architecture="encoder_only",
+  num_encoder_layers=2,
+  num_decoder_layers=0,
+  positions="learned",
+  max_length=16,
+  norm="layer",
+  post_norm=True,
+  biases=True,
+  embedding_norm=True,
+  embedding_dim=8,
+  tied_logits=True,
+  init_scale=0.3,
+  mlp_activation="gelu",
+  segment_types=2,
+)
+SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)
+
+
+def loss_of(**changed) -> losses.Electra:
+  return losses.Electra(dataclasses.replace(SMALL, **changed), toy.loss_config(z_loss=0.0, chunk_tokens=5))
+
+
+def batch_of(rows=8):
+  """Rows of one token to all; a third of the tokens is masked."""
+  batch = toy.batch([8, 1, 5, 3, 8, 2, 7, 4] * (rows // 8), (1,) * rows, padded_to=(8, 8), architecture="encoder_only")
+  real = batch["encoder_target_tokens"] > 0
+  masked = (np.arange(batch["encoder_target_tokens"].size).reshape(real.shape) % 3 == 0) & real
+  inputs = np.where(masked, 39, batch["encoder_target_tokens"])
+  return batch | {"encoder_loss_weights": masked.astype(np.float32), "encoder_input_tokens": inputs}
+
+
+def pair_of(loss, model=MODEL):
+  return loss.build(model, nnx.Rngs(3))
+
+
+def gradient(loss, pair, batch, key=0):
+  graphdef, params = nnx.split(pair, graph=False)
+
+  def terms(params):
+    module = nnx.merge(graphdef, params)
+    return loss(module, batch, loss.weights(batch), key=jax.random.key(key), train=True)
+
+  return jax.jit(lambda params: losses.gradient(terms, params))(params)
+
+
+def test_both_are_trained_and_each_parameter_counts():
+  """A gradient for every parameter of both models, the shared embedding's from both."""
+  grads, metrics = gradient(loss_of(), pair_of(loss_of()), batch_of())
+  for path, leaf in toy.flat(nnx.to_pure_dict(grads)).items():
+    assert float(jnp.max(jnp.abs(leaf))) > 0, path
+  assert set(metrics) == {"loss", "accuracy", "generator_loss", "generator_accuracy", "replaced"}
+
+
+def test_the_formula():
+  """Loss of masked tokens by the generator; and of all real tokens, whether they are what was there."""
+  loss, batch = loss_of(), batch_of()
+  pair = pair_of(loss)
+  terms, metrics = loss(pair, batch, loss.weights(batch), key=jax.random.key(7), train=False)
+  targets, masked, real = (
+    batch["encoder_target_tokens"],
+    batch["encoder_loss_weights"],
+    batch["encoder_target_tokens"] > 0,
+  )
+  logits = pair.logits(pair(batch))
+  key = jax.random.key(jax.random.bits(jax.random.split(jax.random.key(7), 3)[0], dtype=jnp.uint32))
+  noise = np.stack([jax.random.gumbel(jax.random.fold_in(key, i), (40,)) for i in range(targets.size)])
+  tokens = np.argmax(logits + noise.reshape(*targets.shape, 40), axis=-1)
+  corrupted = np.where(masked > 0, tokens, targets)
+  log_p = jax.nn.log_softmax(logits)
+  generator = -np.sum(np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0] * masked) / masked.sum()
+  changed = batch | {"encoder_input_tokens": corrupted, "encoder_segment_ids": real.astype(np.int32)}
+  scores = np.asarray(pair.detector(pair.discriminator(changed)))
+  replaced = corrupted != targets
+  each = np.where(replaced, np.logaddexp(0, -scores), np.logaddexp(0, scores))
+  assert 0 < replaced.sum() <= masked.sum()
+  np.testing.assert_allclose(terms["generator"], generator, rtol=1e-5)
+  np.testing.assert_allclose(terms["discriminator"], 50 * each[real].mean(), rtol=1e-5)
+  np.testing.assert_allclose(metrics["replaced"].value(), replaced.sum() / real.sum(), rtol=1e-6)
+  np.testing.assert_allclose(metrics["accuracy"].value(), ((scores > 0) == replaced)[real].mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "changed", [{"positions": "masked"}, {"predicts": "tokens"}, {"share_embeddings": False}], ids=lambda x: next(iter(x))
+)
+def test_ablations_are_settings(changed):
+  """Each trains all that it has."""
+  loss = loss_of(**changed)
+  model = dataclasses.replace(MODEL, logits_transform=True) if "predicts" in changed else MODEL
+  grads, _ = gradient(loss, pair_of(loss, model), batch_of())
+  flat = toy.flat(nnx.to_pure_dict(grads))
+  assert all(float(jnp.max(jnp.abs(leaf))) > 0 for leaf in flat.values())
+  assert ("generator/embed/table" in flat) == ("share_embeddings" in changed)
+  assert any(path.startswith("detector/") for path in flat) == ("predicts" not in changed)
+
+
+def stepped(shape, microbatches):
+  """Parameters and metrics after a step of plain gradient descent."""
+  loss, batch = loss_of(), batch_of(16)
+  one = shape == {"data": 1}
+  mesh = sharding.make_mesh(shape, devices=jax.devices()[:1] if one else None)
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(learning_rate=0.1), 10)
+  with jax.set_mesh(mesh):
+    graphdef, state, shardings = train_state.init_train_state(lambda _: pair_of(loss), tx, toy.key(), mesh)
+    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=microbatches)
+    state, metrics = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)), toy.key())
+    return jax.device_get(state.params), {name: float(metric.value()) for name, metric in metrics.items()}
+
+
+def test_a_mesh_draws_what_one_device_draws():
+  """And trains as it does."""
+  (alone, expected), (spread, found) = stepped({"data": 1}, 1), stepped({"data": 2, "fsdp": 2, "tensor": 2}, 1)
+  assert found == pytest.approx(expected, rel=1e-4)
+  toy.assert_trees_close(spread, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_microbatches_have_the_weights_of_the_whole_batch():
+  """What is drawn differs with the cut; how many tokens are masked, and how many there are, does not."""
+  _, whole = stepped({"data": 1}, 1)
+  _, cut_up = stepped({"data": 1}, 4)
+  assert cut_up["tokens"] == whole["tokens"]
+  assert cut_up["generator_loss"] == pytest.approx(whole["generator_loss"], rel=1e-4)  # without dropout the same
+
+
+def test_evaluation_draws_the_same_again():
+  """By the step alone."""
+  loss, batch = loss_of(), batch_of()
+  mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
+  with jax.set_mesh(mesh):
+    graphdef, state, _ = train_state.init_train_state(lambda _: pair_of(loss), tx, toy.key(), mesh)
+    evaluate = train_state.make_eval_step(graphdef, loss)
+    first, again = (evaluate(state, batch) for _ in range(2))
+    later = evaluate(dataclasses.replace(state, step=state.step + 1), batch)
+  value = lambda metrics: float(metrics["loss"].value())
+  assert value(first) == value(again) != value(later)
+
+
+@pytest.mark.parametrize(
+  ("section", "changed", "message"),
+  [
+    ("electra", {"mlp_dim": 9_999}, "config.electra.mlp_dim=9999: the generator must not be larger"),
+    ("electra", {"num_heads": 0}, "config.electra.num_heads=0"),
+    ("electra", {"predicts": "words"}, "config.electra.predicts=words: there are replaced and tokens"),
+    ("model", {"architecture": "decoder_only", "num_decoder_layers": 3, "num_encoder_layers": 0}, "both directions"),
+    ("train", {"loss": "electr"}, "config.train.loss=electr: no such loss; did you mean electra?"),
+  ],
+)
+def test_what_it_cannot_be(section, changed, message):
+  config = load_config("tiny_electra")
+  config[section].update(changed)
+  if section == "model":
+    config.model.update(segment_types=0, positions="rotary")
+  with pytest.raises(UserError, match=message):
+    losses.make(records(config))
+
+
+def test_it_needs_its_section():
+  config = load_config("tiny_bert")
+  config.train.loss = "electra"
+  with pytest.raises(UserError, match="config.electra is missing"):
+    losses.make(records(config))
+
+
+def test_the_published_generators():
+  """A third or a quarter of the width, as many layers."""
+  for name, ratio in (("electra_small", 4), ("electra_base", 3), ("electra_large", 4)):
+    run = records(load_config(name))
+    generator = electra.generator_config(run.model, run.electra)
+    assert run.model.embed_dim == ratio * generator.embed_dim
+    assert (generator.num_encoder_layers, generator.head_dim) == (run.model.num_encoder_layers, run.model.head_dim)
