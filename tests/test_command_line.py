@@ -7,7 +7,7 @@ import pytest
 
 from t2t import UserError
 from t2t import __main__ as t2t_main
-from t2t.config import config_names, load_config, override
+from t2t.config import config_names, load_config, override, records
 from t2t.configs import default
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
@@ -15,6 +15,7 @@ FAMILIES = {
   **dict.fromkeys(("byt5", "modern_t5", "mt5", "prefix_lm", "t5", "t5_1_1"), T5_SIZES),
   "ul2": (*T5_SIZES, "20b"),
   "albert": ("base",),
+  "electra": ("small", "base", "large"),
   **dict.fromkeys(("bert", "modern_bert", "roberta"), ("base", "large")),
   "gpt2": ("small", "medium", "large", "xl"),
   "llama2": ("1b", "7b", "13b"),
@@ -31,7 +32,19 @@ FAMILIES = {
     "docs_match",
     "docs_summary",
   ),
-  "tiny": ("albert", "bart", "bert", "gpt", "llama", "modern_bert", "modern_t5", "prefix_lm", "roberta", "ul2"),
+  "tiny": (
+    "albert",
+    "bart",
+    "bert",
+    "electra",
+    "gpt",
+    "llama",
+    "modern_bert",
+    "modern_t5",
+    "prefix_lm",
+    "roberta",
+    "ul2",
+  ),
 }
 NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue"]
 
@@ -47,9 +60,12 @@ def test_names_of_the_shipped_configs():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_config_loads(name):
-  """Under its name, with the default's keys and no others."""
-  config, default = load_config(name), load_config("t5_1_1_small")
-  assert {section: set(values) for section, values in config.items()} == {s: set(v) for s, v in default.items()}
+  """Under its name, with the default's keys and no others, but for the section of its own system."""
+  config, plain = load_config(name), load_config("t5_1_1_small")
+  own = {"electra"} if "electra" in name else set()
+  assert set(config) == set(plain) | own
+  assert all(set(config[section]) == set(values) for section, values in plain.items())
+  assert records(config).to_dict().keys() == set(config)
 
 
 def test_overrides_change_keys():
