@@ -166,7 +166,7 @@ def open(path: str, *, where: str = "") -> Foreign:
   found = {}
   for part in ("params", "frozen_params"):
     for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape"):
+      if hasattr(array, "shape") and name not in store.POOLER:
         stored = f"{part}.{name.replace('/', '.')}"
         found[name] = _saved_tensor(source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name)
   extra_ids, vocabulary = 0, ""

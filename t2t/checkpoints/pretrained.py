@@ -104,11 +104,12 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout.
+  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout, and its own heads.
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  config.model.update(dataclasses.asdict(source.model) | {"dropout_rate": config.model.dropout_rate})
+  own = {"dropout_rate": config.model.dropout_rate, "heads": config.model.heads or source.model.heads}
+  config.model.update(dataclasses.asdict(source.model) | own)
   if source.model.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
     others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 import json
 from typing import Any
 
+from flax import traverse_util
 import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained, store
 from t2t.config import Config
-from t2t.params import join_frozen
+from t2t.convert import tensors
+from t2t.params import Params, join_frozen
 from t2t.runtime import hosts
 from t2t.training import writers
 from t2t.training.recipe import Program
@@ -51,11 +53,23 @@ def start(
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-    params = pretrained.load_params(source, join_frozen(program.state.params, program.state.frozen_params))
-    state = program.warm()(params, key)
+    state = program.warm()(given(source, join_frozen(program.state.params, program.state.frozen_params)), key)
     hosts.say(f"starting from the parameters of {source.path}")
     return state, 0, {}
   return program.fresh()(key), 0, {}
+
+
+def given(source: pretrained.Source, params: Params) -> Params:
+  """Those of `params` that the checkpoint has: not heads that are this run's own, but of a class head the pooler."""
+  old = {head.name for head in source.model.heads}
+
+  def is_there(path: str) -> bool:
+    is_new = path.startswith("heads/") and path.split("/")[1] not in old
+    return not is_new or (source.foreign is not None and tensors.in_pooler(source.foreign, path))
+
+  flat = traverse_util.flatten_dict(params, sep="/")
+  wanted = {path: x for path, x in flat.items() if is_there(path)}
+  return pretrained.load_params(source, traverse_util.unflatten_dict(wanted, sep="/"))
 
 
 def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:

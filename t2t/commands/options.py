@@ -22,8 +22,8 @@ def _comments() -> dict[str, str]:
   """Key, "train.steps", -> what configs/default.py or models/config.py says of it."""
   from t2t.models import config as model_config
 
-  # TransformerConfig comes first in its file, before what is checked of it.
-  fields = pathlib.Path(model_config.__file__).read_text().split("def __post_init__")[0]
+  text = pathlib.Path(model_config.__file__).read_text()
+  fields = text.partition("class TransformerConfig")[2].partition("def __post_init__")[0]
   found = {f"model.{name}": comment for name, comment in re.findall(r"^  (\w+): .*?  # (.*)$", fields, re.MULTILINE)}
   text = pathlib.Path(default.__file__).read_text()
   return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))

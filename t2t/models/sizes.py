@@ -145,7 +145,7 @@ def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
 
 
 def bert(size: str) -> dict[str, Any]:
-  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments, a pooler."""
+  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments."""
   return _encoder(
     _row(_BERT, size),
     vocab_size=30_522,
@@ -156,15 +156,14 @@ def bert(size: str) -> dict[str, Any]:
     biases=True,
     norm_epsilon=1e-12,
     mlp_activation="gelu",
-    pooler=True,
     dropout_rate=0.1,
   )
 
 
 def roberta(size: str) -> dict[str, Any]:
-  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, one segment and no pooler."""
+  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, and one segment."""
   # Its positions count from the padding id, 1, plus 1: the first two rows of the table are never looked up.
-  changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, pooler=False, position_offset=2)
+  changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, position_offset=2)
   return bert(size) | changed
 
 

@@ -14,7 +14,7 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.config import Config
-from t2t.params import Params, split_frozen
+from t2t.params import Params, join_frozen, split_frozen
 from t2t.training import optimizers, train_state
 
 
@@ -90,13 +90,17 @@ class Program:
   def warm(self) -> Callable[[Params, jax.Array], train_state.TrainState]:
     """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
 
+    Parameters of the model that are not among them are fresh.
+
     Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
     and not be there at all on several hosts, each of which has but its shards.
     """
 
     def make(params: Params, key: jax.Array) -> train_state.TrainState:
-      trained, frozen = split_frozen(params, self.freeze)
-      return dataclasses.replace(self.make_state(key), params=trained, frozen_params=frozen)
+      fresh = self.make_state(key)
+      given = join_frozen(join_frozen(fresh.params, fresh.frozen_params), params)
+      trained, frozen = split_frozen(given, self.freeze)
+      return dataclasses.replace(fresh, params=trained, frozen_params=frozen)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 

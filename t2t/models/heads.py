@@ -1,7 +1,8 @@
-"""From hidden states to logits: the embedding or a projection, behind BERT's transform or not."""
+"""What stands on a model's hidden states: the head over the vocabulary, which all have, and those that go by a name."""
 
 from collections.abc import Callable
 import dataclasses
+from typing import Literal, Protocol
 
 from flax import nnx
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models import layers
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class _Logits:
     ).astype(hidden.dtype)
 
 
-class Head(nnx.Module):
+class VocabularyHead(nnx.Module):
   """Logits over the vocabulary: hidden states against the embedding if they are tied, else against a projection.
 
   With `config.logits_transform`, a dense layer, activation and norm stand before and a bias behind (BERT).
@@ -85,3 +86,62 @@ class Head(nnx.Module):
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
     function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale)
     return jax.tree_util.Partial(function, weights)
+
+
+# ---- By name ---------------------------------------------------------------------------------------------------------
+
+
+class Head(Protocol):
+  """What a model has under a name of its own; its parameters are at heads/NAME.
+
+  reads: "tokens", the hidden states of all positions, [batch, length, embed]; "first", those of each sequence's first
+    position, [batch, embed], of batches with one sequence in a row.
+  """
+
+  reads: Literal["tokens", "first"]
+
+  def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """What it makes of what it reads, float32."""
+
+
+class ClassHead(nnx.Module):
+  """Logits of the classes that a sequence may belong to: BERT's pooler, dropout and a projection.
+
+  The pooler is a dense layer with tanh on the first position (Devlin et al. 2019); RoBERTa and ALBERT have the same.
+  """
+
+  reads = "first"
+
+  def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
+    embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
+    self.dropout_rate = config.dropout_rate
+    self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
+    self.pooler_bias = layers.bias(config, embed, "embed")
+    self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
+    # In models without biases, too: some classes are more frequent than others.
+    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,))
+
+  def pooled(self, hidden: jax.Array) -> jax.Array:
+    """[batch, embed] -> the same, in the dtype of `hidden`."""
+    return jnp.tanh(layers.dense(hidden, self.pooler, self.pooler_bias))
+
+  def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """float32 [batch, classes] of [batch, embed]."""
+    pooled = layers.dropout(self.pooled(hidden), self.dropout_rate, dropout_key)
+    kernel = self.projection[...].astype(pooled.dtype)
+    return jnp.einsum("be,ec->bc", pooled, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
+
+
+HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {"class": ClassHead}
+
+_READ: dict[str, Callable[[jax.Array], jax.Array]] = {"tokens": lambda hidden: hidden, "first": lambda x: x[:, 0]}
+
+
+def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
+  """The heads of a model by their names."""
+  return nnx.Dict({head.name: HEADS[head.kind](config, head, rngs) for head in config.heads})
+
+
+def call(head: Head, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+  """What a head makes of the part that it reads of [batch, length, embed]."""
+  return head(_READ[head.reads](hidden), dropout_key=dropout_key)
