@@ -156,7 +156,7 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
   model = pretrained.abstract(
     dataclasses.replace(source, model=dataclasses.replace(config, heads=(NLI,))), sharding.make_mesh({"fsdp": 8})
   )
-  given = start.given(source, model.params)
+  given = start.given(source, model.params, {})
   assert {path for path in toy.flat(given) if path.startswith("heads/")} == {
     "heads/nli/pooler",
     "heads/nli/pooler_bias",

@@ -293,6 +293,13 @@ def read_config(path: epath.Path) -> dict:
   return config
 
 
+def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+  """Path and shape of every parameter of the checkpoint in folder `path`; no array is read."""
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(path / "state").item_metadata.tree
+  return _shapes(saved["params"]) | _shapes(saved.get("frozen_params") or {})
+
+
 def restore_params(path: epath.Path, params: Params) -> Params:
   """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
 
