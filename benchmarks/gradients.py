@@ -133,7 +133,7 @@ def of_families(names: list[str], *, rows: int, length: int, steps: int) -> Iter
       added = {path: added[path] + gradient for path, gradient in one.items()}
     whole = math.sqrt(sum(np.sum(np.square(gradient)) for gradient in right.values()))
     for path, gradient in right.items():
-      # BERT's pooler has no gradient, and a bias of keys none but rounding errors.
+      # A bias of keys has no gradient but rounding errors.
       if np.linalg.norm(gradient) > 1e-6 * whole:
         yield name, path, error(found[path], gradient), error(found[path], added[path])
 

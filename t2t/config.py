@@ -8,13 +8,14 @@ import importlib.util
 import pathlib
 import re
 import traceback
-import typing
 from typing import Any, TypeVar
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
+from t2t.models.adapt import ADAPTERS, Adapters
+from t2t.models.adapt.lora import LoraConfig
 from t2t.models.config import TransformerConfig
 
 T = TypeVar("T")
@@ -89,7 +90,13 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
   """
   config.lock()
+  for name, cls in OPTIONAL.items():
+    if name in config or any(re.match(rf"--config\.{name}\.", argument) for argument in arguments):
+      given = config[name].to_dict() if name in config else {}
+      with config.unlocked():
+        config[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
   keys = [f"{section}.{key}" for section, values in config.items() for key in values]
+  known = keys + [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
@@ -97,7 +104,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       meant = f"; did you mean --config.{key}?" if key in keys else "; `--help` lists those there are"
       raise UserError(f"unknown option {argument}{meant}")
     if match and match[1] not in keys:
-      raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], keys)}; `--help` lists all keys")
+      raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], known)}; `--help` lists all keys")
+  arguments = [_as_tuple(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
@@ -107,18 +115,18 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
-  for argument in arguments:
-    key, _, value = argument.removeprefix("--config.").partition("=")
-    if key in keys and isinstance(_value(values.config, key), tuple) and not value.startswith(("(", "[")):
-      # a,b is ("a", "b"), as people write it.
-      name, _, field = key.partition(".")
-      values.config[name][field] = tuple(part for part in value.split(",") if part)
   return values.config
 
 
-def _value(config: ConfigDict, key: str):
+def _as_tuple(config: ConfigDict, keys: list[str], argument: str) -> str:
+  """The argument, and where its key has several values those as Python's: a,b is ("a", "b"), as people write it."""
+  key, _, value = argument.removeprefix("--config.").partition("=")
   name, _, field = key.partition(".")
-  return config[name][field]
+  if "=" not in argument or key not in keys or not isinstance(config[name][field], tuple):
+    return argument
+  if value.startswith(("(", "[")):
+    return argument
+  return f"--config.{key}={tuple(part for part in value.split(',') if part)!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +246,8 @@ class MeshConfig:
 class ElectraConfig:
   """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
 
-  embed_dim, num_heads, mlp_dim, num_layers: the generator's; heads are as wide as the discriminator's.
+  embed_dim, num_heads, mlp_dim, num_layers: the generator's, by default that of the base model; heads are as wide as
+    the discriminator's.
   generator_weight, discriminator_weight: of the two terms.
   share_embeddings: tokens, positions and segments have one vector for both.
   predicts: "replaced", whether each token was replaced; or "tokens", which one stood there.
@@ -248,15 +257,19 @@ class ElectraConfig:
   positions=masked, "replace MLM" predicts=tokens and positions=masked, "all-tokens MLM" predicts=tokens.
   """
 
-  embed_dim: int
-  num_heads: int
-  mlp_dim: int
-  num_layers: int
+  embed_dim: int = 256
+  num_heads: int = 4
+  mlp_dim: int = 1024
+  num_layers: int = 12
   generator_weight: float = 1.0
   discriminator_weight: float = 50.0
   share_embeddings: bool = True
   predicts: str = "replaced"
   positions: str = "all"
+
+
+# Sections that a config has only where they are used: where one key is typed, the others have their defaults.
+OPTIONAL: dict[str, type] = {"electra": ElectraConfig} | {name: adapter.config for name, adapter in ADAPTERS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +284,14 @@ class Config:
   checkpoint: CheckpointConfig
   init: InitConfig
   mesh: MeshConfig
+  # Those of OPTIONAL:
   electra: ElectraConfig | None = None
+  lora: LoraConfig | None = None
+
+  @property
+  def adapters(self) -> Adapters:
+    """What the model is adapted by: section -> its record."""
+    return {name: getattr(self, name) for name in ADAPTERS if getattr(self, name) is not None}
 
   def with_(self, **sections: Mapping[str, Any]) -> "Config":
     """The same run with some keys changed.
@@ -283,7 +303,7 @@ class Config:
 
   def to_dict(self) -> dict[str, dict[str, Any]]:
     """Section -> key -> value, as config.json has them: of sections that are used."""
-    return {name: keys for name, keys in dataclasses.asdict(self).items() if keys is not None}
+    return {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
 
 
 def records(config: ConfigDict) -> Config:
@@ -294,16 +314,14 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  sections = {name: cls for name, cls in typing.get_type_hints(Config).items()}
+  sections = {field.name: field.type for field in dataclasses.fields(Config)} | OPTIONAL
   unknown = [name for name in config if name not in sections]
   if unknown:
     raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], list(sections))}")
-  optional = {field.name for field in dataclasses.fields(Config) if field.default is None}
-  missing = [name for name in sections if name not in config and name not in optional]
+  missing = [name for name in sections if name not in config and name not in OPTIONAL]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
-  record = lambda name, cls: _record(config, name, typing.get_args(cls)[0] if name in optional else cls)
-  found = Config(**{name: record(name, cls) for name, cls in sections.items() if name in config})
+  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items() if name in config})
   return found.with_(data={"mixture": ""}) if found.data.files else found
 
 

@@ -33,7 +33,7 @@ def split_frozen(params: Params, patterns: tuple[str, ...]) -> tuple[Params, Par
 
 
 def join_frozen(params: Params, frozen: Params) -> Params:
-  """The inverse of `split_frozen`."""
+  """The inverse of `split_frozen`; of what both have, the second's."""
   flat = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(frozen)
   return traverse_util.unflatten_dict(flat)
 

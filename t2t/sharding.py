@@ -42,6 +42,7 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "positions": (None, None),
   "segments": (None, None),
   "factor": (None, _PARAMETER),
+  "rank": (None, None),
 }
 
 

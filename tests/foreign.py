@@ -88,3 +88,13 @@ def safetensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
         begin, end = (start + offset for offset in entry["data_offsets"])
         found[name] = np.frombuffer(content[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
   return found
+
+
+def write_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+  """A file of float32 tensors, written as the format is described."""
+  header, data = {}, b""
+  for name, x in tensors.items():
+    header[name] = {"dtype": "F32", "shape": x.shape, "data_offsets": [len(data), len(data) + x.nbytes]}
+    data += x.tobytes()
+  text = json.dumps(header).encode()
+  path.write_bytes(len(text).to_bytes(8, "little") + text + data)

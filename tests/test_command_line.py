@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 
 from t2t import UserError
 from t2t import __main__ as t2t_main
-from t2t.config import config_names, load_config, override, records
+from t2t.config import OPTIONAL, config_names, load_config, override, records
 from t2t.configs import default
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
@@ -223,6 +224,7 @@ def test_train_help_has_all_keys():
   """Each once, with its comment; a section alone has its own."""
   text = help_of("all")
   keys = [f"{section}.{key}" for section, values in load_config("tiny").items() for key in values]
+  keys += [f"{section}.{field.name}" for section, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
   assert sorted(re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)) == sorted(keys)
   without = re.findall(r"^  --config\.(\w+\.\w+)=.*\n(?!        )", text, re.MULTILINE)
   assert all(key.startswith("model.") for key in without), without

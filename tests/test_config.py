@@ -7,7 +7,7 @@ import toy
 
 from t2t import UserError
 from t2t.models import sizes, transformer
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig, TransformerConfig
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ from t2t.models.config import TransformerConfig
     ("mt5", "xxl", 12_921_057_280),
     ("byt5", "small", 299_637_760),
     ("byt5", "base", 581_653_248),
-    # As released for pre-training, without the two outputs that tell whether a sentence follows another.
-    ("bert", "base", 110_106_428 - 1_538),
-    ("bert", "large", 336_226_108 - 2_050),
-    ("albert", "base", 11_813_810 - 1_538),
-    ("albert", "large", 17_847_474 - 2_050),
+    # As released for pre-training, without the pooler and the two outputs that tell whether a sentence follows another.
+    ("bert", "base", 110_106_428 - 1_538 - 768 * 769),
+    ("bert", "large", 336_226_108 - 2_050 - 1_024 * 1_025),
+    ("albert", "base", 11_813_810 - 1_538 - 768 * 769),
+    ("albert", "large", 17_847_474 - 2_050 - 1_024 * 1_025),
     ("roberta", "base", 124_697_433),
     ("roberta", "large", 355_412_057),
     # The first layer of theirs has no norm before its attention; ours has one that is not used.
@@ -82,7 +82,17 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     # What only some architectures have
     ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
     ({"segment_types": 2}, "config.model.segment_types=2: only with architecture=encoder_only"),
-    ({"pooler": True}, "config.model.pooler=True: only with architecture=encoder_only"),
+    # Heads by name
+    ({"heads": ("nli",)}, "config.model.heads: 'nli' is no head; give {\"name\""),
+    ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is no name"),
+    ({"heads": ({"name": "nli", "num_classes": 0},)}, "config.model.heads: nli has num_classes=0: must be at least 1"),
+    ({"heads": ({"name": "nli", "num_classes": 3, "knd": "class"},)}, "'knd': no such key; did you mean kind?"),
+    ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: a, a: each must have a name of its own"),
+    ({"heads": ({"name": "nli", "num_classes": 3, "kind": "clas"},)}, "kind='clas'.*did you mean class?"),
+    (
+      {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3),)},
+      "config.model.heads: nli reads the first position, which in a decoder alone sees no other",
+    ),
     ({"bidirectional_prefix": True}, "config.model.bidirectional_prefix=True: only with architecture=decoder_only"),
     # Fields that need one another
     ({"positions": "learned"}, "config.model.max_length=0: learned positions need"),

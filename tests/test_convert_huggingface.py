@@ -249,7 +249,7 @@ def test_a_published_config_is_the_size_of_that_name(name):
   settings, size = PUBLISHED[name]
   family = settings_lib.family(settings, name)
   fields = settings_lib.read_fields(family, settings)
-  others = dict(dropout_rate=0.0, dtype="float32", pooler=False)
+  others = dict(dropout_rate=0.0, dtype="float32")
   if size["positions"] != "learned":
     others |= dict(max_length=0)
   found, expected = (vars(TransformerConfig(**(each | others))) for each in (fields, size))
@@ -273,13 +273,7 @@ def refused(folder, *matches):
 
 def rewrite(folder, change):
   """Other tensors in place of those of a folder, written as the format is described."""
-  found = change(foreign.safetensors(folder))
-  header, data = {}, b""
-  for name, x in found.items():
-    header[name] = {"dtype": "F32", "shape": x.shape, "data_offsets": [len(data), len(data) + x.nbytes]}
-    data += x.tobytes()
-  text = json.dumps(header).encode()
-  (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+  foreign.write_safetensors(folder / "model.safetensors", change(foreign.safetensors(folder)))
 
 
 NORM = "decoder.final_layer_norm.weight"

@@ -29,6 +29,7 @@ MODEL = toy.config(
   init_scale=0.3,
   mlp_activation="gelu",
   segment_types=2,
+  heads=({"name": "replaced", "kind": "detector", "num_classes": 1},),
 )
 SMALL = ElectraConfig(embed_dim=12, num_heads=2, mlp_dim=16, num_layers=1)
 
@@ -86,7 +87,7 @@ def test_the_formula():
   log_p = jax.nn.log_softmax(logits)
   generator = -np.sum(np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0] * masked) / masked.sum()
   changed = batch | {"encoder_input_tokens": corrupted, "encoder_segment_ids": real.astype(np.int32)}
-  scores = np.asarray(pair.detector(pair.discriminator(changed)))
+  scores = np.asarray(pair.discriminator.head_logits("replaced", pair.discriminator(changed))[..., 0])
   replaced = corrupted != targets
   each = np.where(replaced, np.logaddexp(0, -scores), np.logaddexp(0, scores))
   assert 0 < replaced.sum() <= masked.sum()
@@ -102,12 +103,12 @@ def test_the_formula():
 def test_ablations_are_settings(changed):
   """Each trains all that it has."""
   loss = loss_of(**changed)
-  model = dataclasses.replace(MODEL, logits_transform=True) if "predicts" in changed else MODEL
+  model = dataclasses.replace(MODEL, logits_transform=True, heads=()) if "predicts" in changed else MODEL
   grads, _ = gradient(loss, pair_of(loss, model), batch_of())
   flat = toy.flat(nnx.to_pure_dict(grads))
   assert all(float(jnp.max(jnp.abs(leaf))) > 0 for leaf in flat.values())
   assert ("generator/embed/table" in flat) == ("share_embeddings" in changed)
-  assert any(path.startswith("detector/") for path in flat) == ("predicts" not in changed)
+  assert any(path.startswith("discriminator/heads/") for path in flat) == ("predicts" not in changed)
 
 
 def stepped(shape, microbatches):
@@ -166,7 +167,7 @@ def test_what_it_cannot_be(section, changed, message):
   config = load_config("tiny_electra")
   config[section].update(changed)
   if section == "model":
-    config.model.update(segment_types=0, positions="rotary")
+    config.model.update(segment_types=0, positions="rotary", heads=())
   with pytest.raises(UserError, match=message):
     losses.make(records(config))
 

@@ -190,28 +190,14 @@ def test_positions_are_counted_from_the_offset():
   assert changed(9) > 0.01
 
 
-def test_the_pooler_reads_the_first_position():
-  """tanh(W first + b), one vector for each sequence; without a pooler it is the first position itself."""
-  model, hidden = toy.model(toy.KINDS["bert"]), np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
-  np.testing.assert_allclose(model.pooled(hidden), np.tanh(hidden[:, 0] @ model.pooler[...]), atol=1e-5)
-  np.testing.assert_array_equal(toy.model(toy.KINDS["roberta"]).pooled(hidden), hidden[:, 0])
-
-
-@pytest.mark.parametrize(
-  "kind", ["modern_t5", "shared_everything", "gpt2", "local_prefix_lm", "bert", "albert", "modern_bert"]
-)
-def test_each_parameter_counts(kind):
-  """Every parameter has a part in the logits, and a gradient: none is made and then forgotten."""
+@KINDS
+def test_each_parameter_is_trained(kind):
+  """Every parameter has a part in the loss of pre-training, and a gradient: none is made and then forgotten."""
   graphdef, params = toy.split(toy.model(toy.KINDS[kind]))
   batch = toy.batch(architecture=toy.KINDS[kind].architecture)
-
-  def loss(params):
-    model = nnx.merge(graphdef, params)
-    hidden = model(batch)
-    pooled = model.pooled(hidden).sum() if hasattr(model, "pooler") else 0.0
-    return jnp.sum(jnp.sin(model.logits(hidden))) + pooled
-
-  flat = toy.flat(jax.jit(jax.grad(loss))(params))
+  loss_fn = toy.summed_loss()
+  gradient = jax.grad(lambda params: loss_fn(nnx.merge(graphdef, params), batch, None)[0])
+  flat = toy.flat(jax.jit(gradient)(params))
   unused = {name for name, x in flat.items() if not np.any(np.abs(x) > 1e-6)}
   # A constant added to all keys changes no softmax.
   assert {name for name in unused if not name.endswith("key_bias")} == set()

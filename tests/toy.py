@@ -41,7 +41,7 @@ def decoder(**fields) -> TransformerConfig:
 
 _LEARNED = dict(positions="learned", max_length=40)
 _ROTARY = dict(positions="rotary", scale_attention=True, num_kv_heads=2)
-_BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2, pooler=True)
+_BERT = _LEARNED | dict(post_norm=True, biases=True, mlp_activation="gelu", segment_types=2)
 
 # What models there are, by what is told apart: each switch of the config is thrown in one of each architecture that has
 # it.  The initial weights are T5's, for BERT's and GPT-2's are so small that hardly anything depends on anything.
@@ -62,7 +62,7 @@ KINDS: dict[str, TransformerConfig] = {
     bidirectional_prefix=True, attention_window=3, global_attention_every=2, local_rotary_base=100.0, **_ROTARY
   ),
   "bert": encoder(**_BERT),
-  "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1, pooler=False))),
+  "roberta": encoder(**(_BERT | dict(position_offset=2, segment_types=1))),
   "albert": encoder(embedding_dim=12, share_layers=True, **_BERT),
   "modern_bert": encoder(
     attention_window=2,

@@ -22,6 +22,7 @@ import tensorstore
 from t2t.checkpoints import pretrained, store
 from t2t.convert import output, vocabulary_files
 from t2t.convert.tensors import Foreign, Tensor
+from t2t.models import adapt
 
 _CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
 
@@ -166,15 +167,37 @@ def open(path: str, *, where: str = "") -> Foreign:
   found = {}
   for part in ("params", "frozen_params"):
     for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape"):
+      if hasattr(array, "shape") and name not in store.POOLER:
         stored = f"{part}.{name.replace('/', '.')}"
         found[name] = _saved_tensor(source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name)
+  found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""
   if source.vocabulary:
     record = json.loads((epath.Path(source.vocabulary) / "vocabulary.json").read_text())
     extra_ids = record["extra_ids"]
     vocabulary = "bytes" if record["file"] == "bytes" else str(epath.Path(source.vocabulary) / record["file"])
   return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found)
+
+
+def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:
+  """The parameters of the model without its adapter, merged layer by layer when they are read."""
+  groups: dict[str, dict[str, Tensor]] = {}
+  for path in found:
+    base = adapt.base_path(path, adapters)
+    if base is not None:
+      groups[base] = {name: x for name, x in found.items() if path == base == name or name.startswith(f"{base}/")}
+
+  def read(base: str, index: int) -> np.ndarray:
+    arrays = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
+    return np.asarray(adapt.merge(arrays, adapters)[base])
+
+  merged = {}
+  for base, group in groups.items():
+    # The others add to the one that lies in its place.
+    own = next(x for path, x in group.items() if adapt.base_path(path, adapters) == base)
+    parts = tuple(functools.partial(read, base, index) for index in range(len(own.parts)))
+    merged[base] = own if len(group) == 1 else Tensor(own.shape, own.dtype, parts, stacked=own.stacked)
+  return merged
 
 
 def _saved_tensor(directory: epath.Path, name: str, shape: tuple[int, ...], *, stacked: bool) -> Tensor:

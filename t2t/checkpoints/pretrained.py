@@ -10,14 +10,15 @@ import typing
 from typing import Any
 
 from etils import epath
-from flax import nnx
+from flax import nnx, traverse_util
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from t2t import UserError, sharding
 from t2t.checkpoints import store
-from t2t.config import DataConfig
-from t2t.models import transformer
+from t2t.config import OPTIONAL, DataConfig
+from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.storage import bucket
@@ -35,6 +36,7 @@ class Source:
   run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
+  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
   """
 
   path: epath.Path
@@ -42,6 +44,7 @@ class Source:
   run: Mapping[str, Mapping[str, Any]]
   vocabulary: str
   foreign: "Foreign | None" = None
+  adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
 
   @property
   def extra_ids(self) -> int:
@@ -85,7 +88,8 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
     raise UserError(
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
-  return Source(folder, TransformerConfig(**run["model"]), run, _vocabulary(folder))
+  adapters = {name: cls(**run[name]) for name, cls in OPTIONAL.items() if name in run}
+  return Source(folder, TransformerConfig(**run["model"]), run, _vocabulary(folder), adapters=adapters)
 
 
 def _foreign(found: "Foreign") -> Source:
@@ -104,11 +108,12 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout.
+  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout, and its own heads.
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  config.model.update(dataclasses.asdict(source.model) | {"dropout_rate": config.model.dropout_rate})
+  own = {"dropout_rate": config.model.dropout_rate, "heads": config.model.heads or source.model.heads}
+  config.model.update(dataclasses.asdict(source.model) | own)
   if source.model.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
     others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
@@ -190,7 +195,7 @@ def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
 
 
 def load_params(source: Source, params: Params) -> Params:
-  """The parameters of a checkpoint.
+  """The parameters of a checkpoint; what its model was adapted by is merged into them.
 
   Args:
     source: the checkpoint.
@@ -199,6 +204,8 @@ def load_params(source: Source, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these.
   """
+  if source.foreign is None and source.adapters:
+    return _merged(source, params)
   if source.foreign is None:
     return store.restore_params(source.path, params)
   from t2t.convert import tensors
@@ -207,3 +214,24 @@ def load_params(source: Source, params: Params) -> Params:
     for note in source.foreign.notes:
       print(f"{source.path}: {note}", file=sys.stderr)
   return tensors.load(source.foreign, params)
+
+
+def _merged(source: Source, params: Params) -> Params:
+  """`load_params` of a checkpoint whose model was adapted."""
+  wanted = traverse_util.flatten_dict(params, sep="/")
+  everywhere = sharding.replicated(next(iter(wanted.values())).sharding.mesh)
+  stored = dict(wanted)  # what is not there either will be missed
+  for path, shape in store.saved_shapes(source.path).items():
+    base = adapt.base_path(path, source.adapters)
+    if base is None:  # narrow
+      stored[path] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
+    elif base != path and base in stored:
+      stored[path] = stored.pop(base)
+  found = store.restore_params(source.path, traverse_util.unflatten_dict(stored, sep="/"))
+  wide = traverse_util.flatten_dict(found, sep="/")
+  narrow = {path: wide.pop(path) for path in list(wide) if adapt.base_path(path, source.adapters) is None}
+  shardings = {path: x.sharding for path, x in wanted.items()}
+  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
+  # What comes out takes the memory of what goes in.
+  merged = jax.jit(merge, donate_argnums=0, out_shardings=shardings)(wide, narrow)
+  return traverse_util.unflatten_dict(merged, sep="/")

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 import json
 from typing import Any
 
+from flax import traverse_util
 import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained, store
 from t2t.config import Config
-from t2t.params import join_frozen
+from t2t.convert import tensors
+from t2t.models import adapt
+from t2t.params import Params, join_frozen
 from t2t.runtime import hosts
 from t2t.training import writers
 from t2t.training.recipe import Program
@@ -51,11 +54,36 @@ def start(
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-    params = pretrained.load_params(source, join_frozen(program.state.params, program.state.frozen_params))
-    state = program.warm()(params, key)
+    params = join_frozen(program.state.params, program.state.frozen_params)
+    state = program.warm()(given(source, params, config.adapters), key)
     hosts.say(f"starting from the parameters of {source.path}")
     return state, 0, {}
+  for section in config.adapters:
+    if not config.init.checkpoint:
+      raise UserError(
+        f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
+        " checkpoint, config.init.checkpoint"
+      )
   return program.fresh()(key), 0, {}
+
+
+def given(source: pretrained.Source, params: Params, adapters: adapt.Adapters) -> Params:
+  """Those of `params` that the checkpoint has.
+
+  It has not what an adapter adds, nor heads that are this run's own, but of a class head the pooler.
+  """
+  old = {head.name for head in source.model.heads}
+
+  def is_there(path: str) -> bool:
+    is_new = path.startswith("heads/") and path.split("/")[1] not in old
+    return not is_new or (source.foreign is not None and tensors.in_pooler(source.foreign, path))
+
+  flat = traverse_util.flatten_dict(params, sep="/")
+  bases = {path: adapt.base_path(path, adapters) for path in flat}
+  bases = {path: base for path, base in bases.items() if base is not None and is_there(path)}
+  wanted = traverse_util.unflatten_dict({base: flat[path] for path, base in bases.items()}, sep="/")
+  found = traverse_util.flatten_dict(pretrained.load_params(source, wanted), sep="/")
+  return traverse_util.unflatten_dict({path: found[base] for path, base in bases.items()}, sep="/")
 
 
 def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from etils import epath
+from flax import traverse_util
 import jax
 import orbax.checkpoint as ocp
 
@@ -280,14 +281,29 @@ _UNFINISHED = (
 )
 
 
+# A key of config.model, and parameters, of BERTs that t2t trained before its heads had names: nothing read them.
+_POOLER, POOLER = "pooler", ("pooler", "pooler_bias")
+
+
 def read_config(path: epath.Path) -> dict:
   """The config that the checkpoint in folder `path` was saved with."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(path / "config")
+    config = checkpointer.restore(path / "config")
+  config["model"].pop(_POOLER, None)
+  return config
+
+
+def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+  """Path and shape of every parameter of the checkpoint in folder `path`; no array is read."""
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(path / "state").item_metadata.tree
+  return _shapes(saved["params"]) | _shapes(saved.get("frozen_params") or {})
 
 
 def restore_params(path: epath.Path, params: Params) -> Params:
   """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
+
+  Heads by name that are not asked for are passed over, and so is an old pooler.
 
   Args:
     path: see `find`.
@@ -298,19 +314,19 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   """
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(path / "state").item_metadata.tree
-    trained, frozen = saved["params"], saved.get("frozen_params") or {}
-    _check_shapes(path, _shapes(join_frozen(trained, frozen)), _shapes(params))
-    # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-    names = set(_shapes(frozen))
-    by_name = lambda tree, keep: jax.tree_util.tree_map_with_path(
-      lambda path, _: keep[path_name(path)], tree, is_leaf=lambda x: hasattr(x, "shape")
-    )
     wanted = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    item = {"params": by_name(trained, wanted)}
-    if names:
-      item["frozen_params"] = by_name(frozen, wanted)
+    is_left = lambda name: name not in wanted and (name in POOLER or name.startswith("heads/"))
+    # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+    parts = {part: _shapes(saved.get(part) or {}) for part in ("params", "frozen_params")}
+    parts = {part: {name: s for name, s in found.items() if not is_left(name)} for part, found in parts.items()}
+    _check_shapes(path, parts["params"] | parts["frozen_params"], _shapes(params))
+    item = {
+      part: traverse_util.unflatten_dict({name: wanted[name] for name in found}, sep="/")
+      for part, found in parts.items()
+      if found
+    }
     restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), item)
     restored = checkpointer.restore(
       path / "state", args=ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
     )
-  return join_frozen(restored["params"], restored.get("frozen_params", {}))
+  return join_frozen(restored.get("params", {}), restored.get("frozen_params", {}))

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator
 import dataclasses
+import inspect
 import pathlib
 import re
 import textwrap
@@ -12,19 +13,24 @@ from ml_collections import ConfigDict
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
-from t2t.config import config_names, load_config, override, records
+from t2t.config import OPTIONAL, config_names, load_config, override, records
 from t2t.configs import default
 from t2t.runtime import hosts
 from t2t.storage import bucket
+
+_COMMENT = r"^  (\w+): .*?  # (.*)$"  # of a field of a record
 
 
 def _comments() -> dict[str, str]:
   """Key, "train.steps", -> what configs/default.py or models/config.py says of it."""
   from t2t.models import config as model_config
 
-  # TransformerConfig comes first in its file, before what is checked of it.
-  fields = pathlib.Path(model_config.__file__).read_text().split("def __post_init__")[0]
-  found = {f"model.{name}": comment for name, comment in re.findall(r"^  (\w+): .*?  # (.*)$", fields, re.MULTILINE)}
+  text = pathlib.Path(model_config.__file__).read_text()
+  fields = text.partition("class TransformerConfig")[2].partition("def __post_init__")[0]
+  found = {f"model.{name}": comment for name, comment in re.findall(_COMMENT, fields, re.MULTILINE)}
+  for section, cls in OPTIONAL.items():
+    of_section = re.findall(_COMMENT, inspect.getsource(cls), re.MULTILINE)
+    found |= {f"{section}.{name}": comment for name, comment in of_section}
   text = pathlib.Path(default.__file__).read_text()
   return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))
 
@@ -35,12 +41,18 @@ def _shown(value: Any) -> str:
   return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def _sections() -> dict[str, dict[str, Any]]:
+  """Section -> key -> its default; those last that a config has only where they are used."""
+  config = records(default.get_config())
+  found = {section: dataclasses.asdict(getattr(config, section)) for section in default.FIRST}
+  return found | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
+
+
 def _described_keys(which: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
   comments, indent = _comments(), " " * 8
-  config = records(default.get_config())
-  for section, first in default.FIRST.items():
-    values = dataclasses.asdict(getattr(config, section))
+  for section, values in _sections().items():
+    first = default.FIRST.get(section, ())
     for key in values if which in ("all", section) else () if which else first:
       yield f"  --config.{section}.{key}={_shown(values[key])}"
       comment = comments.get(f"{section}.{key}", "")
@@ -54,8 +66,9 @@ class _Help(argparse.Action):
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, option_string
     which = values or ""
-    if which not in ("", "all", *default.FIRST):
-      raise UserError(f"--help {which}: give all, or a section: {', '.join(default.FIRST)}")
+    sections = _sections()
+    if which not in ("", "all", *sections):
+      raise UserError(f"--help {which}: give all, or a section: {', '.join(sections)}")
     print(parser.format_help())
     if not which:
       names = ", ".join(config_names())
@@ -64,9 +77,8 @@ class _Help(argparse.Action):
     print("\nkeys and their defaults (a config may set others):")
     print("\n".join(_described_keys(which)))
     if not which:
-      number = sum(len(values) for values in default.get_config().values()) - sum(map(len, default.FIRST.values()))
-      sections = ", ".join(default.FIRST)
-      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {sections}", 80))
+      number = sum(map(len, sections.values())) - sum(map(len, default.FIRST.values()))
+      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(sections)}", 80))
     parser.exit()
 
 

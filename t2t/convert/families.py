@@ -30,6 +30,7 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
+  pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
   unread: parameters that no hidden state and no masked or next token's logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.
   ungated: what of a name is another in models whose feed-forward layers have no gate.
@@ -50,6 +51,7 @@ class Family:
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   buffers: tuple[str, ...] = ()
+  pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unread: tuple[str, ...] = ()
   constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
   ungated: tuple[str, str] = ("", "")

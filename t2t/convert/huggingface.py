@@ -132,11 +132,17 @@ def open(path: str, *, where: str = "") -> Foreign:
   try:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
-    fields["pooler"] = any(name in entries for name, ours in family.names.items() if ours == "pooler")
   except families.Unknown as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
   model = TransformerConfig(**fields)
   wanted = places(family, model)
+  pooler = _pooler(family, model, entries, named)
+  entries = {name: entry for name, entry in entries.items() if name not in family.pooler}
+  if pooler:
+    notes.append(
+      f"only a model with a class head has a pooler: {', '.join(family.pooler)} are left behind, and taken where a"
+      " run with config.model.heads starts from this folder (config.init.checkpoint)"
+    )
   entries = _without_copies(family, entries, wanted, named, notes)
   hint = f"t2t reads a {family.model_class}: save one with save_pretrained"
   if settings.get("architectures"):
@@ -152,7 +158,9 @@ def open(path: str, *, where: str = "") -> Foreign:
   notes += tokenizer.check(vocabulary, model.vocab_size, named)
   lengths = _lengths(model, settings)
   tensors = _tensors(family, model, wanted, entries)
-  return Foreign(folder, "hf", model, vocabulary.spec, vocabulary.extra_ids, lengths, tensors, tuple(notes))
+  return Foreign(
+    folder, "hf", model, vocabulary.spec, vocabulary.extra_ids, lengths, tensors, pooler=pooler, notes=tuple(notes)
+  )
 
 
 def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
@@ -201,6 +209,24 @@ def _canonical(family: Family, entries: dict[str, Entry], notes: list[str]) -> d
   if unread:
     notes.append(f"left out, since neither hidden states nor logits of tokens depend on it: {', '.join(unread)}")
   return {name: entry for name, entry in renamed.items() if not name.endswith(family.buffers)}
+
+
+def _pooler(
+  family: Family, model: TransformerConfig, entries: Mapping[str, Entry], named: epath.Path
+) -> dict[str, Tensor]:
+  """The pooler's parameters, if the checkpoint has one."""
+  found = {name: entries[name] for name in family.pooler if name in entries}
+  if not found:
+    return {}
+  width, tensors = model.embed_dim, {}
+  wanted = {name: (width,) * (2 if name.endswith(".weight") else 1) for name in family.pooler}
+  compare(str(named), {name: entry.shape for name, entry in found.items()}, wanted)
+  for name, entry in found.items():
+    place = Place((family.pooler[name],), (width,), None, wanted[name], transposed=len(wanted[name]) == 2)
+    read = functools.partial(_read, entry, place, 0)
+    dtype = safetensors.DTYPES.get(entry.dtype, np.dtype(np.float32))
+    tensors[family.pooler[name]] = Tensor(wanted[name], dtype, (read,))
+  return tensors
 
 
 def _head(family: Family) -> str:
@@ -373,7 +399,8 @@ def save(
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)
-  return files.notes
+  left = [f"the head {head.name} is left out: a {family.model_class} has none" for head in foreign.model.heads]
+  return [*files.notes, *left]
 
 
 def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:

@@ -93,7 +93,7 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
     if ours == "max_length":  # which only learned positions have
       settings[theirs] = model.max_length or default
   settings |= family.write(fields)
-  again = TransformerConfig(**(read_fields(family, settings) | {"pooler": model.pooler}))
+  again = TransformerConfig(**read_fields(family, settings))
   mine, theirs = _that_matter(model), _that_matter(again)
   different = [field for field in mine if mine[field] != theirs[field]]
   if "positions" in different:
@@ -109,7 +109,7 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
-  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "pooler"):
+  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads"):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled

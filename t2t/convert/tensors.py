@@ -63,6 +63,7 @@ class Foreign:
   extra_ids: sentinels behind the vocabulary's own ids.
   lengths: keys of `config.data` with lengths that suit it, {"inputs_length": 512, ...}.
   tensors: path of a parameter -> the parameter; exactly those of the model.
+  pooler: name of a parameter of a class head -> the parameter, where the checkpoint has these but no such head.
   notes: what whoever converts it must be told, a sentence each.
   """
 
@@ -73,6 +74,7 @@ class Foreign:
   extra_ids: int
   lengths: Mapping[str, int]
   tensors: Mapping[str, Tensor]
+  pooler: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
 
 
@@ -127,8 +129,15 @@ def check(foreign: Foreign) -> None:
   compare(str(foreign.path), found, {path: x.shape for path, x in expected(foreign.model).items()})
 
 
+def in_pooler(foreign: Foreign, path: str) -> bool:
+  """Whether a parameter of a model is in the checkpoint's pooler."""
+  return path.startswith("heads/") and path.rpartition("/")[2] in foreign.pooler
+
+
 def load(foreign: Foreign, params: Params) -> Params:
   """The parameters on the mesh, float32; the host holds one of them at a time.
+
+  A class head that is asked for takes the checkpoint's pooler.
 
   Args:
     foreign: the checkpoint.
@@ -138,11 +147,14 @@ def load(foreign: Foreign, params: Params) -> Params:
     UserError: the checkpoint's parameters are not these.
   """
   flat = traverse_util.flatten_dict(params, sep="/")
-  found = {path: tensor.shape for path, tensor in foreign.tensors.items()}
+  there = dict(foreign.tensors) | {
+    path: foreign.pooler[path.rpartition("/")[2]] for path in flat if in_pooler(foreign, path)
+  }
+  found = {path: tensor.shape for path, tensor in there.items()}
   compare(str(foreign.path), found, {path: x.shape for path, x in flat.items()})
   placed = {}
   for path, wanted in flat.items():
-    whole = foreign.tensors[path].read()
+    whole = there[path].read()
     placed[path] = jax.make_array_from_callback(
       wanted.shape, wanted.sharding, lambda index, whole=whole: whole[index], dtype=wanted.dtype
     )

@@ -20,10 +20,11 @@ from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers, transformer
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.models.head import Head
+from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import Batch, EncoderOnly
 
+HEAD = "replaced"  # of the discriminator
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
 
 
@@ -40,6 +41,7 @@ def generator_config(model: TransformerConfig, electra: ElectraConfig) -> Transf
     embedding_dim=0 if width == electra.embed_dim else width,
     tied_logits=True,
     logits_transform=True,
+    heads=(),
   )
 
 
@@ -54,7 +56,7 @@ class Generator(nnx.Module):
     self.projection = layers.param(rngs, shape, axes, scale=layers.into(config, shape[0])) if projects else None
     self.projection_bias = layers.bias(config, config.embed_dim, "embed") if projects else None
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
-    self.head = Head(config, rngs)
+    self.head = VocabularyHead(config, rngs)
 
   def __call__(self, batch: Batch, discriminator: EncoderOnly, *, dropout_key: jax.Array | None) -> jax.Array:
     """Hidden states, [batch, length, embed]."""
@@ -71,24 +73,6 @@ class Generator(nnx.Module):
     return self.head.logits_fn(embed if self.embed is None else self.embed)
 
 
-class Detector(nnx.Module):
-  """Whether each token was replaced: a dense layer, the model's activation, and a score."""
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    size, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    self.activation, self.gradient_dtype = config.mlp_activation, config.gradient_dtype
-    self.dense = layers.param(rngs, (size, size), ("embed", None), scale=scale)
-    self.dense_bias = nnx.Param(jnp.zeros(size, jnp.float32), axes=("embed",))
-    self.score = layers.param(rngs, (size, 1), ("embed", None), scale=scale)
-    self.score_bias = nnx.Param(jnp.zeros(1, jnp.float32), axes=(None,))
-
-  def __call__(self, hidden: jax.Array) -> jax.Array:
-    """float32 [batch, length]; above 0 it was replaced."""
-    x = layers.dense(hidden, self.dense, self.dense_bias, gradient_dtype=self.gradient_dtype)
-    x = layers.activate(self.activation, x).astype(jnp.float32)
-    return sharding.shard((x @ self.score[...] + self.score_bias[...])[..., 0], "batch", "length")
-
-
 class Pair(nnx.Module):
   """Generator and discriminator.  As a model of tokens it is its generator.
 
@@ -97,7 +81,6 @@ class Pair(nnx.Module):
 
   def __init__(self, config: TransformerConfig, electra: ElectraConfig, rngs: nnx.Rngs):
     self.discriminator = EncoderOnly(config, rngs)
-    self.detector = Detector(config, rngs) if electra.predicts == "replaced" else None
     shares = electra.share_embeddings
     self.generator = Generator(generator_config(config, electra), rngs, shares_embeddings=shares)
 
@@ -199,7 +182,7 @@ class Electra:
     changed = dict(batch) | {"encoder_input_tokens": corrupted, "encoder_segment_ids": segments}
     seen = module.discriminator(changed, dropout_key=discriminator_key)
     if self.config.predicts == "replaced":
-      scores = module.detector(seen)
+      scores = module.discriminator.head_logits(HEAD, seen)[..., 0]
       summed = jnp.sum(asked * (jax.nn.softplus(scores) - replaced * scores))
       loss, right = summed, jnp.sum(asked * ((scores > 0) == (replaced > 0)))
     else:

@@ -1,6 +1,8 @@
 """The shape of a Transformer: one frozen record for every architecture and family."""
 
+from collections.abc import Mapping
 import dataclasses
+import re
 
 from t2t import UserError, did_you_mean
 
@@ -10,6 +12,7 @@ POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
+HEADS = ("class", "detector")
 
 # May be 0: that means without, or the number that another field implies.
 _MAY_BE_ZERO = (
@@ -23,6 +26,34 @@ _MAY_BE_ZERO = (
   "global_attention_every",
   "segment_types",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+  """A head besides that over the vocabulary; heads.py has the kinds.
+
+  name: any number of them may be told apart by it; it is in the paths of their parameters, heads/NAME.
+  num_classes: how many logits there are for what the head reads.
+  kind: class (one decision for each sequence) or detector (scores of each token).
+
+  Raises:
+    UserError: a name that cannot be in a path, no classes, or an unknown kind.
+  """
+
+  name: str
+  num_classes: int
+  kind: str = "class"
+
+  def __post_init__(self):
+    if not re.fullmatch(r"[A-Za-z]\w*", self.name):
+      raise UserError(f"config.model.heads: {self.name!r} is no name; give letters, digits and underscores")
+    if self.kind not in HEADS:
+      raise UserError(
+        f"config.model.heads: {self.name} has kind={self.kind!r}: known are {', '.join(HEADS)}"
+        f"{did_you_mean(str(self.kind), HEADS)}"
+      )
+    if not isinstance(self.num_classes, int) or self.num_classes < 1:
+      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +103,7 @@ class TransformerConfig:
   segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
-  pooler: bool = False  # encoder_only: a dense layer with tanh on the first position (BERT)
+  heads: tuple[HeadConfig, ...] = ()  # others besides that over the vocabulary: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   # How it is computed
   dropout_rate: float = 0.0  # T5 1.1 pre-trains without; T5 1.0, and who fine-tunes, with 0.1
@@ -129,6 +160,16 @@ class TransformerConfig:
       )
     self._check_layers()
     self._check_attention()
+    # As a config or a config.json has them, they are dicts.
+    object.__setattr__(self, "heads", tuple(_head(head) for head in self.heads))
+    names = [head.name for head in self.heads]
+    if len(set(names)) < len(names):
+      raise UserError(f"config.model.heads: {', '.join(names)}: each must have a name of its own")
+    if names and self.architecture == "decoder_only":
+      raise UserError(
+        f"config.model.heads: {names[0]} reads the first position, which in a decoder alone sees no other;"
+        " give it to a model with an encoder"
+      )
 
   def _check_layers(self) -> None:
     for stack, without in (("encoder", "decoder_only"), ("decoder", "encoder_only")):
@@ -143,9 +184,8 @@ class TransformerConfig:
         "config.model.share_stacks=True: needs architecture=encoder_decoder and as many encoder as decoder layers,"
         f" not {self.num_encoder_layers} and {self.num_decoder_layers}"
       )
-    for key in ("segment_types", "pooler"):
-      if getattr(self, key) and self.architecture != "encoder_only":
-        raise UserError(f"config.model.{key}={getattr(self, key)}: only with architecture=encoder_only")
+    if self.segment_types and self.architecture != "encoder_only":
+      raise UserError(f"config.model.segment_types={self.segment_types}: only with architecture=encoder_only")
     if self.bidirectional_prefix and self.architecture != "decoder_only":
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
     if self.positions == "learned" and not self.max_length:
@@ -165,3 +205,15 @@ class TransformerConfig:
         f"config.model.global_attention_every={self.global_attention_every}: without config.model.attention_window"
         " every layer sees all positions; set a window, or global_attention_every=0"
       )
+
+
+def _head(head: HeadConfig | Mapping) -> HeadConfig:
+  if isinstance(head, HeadConfig):
+    return head
+  known = [field.name for field in dataclasses.fields(HeadConfig)]
+  if not isinstance(head, Mapping) or not {"name", "num_classes"} <= set(head):
+    raise UserError(f'config.model.heads: {head!r} is no head; give {{"name": "nli", "num_classes": 3}}')
+  unknown = sorted(set(head) - set(known))
+  if unknown:
+    raise UserError(f"config.model.heads: {unknown[0]!r}: no such key{did_you_mean(unknown[0], known)}")
+  return HeadConfig(**head)

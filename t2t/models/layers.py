@@ -109,7 +109,22 @@ def _summed_in(gradient_dtype: str, dtype: str) -> str:
   return gradient_dtype or ("float32" if sharding.num_shards("tokens") > _MOST_IN_BFLOAT16 else dtype)
 
 
-def dense(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None = None, *, gradient_dtype: str = "") -> jax.Array:
+class LowRank(nnx.Module):
+  """A matrix and what is added to it, kernel + scale * down up; in place of a parameter where a model is adapted.
+
+  The two are multiplied with one after the other: a matrix of the kernel's size is never made of them.
+  """
+
+  def __init__(self, kernel: nnx.Param, lora_down: nnx.Param, lora_up: nnx.Param, scale: float):
+    self.kernel = kernel
+    self.lora_down = lora_down
+    self.lora_up = lora_up
+    self.scale = scale
+
+
+def dense(
+  x: jax.Array, kernel: nnx.Param | LowRank, bias: nnx.Param | None = None, *, gradient_dtype: str = ""
+) -> jax.Array:
   """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
 
   Args:
@@ -118,8 +133,15 @@ def dense(x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None = None, *, gra
     gradient_dtype: see `TransformerConfig`.
   """
   summed_in = _summed_in(gradient_dtype, x.dtype.name)
-  plain = summed_in == x.dtype.name
-  y = _product(x, kernel[...]) if plain else _product_summed_in(x, kernel[...], summed_in)
+
+  def product(x: jax.Array, kernel: nnx.Param) -> jax.Array:
+    plain = summed_in == x.dtype.name
+    return _product(x, kernel[...]) if plain else _product_summed_in(x, kernel[...], summed_in)
+
+  if isinstance(kernel, LowRank):
+    y = product(x, kernel.kernel) + kernel.scale * product(product(x, kernel.lora_down), kernel.lora_up)
+  else:
+    y = product(x, kernel)
   # In float32, where the gradient of a bias is added up over all positions.
   return y if bias is None else (y + bias[...]).astype(x.dtype)
 

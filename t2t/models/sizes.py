@@ -147,7 +147,7 @@ def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
 
 
 def bert(size: str) -> dict[str, Any]:
-  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments, a pooler."""
+  """BERT, uncased (Devlin et al. 2019): norms behind the sums, learned positions, two segments."""
   return _encoder(
     _row(_BERT, size),
     vocab_size=30_522,
@@ -158,23 +158,23 @@ def bert(size: str) -> dict[str, Any]:
     biases=True,
     norm_epsilon=1e-12,
     mlp_activation="gelu",
-    pooler=True,
     dropout_rate=0.1,
   )
 
 
 def electra(size: str) -> dict[str, Any]:
   """ELECTRA's discriminator (Clark et al. 2020): BERT's body; small is narrower, with an embedding of 128 features."""
-  changed = dict(pooler=False, logits_transform=False, embedding_dim=128 if size == "small" else 0)
+  changed = dict(logits_transform=False, embedding_dim=128 if size == "small" else 0)
   embed_dim, num_heads, mlp_dim, num_layers = _row(_ELECTRA, size)
   changed |= dict(embed_dim=embed_dim, num_heads=num_heads, mlp_dim=mlp_dim, num_encoder_layers=num_layers)
+  changed["heads"] = ({"name": "replaced", "kind": "detector", "num_classes": 1},)
   return bert("base") | changed
 
 
 def roberta(size: str) -> dict[str, Any]:
-  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, one segment and no pooler."""
+  """RoBERTa (Liu et al. 2019): BERT with GPT-2's byte-level pieces, and one segment."""
   # Its positions count from the padding id, 1, plus 1: the first two rows of the table are never looked up.
-  changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, pooler=False, position_offset=2)
+  changed = dict(vocab_size=50_265, segment_types=1, norm_epsilon=1e-5, position_offset=2)
   return bert(size) | changed
 
 

@@ -1,7 +1,8 @@
 """The three architectures: how stacks of blocks are put together, and which batch features each one reads.
 
 All have one interface: `__call__` (batch -> hidden states of the positions whose tokens are predicted), `logits_fn` and
-`logits` (hidden states -> vocabulary), and those that write text `start_decode` and `decode_step`.
+`logits` (hidden states -> vocabulary), `head_logits` (hidden states -> what a head of the model is over), and those
+that write text `start_decode` and `decode_step`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +12,9 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t import sharding
-from t2t.models import attention, kernels, layers
+from t2t import UserError, did_you_mean, sharding
+from t2t.models import attention, heads, kernels, layers
 from t2t.models.config import TransformerConfig
-from t2t.models.head import Head
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one, split_key
 
@@ -101,20 +101,32 @@ def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array
 
 
 class _Transformer(nnx.Module):
-  """What all three share: a config, an embedding and a head."""
+  """What all three share: a config, an embedding, a head over the vocabulary, and what others there are."""
 
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
     self.embed = layers.Embed(config, rngs)
-    self.head = Head(config, rngs)
+    self.head = heads.VocabularyHead(config, rngs)
+    self.heads = heads.build(config, rngs)
 
   def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `Head`."""
+    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`."""
     return self.head.logits_fn(self.embed)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """float32 [batch, length, vocab] from [batch, length, embed]."""
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
+
+  def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """float32 [batch, classes] of the head of that name, from [batch, length, embed].
+
+    Raises:
+      UserError: the model has no such head.
+    """
+    if name not in self.heads:
+      there = ", ".join(self.heads) or "none"
+      raise UserError(f"the model has no head {name!r}; there are: {there}{did_you_mean(name, self.heads)}")
+    return heads.call(self.heads[name], hidden, dropout_key=dropout_key)
 
   def _body(self) -> Layer | None:
     """The layers that the decoder borrows."""
@@ -302,10 +314,6 @@ class EncoderOnly(_Transformer):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
-    if config.pooler:
-      scale = layers.into(config, config.embed_dim)
-      self.pooler = layers.param(rngs, (config.embed_dim, config.embed_dim), ("embed", None), scale=scale)
-      self.pooler_bias = layers.bias(config, config.embed_dim, "embed")
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """Hidden states [batch, length, embed] for seqio's encoder features.
@@ -331,11 +339,6 @@ class EncoderOnly(_Transformer):
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
     segments = _segments(batch, "encoder", batch["encoder_input_tokens"])
     return (encoder or self.encoder)(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
-
-  def pooled(self, hidden: jax.Array) -> jax.Array:
-    """The first position of each sequence through BERT's pooler, [batch, embed]; without one, as it is."""
-    first = hidden[:, 0]
-    return jnp.tanh(layers.dense(first, self.pooler, self.pooler_bias)) if self.config.pooler else first
 
 
 ARCHITECTURES = {"encoder_decoder": EncoderDecoder, "decoder_only": DecoderOnly, "encoder_only": EncoderOnly}

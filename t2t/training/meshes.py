@@ -9,6 +9,7 @@ import jax
 
 from t2t import chips, sharding
 from t2t.config import Config
+from t2t.params import split_frozen
 from t2t.training import recipe
 
 # A TPU works on rows of 128 numbers: a shard that is thinner is padded to that, and as large to send as if it were not.
@@ -68,7 +69,8 @@ def _state_bytes(config: Config) -> int:
 
   def make(key):
     params = nnx.to_pure_dict(nnx.split(made.model_fn(key), graph=False)[1])
-    return params, params, () if config.train.offload_optimizer else made.tx.init(params)
+    trained, frozen = split_frozen(params, made.freeze)
+    return frozen, trained, trained, () if config.train.offload_optimizer else made.tx.init(trained)
 
   shapes = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

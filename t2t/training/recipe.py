@@ -14,7 +14,8 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.config import Config
-from t2t.params import Params, split_frozen
+from t2t.models import adapt
+from t2t.params import Params, join_frozen, split_frozen
 from t2t.training import optimizers, train_state
 
 
@@ -39,10 +40,14 @@ class Recipe:
     Raises:
       UserError: sizes that the mesh does not divide, or patterns that match no parameter.
     """
-    train = self.config.train
     return train_state.abstract_train_state(
-      self.model_fn, self.tx, mesh, freeze=train.freeze, offload_optimizer=train.offload_optimizer
+      self.model_fn, self.tx, mesh, freeze=self.freeze, offload_optimizer=self.config.train.offload_optimizer
     )
+
+  @property
+  def freeze(self) -> tuple[str, ...]:
+    """Patterns of the parameters that are not trained: those of the config, and those that an adapter leaves alone."""
+    return (*self.config.train.freeze, *adapt.frozen(self.config.adapters))
 
   def flops(self, *, predicted: float) -> float:
     """Of a step; see `models.flops.model_flops`."""
@@ -62,7 +67,7 @@ class Recipe:
     shardings = jax.tree.map(lambda x: x.sharding, state)
     step = train_state.make_train_step(graphdef, self.loss, self.tx, shardings, num_microbatches=train.microbatches)
     evaluate = train_state.make_eval_step(graphdef, self.loss)
-    return Program(graphdef, state, shardings, make, step, evaluate, train.freeze)
+    return Program(graphdef, state, shardings, make, step, evaluate, self.freeze)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +95,17 @@ class Program:
   def warm(self) -> Callable[[Params, jax.Array], train_state.TrainState]:
     """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
 
+    Parameters of the model that are not among them are fresh.
+
     Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
     and not be there at all on several hosts, each of which has but its shards.
     """
 
     def make(params: Params, key: jax.Array) -> train_state.TrainState:
-      trained, frozen = split_frozen(params, self.freeze)
-      return dataclasses.replace(self.make_state(key), params=trained, frozen_params=frozen)
+      fresh = self.make_state(key)
+      given = join_frozen(join_frozen(fresh.params, fresh.frozen_params), params)
+      trained, frozen = split_frozen(given, self.freeze)
+      return dataclasses.replace(fresh, params=trained, frozen_params=frozen)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 
@@ -109,7 +118,12 @@ def make(config: Config) -> Recipe:
   """
   loss = losses.make(config)
   tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps)
-  return Recipe(config, lambda key: loss.build(config.model, nnx.Rngs(key)), loss, tx, schedule)
+
+  def model_fn(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(loss.build(config.model, rngs), config.adapters, rngs)
+
+  return Recipe(config, model_fn, loss, tx, schedule)
 
 
 # ---- Shapes ----------------------------------------------------------------------------------------------------------

@@ -11,14 +11,15 @@ import pathlib
 from flax import nnx
 import foreign
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
 
 from t2t.convert import huggingface
 from t2t.convert import settings as settings_lib
-from t2t.models import transformer
-from t2t.models.config import TransformerConfig
+from t2t.models import heads, transformer
+from t2t.models.config import HeadConfig, TransformerConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity-requirements.txt")
@@ -65,7 +66,7 @@ def load(folder: pathlib.Path, model_class: str = "") -> torch.nn.Module:
   model, report = getattr(transformers, name).from_pretrained(
     folder, attn_implementation="eager", dtype="float32", output_loading_info=True
   )
-  other_heads = ("cls.seq_relationship.", "sop_classifier.")
+  other_heads = ("cls.seq_relationship.", "sop_classifier.", "bert.pooler.", "albert.pooler.")
   assert not [name for names in report.values() for name in names if not name.startswith(other_heads)], report
   return model.eval()
 
@@ -125,7 +126,11 @@ def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: b
   at = real(batch)
   np.testing.assert_allclose(np.asarray(hidden)[at], expected.last_hidden_state.numpy()[at], atol=1e-4)
   if pooled:
-    np.testing.assert_allclose(pair.model.pooled(hidden), expected.pooler_output.numpy(), atol=1e-4)
+    found = huggingface.open(str(pair.folder)).pooler
+    head = heads.ClassHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
+    graphdef, params = toy.split(head)
+    head = nnx.merge(graphdef, params | {name: jnp.asarray(tensor.read()) for name, tensor in found.items()})
+    np.testing.assert_allclose(head.pooled(hidden[:, 0]), expected.pooler_output.numpy(), atol=1e-4)
 
 
 def assert_same_logits(pair: Pair, batch: transformer.Batch, inputs: Inputs = inputs) -> None:

@@ -96,7 +96,7 @@ def modern_bert(folder):
 
 
 T5, GPT2, LLAMA = sizes.t5_1_1("small"), sizes.gpt2("small"), sizes.llama2("7b")
-BERT, ROBERTA, MODERN_BERT = sizes.bert("base") | dict(pooler=False), sizes.roberta("base"), sizes.modern_bert("base")
+BERT, ROBERTA, MODERN_BERT = sizes.bert("base"), sizes.roberta("base"), sizes.modern_bert("base")
 # name -> (family, what makes the vocabulary or where it lies, sentinels)
 CASES = {
   "t5": (T5, unigram, 100),

@@ -1,0 +1,188 @@
+import dataclasses
+import json
+
+from etils import epath
+from flax import nnx
+import foreign
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError, sharding
+from t2t.checkpoints import converted, pretrained, start, store
+from t2t.config import override, records
+from t2t.configs import default
+from t2t.convert import huggingface
+from t2t.models import config as config_lib
+from t2t.models import heads
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.training import train_state
+
+HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_come_from_the_embedding_or_a_projection(tied):
+  """Tied: hidden * embed_dim**-0.5 against the embedding, for its entries have standard deviation 1."""
+  model = toy.model(toy.KINDS["t5_1_0" if tied else "t5_1_1"])
+  kernel = model.embed.table[...].T / 4 if tied else model.head.projection[...]
+  np.testing.assert_allclose(model.logits(HIDDEN), HIDDEN @ np.asarray(kernel), atol=1e-5)
+  assert (model.head.projection is None) == tied
+
+
+def test_an_embedding_with_small_entries_is_not_scaled():
+  """Where the config says how large initial weights are (GPT-2, BERT), logits are hidden against embedding."""
+  model = toy.model(toy.config(tied_logits=True, init_scale=0.02))
+  np.testing.assert_allclose(model.logits(HIDDEN), HIDDEN @ np.asarray(model.embed.table[...]).T, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "modern_bert"])
+def test_a_transform_stands_before_the_logits(kind):
+  """norm(gelu(hidden W + b)) against the embedding, as wide as that is, plus a bias for each token."""
+  config = toy.KINDS[kind]
+  model, random = toy.model(config), np.random.default_rng(1)
+  graphdef, params = toy.split(model)
+  params["head"] = jax.tree.map(lambda x: x + jnp.asarray(random.normal(size=x.shape), x.dtype), params["head"])
+  head, table = params["head"], params["embed"]["table"]
+  assert head["transform"].shape == (16, config.embedding_dim or 16)
+  transformed = jax.nn.gelu(HIDDEN @ head["transform"] + head.get("transform_bias", 0.0), approximate=False)
+  centered = transformed - transformed.mean(-1, keepdims=True)
+  normed = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + config.norm_epsilon) * head["norm"]["scale"]
+  normed = normed + head["norm"].get("bias", 0.0)
+  # This family's logits are scaled only because the toy's embedding starts as T5's.
+  expected = normed * 16**-0.5 @ table.T + head["bias"]
+  np.testing.assert_allclose(nnx.merge(graphdef, params).logits(HIDDEN), expected, atol=1e-4)
+  assert ("transform_bias" in head) == ("bias" in head["norm"]) == config.biases
+
+
+def test_the_function_of_logits_is_a_pytree_of_the_same_structure():
+  """Taken from a model twice, it compiles once; its leaves are the weights that it reads."""
+  model = toy.model(toy.KINDS["bert"])
+  first, again = model.logits_fn(), model.logits_fn()
+  assert jax.tree.structure(first) == jax.tree.structure(again)
+  assert sorted(x.shape for x in jax.tree.leaves(first)) == [(16,), (16,), (16,), (16, 16), (40,), (40, 16)]
+
+
+# ---- By name ---------------------------------------------------------------------------------------------------------
+
+NLI, TOPIC = HeadConfig("nli", 3), HeadConfig("topic", 5)
+THEIRS = dataclasses.replace(toy.KINDS["bert"], head_dim=4, init_scale=0.02)  # as transformers has it
+
+
+def with_heads(kind):
+  return dataclasses.replace(toy.KINDS[kind], heads=(NLI, TOPIC))
+
+
+def test_kinds_of_heads_are_those_that_a_config_may_name():
+  """Two lists of one thing: the config's, which loads no model, and the table."""
+  assert tuple(heads.HEADS) == config_lib.HEADS
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modern_bert", "t5_1_1"])
+def test_a_class_head_is_a_pooler_and_a_projection(kind):
+  """tanh(first W + b) V + c of each sequence's first position, one vector of logits for each."""
+  config, random = with_heads(kind), np.random.default_rng(2)
+  graphdef, params = toy.split(toy.model(config))
+  nonzero = lambda x: x + jnp.asarray(random.normal(size=x.shape), x.dtype)
+  params["heads"] = jax.tree.map(nonzero, params["heads"])
+  model, hidden = nnx.merge(graphdef, params), random.normal(size=(2, 3, 16)).astype(np.float32)
+  for head in config.heads:
+    own = params["heads"][head.name]
+    assert ("pooler_bias" in own) == config.biases
+    pooled = np.tanh(hidden[:, 0] @ own["pooler"] + own.get("pooler_bias", 0.0))
+    expected = pooled @ own["projection"] + own["projection_bias"]
+    found = model.head_logits(head.name, hidden)
+    assert (found.shape, found.dtype) == ((2, head.num_classes), jnp.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_gradient_reaches_every_parameter_of_a_head():
+  """And of the encoder under it; nothing of another head, or of the one over the vocabulary."""
+  graphdef, params = toy.split(toy.model(with_heads("bert")))
+  batch = toy.batch(architecture="encoder_only")
+
+  def loss(params):
+    model = nnx.merge(graphdef, params)
+    return jnp.sum(jnp.sin(model.head_logits("nli", model(batch))))
+
+  flat = toy.flat(jax.jit(jax.grad(loss))(params))
+  unused = {name for name, x in flat.items() if not np.any(np.abs(x) > 1e-6)}
+  assert {name for name in unused if not name.startswith(("head/", "heads/topic/")) and "key_bias" not in name} == set()
+  assert {"heads/topic/pooler", "head/transform", "head/bias"} <= unused
+
+
+def test_a_head_drops_out_what_it_pools():
+  """By its key, at the model's rate; without one it does not."""
+  model = toy.model(dataclasses.replace(with_heads("bert"), dropout_rate=0.5))
+  hidden = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
+  plain, first, again = (model.head_logits("nli", hidden, dropout_key=key) for key in (None, toy.key(), toy.key()))
+  np.testing.assert_array_equal(first, again)
+  assert np.max(np.abs(plain - first)) > 0.01
+
+
+def test_a_head_that_is_not_there():
+  """The message names those that are, and the nearest."""
+  with pytest.raises(UserError, match="no head 'topics'; there are: nli, topic; did you mean topic?"):
+    toy.model(with_heads("bert")).head_logits("topics", HIDDEN)
+  with pytest.raises(UserError, match="no head 'nli'; there are: none"):
+    toy.model(toy.KINDS["bert"]).head_logits("nli", HIDDEN)
+
+
+def test_a_config_with_heads_is_the_same_when_it_is_read_again():
+  """From a file of JSON, where a head is a dict; and on the command line."""
+  config = with_heads("bert")
+  assert TransformerConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+  typed = override(default.get_config(), ["--config.model.heads=({'name': 'nli', 'num_classes': 3},)"])
+  assert records(typed).model.heads == (NLI,)
+
+
+def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
+  """A model without a class head has none, and whoever converts it is told; a run with one starts from theirs."""
+  config = THEIRS
+  huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
+  plain = huggingface.open(str(tmp_path / "bert"))
+  assert not plain.pooler and not any("pooler" in note for note in plain.notes)
+  path, random = tmp_path / "bert" / "model.safetensors", np.random.default_rng(0)
+  kernel, bias = random.normal(size=(16, 16)).astype(np.float32), random.normal(size=16).astype(np.float32)
+  theirs = {"bert.pooler.dense.weight": kernel, "bert.pooler.dense.bias": bias}
+  foreign.write_safetensors(path, foreign.safetensors(tmp_path / "bert") | theirs)
+  found = huggingface.open(str(tmp_path / "bert"))
+  assert found.model == plain.model and found.tensors.keys() == plain.tensors.keys()
+  assert [note for note in found.notes if "bert.pooler.dense.weight" in note and "left behind" in note]
+
+  source = pretrained.find(str(tmp_path / "bert"))
+  model = pretrained.abstract(
+    dataclasses.replace(source, model=dataclasses.replace(config, heads=(NLI,))), sharding.make_mesh({"fsdp": 8})
+  )
+  given = start.given(source, model.params, {})
+  assert {path for path in toy.flat(given) if path.startswith("heads/")} == {
+    "heads/nli/pooler",
+    "heads/nli/pooler_bias",
+  }
+  np.testing.assert_array_equal(given["heads"]["nli"]["pooler"], kernel.T)
+  np.testing.assert_array_equal(given["heads"]["nli"]["pooler_bias"], bias)
+
+
+def test_written_for_transformers_a_head_is_left_out(tmp_path):
+  """Their model of masked tokens has none: whoever converts it is told."""
+  config = dataclasses.replace(THEIRS, heads=(NLI,))
+  notes = huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
+  assert "the head nli is left out: a BertForMaskedLM has none" in notes
+  assert huggingface.open(str(tmp_path / "bert")).model.heads == ()
+
+
+def test_a_checkpoint_from_before_heads_had_names(tmp_path):
+  """With `pooler: true` in its config and a pooler that nothing read among its arrays: it is passed over."""
+  config = toy.KINDS["bert"]
+  params = toy.split(toy.model(config))[1]
+  old = params | {"pooler": jnp.ones((16, 16)), "pooler_bias": jnp.ones(16)}
+  state = train_state.TrainState(jnp.zeros((), jnp.int32), old, {}, ())
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  checkpoints.save(1, state, {}, {"model": dataclasses.asdict(config) | {"pooler": True}, "data": {}}, metrics=None)
+  checkpoints.close()
+  source = pretrained.find(str(tmp_path))
+  assert source.model == config
+  toy.assert_trees_close(pretrained.load(source, sharding.make_mesh({"fsdp": 8})).params, params, atol=0.0, rtol=0.0)
+  assert converted.open(str(tmp_path)).tensors.keys() == toy.flat(params).keys()

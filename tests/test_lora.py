@@ -1,0 +1,233 @@
+import dataclasses
+import json
+
+from flax import nnx, traverse_util
+import foreign
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+import trained
+
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import converted, pretrained
+from t2t.config import override, records
+from t2t.configs import default
+from t2t.models import adapt, transformer
+from t2t.models.adapt.lora import LoraConfig
+from t2t.training import optimizers, train_state
+
+EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
+KINDS = pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert", "shared_everything"])
+
+
+def adapted(model, config):
+  """The model with an adapter of which every number counts, as after training; its structure and parameters."""
+  graphdef, params = toy.split(adapt.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
+  random = np.random.default_rng(0)
+  flat = traverse_util.flatten_dict(params, sep="/")
+  changed = lambda path, x: jnp.asarray(random.normal(size=x.shape), x.dtype) / 8 if path.endswith("lora_up") else x
+  return graphdef, traverse_util.unflatten_dict({path: changed(path, x) for path, x in flat.items()}, sep="/")
+
+
+def merged(params, config):
+  flat = adapt.merge(traverse_util.flatten_dict(params, sep="/"), {"lora": config})
+  return traverse_util.unflatten_dict(flat, sep="/")
+
+
+@KINDS
+def test_an_adapted_model_starts_as_the_model(kind):
+  """Logits are equal bit for bit, dropout included: one of the two new matrices is zero."""
+  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
+  model, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  before = toy.flat(model)
+  new = adapt.adapt(model, {"lora": EVERYTHING}, nnx.Rngs(toy.key(1)))
+  np.testing.assert_array_equal(toy.logits(new, batch, toy.key()), toy.logits(model, batch, toy.key()))
+  assert toy.flat(model).keys() == before.keys()  # it was not changed itself
+  added = {path.rpartition("/")[0] for path in toy.flat(toy.split(new)[1]) if path.endswith("lora_down")}
+  names = {"query", "key", "value", "out", "up", "down"} | ({"gate"} if config.gated else set())
+  assert {path.rpartition("/")[2] for path in added} == names
+
+
+@KINDS
+def test_merged_is_the_same_model_without_an_adapter(kind):
+  """Paths, shapes and logits; which are not those of the model that was adapted."""
+  config = toy.KINDS[kind]
+  plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  graphdef, params = adapted(plain, EVERYTHING)
+  plain_graphdef, plain_params = toy.split(plain)
+  found = merged(params, EVERYTHING)
+  assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, plain_params)
+  logits = toy.logits(nnx.merge(graphdef, params), batch)
+  np.testing.assert_allclose(toy.logits(nnx.merge(plain_graphdef, found), batch), logits, atol=1e-3)
+  assert np.max(np.abs(logits - toy.logits(plain, batch))) > 0.1
+
+
+def test_what_is_added_is_the_product_times_alpha_over_rank():
+  """Layer by layer: W + 6 / 3 * down up."""
+  _, params = adapted(toy.model(toy.KINDS["t5_1_1"]), EVERYTHING)
+  query = params["encoder"]["layers"]["self_attention"]["query"]
+  assert [query[name].shape for name in ("kernel", "lora_down", "lora_up")] == [(2, 16, 24), (2, 16, 3), (2, 3, 24)]
+  found = merged(params, EVERYTHING)["encoder"]["layers"]["self_attention"]["query"]
+  for layer in range(2):
+    expected = query["kernel"][layer] + 2.0 * query["lora_down"][layer] @ query["lora_up"][layer]
+    np.testing.assert_allclose(found[layer], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
+def test_an_adapted_model_writes_what_the_merged_one_does(kind):
+  """Step by step from its cache, token for token."""
+  config = toy.KINDS[kind]
+  plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  graphdef, params = adapted(plain, EVERYTHING)
+  found = foreign.writes(graphdef, params, batch, num_beams=1, eos_id=-1)
+  expected = foreign.writes(toy.split(plain)[0], merged(params, EVERYTHING), batch, num_beams=1, eos_id=-1)
+  np.testing.assert_array_equal(found, expected)
+
+
+def steps(mesh, *, lora, freeze=(), **fields):
+  """The state before and after two steps of AdamW."""
+  config = toy.config(**fields)
+
+  def model_fn(key):
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(transformer.build(config, rngs), {"lora": lora}, rngs)
+
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw", learning_rate=0.01), 10)
+  with jax.set_mesh(mesh):
+    freeze = (*freeze, *adapt.frozen({"lora": lora}))
+    graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=freeze)
+    first = jax.tree.map(np.asarray, state)
+    step = train_state.make_train_step(graphdef, toy.loss(), tx, shardings)
+    for seed in range(2):
+      state, _ = step(state, toy.batch((8,) * 8, (6,) * 8, seed=seed), toy.key())
+  return first, state
+
+
+def test_only_what_is_added_is_trained():
+  """The model's own parameters stay bit for bit, and the optimizer has nothing for them; `also_train` names others."""
+  lora = LoraConfig(rank=2, also_train=("encoder/.*norm",))
+  first, last = steps(sharding.make_mesh({"data": 8}), lora=lora, remat="full")
+  trained_paths = toy.flat(last.params).keys()
+  added = {path for path in trained_paths if "lora_" in path}
+  assert trained_paths - added == {path for path in trained_paths if path.startswith("encoder/") and "norm" in path}
+  assert len(added) == 2 * 2 * 3  # down and up, of query and value, of three attentions
+  assert toy.flat(first.frozen_params).keys() == toy.flat(last.frozen_params).keys()
+  for path, x in toy.flat(first.frozen_params).items():
+    np.testing.assert_array_equal(toy.flat(last.frozen_params)[path], x)
+  for path, x in toy.flat(first.params).items():
+    assert np.any(np.asarray(toy.flat(last.params)[path]) != x), path
+  moments = sum(x.size for x in jax.tree.leaves(last.opt_state) if x.ndim)
+  assert moments == 2 * sum(x.size for x in jax.tree.leaves(last.params))
+
+
+def test_on_a_mesh_the_same_is_learned():
+  """Parameters split over fsdp 4 and tensor 2; what is narrow is split where the wide matrix is."""
+  meshes = (sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2}))
+  (_, one), (_, split) = (steps(mesh, lora=EVERYTHING) for mesh in meshes)
+  toy.assert_trees_close(split.params, one.params, atol=1e-4)
+  query = split.params["encoder"]["layers"]["self_attention"]["query"]
+  assert query["lora_down"].sharding.shard_shape((2, 16, 3)) == (2, 4, 3)
+  assert query["lora_up"].sharding.shard_shape((2, 3, 24)) == (2, 3, 12)
+
+
+def test_with_an_adapter_and_frozen_patterns_both_hold():
+  """`config.train.freeze` may leave out a part of what is added."""
+  _, last = steps(sharding.make_mesh({"data": 8}), lora=LoraConfig(rank=2), freeze=("^encoder/",))
+  assert {path.split("/")[0] for path in toy.flat(last.params)} == {"decoder"}
+
+
+def test_the_section_is_there_where_it_is_used():
+  """One key of it that is typed brings the others; without one it is neither in the config nor in config.json."""
+  plain = records(override(default.get_config(), []))
+  assert plain.lora is None and not plain.adapters and "lora" not in plain.to_dict()
+  typed = override(default.get_config(), ["--config.lora.rank=4", "--config.lora.targets=query,mlp/up"])
+  found = records(typed)
+  assert found.lora == LoraConfig(rank=4, targets=("query", "mlp/up"))
+  again = LoraConfig(**json.loads(json.dumps(found.to_dict()))["lora"])
+  assert again == found.lora
+  written = default.get_config()
+  with written.unlocked():
+    written.lora = {"rank": 2}
+  assert records(override(written, ["--config.lora.alpha=4"])).lora == LoraConfig(rank=2, alpha=4.0)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--config.lroa.rank=4"], "config.lroa.rank: no such key; nearest: lora.rank"),
+    (["--config.lora.rnak=4"], "config.lora.rnak: no such key; nearest: lora.rank"),
+    (["--config.lora.rank=0"], "config.lora.rank=0: must be at least 1"),
+    (["--config.lora.alpha=0"], "config.lora.alpha=0.0: must be more than 0"),
+  ],
+)
+def test_a_key_out_of_range_is_refused(arguments, message):
+  """The message names the key, and the nearest."""
+  with pytest.raises(UserError, match=message):
+    records(override(default.get_config(), arguments))
+
+
+@pytest.mark.parametrize(
+  ("config", "message"),
+  [
+    (LoraConfig(targets=("qurey",)), "config.lora.targets: 'qurey' matches none of .*; did you mean query?"),
+    (LoraConfig(targets=("embed/table",)), "config.lora.targets: 'embed/table' matches none of decoder/layers/"),
+    (LoraConfig(targets=()), r"config.lora.targets=\(\): nothing would be adapted"),
+    (LoraConfig(also_train=("nrom",)), "config.lora.also_train: 'nrom' matches none of .*; did you mean norm?"),
+  ],
+)
+def test_patterns_that_match_nothing_are_refused(config, message):
+  """The message names what there is, and the nearest."""
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(lambda: adapt.adapt(transformer.build(toy.config(), nnx.Rngs(0)), {"lora": config}, nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A checkpoint, a workdir that was trained from it by LoRA, stopped after two steps and went on, and its text."""
+  base = trained.workdir("encoder_decoder")
+  workdir = tmp_path_factory.mktemp("lora") / "run"
+  options = (
+    *("--config=t5_1_1_small", "--config.init.inherit=True", f"--config.init.checkpoint={base}"),
+    *("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/", f"--config.data.files={base.parent}/text.jsonl"),
+    *("--config.data.inputs_length=48", "--config.data.targets_length=24", "--config.data.num_streams=1"),
+    *("--config.train.batch_size=8", "--config.eval.batches=1", "--config.eval.examples=0", "--workdir", str(workdir)),
+    *("--config.optimizer.learning_rate=0.1", "--config.optimizer.scale_by_parameter=False"),
+  )
+  for number in (2, 3):
+    assert command.main(["train", *options, f"--config.train.steps={number}"]) == 0
+  return base, workdir
+
+
+def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
+  """From a checkpoint; then what evaluates, writes text and converts finds plain matrices, merged."""
+  base, workdir = run
+  assert json.loads((workdir / "config.json").read_text())["lora"]["rank"] == 2
+  assert "lora" not in json.loads((base / "config.json").read_text())
+  source, mesh = pretrained.find(str(workdir)), sharding.make_mesh({"fsdp": 8})
+  own, before = (toy.flat(pretrained.load(each, mesh).params) for each in (source, pretrained.find(str(base))))
+  assert own.keys() == before.keys()
+  changed = {path for path in own if np.any(own[path] != before[path])}
+  assert changed == {path for path in own if path.rpartition("/")[0].endswith(("attention", "mlp"))}
+  for path, tensor in converted.open(str(workdir)).tensors.items():
+    np.testing.assert_allclose(tensor.read(), own[path], atol=1e-6, err_msg=path)
+
+  (tmp_path / "in.txt").write_text("the quick brown fox\n")
+  infer = ["infer", "--checkpoint", str(workdir), "--input", f"{tmp_path}/in.txt", "--output", f"{tmp_path}/out.txt"]
+  assert command.main([*infer, "--max_length", "4"]) == 0
+  assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
+  assert command.main(["convert", "--from", "t2t", str(workdir), "--to", "hf", str(tmp_path / "hf")]) == 0
+  theirs = toy.flat(pretrained.load(pretrained.find(str(tmp_path / "hf")), mesh).params)
+  toy.assert_trees_close(theirs, own, atol=1e-6)
+
+
+def test_an_adapter_without_a_model_to_adapt_is_refused(run, tmp_path, capsys):
+  """Of random matrices that never change nothing would come."""
+  base, _ = run
+  options = ["--config=t5_1_1_small", f"--config.data.files={base.parent}/text.jsonl", "--config.data.vocabulary=bytes"]
+  small = [f"--config.model.{key}=16" for key in ("embed_dim", "head_dim", "mlp_dim")]
+  code = command.main(["train", *options, *small, "--config.lora.rank=2", "--workdir", str(tmp_path)])
+  assert code == 2
+  assert "config.lora changes a model that is trained already" in capsys.readouterr().err
