@@ -220,6 +220,9 @@ class InitConfig:
   checkpoint: str
   inherit: bool
   parameters: bool
+  fresh: tuple[str, ...] = ()
+  parts: tuple[str, ...] = ()
+  rows: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

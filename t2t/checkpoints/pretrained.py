@@ -203,7 +203,37 @@ def load_params(source: Source, params: Params) -> Params:
     return store.restore_params(source.path, params)
   from t2t.convert import tensors
 
+  _tell(source)
+  return tensors.load(source.foreign, params)
+
+
+def shapes(source: Source) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of a checkpoint."""
+  if source.foreign is None:
+    return store.param_shapes(source.path)
+  return {path: tensor.shape for path, tensor in source.foreign.tensors.items()}
+
+
+def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters of a checkpoint, each directly in its shards.
+
+  Args:
+    source: the checkpoint.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than there,
+      a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+  """
+  if source.foreign is None:
+    return store.read_params(source.path, wanted)
+  from t2t.convert import tensors
+
+  _tell(source)
+  return tensors.place(source.foreign, wanted)
+
+
+def _tell(source: Source) -> None:
   if jax.process_index() == 0:
     for note in source.foreign.notes:
       print(f"{source.path}: {note}", file=sys.stderr)
-  return tensors.load(source.foreign, params)

@@ -8,6 +8,7 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained, store
+from t2t.checkpoints.warm_start import warm_start
 from t2t.config import Config
 from t2t.params import join_frozen
 from t2t.runtime import hosts
@@ -22,7 +23,7 @@ def start(
   """The state that the first step is taken from.
 
   In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. `config.init.checkpoint`
-  (parameters only, step 0); 3. fresh parameters.
+  (parameters only, all or those that it says, step 0); 3. fresh parameters.
 
   Args:
     program: of the run.
@@ -51,9 +52,10 @@ def start(
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-    params = pretrained.load_params(source, join_frozen(program.state.params, program.state.frozen_params))
-    state = program.warm()(params, key)
-    hosts.say(f"starting from the parameters of {source.path}")
+    initial = join_frozen(program.state.params, program.state.frozen_params)
+    init = config.init
+    taken = warm_start(source, initial, fresh=init.fresh, parts=init.parts, rows=init.rows)
+    state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
   return program.fresh()(key), 0, {}
 

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from etils import epath
+from flax import traverse_util
 import jax
 import orbax.checkpoint as ocp
 
@@ -286,6 +287,48 @@ def read_config(path: epath.Path) -> dict:
     return checkpointer.restore(path / "config")
 
 
+def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of the checkpoint in folder `path`, whether it was trained or not."""
+  return _shapes(join_frozen(*_saved_params(path)))
+
+
+def _saved_params(path: epath.Path) -> tuple[Params, Params]:
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(path / "state").item_metadata.tree
+  return saved["params"], saved.get("frozen_params") or {}
+
+
+def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
+
+  Args:
+    path: see `find`.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
+      saved with, a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+  """
+  # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+  frozen = _shapes(_saved_params(path)[1])
+  found, waiting = {}, dict(wanted)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    while waiting:
+      # What is wanted under several names is read as often.
+      names = {saved: name for name, (saved, _) in waiting.items()}
+      parts = {("frozen_params" if saved in frozen else "params", *saved.split("/")): saved for saved in names}
+      item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
+      restore_args = jax.tree.map(
+        lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape, strict=False), item
+      )
+      args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
+      restored = traverse_util.flatten_dict(checkpointer.restore(path / "state", args=args))
+      for part, saved in parts.items():
+        found[names[saved]] = restored[part]
+        del waiting[names[saved]]
+  return found
+
+
 def restore_params(path: epath.Path, params: Params) -> Params:
   """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
 
@@ -296,21 +339,6 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these; names the first that differ.
   """
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(path / "state").item_metadata.tree
-    trained, frozen = saved["params"], saved.get("frozen_params") or {}
-    _check_shapes(path, _shapes(join_frozen(trained, frozen)), _shapes(params))
-    # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-    names = set(_shapes(frozen))
-    by_name = lambda tree, keep: jax.tree_util.tree_map_with_path(
-      lambda path, _: keep[path_name(path)], tree, is_leaf=lambda x: hasattr(x, "shape")
-    )
-    wanted = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    item = {"params": by_name(trained, wanted)}
-    if names:
-      item["frozen_params"] = by_name(frozen, wanted)
-    restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), item)
-    restored = checkpointer.restore(
-      path / "state", args=ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
-    )
-  return join_frozen(restored["params"], restored.get("frozen_params", {}))
+  _check_shapes(path, param_shapes(path), _shapes(params))
+  wanted = traverse_util.flatten_dict(params, sep="/")
+  return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")

@@ -140,12 +140,37 @@ def load(foreign: Foreign, params: Params) -> Params:
   flat = traverse_util.flatten_dict(params, sep="/")
   found = {path: tensor.shape for path, tensor in foreign.tensors.items()}
   compare(str(foreign.path), found, {path: x.shape for path, x in flat.items()})
-  placed = {}
-  for path, wanted in flat.items():
-    whole = foreign.tensors[path].read()
-    placed[path] = jax.make_array_from_callback(
-      wanted.shape, wanted.sharding, lambda index, whole=whole: whole[index], dtype=wanted.dtype
-    )
-    # Copies to a device run in the background: without waiting, all tensors would be held at once.
-    placed[path].block_until_ready()
+  placed = place(foreign, {path: (path, wanted) for path, wanted in flat.items()})
   return traverse_util.unflatten_dict(placed, sep="/")
+
+
+def place(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters on the mesh, float32; the host holds one of them at a time.
+
+  Args:
+    foreign: the checkpoint.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than there,
+      a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+  """
+  placed = {}
+  for name, (path, x) in wanted.items():
+    whole = foreign.tensors[path].read()
+    shard = functools.partial(_shard, whole, x.shape)
+    placed[name] = jax.make_array_from_callback(x.shape, x.sharding, shard, dtype=x.dtype)
+    # Copies to a device run in the background: without waiting, all tensors would be held at once.
+    placed[name].block_until_ready()
+  return placed
+
+
+def _shard(whole: np.ndarray, shape: tuple[int, ...], index: tuple[slice, ...]) -> np.ndarray:
+  """What `index` says of `whole`, were it of this shape."""
+  if whole.shape == shape:
+    return whole[index]
+  index = tuple(slice(*part.indices(size)) for part, size in zip(index, shape, strict=True))
+  there = whole[index]
+  filled = np.zeros([part.stop - part.start for part in index], whole.dtype)
+  filled[tuple(map(slice, there.shape))] = there
+  return filled
