@@ -99,7 +99,8 @@ def warm_start(
       that has no place; or what fits nothing.
   """
   wanted = traverse_util.flatten_dict(initial, sep="/")
-  theirs, ours = pretrained.shapes(source), {path: tuple(x.shape) for path, x in wanted.items()}
+  theirs = dict(sorted(pretrained.shapes(source).items()))
+  ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
   plain = not (fresh or parts or rows)
   lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, theirs, ours))]
@@ -310,7 +311,7 @@ def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) 
   lines = {
     f"taken: {writers.short(number)} parameters in": taken,
     "resized:": resized,
-    f"fresh: {writers.short(sizes[0])} in": [*_cover(fresh, made.taken), *new_rows],
+    f"fresh: {writers.short(sizes[0])} in": [*new_rows, *_cover(fresh, made.taken)],
     f"left behind: {writers.short(sizes[1])} in": _cover(left, used),
   }
   return [_line(label, names) for label, names in lines.items() if names]
