@@ -97,6 +97,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       raise UserError(f"unknown option {argument}{meant}")
     if match and match[1] not in keys:
       raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], keys)}; `--help` lists all keys")
+  arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
@@ -106,18 +107,22 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
-  for argument in arguments:
-    key, _, value = argument.removeprefix("--config.").partition("=")
-    if key in keys and isinstance(_value(values.config, key), tuple) and not value.startswith(("(", "[")):
-      # a,b is ("a", "b"), as people write it.
-      name, _, field = key.partition(".")
-      values.config[name][field] = tuple(part for part in value.split(",") if part)
   return values.config
 
 
-def _value(config: ConfigDict, key: str):
-  name, _, field = key.partition(".")
-  return config[name][field]
+def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
+  """An option whose values are separated by commas, as people write it, in the form that config_flags reads.
+
+  In:  --config.init.parts=.,a=b
+  Out: --config.init.parts=('.', 'a=b')
+  """
+  option, _, value = argument.partition("=")
+  key = option.removeprefix("--config.")
+  section, _, field = key.partition(".")
+  is_list = key in keys and isinstance(config[section][field], tuple)
+  if not is_list or "=" not in argument or value.startswith(("(", "[")):
+    return argument
+  return f"{option}={tuple(part for part in value.split(',') if part)}"
 
 
 @dataclasses.dataclass(frozen=True)
