@@ -104,6 +104,10 @@ def get_config() -> ConfigDict:
   config.init.checkpoint = ""  # a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from
   config.init.inherit = False  # its model and vocabulary take the place of config.model and config.data.vocabulary
   config.init.parameters = True  # False: start from fresh parameters after all, to compare
+  # Of a model that is not the checkpoint's, patterns over its parameters' paths; all others are the checkpoint's:
+  config.init.fresh = ()  # begin with fresh values: "head", "cross_attention,decoder/layers/mlp"
+  config.init.parts = ()  # are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all
+  config.init.rows = ()  # may have more or fewer rows than there, of which the first are taken: "embed/table,head"
 
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices

@@ -105,7 +105,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       raise UserError(f"unknown option {argument}{meant}")
     if match and match[1] not in keys:
       raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], known)}; `--help` lists all keys")
-  arguments = [_as_tuple(config, keys, argument) for argument in arguments]
+  arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
@@ -118,15 +118,19 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   return values.config
 
 
-def _as_tuple(config: ConfigDict, keys: list[str], argument: str) -> str:
-  """The argument, and where its key has several values those as Python's: a,b is ("a", "b"), as people write it."""
-  key, _, value = argument.removeprefix("--config.").partition("=")
-  name, _, field = key.partition(".")
-  if "=" not in argument or key not in keys or not isinstance(config[name][field], tuple):
+def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
+  """An option whose values are separated by commas, as people write it, in the form that config_flags reads.
+
+  In:  --config.init.parts=.,a=b
+  Out: --config.init.parts=('.', 'a=b')
+  """
+  option, _, value = argument.partition("=")
+  key = option.removeprefix("--config.")
+  section, _, field = key.partition(".")
+  is_list = key in keys and isinstance(config[section][field], tuple)
+  if not is_list or "=" not in argument or value.startswith(("(", "[")):
     return argument
-  if value.startswith(("(", "[")):
-    return argument
-  return f"--config.{key}={tuple(part for part in value.split(',') if part)!r}"
+  return f"{option}={tuple(part for part in value.split(',') if part)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +233,9 @@ class InitConfig:
   checkpoint: str
   inherit: bool
   parameters: bool
+  fresh: tuple[str, ...] = ()
+  parts: tuple[str, ...] = ()
+  rows: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

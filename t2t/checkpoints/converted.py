@@ -163,13 +163,15 @@ def open(path: str, *, where: str = "") -> Foreign:
   source = pretrained.find(path, where=where)
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(source.path / "state").item_metadata.tree
-  # Parameters that were not trained lie apart.
-  found = {}
+  # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.
+  found, prefix = {}, f"{source.part}/" if source.part else ""
   for part in ("params", "frozen_params"):
     for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape") and name not in store.POOLER:
+      if hasattr(array, "shape") and name not in store.UNREAD and name.startswith(prefix):
         stored = f"{part}.{name.replace('/', '.')}"
-        found[name] = _saved_tensor(source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name)
+        found[name.removeprefix(prefix)] = _saved_tensor(
+          source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name
+        )
   found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""
   if source.vocabulary:

@@ -3,7 +3,7 @@
 It is one of t2t's own, or a folder of Hugging Face's or T5X's, which is converted in memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import sys
 import typing
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from t2t import UserError, sharding
+from t2t import UserError, losses, sharding
 from t2t.checkpoints import store
-from t2t.config import OPTIONAL, DataConfig
+from t2t.config import DataConfig
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -37,6 +37,7 @@ class Source:
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
   adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
+  part: where its model is among the parameters that were trained together; "" where it is all of them.
   """
 
   path: epath.Path
@@ -45,6 +46,7 @@ class Source:
   vocabulary: str
   foreign: "Foreign | None" = None
   adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
+  part: str = ""
 
   @property
   def extra_ids(self) -> int:
@@ -88,8 +90,10 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
     raise UserError(
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
-  adapters = {name: cls(**run[name]) for name, cls in OPTIONAL.items() if name in run}
-  return Source(folder, TransformerConfig(**run["model"]), run, _vocabulary(folder), adapters=adapters)
+  adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
+  part = losses.main_part(run["train"].get("loss", ""))
+  model = TransformerConfig(**run["model"])
+  return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
 
 
 def _foreign(found: "Foreign") -> Source:
@@ -204,34 +208,94 @@ def load_params(source: Source, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these.
   """
-  if source.foreign is None and source.adapters:
-    return _merged(source, params)
-  if source.foreign is None:
+  if source.foreign is None and not (source.adapters or source.part):
     return store.restore_params(source.path, params)
   from t2t.convert import tensors
 
+  if source.foreign is not None:
+    _tell(source)
+    return tensors.load(source.foreign, params)
+  wanted = traverse_util.flatten_dict(params, sep="/")
+  there = {path: shape for path, shape in shapes(source).items() if path in wanted or not path.startswith("heads/")}
+  tensors.compare(str(source.path), there, {path: x.shape for path, x in wanted.items()})
+  return traverse_util.unflatten_dict(read(source, {path: (path, x) for path, x in wanted.items()}), sep="/")
+
+
+def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of a checkpoint's model, without what it was adapted by.
+
+  Args:
+    source: the checkpoint.
+    heads_of: paths in another model: a class head there finds the checkpoint's pooler.
+  """
+  if source.foreign is None:
+    found = {_base(source, path): shape for path, shape in store.param_shapes(source.path).items()}
+    return {path: shape for path, shape in found.items() if path is not None}
+  from t2t.convert import tensors
+
+  found = {path: tensor.shape for path, tensor in source.foreign.tensors.items()}
+  return found | tensors.pooler_shapes(source.foreign, heads_of)
+
+
+def _base(source: Source, path: str) -> str | None:
+  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
+  prefix = f"{source.part}/" if source.part else ""
+  return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
+
+
+def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters of a checkpoint, each directly in its shards; what its model was adapted by is merged into them.
+
+  Args:
+    source: the checkpoint.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than there,
+      a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+
+  Raises:
+    UserError: a matrix that was adapted is asked for in another shape.
+  """
+  if source.foreign is None:
+    return _read_own(source, wanted)
+  from t2t.convert import tensors
+
+  _tell(source)
+  return tensors.place(source.foreign, wanted)
+
+
+def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  saved = store.param_shapes(source.path)
+  prefix = f"{source.part}/" if source.part else ""
+  places = {_base(source, path): path for path in saved}
+  if not source.adapters:
+    return store.read_params(source.path, {name: (places[path], x) for name, (path, x) in wanted.items()})
+  added: dict[str, list[str]] = {}  # by the path of the matrix that they are added to
+  for path in saved:
+    if path.startswith(prefix) and _base(source, path) is None:
+      added.setdefault(path.removeprefix(prefix).rpartition("/")[0], []).append(path)
+  wide, narrow = {}, {}
+  for name, (path, x) in wanted.items():
+    ending = places[path].removeprefix(prefix + path)
+    wide[name + ending] = places[path], x
+    everywhere = sharding.replicated(x.sharding.mesh)
+    if added.get(path) and saved[places[path]] != x.shape:
+      raise UserError(
+        f"{source.path}: {path} was adapted, and is asked for in another shape; merge it first:"
+        f" t2t convert --from t2t {source.path} --to hf FOLDER"
+      )
+    for each in added.get(path, []):
+      there = jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere)
+      narrow[name + each.removeprefix(prefix + path)] = each, there
+  found = store.read_params(source.path, wide | narrow)
+  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
+  # What comes out takes the memory of what goes in.
+  merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})
+  return merged({name: found[name] for name in wide}, {name: found[name] for name in narrow})
+
+
+def _tell(source: Source) -> None:
   if jax.process_index() == 0:
     for note in source.foreign.notes:
       print(f"{source.path}: {note}", file=sys.stderr)
-  return tensors.load(source.foreign, params)
-
-
-def _merged(source: Source, params: Params) -> Params:
-  """`load_params` of a checkpoint whose model was adapted."""
-  wanted = traverse_util.flatten_dict(params, sep="/")
-  everywhere = sharding.replicated(next(iter(wanted.values())).sharding.mesh)
-  stored = dict(wanted)  # what is not there either will be missed
-  for path, shape in store.saved_shapes(source.path).items():
-    base = adapt.base_path(path, source.adapters)
-    if base is None:  # narrow
-      stored[path] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
-    elif base != path and base in stored:
-      stored[path] = stored.pop(base)
-  found = store.restore_params(source.path, traverse_util.unflatten_dict(stored, sep="/"))
-  wide = traverse_util.flatten_dict(found, sep="/")
-  narrow = {path: wide.pop(path) for path in list(wide) if adapt.base_path(path, source.adapters) is None}
-  shardings = {path: x.sharding for path, x in wanted.items()}
-  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
-  # What comes out takes the memory of what goes in.
-  merged = jax.jit(merge, donate_argnums=0, out_shardings=shardings)(wide, narrow)
-  return traverse_util.unflatten_dict(merged, sep="/")

@@ -1,18 +1,18 @@
 """Where training starts: at this workdir's own checkpoint, from another's parameters, or from fresh ones."""
 
 from collections.abc import Mapping
+import functools
 import json
 from typing import Any
 
-from flax import traverse_util
 import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained, store
+from t2t.checkpoints.warm_start import warm_start
 from t2t.config import Config
-from t2t.convert import tensors
 from t2t.models import adapt
-from t2t.params import Params, join_frozen
+from t2t.params import join_frozen
 from t2t.runtime import hosts
 from t2t.training import writers
 from t2t.training.recipe import Program
@@ -25,7 +25,7 @@ def start(
   """The state that the first step is taken from.
 
   In this order: 1. this workdir's own checkpoint (the same command again resumes it); 2. `config.init.checkpoint`
-  (parameters only, step 0); 3. fresh parameters.
+  (parameters only, all or those that it says, step 0); 3. fresh parameters.
 
   Args:
     program: of the run.
@@ -54,9 +54,10 @@ def start(
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
-    params = join_frozen(program.state.params, program.state.frozen_params)
-    state = program.warm()(given(source, params, config.adapters), key)
-    hosts.say(f"starting from the parameters of {source.path}")
+    initial = join_frozen(program.state.params, program.state.frozen_params)
+    init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
+    taken = warm_start(source, initial, fresh=init.fresh, parts=init.parts, rows=init.rows, base_path=base_path)
+    state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
   for section in config.adapters:
     if not config.init.checkpoint:
@@ -65,25 +66,6 @@ def start(
         " checkpoint, config.init.checkpoint"
       )
   return program.fresh()(key), 0, {}
-
-
-def given(source: pretrained.Source, params: Params, adapters: adapt.Adapters) -> Params:
-  """Those of `params` that the checkpoint has.
-
-  It has not what an adapter adds, nor heads that are this run's own, but of a class head the pooler.
-  """
-  old = {head.name for head in source.model.heads}
-
-  def is_there(path: str) -> bool:
-    is_new = path.startswith("heads/") and path.split("/")[1] not in old
-    return not is_new or (source.foreign is not None and tensors.in_pooler(source.foreign, path))
-
-  flat = traverse_util.flatten_dict(params, sep="/")
-  bases = {path: adapt.base_path(path, adapters) for path in flat}
-  bases = {path: base for path, base in bases.items() if base is not None and is_there(path)}
-  wanted = traverse_util.unflatten_dict({base: flat[path] for path, base in bases.items()}, sep="/")
-  found = traverse_util.flatten_dict(pretrained.load_params(source, wanted), sep="/")
-  return traverse_util.unflatten_dict({path: found[base] for path, base in bases.items()}, sep="/")
 
 
 def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:

@@ -282,7 +282,7 @@ _UNFINISHED = (
 
 
 # A key of config.model, and parameters, of BERTs that t2t trained before its heads had names: nothing read them.
-_POOLER, POOLER = "pooler", ("pooler", "pooler_bias")
+_POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 
 def read_config(path: epath.Path) -> dict:
@@ -293,11 +293,47 @@ def read_config(path: epath.Path) -> dict:
   return config
 
 
-def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-  """Path and shape of every parameter of the checkpoint in folder `path`; no array is read."""
+def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of the checkpoint in folder `path`, whether it was trained or not."""
+  found = _shapes(join_frozen(*_saved_params(path)))
+  return {name: shape for name, shape in found.items() if name not in UNREAD}
+
+
+def _saved_params(path: epath.Path) -> tuple[Params, Params]:
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(path / "state").item_metadata.tree
-  return _shapes(saved["params"]) | _shapes(saved.get("frozen_params") or {})
+  return saved["params"], saved.get("frozen_params") or {}
+
+
+def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
+
+  Args:
+    path: see `find`.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
+      saved with, a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+  """
+  # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+  frozen = _shapes(_saved_params(path)[1])
+  found, waiting = {}, dict(wanted)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    while waiting:
+      # What is wanted under several names is read as often.
+      names = {saved: name for name, (saved, _) in waiting.items()}
+      parts = {("frozen_params" if saved in frozen else "params", *saved.split("/")): saved for saved in names}
+      item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
+      restore_args = jax.tree.map(
+        lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape, strict=False), item
+      )
+      args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
+      restored = traverse_util.flatten_dict(checkpointer.restore(path / "state", args=args))
+      for part, saved in parts.items():
+        found[names[saved]] = restored[part]
+        del waiting[names[saved]]
+  return found
 
 
 def restore_params(path: epath.Path, params: Params) -> Params:
@@ -312,21 +348,12 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Raises:
     UserError: the checkpoint's parameters are not these; names the first that differ.
   """
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(path / "state").item_metadata.tree
-    wanted = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    is_left = lambda name: name not in wanted and (name in POOLER or name.startswith("heads/"))
-    # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-    parts = {part: _shapes(saved.get(part) or {}) for part in ("params", "frozen_params")}
-    parts = {part: {name: s for name, s in found.items() if not is_left(name)} for part, found in parts.items()}
-    _check_shapes(path, parts["params"] | parts["frozen_params"], _shapes(params))
-    item = {
-      part: traverse_util.unflatten_dict({name: wanted[name] for name in found}, sep="/")
-      for part, found in parts.items()
-      if found
-    }
-    restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), item)
-    restored = checkpointer.restore(
-      path / "state", args=ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
-    )
-  return join_frozen(restored.get("params", {}), restored.get("frozen_params", {}))
+  # Heads that the model does not have, and what was never read, are passed over.
+  found = {name: shape for name, shape in param_shapes(path).items() if name in _shapes(params) or not _is_head(name)}
+  _check_shapes(path, found, _shapes(params))
+  wanted = traverse_util.flatten_dict(params, sep="/")
+  return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
+
+
+def _is_head(name: str) -> bool:
+  return name.startswith("heads/")

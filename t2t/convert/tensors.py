@@ -1,6 +1,6 @@
 """A model's parameters that lie elsewhere: read one by one, set against the model, put on the mesh."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 
@@ -129,9 +129,10 @@ def check(foreign: Foreign) -> None:
   compare(str(foreign.path), found, {path: x.shape for path, x in expected(foreign.model).items()})
 
 
-def in_pooler(foreign: Foreign, path: str) -> bool:
-  """Whether a parameter of a model is in the checkpoint's pooler."""
-  return path.startswith("heads/") and path.rpartition("/")[2] in foreign.pooler
+def pooler_shapes(foreign: Foreign, paths: Iterable[str]) -> dict[str, tuple[int, ...]]:
+  """Of those parameters of a model's class heads that are in the checkpoint's pooler."""
+  names = {path: path.rpartition("/")[2] for path in paths if path.startswith("heads/")}
+  return {path: foreign.pooler[name].shape for path, name in names.items() if name in foreign.pooler}
 
 
 def load(foreign: Foreign, params: Params) -> Params:
@@ -147,17 +148,40 @@ def load(foreign: Foreign, params: Params) -> Params:
     UserError: the checkpoint's parameters are not these.
   """
   flat = traverse_util.flatten_dict(params, sep="/")
-  there = dict(foreign.tensors) | {
-    path: foreign.pooler[path.rpartition("/")[2]] for path in flat if in_pooler(foreign, path)
-  }
-  found = {path: tensor.shape for path, tensor in there.items()}
+  found = {path: tensor.shape for path, tensor in foreign.tensors.items()} | pooler_shapes(foreign, flat)
   compare(str(foreign.path), found, {path: x.shape for path, x in flat.items()})
-  placed = {}
-  for path, wanted in flat.items():
-    whole = there[path].read()
-    placed[path] = jax.make_array_from_callback(
-      wanted.shape, wanted.sharding, lambda index, whole=whole: whole[index], dtype=wanted.dtype
-    )
-    # Copies to a device run in the background: without waiting, all tensors would be held at once.
-    placed[path].block_until_ready()
+  placed = place(foreign, {path: (path, wanted) for path, wanted in flat.items()})
   return traverse_util.unflatten_dict(placed, sep="/")
+
+
+def place(foreign: Foreign, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters on the mesh, float32; the host holds one of them at a time.
+
+  Args:
+    foreign: the checkpoint.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than there,
+      a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+  """
+  placed = {}
+  for name, (path, x) in wanted.items():
+    tensor = foreign.tensors[path] if path in foreign.tensors else foreign.pooler[path.rpartition("/")[2]]
+    whole = tensor.read()
+    shard = functools.partial(_shard, whole, x.shape)
+    placed[name] = jax.make_array_from_callback(x.shape, x.sharding, shard, dtype=x.dtype)
+    # Copies to a device run in the background: without waiting, all tensors would be held at once.
+    placed[name].block_until_ready()
+  return placed
+
+
+def _shard(whole: np.ndarray, shape: tuple[int, ...], index: tuple[slice, ...]) -> np.ndarray:
+  """What `index` says of `whole`, were it of this shape."""
+  if whole.shape == shape:
+    return whole[index]
+  index = tuple(slice(*part.indices(size)) for part, size in zip(index, shape, strict=True))
+  there = whole[index]
+  filled = np.zeros([part.stop - part.start for part in index], whole.dtype)
+  filled[tuple(map(slice, there.shape))] = there
+  return filled

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from t2t import UserError, did_you_mean
 from t2t.config import Config
+from t2t.losses import electra
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -25,6 +26,7 @@ __all__ = [
   "Loss",
   "Weights",
   "gradient",
+  "main_part",
   "make",
   "share_of_weights",
   "token_cross_entropy",
@@ -34,6 +36,11 @@ __all__ = [
 
 # config.train.loss -> the loss of a run
 LOSSES: dict[str, Callable[[Config], Loss]] = {"cross_entropy": CrossEntropy.of, "electra": Electra.of}
+
+
+def main_part(name: str) -> str:
+  """Where the model that is kept is among what a loss trains, a prefix of paths; "": it is all of it."""
+  return electra.MAIN if name == "electra" else ""
 
 
 def make(run: Config) -> Loss:

@@ -25,6 +25,7 @@ from t2t.models.stack import Stack
 from t2t.models.transformer import Batch, EncoderOnly
 
 HEAD = "replaced"  # of the discriminator
+MAIN = "discriminator"  # what is evaluated and converted
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
 
 

@@ -92,20 +92,23 @@ class Program:
     """The compiled key -> state, each array made in its shards."""
     return jax.jit(self.make_state, out_shardings=self.shardings)
 
-  def warm(self) -> Callable[[Params, jax.Array], train_state.TrainState]:
+  def warm(
+    self, over: Callable[[Params, Params], Params] = lambda fresh, params: params
+  ) -> Callable[[Params, jax.Array], train_state.TrainState]:
     """The compiled (parameters, key) -> a fresh state (step 0, new optimizer) that has their memory, and them.
-
-    Parameters of the model that are not among them are fresh.
 
     Arguments, and not closed over: as constants of the program they would be in memory twice, take minutes to compile,
     and not be there at all on several hosts, each of which has but its shards.
+
+    Args:
+      over: (fresh parameters, those given) -> the model's, where those given are not all.
     """
 
     def make(params: Params, key: jax.Array) -> train_state.TrainState:
-      fresh = self.make_state(key)
-      given = join_frozen(join_frozen(fresh.params, fresh.frozen_params), params)
-      trained, frozen = split_frozen(given, self.freeze)
-      return dataclasses.replace(fresh, params=trained, frozen_params=frozen)
+      state = self.make_state(key)
+      params = over(join_frozen(state.params, state.frozen_params), params)
+      trained, frozen = split_frozen(params, self.freeze)
+      return dataclasses.replace(state, params=trained, frozen_params=frozen)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 

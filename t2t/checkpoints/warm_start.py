@@ -1,0 +1,353 @@
+"""Which parameters training takes from a checkpoint: all, or some, under other names, or with other numbers of rows."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+import difflib
+import math
+import re
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.params import Params, matches
+from t2t.runtime import hosts
+from t2t.training import writers
+
+Shape = tuple[int, ...]
+
+_WIDTH = 80  # of what is said
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What becomes of each parameter of a model and of a checkpoint.
+
+  taken: path in the model -> path in the checkpoint; a parameter of the model that is not here is fresh, one of the
+    checkpoint's is left behind.
+  shared: path in the model -> (dimension, length), of those that differ in one: as much of it as both have is taken.
+  """
+
+  taken: Mapping[str, str]
+  shared: Mapping[str, tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+  """Parameters that were read, and how they go together with fresh ones.
+
+  params: nested dict of arrays, in the shapes and shards of the model; what is fresh is not there.
+  shared: see `Plan`; beyond it `params` are zeros.
+  """
+
+  params: Params
+  shared: Mapping[str, tuple[int, int]]
+
+  def over(self, fresh: Params, params: Params) -> Params:
+    """All parameters of the model: those that were taken, in place of fresh ones; for `recipe.Program.warm`.
+
+    Args:
+      fresh: of the whole model.
+      params: `self.params`, as arguments of a compiled program.
+    """
+    whole = traverse_util.flatten_dict(fresh, sep="/")
+    for path, x in traverse_util.flatten_dict(params, sep="/").items():
+      if path in self.shared:
+        dimension, length = self.shared[path]
+        x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, whole[path])
+      whole[path] = x
+    return traverse_util.unflatten_dict(whole, sep="/")
+
+
+def warm_start(
+  source: pretrained.Source,
+  initial: Params,
+  *,
+  fresh: tuple[str, ...] = (),
+  parts: tuple[str, ...] = (),
+  rows: tuple[str, ...] = (),
+  base_path: Callable[[str], str | None] = lambda path: path,
+) -> Taken:
+  """Reads from a checkpoint what a model begins with, each array directly in its shards, and says what was taken.
+
+  Without `fresh`, `parts` and `rows` it is every parameter, by the same name and of the same shape.  Nothing is fresh,
+  and nothing is left behind, that they do not name.
+
+  Say that a BERT with a pooler was trained on a vocabulary of 30,000, and that its encoder is to become both sides of
+  an encoder-decoder with 400 pieces more, whose attention to the inputs no BERT has:
+
+    fresh=("cross_attention", "head")
+    parts=("embed", "encoder", "encoder=decoder")
+    rows=("embed/table",)
+
+  The pooler is left behind, for there are parts and it is none of them.  The rows of the new pieces are fresh.
+
+  Args:
+    source: the checkpoint.
+    initial: the model's parameters as `jax.ShapeDtypeStruct` with shardings; nested dict.
+    fresh: patterns; a parameter whose path in the model matches one keeps its initial value.
+    parts: "THEIRS=OURS", the beginnings of paths in the checkpoint and in the model, whole words between slashes;
+      "NAME" is "NAME=NAME", and "." all there is: (".=discriminator",) puts a model into another, and
+      (".", "head/old=head/new") takes everything, and one parameter under another name.  Of several that fit a
+      parameter of the model the longest counts.  Empty: (".",), and what the model has no place for is an error.
+    rows: patterns; a parameter whose path in the model matches one may differ from the checkpoint's in the length of
+      one dimension: ids of a vocabulary, positions, layers.  Row i is taken as row i: a piece must have kept its id.
+    base_path: path of a parameter -> where it is in a model that is not adapted; None: the adapter added it.
+
+  What an adapter adds is fresh, and so is a head that the checkpoint has not, but for the pooler that it may have;
+  heads that the model has not are left behind.
+
+  Raises:
+    UserError: a parameter that is neither fresh nor in the checkpoint, or of another shape; something of the checkpoint
+      that has no place; or what fits nothing.
+  """
+  places = {base_path(path): path for path in traverse_util.flatten_dict(initial, sep="/")}
+  places.pop(None, None)
+  flat = traverse_util.flatten_dict(initial, sep="/")
+  wanted = {base: flat[path] for base, path in places.items()}
+  ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
+  theirs = dict(sorted(pretrained.shapes(source, ours).items()))
+  old = {head.name for head in source.model.heads}
+  new = [path for path in ours if _head(path) and _head(path) not in old and path not in theirs]
+  fresh = (*fresh, *(f"^{re.escape(path)}$" for path in new))
+  theirs = {path: shape for path, shape in theirs.items() if not _head(path) or path in ours}
+  made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
+  plain = not (parts or rows or len(fresh) > len(new))
+  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, theirs, ours))]
+  hosts.say("\n".join(lines))
+  read = pretrained.read(source, {path: (name, wanted[path]) for path, name in made.taken.items()})
+  params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
+  return Taken(params, {places[path]: shared for path, shared in made.shared.items()})
+
+
+def _head(path: str) -> str:
+  """Name of the head that a parameter belongs to; "": to none."""
+  return path.split("/")[1] if path.startswith("heads/") else ""
+
+
+# ---- What is taken ---------------------------------------------------------------------------------------------------
+
+
+def plan(
+  where: str,
+  theirs: Mapping[str, Shape],
+  ours: Mapping[str, Shape],
+  *,
+  fresh: tuple[str, ...] = (),
+  parts: tuple[str, ...] = (),
+  rows: tuple[str, ...] = (),
+) -> Plan:
+  """What becomes of each parameter; see `warm_start`.
+
+  In:  theirs={"embed/table": (30, 8), "pooler": (8, 8)}, ours={"bert/embed/table": (32, 8), "heads/label": (8, 3)},
+       fresh=("heads",), parts=("embed=bert/embed",), rows=("table",)
+  Out: Plan(taken={"bert/embed/table": "embed/table"}, shared={"bert/embed/table": (0, 30)})
+
+  Args:
+    where: the checkpoint, for messages.
+    theirs: path -> shape, of the checkpoint.
+    ours: path -> shape, of the model.
+    fresh: see `warm_start`; `parts` and `rows`, too.
+
+  Raises:
+    UserError: see there.
+  """
+  _check_patterns("fresh", fresh, ours)
+  _check_patterns("rows", rows, ours)
+  pairs = _pairs(where, parts, theirs, ours) or {"": ""}
+  taken = {path: _counterpart(path, pairs) for path in ours if not matches(fresh, path)}
+  _check_found(where, taken, theirs, renamed=bool(parts))
+  _check_placed(where, pairs, theirs, ours, fresh)
+  if not taken:
+    raise UserError(
+      f"config.init.fresh={','.join(fresh)}: every parameter is fresh; nothing is left to take from {where}"
+    )
+  shared, wrong = {}, []
+  for path, name in taken.items():
+    differ = [i for i, (a, b) in enumerate(zip(ours[path], theirs[name], strict=False)) if a != b]
+    if len(ours[path]) != len(theirs[name]) or len(differ) > 1 or (differ and not matches(rows, path)):
+      wrong.append(path)
+    elif differ:
+      shared[path] = differ[0], min(ours[path][differ[0]], theirs[name][differ[0]])
+  if wrong:
+    raise UserError(_other_shape(where, wrong, taken, theirs, ours, rows))
+  return Plan(taken, shared)
+
+
+def _under(prefix: str, path: str) -> bool:
+  return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
+def _moved(path: str, prefix: str, other: str) -> str:
+  """A path under `prefix`, as it is called under `other`."""
+  return "/".join(filter(None, (other, path[len(prefix) :].strip("/"))))
+
+
+def _counterpart(path: str, pairs: Mapping[str, str]) -> str:
+  """What a parameter of the model is called in the checkpoint; "": no part says."""
+  near = [prefix for prefix in pairs if _under(prefix, path)]
+  return _moved(path, max(near, key=len), pairs[max(near, key=len)]) if near else ""
+
+
+def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
+  """Prefix in the model -> prefix in the checkpoint."""
+  found: dict[str, str] = {}
+  for part in parts:
+    names = [name.strip("/").removeprefix(".") for name in part.split("=")]
+    if len(names) > 2:
+      raise UserError(f"config.init.parts: {part} has more than one =; write THEIRS=OURS, for example encoder=decoder")
+    for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
+      if not any(_under(name, path) for path in paths):
+        raise UserError(f"config.init.parts={part}: no {name!r} in {owner}{_nearest(name, paths)}")
+    if names[-1] in found:
+      raise UserError(f"config.init.parts={','.join(parts)}: {names[-1] or '.'} of the model is named twice")
+    found[names[-1]] = names[0]
+  return found
+
+
+# ---- What is wrong ---------------------------------------------------------------------------------------------------
+
+
+def _check_patterns(key: str, patterns: tuple[str, ...], ours: Collection[str]) -> None:
+  for pattern in patterns:
+    try:
+      found = any(matches((pattern,), path) for path in ours)
+    except re.error as error:
+      raise UserError(f"config.init.{key}: {pattern!r} is no regular expression: {error}") from error
+    if not found:
+      raise UserError(f"config.init.{key}: {pattern!r} matches no parameter of the model{_nearest(pattern, ours)}")
+
+
+def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], *, renamed: bool) -> None:
+  missing = [path for path, name in taken.items() if name not in theirs]
+  if not missing:
+    return
+  path, there = missing[0], [path for path in taken if path not in missing]
+  name = taken[path]
+  if name:
+    what = f"{where} has no {name}" + (f" for {path}" if name != path else "")
+  else:
+    what = f"{where}: config.init.parts does not say what becomes {path}"
+  begin = ",".join(_cover(missing, there))
+  parts = "config.init.parts" if renamed else "config.init.parts=.,THEIRS=OURS"
+  raise UserError(
+    f"{what}{_more(missing)}{_nearest(name or path, theirs)};"
+    f" to begin with fresh values: config.init.fresh={begin}; to take it from elsewhere there: {parts}"
+  )
+
+
+def _check_placed(
+  where: str, pairs: Mapping[str, str], theirs: Collection[str], ours: Collection[str], fresh: tuple[str, ...]
+) -> None:
+  """Whether all that is under a part has a place, if only one that begins fresh."""
+  lost = []
+  for name in theirs:
+    places = [_moved(name, theirs_, ours_) for ours_, theirs_ in pairs.items() if _under(theirs_, name)]
+    if places and not any(place in ours or matches(fresh, place) for place in places):
+      lost.append(name)
+  if lost:
+    which = "name the parts that are taken"
+    if pairs == {"": ""}:
+      which += f": config.init.parts={','.join(_cover([name for name in theirs if name not in lost], lost))}"
+    else:
+      which += " more closely, in config.init.parts"
+    raise UserError(
+      f"{where} has {lost[0]}{_more(lost)}, for which the model has no place{_nearest(lost[0], ours)};"
+      f" to leave it behind {which}"
+    )
+
+
+def _other_shape(
+  where: str,
+  wrong: Sequence[str],
+  taken: Mapping[str, str],
+  theirs: Mapping[str, Shape],
+  ours: Mapping[str, Shape],
+  rows: tuple[str, ...],
+) -> str:
+  path = wrong[0]
+  name, others = taken[path], [path for path in ours if path not in wrong]
+  one = len(ours[path]) == len(theirs[name]) and sum(a != b for a, b in zip(ours[path], theirs[name], strict=True)) == 1
+  what = f"{where}: {name}: expected {list(ours[path])}, found {list(theirs[name])}{_more(wrong)}"
+  if matches(rows, path):
+    what += "; config.init.rows takes what differs in one dimension"
+  elif one:
+    what += f"; to take the rows that both have: config.init.rows={path}"
+  what += f"; to begin with fresh values: config.init.fresh={','.join(_cover(wrong, others))}"
+  return f"{what}; to train a model of its shape: config.init.inherit=True"
+
+
+def _more(paths: Sequence[str]) -> str:
+  return f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+
+
+def _nearest(name: str, paths: Collection[str]) -> str:
+  """Of the paths, and of what they begin with."""
+  words = [path.split("/") for path in paths]
+  known = dict.fromkeys("/".join(each[:end]) for each in words for end in range(1, len(each) + 1))
+  near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+  return (
+    f"; nearest: {', '.join(near)}" if near else f"; there are {', '.join(dict.fromkeys(each[0] for each in words))}"
+  )
+
+
+def _cover(paths: Collection[str], others: Collection[str]) -> list[str]:
+  """The shortest beginnings of paths that have all of `paths` and none of `others`.
+
+  In:  paths=["embed/table", "head/bias", "head/norm"], others=["embed/norm"]
+  Out: ["embed/table", "head"]
+  """
+  found: list[str] = []
+  for path in paths:
+    if not any(_under(prefix, path) for prefix in found):
+      words = path.split("/")
+      prefixes = ["/".join(words[: end + 1]) for end in range(len(words))]
+      found.append(next(prefix for prefix in prefixes if not any(_under(prefix, other) for other in others)))
+  return found
+
+
+# ---- What is said ----------------------------------------------------------------------------------------------------
+
+
+def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) -> list[str]:
+  """A line each for what was taken, resized, is fresh and was left behind, with numbers of parameters."""
+  used = dict.fromkeys(made.taken.values())
+  fresh, left = [path for path in ours if path not in made.taken], [name for name in theirs if name not in used]
+  same = [path for path, name in made.taken.items() if path == name]
+  renamed = dict.fromkeys(_differ(path, name) for path, name in made.taken.items() if path != name)
+  taken = [*_cover(same, [path for path in ours if path not in same]), *(f"{old} as {new}" for new, old in renamed)]
+  resized, new_rows, number = [], [], sum(math.prod(ours[path]) for path in made.taken)
+  for path, (dimension, length) in made.shared.items():
+    before, after = theirs[made.taken[path]][dimension], ours[path][dimension]
+    resized.append(f"{path} {before} to {after}")
+    if after > length:
+      new_rows = ["new rows"]
+      number -= math.prod(ours[path]) // after * (after - length)
+  sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
+  lines = {
+    f"taken: {writers.short(number)} parameters in": taken,
+    "resized:": resized,
+    f"fresh: {writers.short(sizes[0])} in": [*new_rows, *_cover(fresh, made.taken)],
+    f"left behind: {writers.short(sizes[1])} in": _cover(left, used),
+  }
+  return [_line(label, names) for label, names in lines.items() if names]
+
+
+def _differ(path: str, name: str) -> tuple[str, str]:
+  """Two paths without what both end in."""
+  new, old = path.split("/"), name.split("/")
+  while new and old and new[-1] == old[-1]:
+    new, old = new[:-1], old[:-1]
+  return "/".join(new) or ".", "/".join(old) or "."
+
+
+def _line(label: str, names: Sequence[str]) -> str:
+  """As many of the names as have room."""
+  for shown in range(len(names), 0, -1):
+    more = f" and {len(names) - shown} more" if shown < len(names) else ""
+    line = f"  {label} {', '.join(names[:shown])}{more}"
+    if len(line) <= _WIDTH:
+      break
+  return line
