@@ -11,7 +11,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import converted, pretrained, start, store
+from t2t.checkpoints import converted, pretrained, store, warm_start
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.convert import huggingface
@@ -156,7 +156,7 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
   model = pretrained.abstract(
     dataclasses.replace(source, model=dataclasses.replace(config, heads=(NLI,))), sharding.make_mesh({"fsdp": 8})
   )
-  given = start.given(source, model.params, {})
+  given = warm_start.warm_start(source, model.params).params
   assert {path for path in toy.flat(given) if path.startswith("heads/")} == {
     "heads/nli/pooler",
     "heads/nli/pooler_bias",

@@ -228,6 +228,7 @@ def test_an_adapter_without_a_model_to_adapt_is_refused(run, tmp_path, capsys):
   base, _ = run
   options = ["--config=t5_1_1_small", f"--config.data.files={base.parent}/text.jsonl", "--config.data.vocabulary=bytes"]
   small = [f"--config.model.{key}=16" for key in ("embed_dim", "head_dim", "mlp_dim")]
+  options += ["--config.train.batch_size=8"]
   code = command.main(["train", *options, *small, "--config.lora.rank=2", "--workdir", str(tmp_path)])
   assert code == 2
   assert "config.lora changes a model that is trained already" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
   adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
-  part = losses.main_part(run["train"].get("loss", ""))
+  part = losses.main_part(run.get("train", {}).get("loss", ""))
   model = TransformerConfig(**run["model"])
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
 
