@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+from etils import epath
 from flax import nnx, traverse_util
 import foreign
 import jax
@@ -12,7 +13,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints import converted, pretrained, start, store
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, transformer
@@ -223,12 +224,10 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   toy.assert_trees_close(theirs, own, atol=1e-6)
 
 
-def test_an_adapter_without_a_model_to_adapt_is_refused(run, tmp_path, capsys):
+def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path):
   """Of random matrices that never change nothing would come."""
-  base, _ = run
-  options = ["--config=t5_1_1_small", f"--config.data.files={base.parent}/text.jsonl", "--config.data.vocabulary=bytes"]
-  small = [f"--config.model.{key}=16" for key in ("embed_dim", "head_dim", "mlp_dim")]
-  options += ["--config.train.batch_size=8"]
-  code = command.main(["train", *options, *small, "--config.lora.rank=2", "--workdir", str(tmp_path)])
-  assert code == 2
-  assert "config.lora changes a model that is trained already" in capsys.readouterr().err
+  config = records(override(default.get_config(), ["--config.lora.rank=2"]))
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  with pytest.raises(UserError, match="config.lora changes a model that is trained already.*config.init.checkpoint"):
+    start.start(None, config, checkpoints, None, toy.key())
+  checkpoints.close()
