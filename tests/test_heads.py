@@ -18,7 +18,7 @@ from t2t.convert import huggingface
 from t2t.models import config as config_lib
 from t2t.models import heads
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.training import train_state
+from t2t.training import optimizers, train_state
 
 HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
 
@@ -186,3 +186,21 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
   assert source.model == config
   toy.assert_trees_close(pretrained.load(source, sharding.make_mesh({"fsdp": 8})).params, params, atol=0.0, rtol=0.0)
   assert converted.open(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
+
+
+def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
+  """With the moments of its pooler, too, which are passed over: all else is as it was saved."""
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  model = toy.model(toy.KINDS["bert"])
+  with jax.set_mesh(mesh):
+    _, state, _ = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+    old = state.params | {"pooler": jnp.ones((16, 16)), "pooler_bias": jnp.ones(16)}
+    saved = train_state.TrainState(state.step, old, {}, tx.init(old))
+    checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+    checkpoints.save(1, saved, {}, {"model": {"pooler": True}}, metrics=None)
+    checkpoints.wait()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    found, _ = checkpoints.restore(1, abstract, ())
+    checkpoints.close()
+  toy.assert_trees_close(found, state, atol=0, rtol=0)

@@ -1,6 +1,6 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import fcntl
@@ -11,9 +11,10 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
@@ -195,10 +196,13 @@ class Checkpoints:
       UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.
     """
     path = self.directory / str(step)
-    _check_shapes(path, _shapes(self._manager.item_metadata(step).state), _shapes(abstract))
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), streams=StreamsRestore(stream_names, others))
+    found = _shapes(self._manager.item_metadata(step).state)
+    unread = {name: shape for name, shape in found.items() if name.rpartition("/")[2] in UNREAD}
+    _check_shapes(path, {name: found[name] for name in found.keys() - unread}, _shapes(abstract))
+    state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
+    args = ocp.args.Composite(state=state, streams=StreamsRestore(stream_names, others))
     restored = self._manager.restore(step, args=args)
-    return restored.state, restored.streams
+    return _without_unread(restored.state, unread), restored.streams
 
   def wait(self) -> None:
     """Returns when everything is written."""
@@ -208,6 +212,27 @@ class Checkpoints:
     """Waits until everything is written, and ends the background threads."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
+  """`function` of the path and the content of each outermost dict of a state: of parameters, or of moments by path."""
+  is_dict = lambda x: isinstance(x, dict)
+  each = lambda path, x: function(path_name(path), x) if is_dict(x) else x
+  return jax.tree_util.tree_map_with_path(each, state, is_leaf=is_dict)
+
+
+def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
+  """A state's shapes, and those of what was saved with it but is no part of any model today."""
+  if not unread:
+    return abstract
+  everywhere = sharding.replicated(abstract.step.sharding.mesh)
+  place = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
+  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in UNREAD if f"{path}/{name}" in unread}
+  return _of_dicts(lambda path, x: x | own(path), abstract)
+
+
+def _without_unread(state: TrainState, unread: Mapping[str, tuple[int, ...]]) -> TrainState:
+  return _of_dicts(lambda path, x: {k: v for k, v in x.items() if f"{path}/{k}" not in unread}, state)
 
 
 def _apart(x: jax.Array) -> jax.Array:
