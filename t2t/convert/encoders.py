@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ALBERT and ModernBERT as Hugging Face has them; families.py says what the tables mean."""
+"""BERT, RoBERTa, ALBERT, ELECTRA and ModernBERT as Hugging Face has them; families.py says what the tables mean."""
 
 import dataclasses
 from typing import Any
@@ -211,6 +211,52 @@ ALBERT = dataclasses.replace(
   unread=("sop_classifier.classifier.weight", "sop_classifier.classifier.bias"),
   read=lambda settings: _read_bert({"hidden_act": "gelu_new"} | dict(settings)),
   write=_write_albert,
+)
+
+
+# The discriminator; the generator is thrown away.
+ELECTRA_NAMES = {
+  name.replace("bert.", "electra.", 1): ours for name, ours in BERT_NAMES.items() if not name.startswith("cls.")
+} | {
+  "electra.embeddings_project.weight": "embed/projection",
+  "electra.embeddings_project.bias": "embed/projection_bias",
+  "discriminator_predictions.dense.weight": "heads/replaced/dense",
+  "discriminator_predictions.dense.bias": "heads/replaced/dense_bias",
+  "discriminator_predictions.dense_prediction.weight": "heads/replaced/projection",
+  "discriminator_predictions.dense_prediction.bias": "heads/replaced/projection_bias",
+}
+
+
+def _read_electra(settings: families.Settings) -> dict[str, Any]:
+  width, embedding = settings.get("hidden_size", 256), settings.get("embedding_size", 128)
+  return _read_bert(settings) | {"embedding_dim": 0 if embedding == width else embedding, "tied_logits": True}
+
+
+def _write_electra(fields: families.Settings) -> dict[str, Any]:
+  return _write_bert(fields) | {"embedding_size": fields["embedding_dim"] or fields["embed_dim"]}
+
+
+ELECTRA = dataclasses.replace(
+  BERT,
+  model_type="electra",
+  model_class="ElectraForPreTraining",
+  bare_class="ElectraModel",
+  keys=BERT.keys
+  | {
+    "embedding_size": ("embedding_dim", 128),
+    "hidden_size": ("embed_dim", 256),
+    "num_attention_heads": ("num_heads", 4),
+    "intermediate_size": ("mlp_dim", 1024),
+  },
+  fields=_BERT_FIELDS | {"logits_transform": False},
+  names=ELECTRA_NAMES,
+  heads={"replaced": {"kind": "detector", "num_classes": 1}},
+  prefix="electra.",
+  copies={},
+  pooler={},
+  unread=(),
+  read=_read_electra,
+  write=_write_electra,
 )
 
 # ---- ModernBERT ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Family:
   """One model_type of transformers.
 
   model_type: in config.json.
-  model_class: what the exported folder names as its architecture.
+  model_class, bare_class: what the exported folder names as its architecture; the second where the heads are missing.
   keys: key of config.json -> (field of `TransformerConfig`, value if it is left out).
   must: key -> values that it may have, the first if it is left out; the model of t2t is that alone.
   fields: fields of `TransformerConfig` that all models of the family have.
@@ -30,6 +30,7 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
+  heads: those by name that their model has -> the other fields of `HeadConfig`.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
   unread: parameters that no hidden state and no masked or next token's logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.
@@ -51,6 +52,8 @@ class Family:
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   buffers: tuple[str, ...] = ()
+  heads: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+  bare_class: str = ""
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unread: tuple[str, ...] = ()
   constants: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -132,6 +132,7 @@ def open(path: str, *, where: str = "") -> Foreign:
   try:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
+    fields["heads"] = _heads(family, entries)
   except families.Unknown as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
   model = TransformerConfig(**fields)
@@ -230,13 +231,21 @@ def _pooler(
 
 
 def _head(family: Family) -> str:
-  return next(name for name, ours in family.names.items() if ours == "head/projection")
+  """Their matrix of the logits; "": they have none."""
+  return next((name for name, ours in family.names.items() if ours == "head/projection"), "")
+
+
+def _heads(family: Family, entries: Iterable[str]) -> tuple[dict[str, Any], ...]:
+  """The heads by name that a checkpoint has parameters of."""
+  there = [ours for name in entries if isinstance(ours := family.names.get(name, ""), str)]
+  names = [name for name in family.heads if any(ours.startswith(f"heads/{name}/") for ours in there)]
+  return tuple({"name": name, **family.heads[name]} for name in names)
 
 
 def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Entry], notes: list[str]) -> bool:
   """What config.json says, unless there are two matrices after all."""
   head = _head(family)
-  table = entries.get(family.copies[head])
+  table = entries.get(family.copies.get(head, ""))
   if not fields["tied_logits"] or head not in entries or table is None or _same(entries[head], table):
     return fields["tied_logits"]
   if family.shares_head:
@@ -367,7 +376,9 @@ def save(
   family, settings = settings_lib.family_of(foreign.model, str(foreign.path))
   wanted = written(family, foreign.model)
   files = tokenizer.files(foreign, family)
-  settings |= {"model_type": family.model_type, "architectures": [family.model_class], "torch_dtype": dtype}
+  own = {head.name for head in foreign.model.heads}
+  model_class = family.bare_class if family.bare_class and not own & family.heads.keys() else family.model_class
+  settings |= {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   padding = files.ids.get("pad_token_id")
   if padding is not None and settings.get("pad_token_id", padding) != padding:
     raise UserError(
@@ -399,7 +410,7 @@ def save(
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)
-  left = [f"the head {head.name} is left out: a {family.model_class} has none" for head in foreign.model.heads]
+  left = [f"the head {name} is left out: a {family.model_class} has none" for name in sorted(own - family.heads.keys())]
   return [*files.notes, *left]
 
 

@@ -12,7 +12,7 @@ FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
     *(families.T5, families.MT5),
-    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.MODERN_BERT),
+    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.MODERN_BERT),
     *(decoders.GPT2, decoders.LLAMA, decoders.QWEN3),
   )
 }
