@@ -10,6 +10,8 @@ import pytest
 import toy
 
 from t2t import UserError, losses, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import pretrained
 from t2t.config import ElectraConfig, load_config, records
 from t2t.losses import electra
 from t2t.training import optimizers, train_state
@@ -186,3 +188,42 @@ def test_the_published_generators():
     generator = electra.generator_config(run.model, run.electra)
     assert run.model.embed_dim == ratio * generator.embed_dim
     assert (generator.num_encoder_layers, generator.head_dim) == (run.model.num_encoder_layers, run.model.head_dim)
+
+
+def test_the_command(tmp_path, capsys):
+  """A run of both, resumed; of its checkpoint the discriminator is kept, written for transformers and read back."""
+  lines = [f"the quick brown fox jumps over lazy dog {i} and sees {3 * i} wizards" for i in range(400)]
+  (tmp_path / "text.txt").write_text("\n".join(lines))
+  small = {"vocab_size": 384, "embed_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_encoder_layers": 2}
+  options = ["--config=tiny_electra", f"--config.data.files={tmp_path}/text.txt", "--config.data.vocabulary=bytes"]
+  options += ["--config.data.objective=masked_lm"]
+  options += [f"--config.model.{key}={value}" for key, value in small.items()]
+  options += [f"--config.electra.{key}={value}" for key, value in dict(embed_dim=8, num_heads=1, mlp_dim=16).items()]
+  options += ["--config.electra.num_layers=1", "--config.data.inputs_length=64", "--config.data.targets_length=64"]
+  options += ["--config.train.batch_size=8", "--config.eval.every=2", "--config.eval.batches=1"]
+  train = ["train", *options, f"--workdir={tmp_path}/run", "--config.checkpoint.every=2"]
+  assert command.main([*train, "--config.train.steps=2"]) == 0
+  assert command.main([*train, "--config.train.steps=4"]) == 0
+  said = capsys.readouterr()
+  assert "resuming from step 2" in said.err and "constant " in said.out
+  assert command.main(["convert", f"{tmp_path}/run", "--to", "hf", f"{tmp_path}/hf"]) == 0
+  found, theirs = (pretrained.find(str(tmp_path / name)) for name in ("run", "hf"))
+  assert found.part == "discriminator" and theirs.model.heads == found.model.heads
+  mesh = sharding.make_mesh({"fsdp": 8})
+  own = pretrained.load(found, mesh).params
+  assert not any(path.startswith("generator") for path in toy.flat(own))
+  toy.assert_trees_close(pretrained.load(theirs, mesh).params, own, atol=0, rtol=0)
+  asked = ["eval", "--config=finetune_docs_match", f"--checkpoint={tmp_path}/run", f"--workdir={tmp_path}/eval"]
+  assert command.main(asked) == 2
+  assert "is a discriminator" in capsys.readouterr().err
+  # What it has learned, in a model of masked tokens.
+  warm = [
+    "train",
+    *options,
+    f"--workdir={tmp_path}/warm",
+    "--config.train.steps=1",
+    "--config.train.loss=cross_entropy",
+  ]
+  warm += ["--config.model.heads=()", "--config.model.logits_transform=True", "--config.init.fresh=^head/"]
+  assert command.main([*warm, f"--config.init.checkpoint={tmp_path}/run"]) == 0
+  assert "fresh:" in capsys.readouterr().err

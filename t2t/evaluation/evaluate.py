@@ -292,6 +292,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     UserError: tasks, data and checkpoint do not go together.
   """
   data = config.data
+  predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
   mesh, _ = meshes.make(config)
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:

@@ -286,6 +286,20 @@ def _batches(widths: Sequence, rows: int) -> Iterator[tuple]:
       yield width, indices[start : start + rows]
 
 
+def check_predicts_tokens(config: TransformerConfig, *, where: str) -> None:
+  """Whether a model has learned to say which token stands somewhere.
+
+  Raises:
+    UserError: it is ELECTRA's discriminator, which has learned which were replaced.
+  """
+  detectors = [head.name for head in config.heads if head.kind == "detector"]
+  if detectors:
+    raise UserError(
+      f"{where} is a discriminator: it says which tokens were {detectors[0]}, and knows nothing of which are likely;"
+      " start fine-tuning from it (config.init.checkpoint)"
+    )
+
+
 def check_architecture(config: TransformerConfig, *, where: str) -> None:
   """Whether a model can write text.
 
