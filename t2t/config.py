@@ -253,26 +253,20 @@ class MeshConfig:
 class ElectraConfig:
   """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
 
-  embed_dim, num_heads, mlp_dim, num_layers: the generator's, by default that of the base model; heads are as wide as
-    the discriminator's.
-  generator_weight, discriminator_weight: of the two terms.
-  share_embeddings: tokens, positions and segments have one vector for both.
-  predicts: "replaced", whether each token was replaced; or "tokens", which one stood there.
-  positions: that the discriminator is asked about, "all" or those that were "masked".
-
-  The paper's ablations (Clark et al. 2020, section 3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is
-  positions=masked, "replace MLM" predicts=tokens and positions=masked, "all-tokens MLM" predicts=tokens.
+  The generator's sizes are by default those of the base model's.  The paper's ablations (Clark et al. 2020, section
+  3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is positions=masked, "replace MLM" predicts=tokens and
+  positions=masked, "all-tokens MLM" predicts=tokens.
   """
 
-  embed_dim: int = 256
-  num_heads: int = 4
-  mlp_dim: int = 1024
-  num_layers: int = 12
-  generator_weight: float = 1.0
-  discriminator_weight: float = 50.0
-  share_embeddings: bool = True
-  predicts: str = "replaced"
-  positions: str = "all"
+  embed_dim: int = 256  # width of the generator
+  num_heads: int = 4  # of the generator, each as wide as the discriminator's
+  mlp_dim: int = 1024  # of the generator
+  num_layers: int = 12  # of the generator
+  generator_weight: float = 1.0  # times the generator's loss, a mean over masked tokens
+  discriminator_weight: float = 50.0  # times the discriminator's, a mean over the tokens that it is asked about
+  share_embeddings: bool = True  # tokens, positions and segments have one vector for both
+  predicts: str = "replaced"  # the discriminator, whether each token was replaced; or tokens, which one stood there
+  positions: str = "all"  # that the discriminator is asked about; or masked, those alone
 
 
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.
