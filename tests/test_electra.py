@@ -141,6 +141,22 @@ def test_microbatches_have_the_weights_of_the_whole_batch():
   assert cut_up["generator_loss"] == pytest.approx(whole["generator_loss"], rel=1e-4)  # without dropout the same
 
 
+def test_a_generator_may_stay_as_it_is():
+  """Frozen, its term has no gradient, and that is no mistake; where nothing has one it is."""
+  loss, batch = loss_of(share_embeddings=False), batch_of()
+  graphdef, params = nnx.split(pair_of(loss), graph=False)
+  params = nnx.to_pure_dict(params)
+
+  def terms(trained):
+    return loss(nnx.merge(graphdef, params | trained), batch, loss.weights(batch), key=jax.random.key(0), train=True)
+
+  discriminator = {"discriminator": params["discriminator"]}
+  grads, _ = losses.gradient(terms, discriminator, all_terms=False)
+  assert float(jnp.max(jnp.abs(grads["discriminator"]["embed"]["table"]))) > 0
+  with pytest.raises(ValueError, match="the term 'generator'"):
+    losses.gradient(terms, discriminator)
+
+
 def test_evaluation_draws_the_same_again():
   """By the step alone."""
   loss, batch = loss_of(), batch_of()

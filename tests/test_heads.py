@@ -204,3 +204,38 @@ def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
     found, _ = checkpoints.restore(1, abstract, ())
     checkpoints.close()
   toy.assert_trees_close(found, state, atol=0, rtol=0)
+
+
+def test_a_class_heads_own_pooler_is_resumed(tmp_path):
+  """It is called as the one that nothing read, and is no such thing."""
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
+  mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  model = toy.model(with_heads("bert"))
+  with jax.set_mesh(mesh):
+    _, state, _ = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+    assert "pooler" in state.params["heads"]["nli"]
+    checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+    checkpoints.save(1, state, {}, {}, metrics=None)
+    checkpoints.wait()
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    found, _ = checkpoints.restore(1, abstract, ())
+    checkpoints.close()
+  toy.assert_trees_close(found, state, atol=0, rtol=0)
+
+
+def test_a_head_may_be_taken_under_another_name(tmp_path):
+  """By the parts of a warm start that name it; a head that none names is left behind."""
+  one = dataclasses.replace(toy.KINDS["bert"], heads=(NLI,))
+  params = toy.split(toy.model(one))[1]
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
+  config = {"model": dataclasses.asdict(one), "data": {}}
+  checkpoints.save(1, state, {}, config, metrics=None)
+  checkpoints.close()
+  source = pretrained.find(str(tmp_path))
+  renamed = dataclasses.replace(toy.KINDS["bert"], heads=(dataclasses.replace(NLI, name="topic"),))
+  model = pretrained.abstract(dataclasses.replace(source, model=renamed), sharding.make_mesh({"fsdp": 8}))
+  parts = (".", "heads/nli=heads/topic")
+  taken = warm_start.warm_start(source, model.params, parts=parts).params
+  toy.assert_trees_close(taken["heads"]["topic"], params["heads"]["nli"], atol=0, rtol=0)
+  assert "heads" not in warm_start.warm_start(source, model.params).params

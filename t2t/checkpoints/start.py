@@ -60,10 +60,10 @@ def start(
     state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
   for section in config.adapters:
-    if not config.init.checkpoint:
+    if not (config.init.checkpoint and config.init.parameters):
       raise UserError(
         f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
-        " checkpoint, config.init.checkpoint"
+        " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
       )
   return program.fresh()(key), 0, {}
 

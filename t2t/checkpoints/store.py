@@ -197,7 +197,7 @@ class Checkpoints:
     """
     path = self.directory / str(step)
     found = _shapes(self._manager.item_metadata(step).state)
-    unread = {name: shape for name, shape in found.items() if name.rpartition("/")[2] in UNREAD}
+    unread = {name: x for name, x in found.items() if name.rpartition("/")[2] in UNREAD and "/heads/" not in name}
     _check_shapes(path, {name: found[name] for name in found.keys() - unread}, _shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=StreamsRestore(stream_names, others))

@@ -110,9 +110,11 @@ def warm_start(
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
   theirs = dict(sorted(pretrained.shapes(source, ours).items()))
   old = {head.name for head in source.model.heads}
+  named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]
   new = [path for path in ours if _head(path) and _head(path) not in old and path not in theirs]
+  new = [path for path in new if not any(_under(name, path) for name in named)]
   fresh = (*fresh, *(f"^{re.escape(path)}$" for path in new))
-  theirs = {path: shape for path, shape in theirs.items() if not _head(path) or path in ours}
+  theirs = {path: shape for path, shape in theirs.items() if not _head(path) or path in ours or named}
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
   plain = not (parts or rows or len(fresh) > len(new))
   lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, theirs, ours))]

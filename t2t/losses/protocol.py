@@ -85,13 +85,14 @@ def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:
 
 
 def gradient(
-  terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params
+  terms_of: Callable[[Params], tuple[Mapping[str, jax.Array], Metrics]], params: Params, *, all_terms: bool = True
 ) -> tuple[Params, Metrics]:
   """The gradient of the sum of all terms, and the metrics.
 
   Args:
     terms_of: parameters -> terms and metrics.
     params: where.
+    all_terms: whether each term must depend on one of them; else it is enough that some do, as where others are frozen.
 
   Raises:
     ValueError: a term depends on no parameter; while it is traced, before anything is computed.
@@ -106,7 +107,7 @@ def gradient(
 
   grads, metrics = jax.grad(summed, has_aux=True)(params)
   for name in names:
-    if name not in noticed:
+    if name not in noticed and (all_terms or not noticed):
       raise ValueError(
         f"the term {name!r} of the loss does not depend on any parameter that is trained: it was made of metrics,"
         " which have no gradient, or of arrays behind a stop_gradient; return what the metrics were made of"

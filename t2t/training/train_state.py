@@ -185,7 +185,7 @@ def make_train_step(
       module = dataclasses.replace(state, params=params).model(graphdef)
       return loss(module, batch, weights, key=key, train=True)
 
-    return gradient(terms_of, state.params)
+    return gradient(terms_of, state.params, all_terms=not jax.tree.leaves(state.frozen_params))
 
   def summed_gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array):
     """Of all microbatches; where parameters are copied, each copy adds up its own, and they meet once, at the end."""

@@ -66,6 +66,6 @@ def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.
 
 def frozen(adapters: Adapters) -> tuple[str, ...]:
   """Patterns of the parameters that an adapter leaves as they are: all but its own, heads by name and `also_train`."""
-  trained = [(ADAPTERS[name].added, "^heads/", *config.also_train) for name, config in adapters.items()]
+  trained = [(ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in adapters.items()]
   # One that is found where none of the others is.
   return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained)

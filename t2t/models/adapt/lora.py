@@ -73,13 +73,14 @@ def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
   """
   graphdef, state = nnx.split(model, graph=False)
   model = nnx.merge(graphdef, state)  # the one that was given stays as it is
-  paths = list(traverse_util.flatten_dict(nnx.to_pure_dict(state), sep="/"))
   kernels = list(_kernels(model))
   _check(config.targets, "targets", [path for path, _, _ in kernels])
-  _check(config.also_train, "also_train", paths)
   for path, module, name in kernels:
     if matches(config.targets, path):
       setattr(module, name, _low_rank(getattr(module, name), config, rngs))
+  # By the paths that its patterns are set against.
+  paths = list(traverse_util.flatten_dict(nnx.to_pure_dict(nnx.split(model, graph=False)[1]), sep="/"))
+  _check(config.also_train, "also_train", paths)
   return model
 
 
