@@ -95,13 +95,11 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
-    measured, measured_step = None, None
-    saved_step, last_step = first_step or None, first_step
+    measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
     pending, stop_requested = None, None
     for step in range(first_step, config.train.steps):
-      batch = next(batches)
-      state, metrics = program.train_step(state, batch, dropout_key)
+      state, metrics = program.train_step(state, next(batches), dropout_key)
       if pending is not None:
         report.step(*pending)
         steps.step()
