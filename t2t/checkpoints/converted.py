@@ -164,7 +164,7 @@ def open(path: str, *, where: str = "") -> Foreign:
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(source.path / "state").item_metadata.tree
   # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.
-  found, prefix = {}, f"{source.part}/" if source.part else ""
+  found, prefix = {}, source.prefix
   for part in ("params", "frozen_params"):
     for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
       if hasattr(array, "shape") and name not in store.UNREAD and name.startswith(prefix):

@@ -49,6 +49,11 @@ class Source:
   part: str = ""
 
   @property
+  def prefix(self) -> str:
+    """What paths of the model's parameters begin with where they were saved."""
+    return f"{self.part}/" if self.part else ""
+
+  @property
   def extra_ids(self) -> int:
     """Sentinels behind the vocabulary's own ids."""
     from t2t.data import vocabularies
@@ -91,7 +96,8 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
       f"{where}{path}: its model has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t"
     )
   adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
-  part = losses.main_part(run.get("train", {}).get("loss", ""))
+  name = run.get("train", {}).get("loss", "cross_entropy")  # the only one, before they had names
+  part = losses.LOSSES[name].part if name in losses.LOSSES else ""
   model = TransformerConfig(**run["model"])
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
 
@@ -239,7 +245,7 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 def _base(source: Source, path: str) -> str | None:
   """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
-  prefix = f"{source.part}/" if source.part else ""
+  prefix = source.prefix
   return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
 
 
@@ -267,7 +273,7 @@ def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]])
 
 def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   saved = store.param_shapes(source.path)
-  prefix = f"{source.part}/" if source.part else ""
+  prefix = source.prefix
   places = {_base(source, path): path for path in saved}
   if not source.adapters:
     return store.read_params(source.path, {name: (places[path], x) for name, (path, x) in wanted.items()})

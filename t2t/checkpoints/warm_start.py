@@ -103,9 +103,9 @@ def warm_start(
     UserError: a parameter that is neither fresh nor in the checkpoint, or of another shape; something of the checkpoint
       that has no place; or what fits nothing.
   """
-  places = {base_path(path): path for path in traverse_util.flatten_dict(initial, sep="/")}
-  places.pop(None, None)
   flat = traverse_util.flatten_dict(initial, sep="/")
+  places = {base_path(path): path for path in flat}
+  places.pop(None, None)
   wanted = {base: flat[path] for base, path in places.items()}
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
   theirs = dict(sorted(pretrained.shapes(source, ours).items()))

@@ -1,10 +1,7 @@
 """Losses: what training makes smaller, one file for each."""
 
-from collections.abc import Callable
-
 from t2t import UserError, did_you_mean
 from t2t.config import Config
-from t2t.losses import electra
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -26,7 +23,6 @@ __all__ = [
   "Loss",
   "Weights",
   "gradient",
-  "main_part",
   "make",
   "share_of_weights",
   "token_cross_entropy",
@@ -35,12 +31,7 @@ __all__ = [
 ]
 
 # config.train.loss -> the loss of a run
-LOSSES: dict[str, Callable[[Config], Loss]] = {"cross_entropy": CrossEntropy.of, "electra": Electra.of}
-
-
-def main_part(name: str) -> str:
-  """Where the model that is kept is among what a loss trains, a prefix of paths; "": it is all of it."""
-  return electra.MAIN if name == "electra" else ""
+LOSSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy, "electra": Electra}
 
 
 def make(run: Config) -> Loss:
@@ -54,7 +45,7 @@ def make(run: Config) -> Loss:
     raise UserError(
       f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}"
     )
-  loss = LOSSES[name](run)
+  loss = LOSSES[name].of(run)
   if run.train.microbatches > 1 and not loss.splits:
     raise UserError(
       f"config.train.microbatches={run.train.microbatches}: the loss {name} compares the rows of a whole batch, which"

@@ -239,6 +239,7 @@ class CrossEntropy:
 
   config: CrossEntropyConfig
   splits: ClassVar[bool] = True
+  part: ClassVar[str] = ""
 
   @classmethod
   def of(cls, run: Config) -> "CrossEntropy":
@@ -248,10 +249,6 @@ class CrossEntropy:
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """The model alone."""
     return transformer.build(config, rngs)
-
-  def main(self, module: nnx.Module) -> nnx.Module:
-    """All of it."""
-    return module
 
   def weights(self, batch: Batch) -> Weights:
     """How much of the targets counts."""

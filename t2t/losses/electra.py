@@ -25,7 +25,6 @@ from t2t.models.stack import Stack
 from t2t.models.transformer import Batch, EncoderOnly
 
 HEAD = "replaced"  # of the discriminator
-MAIN = "discriminator"  # what is evaluated and converted
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
 
 
@@ -108,6 +107,7 @@ class Electra:
   config: ElectraConfig
   tokens: CrossEntropyConfig
   splits: ClassVar[bool] = True
+  part: ClassVar[str] = "discriminator"  # the generator is thrown away
 
   @classmethod
   def of(cls, run: Config) -> "Electra":
@@ -143,10 +143,6 @@ class Electra:
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Both models."""
     return Pair(config, self.config, rngs)
-
-  def main(self, module: nnx.Module) -> nnx.Module:
-    """The discriminator; the generator is thrown away."""
-    return module.discriminator
 
   def _asked(self, batch: Batch) -> jax.Array:
     """The positions that the discriminator is asked about, float32 [batch, length]."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from flax import nnx
 import jax
 
+from t2t.config import Config
 from t2t.metrics import Metrics
 from t2t.models.config import TransformerConfig
 from t2t.models.transformer import Batch
@@ -33,15 +34,18 @@ class Loss(Protocol):
   """What training makes smaller.
 
   splits: whether each row's loss depends on that row alone; if not, there can be no microbatches.
+  part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
   """
 
   splits: bool
+  part: str
+
+  @classmethod
+  def of(cls, run: Config) -> "Loss":
+    """The loss of a run."""
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """All that is trained: the model, and whatever the loss needs beside it."""
-
-  def main(self, module: nnx.Module) -> nnx.Module:
-    """The part of it that is evaluated, converted and decoded."""
 
   def weights(self, batch: Batch) -> Weights:
     """What each term is divided by, of a whole batch, however it is cut afterwards; from the batch alone."""
