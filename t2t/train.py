@@ -16,7 +16,7 @@ from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation import samples
 from t2t.models import transformer
-from t2t.models.transformer import Batch
+from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, watchdog
 from t2t.storage import bucket

@@ -21,6 +21,7 @@ from t2t.checkpoints import converted
 from t2t.convert import families, huggingface, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import sizes
+from t2t.models.architecture import real_positions
 from t2t.models.config import TransformerConfig
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -56,7 +57,7 @@ def edit(path, **changes):
 def test_logits_are_theirs(name):
   """At every position that is not padding, for rows of several lengths."""
   found, batch, numbers = golden(name)
-  at = np.asarray(toy.transformer.real_positions(batch, "decoder" if "decoder_input_tokens" in batch else "encoder"))
+  at = np.asarray(real_positions(batch, "decoder" if "decoder_input_tokens" in batch else "encoder"))
   logits = np.asarray(toy.logits(foreign.model(found, dtype="float32"), batch))
   np.testing.assert_allclose(logits[at], numbers["logits"][at], atol=1e-4)
   assert np.std(logits[at]) > 0.1

@@ -13,6 +13,7 @@ import toy
 
 from t2t import losses, sharding
 from t2t.config import OPTIONAL, OptimizerConfig, config_names, load_config, records
+from t2t.models import architecture
 from t2t.models.config import TransformerConfig
 from t2t.training import optimizers, recipe, train_state
 
@@ -90,6 +91,20 @@ def test_no_default_is_hidden_in_a_get(name):
         assert not {"config", "cfg"} & set(owner), text
       if isinstance(called, ast.Name) and called.id == "getattr" and len(node.args) == 3:
         assert ast.unparse(node.args[0]).split(".")[-1] not in ("config", "cfg"), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_architectures_are_asked_not_compared(name):
+  """What differs between them is declared in models/architecture.py; a fourth is a row there and a module."""
+  names = set(architecture.ARCHITECTURES)
+  compared = [
+    side.value
+    for node in parsed(name)
+    if isinstance(node, ast.Compare)
+    for side in (node.left, *node.comparators)
+    if isinstance(side, ast.Constant)
+  ]
+  assert not names & set(compared)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,7 @@ import toy
 
 from t2t import losses, sharding
 from t2t.models import transformer
+from t2t.models.architecture import real_positions
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.training import optimizers, train_state
 
@@ -106,13 +107,13 @@ class TwoTerms(losses.CrossEntropy):
   """Targets, and beside them half of the mean square of what comes out at all real positions of the decoder."""
 
   def weights(self, batch):
-    real = transformer.real_positions(batch, "decoder")
+    real = real_positions(batch, "decoder")
     return super().weights(batch) | {"size": jnp.sum(real).astype(jnp.float32)}
 
   def __call__(self, module, batch, weights, *, key, train):
     terms, metrics = super().__call__(module, batch, weights, key=key, train=train)
     hidden = module(batch, dropout_key=None).astype(jnp.float32)
-    real = transformer.real_positions(batch, "decoder")
+    real = real_positions(batch, "decoder")
     size = jnp.sum(jnp.mean(jnp.square(hidden), axis=-1) * real)
     return terms | {"size": 0.5 * size / weights["size"]}, metrics
 

@@ -110,7 +110,7 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
     yield f"t2t convert {out} --to t2t WORKDIR"
     return
   words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
-  if foreign.model.architecture != "encoder_only" and foreign.vocabulary:
+  if foreign.model.kind.writes and foreign.vocabulary:
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
   yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
   yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"

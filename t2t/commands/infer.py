@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
   predictor.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
   max_inputs = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
   ends, reason = prompting.ends_prompts(source, options.prompt_eos)
-  if source.model.architecture == "decoder_only":
+  if source.model.kind.continues:
     print(f"prompts end {'in' if ends else 'without'} EOS, {reason}", file=sys.stderr)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:

@@ -293,7 +293,7 @@ def _without_copies(
 
 def _lengths(model: TransformerConfig, settings: Settings) -> dict[str, int]:
   positions = model.max_length or settings.get("n_positions") or 512
-  if model.architecture == "decoder_only":
+  if model.kind.continues:
     return {"targets_length": min(positions, 1024)}
   return {"inputs_length": min(positions, 512)}
 
@@ -386,7 +386,7 @@ def save(
       f" {settings['pad_token_id']}, the vocabulary's is {padding}"
     )
   # Left out, they would be those of the published vocabularies, which this one may not even reach.
-  ids = (*_IDS, "cls_token_id", "sep_token_id") if foreign.model.architecture == "encoder_only" else _IDS
+  ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
   width = safetensors.DTYPES[_DTYPES[dtype]].itemsize
   sizes = {name: width * math.prod(place.shape) for name, place in wanted.items()}
@@ -406,7 +406,7 @@ def save(
       _write_json(folder / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
     for name, content in files.content.items():
       (folder / name).write_bytes(content)
-    if foreign.model.architecture != "encoder_only" and files.ids:
+    if foreign.model.kind.writes and files.ids:
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)

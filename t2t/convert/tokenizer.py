@@ -17,6 +17,7 @@ from t2t import UserError
 from t2t.convert import vocabulary_files
 from t2t.convert.families import Family, Settings
 from t2t.convert.tensors import Foreign
+from t2t.models.architecture import ARCHITECTURES
 
 _SPACE = "▁"
 _T5 = ("t5", "mt5")
@@ -152,9 +153,9 @@ def files(foreign: Foreign, family: Family) -> Files:
   vocabulary = vocabularies.load(foreign.vocabulary, extra_ids=foreign.extra_ids)
   vocabularies.check(vocabulary, foreign.model.vocab_size)
   ids = {"pad_token_id": vocabulary.pad_id, "eos_token_id": vocabulary.eos_id}
-  if foreign.model.architecture == "encoder_decoder":
+  if foreign.model.kind.reads_apart:
     ids["decoder_start_token_id"] = vocabularies.bos_id(vocabulary)
-  elif foreign.model.architecture == "decoder_only":
+  elif foreign.model.kind.continues:
     ids["bos_token_id"] = vocabularies.bos_id(vocabulary)
   else:
     ends = {"cls_token_id": vocabularies.cls_id(vocabulary), "sep_token_id": vocabularies.sep_id(vocabulary)}
@@ -260,10 +261,10 @@ def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str], famil
   control = [piece.piece for piece in proto.pieces if piece.type == piece.CONTROL]
   tokenizer.add_special_tokens([*control, *sentinels[::-1]])
   # As the model was trained: what an encoder reads ends with EOS, what a decoder reads starts with BOS.
-  architecture = family.fields["architecture"]
-  if architecture == "encoder_decoder":
+  kind = ARCHITECTURES[family.fields["architecture"]]
+  if kind.reads_apart:
     tokenizer.post_processor = _template("$A {}", proto.pieces[trained.eos_id].piece, trained.eos_id)
-  elif architecture == "decoder_only" and trained.bos_id >= 0:
+  elif kind.continues and trained.bos_id >= 0:
     tokenizer.post_processor = _template("{} $A", proto.pieces[trained.bos_id].piece, trained.bos_id)
   return tokenizer
 

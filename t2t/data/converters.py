@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from t2t import features
 from t2t.data import vocabularies
+from t2t.models.architecture import ARCHITECTURES
 
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
@@ -81,10 +82,10 @@ class _Completed:
 
   def __call__(self, features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
-    if self.architecture == "encoder_decoder" and "inputs" not in features:
+    if ARCHITECTURES[self.architecture].reads_apart and "inputs" not in features:
       # A language model without a prompt: the encoder has one token to read.
       features["inputs"] = tf.constant([self.vocabulary.eos_id], tf.int32)
-    if self.architecture == "encoder_only":
+    if not ARCHITECTURES[self.architecture].writes:
       inputs = features["inputs"]
       if "loss_weights" not in features:
         # seqio's convention: loss where there is a mask.
@@ -126,7 +127,7 @@ def convert(
     vocabulary: of the targets.
     pack: several examples in one sequence.
   """
-  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and architecture != "encoder_only"
+  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and ARCHITECTURES[architecture].writes
   shift = 0 if zero_is_padding else 1
   bos_id = vocabularies.bos_id(vocabulary)
   converter = FEATURE_CONVERTERS[architecture](pack=pack, apply_length_check=False, bos_id=bos_id + shift)

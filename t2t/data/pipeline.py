@@ -23,6 +23,7 @@ from t2t import UserError, sharding
 from t2t.config import Config, DataConfig
 from t2t.data import converters, objectives, offline_cache, repeatable, rows, selection, sources, streams, vocabularies
 from t2t.data.sources import released, scan, text_files
+from t2t.models.architecture import ARCHITECTURES
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
@@ -387,7 +388,7 @@ def check(
   lengths = feature_lengths(data, architecture, task)
   for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
-      keys = lengths if architecture == "decoder_only" else [{"encoder": "inputs", "decoder": "targets"}[side]]
+      keys = lengths if ARCHITECTURES[architecture].continues else [{"encoder": "inputs", "decoder": "targets"}[side]]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
         f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"

@@ -12,6 +12,7 @@ import seqio
 from t2t import UserError, did_you_mean
 from t2t.data import objectives, registry
 from t2t.data.sources import released
+from t2t.models.architecture import ARCHITECTURES
 
 Found = seqio.Task | seqio.Mixture
 
@@ -158,7 +159,7 @@ def for_architecture(found: Found, architecture: str) -> Found:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
-  return copy(found, without_eos, lambda rate: rate) if architecture == "decoder_only" else found
+  return copy(found, without_eos, lambda rate: rate) if ARCHITECTURES[architecture].continues else found
 
 
 def ends_inputs(found: Found, architecture: str) -> bool | None:
@@ -213,7 +214,7 @@ def check(found: Found, architecture: str, splits: Mapping[str, str], *, mixture
   """
   tasks = tasks_of(found)
   for task in tasks:
-    if architecture == "encoder_only" and task.metric_fns and not objectives.of(task):
+    if not ARCHITECTURES[architecture].writes and task.metric_fns and not objectives.of(task):
       raise UserError(
         f"config.data.mixture={mixture}: {task.name} is answered in writing, which a model with"
         " config.model.architecture=encoder_only does not learn; give a task with a masked-LM objective"

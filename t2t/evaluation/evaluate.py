@@ -83,9 +83,9 @@ class Evaluation:
     self._data, self._vocabulary, self._split = data, vocabulary, split
     self._architecture = config.architecture
     self.mesh = mesh
-    self._ranks = settings.method == "rank" or config.architecture == "encoder_only"
-    self._per_token = config.architecture == "encoder_only"
-    self._adds_eos = config.architecture == "encoder_decoder"
+    self._ranks = settings.method == "rank" or not config.kind.writes
+    self._per_token = not config.kind.writes
+    self._adds_eos = config.kind.reads_apart
     self._ends_prompts = ends_prompts
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [
@@ -163,7 +163,7 @@ class Evaluation:
     if tokens and tokens[-1] == self._vocabulary.eos_id:
       tokens.pop()
     as_the_task = task.output_features["inputs"].add_eos if self._ends_prompts is None else self._ends_prompts
-    if self._architecture == "decoder_only" and as_the_task:
+    if not self._per_token and as_the_task:
       return [*tokens[: self._data.inputs_length - 1], self._vocabulary.eos_id]
     return tokens
 
@@ -309,7 +309,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     vocabulary=vocabulary,
     split=split,
     batch_size=batch_size,
-    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.architecture == "decoder_only" else None,
+    ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.continues else None,
   )
 
 
@@ -324,7 +324,7 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     UserError: see `prepare`.
   """
   evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
-  if source.model.architecture == "decoder_only" and jax.process_index() == 0:
+  if source.model.kind.continues and jax.process_index() == 0:
     ends, reason = pretrained.ends_prompts(source)
     if ends:
       print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)

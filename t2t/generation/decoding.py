@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, losses, sharding
 from t2t.models import transformer
+from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
-from t2t.models.transformer import Batch
 from t2t.params import Params
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
@@ -113,12 +113,12 @@ def check_positions(model_config: TransformerConfig, prompt_length: int, max_len
   Raises:
     UserError: it has not, or it writes no text at all.
   """
-  if model_config.architecture == "encoder_only":
+  if not model_config.kind.writes:
     raise UserError("config.model.architecture=encoder_only: an encoder alone writes no text; its targets have scores")
   most = model_config.most_positions
   if not most:
     return
-  if model_config.architecture == "decoder_only":
+  if model_config.kind.continues:
     # The last token that is written is not read.
     if prompt_length + max_length - 1 > most:
       left = most + 1 - prompt_length
@@ -402,14 +402,14 @@ def make_stream(
   return jax.jit(start), jax.jit(advance)
 
 
-def log_likelihood(model: nnx.Module, batch: Batch) -> jax.Array:
+def log_likelihood(model: Model, batch: Batch) -> jax.Array:
   """Sum of the log-probabilities of each row's targets where their loss counts, float32 [batch].
 
   Args:
     model: of any architecture.
     batch: its features, with decoder_target_tokens and decoder_loss_weights, or those of an encoder alone.
   """
-  side = "encoder" if "encoder_target_tokens" in batch else "decoder"
+  side = predicted_side(batch)
   hidden, logits_fn = model(batch), model.logits_fn()
   batch_size, length = hidden.shape[:2]
   rows = -(-batch_size // sharding.num_shards("batch"))

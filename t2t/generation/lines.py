@@ -167,7 +167,7 @@ def _run(source: pretrained.Source, job: Job) -> dict[str, Any]:
   if decode.num_beams > 1:
     found["length_penalty"] = decode.length_penalty
   # Only what departs from what outputs were written with before it could be chosen.
-  if job.ends_prompts != (source.model.architecture == "encoder_decoder"):
+  if job.ends_prompts != source.model.kind.reads_apart:
     found["prompt_eos"] = "yes" if job.ends_prompts else "no"
   found["temperature"] = decode.temperature
   if decode.temperature:

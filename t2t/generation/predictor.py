@@ -10,6 +10,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.generation import decoding
+from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 
@@ -86,7 +87,7 @@ def prompt_features(
     architecture: encoder_decoder or decoder_only.
     framing: of the vocabulary.
   """
-  if architecture == "decoder_only":
+  if ARCHITECTURES[architecture].continues:
     prompts = [[framing.bos_id, *prompt] for prompt in prompts]
     real = [[1] * len(prompt) for prompt in prompts]
     return {
@@ -103,9 +104,10 @@ def prompt_features(
 def _scored_lengths(pair: tuple[Tokens, Tokens], *, architecture: str, framing: Framing) -> tuple[int, ...]:
   """Positions that a pair takes: of encoder and decoder, or of the one row that a model of one stack reads."""
   prompt, target = (len(tokens) for tokens in pair)
-  if architecture == "encoder_decoder":
+  kind = ARCHITECTURES[architecture]
+  if kind.reads_apart:
     return prompt, target
-  around = [framing.cls_id, framing.sep_id] if architecture == "encoder_only" else []
+  around = [] if kind.writes else [framing.cls_id, framing.sep_id]
   return (prompt + target + sum(x is not None for x in around),)
 
 
@@ -129,7 +131,8 @@ def scored_features(
     framing: of the vocabulary.
   """
   prompts, targets = [list(prompt) for prompt, _ in pairs], [list(target) for _, target in pairs]
-  if architecture == "encoder_decoder":
+  kind = ARCHITECTURES[architecture]
+  if kind.reads_apart:
     inputs = [[framing.bos_id, *target[:-1]] for target in targets]
     return prompt_features(prompts, widths[0], architecture=architecture, framing=framing) | {
       "decoder_input_tokens": _padded(inputs, widths[1], framing.pad_id),
@@ -137,7 +140,7 @@ def scored_features(
       "decoder_loss_weights": _padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
     }
   (width,) = widths
-  if architecture == "decoder_only":
+  if kind.continues:
     rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
     return {
@@ -197,8 +200,8 @@ class Predictor:
     self._max_inputs = max_inputs
     self._log_likelihood = decoding.make_log_likelihood(graphdef)
     self._decode = None
-    if decode is not None and config.architecture != "encoder_only":
-      decoding.check_positions(config, max_inputs + int(config.architecture == "decoder_only"), decode.max_length)
+    if decode is not None and config.kind.writes:
+      decoding.check_positions(config, max_inputs + int(config.kind.continues), decode.max_length)
       self._decode = decoding.make_decode(graphdef, decode, eos_id=framing.eos_id)
 
   @property
@@ -218,7 +221,7 @@ class Predictor:
       first: number of the first prompt; a prompt draws by its number, whatever batch it is in.
       on_batch: called with the number of prompts and of written tokens after each batch.
     """
-    extra = int(self._config.architecture == "decoder_only")
+    extra = int(self._config.kind.continues)
     widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
     found: list[Generation | None] = [None] * len(prompts)
     for width, indices in _batches(widths, self._rows):
@@ -306,5 +309,5 @@ def check_architecture(config: TransformerConfig, *, where: str) -> None:
   Raises:
     UserError: it is an encoder alone.
   """
-  if config.architecture == "encoder_only":
+  if not config.kind.writes:
     raise UserError(f"{where} is an encoder alone, which cannot write text; `t2t eval` has it choose among options")

@@ -36,7 +36,7 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
     wanted: yes or no; empty: as in training, where an encoder always reads EOS.
   """
   found, reason = (True, "it has an encoder")
-  if source.model.architecture == "decoder_only":
+  if source.model.kind.continues:
     found, reason = pretrained.ends_prompts(source)
   if wanted:
     return wanted == "yes", f"--prompt_eos {wanted}"
@@ -61,7 +61,7 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
   if not source.model.most_positions:
     return trained
   # A decoder alone has BOS and the answer, but for its last token, in the same row.
-  others = max_length if source.model.architecture == "decoder_only" else 0
+  others = max_length if source.model.kind.continues else 0
   return max(1, min(trained, source.model.most_positions - others))
 
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t.generation import decoding
-from t2t.models import transformer
-from t2t.models.transformer import Batch
+from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.params import join_frozen
 from t2t.training.train_state import TrainState
 
@@ -187,11 +186,11 @@ def held_out(
   """
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   host = {name: gather(x) for name, x in batch.items()}
-  masked = "encoder_target_tokens" in host
-  first = _first_sequence(host, "encoder" if masked else "decoder")
+  side = predicted_side(host)
+  first = _first_sequence(host, side)
   # Where held-out text ends before a batch does, rows of nothing fill it.
   rows = range(min(number, np.count_nonzero(first.any(axis=1))))
-  if masked:
+  if side == "encoder":
     guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, number))
     arrays = gather(guess(state, batch)), host["encoder_target_tokens"], host["encoder_loss_weights"]
     ends = first.sum(axis=1)
@@ -229,7 +228,7 @@ def held_out(
 def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
   """Where each row has the tokens of its first sequence, bool [batch, length]."""
   segments = host.get(f"{side}_segment_ids")
-  return transformer.real_positions(host, side) if segments is None else segments == 1
+  return real_positions(host, side) if segments is None else segments == 1
 
 
 def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:

@@ -143,7 +143,7 @@ class Service:
     most = self._room(_MAX_LENGTH)
     self._max_inputs = prompting.longest_prompt(source, inputs_length=inputs_length, max_length=most)
     self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=self._max_inputs)
-    self._extra = int(source.model.architecture == "decoder_only")  # BOS
+    self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(source.model, self._max_inputs + self._extra, most)
     self._model = pretrained.load(source, self._mesh)
     self._device = threading.Lock()
@@ -264,7 +264,7 @@ class Service:
   def _room(self, max_length: int) -> int:
     """`max_length`, or as many positions as the model has learned to write in."""
     most = self._source.model.most_positions
-    if self._source.model.architecture == "decoder_only":
+    if self._source.model.kind.continues:
       most //= 2  # the other half is the prompt's
     return min(max_length, most) if most else max_length
 

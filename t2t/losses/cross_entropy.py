@@ -14,9 +14,9 @@ from t2t.config import Config
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import transformer
+from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
-from t2t.models.transformer import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,14 +218,9 @@ def _summed_backward(config, sparse, residuals, cotangents):
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
-def _predicted(batch: Batch) -> str:
-  """Which side's targets a batch is about: an encoder alone predicts its own."""
-  return "encoder" if "encoder_target_tokens" in batch else "decoder"
-
-
 def _is_sparse(batch: Batch) -> bool:
   """Whether much of a batch has no weight: in masked language models, and behind a prefix."""
-  return "encoder_target_tokens" in batch or "decoder_causal_attention" in batch
+  return predicted_side(batch) == "encoder" or "decoder_causal_attention" in batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,21 +241,21 @@ class CrossEntropy:
     """The loss of a run."""
     return cls(CrossEntropyConfig(run.train.z_loss, run.train.label_smoothing, run.train.chunk_tokens))
 
-  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
     """The model alone."""
     return transformer.build(config, rngs)
 
   def weights(self, batch: Batch) -> Weights:
     """How much of the targets counts."""
-    return {"loss": jnp.sum(batch[f"{_predicted(batch)}_loss_weights"].astype(jnp.float32))}
+    return {"loss": jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))}
 
   def __call__(
-    self, module: nnx.Module, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+    self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
   ) -> tuple[dict[str, jax.Array], Metrics]:
     """See `Loss`; held out, the loss is that of the targets themselves, whatever training smooths."""
     hidden = module(batch, dropout_key=key if train else None)
     config = self.config if train else dataclasses.replace(self.config, label_smoothing=0.0)
-    side = _predicted(batch)
+    side = predicted_side(batch)
     own = batch[f"{side}_loss_weights"].astype(jnp.float32)
     summed, sums, _ = token_sums(
       config, module.logits_fn(), hidden, batch[f"{side}_target_tokens"], own, sparse=_is_sparse(batch)
@@ -317,7 +312,7 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
   """
   if not _is_sparse(batches[0]):
     return 1.0
-  weights = [batch[f"{_predicted(batch)}_loss_weights"] for batch in batches]
+  weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   return float(sum(jnp.sum(x > 0) for x in weights)) / sum(x.size for x in weights)
 
 
@@ -333,7 +328,7 @@ def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
   """
   counts = jnp.zeros(vocab_size, jnp.float32)
   for batch in batches:
-    side = _predicted(batch)
+    side = predicted_side(batch)
     counts = counts.at[batch[f"{side}_target_tokens"]].add(batch[f"{side}_loss_weights"].astype(jnp.float32))
   shares = counts / jnp.sum(counts)
   return -jnp.sum(jax.scipy.special.xlogy(shares, shares))

@@ -17,12 +17,13 @@ from t2t.config import Config, ElectraConfig
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
-from t2t.models import layers, transformer
+from t2t.models import layers
+from t2t.models.architecture import Batch, real_positions
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
-from t2t.models.transformer import Batch, EncoderOnly
+from t2t.models.transformer import EncoderOnly
 
 HEAD = "replaced"  # of the discriminator
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")
@@ -119,7 +120,7 @@ class Electra:
     model, electra, train = run.model, run.electra, run.train
     if electra is None:
       raise UserError("config.train.loss=electra: config.electra is missing; start from a config such as electra_small")
-    if model.architecture != "encoder_only":
+    if model.kind.writes:
       raise UserError(
         f"config.train.loss=electra: reads in both directions, but config.model.architecture={model.architecture}"
       )
@@ -148,7 +149,7 @@ class Electra:
     """The positions that the discriminator is asked about, float32 [batch, length]."""
     if self.config.positions == "masked":
       return batch["encoder_loss_weights"].astype(jnp.float32)
-    return transformer.real_positions(batch, "encoder").astype(jnp.float32)
+    return real_positions(batch, "encoder").astype(jnp.float32)
 
   def weights(self, batch: Batch) -> Weights:
     """How many tokens were masked, and how many the discriminator is asked about."""
@@ -163,7 +164,7 @@ class Electra:
     generator_key, discriminator_key = keys if train else (None, None)
     tokens = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
     masked, targets = batch["encoder_loss_weights"].astype(jnp.float32), batch["encoder_target_tokens"]
-    real = transformer.real_positions(batch, "encoder")
+    real = real_positions(batch, "encoder")
 
     # ---- The generator -------------------------------------------------------
     hidden = module(batch, dropout_key=generator_key)

@@ -10,8 +10,8 @@ import jax
 
 from t2t.config import Config
 from t2t.metrics import Metrics
+from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
-from t2t.models.transformer import Batch
 from t2t.params import Params
 
 LogitsFn = Callable[[jax.Array], jax.Array]  # a pytree that holds its weights: [..., embed] -> [..., vocab]

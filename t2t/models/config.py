@@ -5,8 +5,8 @@ import dataclasses
 import re
 
 from t2t import UserError, did_you_mean
+from t2t.models.architecture import ARCHITECTURES, Architecture
 
-ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
@@ -113,6 +113,11 @@ class TransformerConfig:
   remat: str = "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
 
   @property
+  def kind(self) -> Architecture:
+    """What holds for every model of this architecture."""
+    return ARCHITECTURES[self.architecture]
+
+  @property
   def kv_heads(self) -> int:
     """Heads of keys and values."""
     return self.num_kv_heads or self.num_heads
@@ -165,28 +170,26 @@ class TransformerConfig:
     names = [head.name for head in self.heads]
     if len(set(names)) < len(names):
       raise UserError(f"config.model.heads: {', '.join(names)}: each must have a name of its own")
-    if names and self.architecture == "decoder_only":
+    if names and self.kind.continues:
       raise UserError(
         f"config.model.heads: {names[0]} reads the first position, which in a decoder alone sees no other;"
         " give it to a model with an encoder"
       )
 
   def _check_layers(self) -> None:
-    for stack, without in (("encoder", "decoder_only"), ("decoder", "encoder_only")):
+    for stack in ("encoder", "decoder"):
       key, layers = f"num_{stack}_layers", getattr(self, f"num_{stack}_layers")
-      if bool(layers) == (self.architecture == without):
+      if bool(layers) != (stack in self.kind.sides):
         wanted = "0" if layers else "1 or more"
         raise UserError(f"config.model.{key}={layers}: must be {wanted} with architecture={self.architecture}")
-    if self.share_stacks and (
-      self.architecture != "encoder_decoder" or self.num_encoder_layers != self.num_decoder_layers
-    ):
+    if self.share_stacks and (not self.kind.reads_apart or self.num_encoder_layers != self.num_decoder_layers):
       raise UserError(
         "config.model.share_stacks=True: needs architecture=encoder_decoder and as many encoder as decoder layers,"
         f" not {self.num_encoder_layers} and {self.num_decoder_layers}"
       )
-    if self.segment_types and self.architecture != "encoder_only":
+    if self.segment_types and self.kind.writes:
       raise UserError(f"config.model.segment_types={self.segment_types}: only with architecture=encoder_only")
-    if self.bidirectional_prefix and self.architecture != "decoder_only":
+    if self.bidirectional_prefix and not self.kind.continues:
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
     if self.positions == "learned" and not self.max_length:
       raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")

@@ -1,11 +1,9 @@
 """The three architectures: how stacks of blocks are put together, and which batch features each one reads.
 
-All have one interface: `__call__` (batch -> hidden states of the positions whose tokens are predicted), `logits_fn` and
-`logits` (hidden states -> vocabulary), `head_logits` (hidden states -> what a head of the model is over), and those
-that write text `start_decode` and `decode_step`.
+Each is a `Model`; those that write text have `start_decode`, `decode_step` and `ready` besides.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 
 from flax import nnx
@@ -14,26 +12,10 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
 from t2t.models import attention, heads, kernels, layers
+from t2t.models.architecture import DECODER_ONLY, ENCODER_DECODER, ENCODER_ONLY, Batch, Model, sides
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one, split_key
-
-Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
-
-
-def sides(batch: Batch) -> list[str]:
-  """Which of "encoder" and "decoder" a batch has features for."""
-  return [side for side in ("encoder", "decoder") if any(name.startswith(side) for name in batch)]
-
-
-def real_positions(batch: Batch, side: str) -> jax.Array:
-  """Which positions of one side are not padding: bool, in the shape of the features, which may be NumPy's.
-
-  Where id 0 is a token, segment ids tell.  What a decoder is fed may start with padding; what it writes does not.
-  """
-  if f"{side}_segment_ids" in batch:
-    return batch[f"{side}_segment_ids"] > 0
-  return batch["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] > 0
 
 
 @jax.tree_util.register_dataclass
@@ -181,6 +163,8 @@ class _Transformer(nnx.Module):
 class EncoderDecoder(_Transformer):
   """T5 (Raffel et al. 2020) and its descendants: an encoder reads the inputs, a decoder writes the targets."""
 
+  architecture = ENCODER_DECODER
+
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
@@ -249,6 +233,8 @@ class EncoderDecoder(_Transformer):
 class DecoderOnly(_Transformer):
   """GPT (Radford et al. 2018) and Llama; with `bidirectional_prefix` a prefix language model (Dong et al. 2019; T5)."""
 
+  architecture = DECODER_ONLY
+
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.decoder = Stack(config, rngs, num_layers=config.num_decoder_layers, causal=True)
@@ -311,6 +297,8 @@ class DecoderOnly(_Transformer):
 class EncoderOnly(_Transformer):
   """BERT (Devlin et al. 2019), RoBERTa, ALBERT, ModernBERT: reads a text in both directions."""
 
+  architecture = ENCODER_ONLY
+
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     super().__init__(config, rngs)
     self.encoder = Stack(config, rngs, num_layers=config.num_encoder_layers, causal=False)
@@ -341,12 +329,12 @@ class EncoderOnly(_Transformer):
     return (encoder or self.encoder)(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
 
 
-ARCHITECTURES = {"encoder_decoder": EncoderDecoder, "decoder_only": DecoderOnly, "encoder_only": EncoderOnly}
+_MODULES = {module.architecture.name: module for module in (EncoderDecoder, DecoderOnly, EncoderOnly)}
 
 
-def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
+def build(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
   """The model that `config.architecture` names."""
-  return ARCHITECTURES[config.architecture](config, rngs)
+  return _MODULES[config.architecture](config, rngs)
 
 
 def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kernels.Choice]:

@@ -149,7 +149,7 @@ def task_features(config: Config) -> tuple[str, ...]:
   data = config.data
   if data.files or not data.mixture:
     return alone if data.objective in features.WITHOUT_INPUTS else both
-  if config.model.architecture != "decoder_only":
+  if not config.model.kind.continues:
     return both  # whatever the task has: an encoder reads something
   if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
     parts = (name.strip().partition("_") for name in data.mixture.split(","))
@@ -193,9 +193,9 @@ def arguments(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, jax.Sh
 
 def share_predicted(config: Config) -> float:
   """Which part of the last stack's positions has a loss, about: the data decides."""
-  if config.model.architecture == "encoder_only":
+  if not config.model.kind.writes:
     return config.data.noise_density or 0.15
-  if config.model.architecture == "decoder_only":
+  if config.model.kind.continues:
     found = _task_lengths(config)
     return found["targets"] / sum(found.values())
   return 1.0

@@ -13,8 +13,7 @@ from t2t import metrics as metrics_lib
 from t2t import sharding
 from t2t.losses import Loss, Weights, gradient
 from t2t.metrics import Metrics
-from t2t.models import transformer
-from t2t.models.transformer import Batch
+from t2t.models.architecture import Batch, real_positions, sides
 from t2t.params import Params, join_frozen, path_name, split_frozen
 
 
@@ -142,7 +141,7 @@ def _split_by_copy(copies: int, x: jax.Array) -> jax.Array:
 
 def _num_tokens(batch: Batch) -> jax.Array:
   """How many positions of inputs and targets hold a token."""
-  real = (transformer.real_positions(batch, side) for side in transformer.sides(batch))
+  real = (real_positions(batch, side) for side in sides(batch))
   return sum(jnp.sum(positions) for positions in real).astype(jnp.float32)
 
 

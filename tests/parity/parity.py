@@ -19,6 +19,7 @@ import toy
 from t2t.convert import huggingface
 from t2t.convert import settings as settings_lib
 from t2t.models import heads, transformer
+from t2t.models.architecture import real_positions
 from t2t.models.config import HeadConfig, TransformerConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
@@ -102,7 +103,7 @@ def side(batch: transformer.Batch) -> str:
 
 def real(batch: transformer.Batch, which: str | None = None) -> np.ndarray:
   """bool [batch, length], false for padding."""
-  return np.asarray(transformer.real_positions(batch, which or side(batch)))
+  return np.asarray(real_positions(batch, which or side(batch)))
 
 
 def as_torch(x: jax.Array) -> torch.Tensor:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.config import DataConfig
 from t2t.data import pipeline, rows, sources, streams, vocabularies
-from t2t.models import transformer
+from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.runtime import quiet
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
@@ -208,11 +208,10 @@ def summarize(preview: Preview) -> Summary:
   # The last packed sequence is not full because there were no more examples, and would be in training.
   sequences = preview.sequences[:-1] if 1 < len(preview.sequences) < len(preview.examples) else preview.sequences
   real = {
-    side: np.concatenate([transformer.real_positions(sequence, side) for sequence in sequences])
-    for side in transformer.sides(sequences[0])
+    side: np.concatenate([real_positions(sequence, side) for sequence in sequences]) for side in sides(sequences[0])
   }
   everything = preview.sequences
-  positions = sum(transformer.real_positions(sequence, side).sum() for sequence in everything for side in real)
+  positions = sum(real_positions(sequence, side).sum() for sequence in everything for side in real)
   losses = sum(loss_positions(sequence, side).sum() for sequence in everything for side in real)
   ids = {name: np.concatenate([preview.trimmed(i)[name] for i in range(len(preview.examples))]) for name in lengths}
   all_ids = np.concatenate([np.zeros(0, np.int32), *ids.values()])
@@ -231,10 +230,10 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
   """Which part of the text the model has to guess, as far as the examples show it."""
   vocabulary = preview.vocabulary
   framing = list(vocabularies.framing_ids(vocabulary))
-  if preview.architecture == "encoder_only":
+  if not ARCHITECTURES[preview.architecture].writes:
     losses = sum(loss_positions(sequence, "encoder").sum() for sequence in preview.sequences)
     text = sum(
-      (~np.isin(sequence["encoder_target_tokens"], framing) & transformer.real_positions(sequence, "encoder")).sum()
+      (~np.isin(sequence["encoder_target_tokens"], framing) & real_positions(sequence, "encoder")).sum()
       for sequence in preview.sequences
     )
     return ("of the text is masked, replaced or kept, to be guessed", float(losses) / max(int(text), 1))

@@ -14,7 +14,7 @@ from t2t.config import DataConfig
 from t2t.data import objectives, sources, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import released
-from t2t.models import transformer
+from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 
 _RECORD_LINES = 3  # of each text of a record
 
@@ -154,7 +154,7 @@ class _Tokens:
 
   def _loss_weights(self, example: Mapping[str, Any]) -> np.ndarray | None:
     """Where the loss counts, if the architecture takes that from the task: bool [length of the inputs]."""
-    if self._shown.architecture != "encoder_only":
+    if ARCHITECTURES[self._shown.architecture].writes:
       return None
     if "loss_weights" in example:
       return np.asarray(example["loss_weights"]) > 0
@@ -219,16 +219,16 @@ def _print_sequence(console: rich.console.Console, sequence: Mapping[str, np.nda
   """The features of a model, how long they are, and what they begin and end with."""
   console.print(rich.text.Text(title, "bold"))
   rows = []
-  for side in transformer.sides(sequence):
-    real = transformer.real_positions(sequence, side)
+  for side in sides(sequence):
+    real = real_positions(sequence, side)
     rows += [
       [name, f"{values.dtype} {list(values.shape)}", _ends(values, real)]
       for name, values in sequence.items()
       if name.startswith(side)
     ]
   print_columns(console, rows)
-  for side in transformer.sides(sequence):
-    real, loss = transformer.real_positions(sequence, side), examples.loss_positions(sequence, side)
+  for side in sides(sequence):
+    real, loss = real_positions(sequence, side), examples.loss_positions(sequence, side)
     padding = len(real) - int(real.sum())
     text = f"  {side}: {padding} of {len(real)} positions are padding ({padding / len(real):.0%})"
     if loss.size:

@@ -1,0 +1,119 @@
+"""The three architectures as all else knows them: what each reads, which side it predicts, whether it writes."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Protocol
+
+import jax
+
+Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """What holds for every model of an architecture; its module, in transformer.py, is built from a `TransformerConfig`.
+
+  name: in configs, config.model.architecture.
+  sides: its stacks, in the order in which they read: encoder, decoder.
+  features: model features that every batch has.
+  packed: those that are there besides where examples are packed.  Of vocabularies whose token 0 is no padding,
+    segment ids are there unpacked, too.
+  with_inputs: those besides of tasks that have inputs.
+  """
+
+  name: str
+  sides: tuple[str, ...]
+  features: tuple[str, ...]
+  packed: tuple[str, ...]
+  with_inputs: tuple[str, ...] = ()
+
+  @property
+  def predicts(self) -> str:
+    """The side whose tokens have a loss and a score: the last."""
+    return self.sides[-1]
+
+  @property
+  def writes(self) -> bool:
+    """Whether it writes text, token after token; otherwise it reads both ways, and answers at every position."""
+    return self.predicts == "decoder"
+
+  @property
+  def reads_apart(self) -> bool:
+    """Whether inputs are read by a stack of their own, and not in one row with the targets."""
+    return len(self.sides) == 2
+
+  @property
+  def continues(self) -> bool:
+    """Whether it writes on, in the same row, behind what it was given."""
+    return self.writes and not self.reads_apart
+
+
+ENCODER_DECODER = Architecture(
+  "encoder_decoder",
+  sides=("encoder", "decoder"),
+  features=("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"),
+  packed=("encoder_segment_ids", "encoder_positions", "decoder_segment_ids", "decoder_positions"),
+)
+DECODER_ONLY = Architecture(
+  "decoder_only",
+  sides=("decoder",),
+  features=("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"),
+  packed=("decoder_segment_ids", "decoder_positions"),
+  with_inputs=("decoder_causal_attention",),
+)
+ENCODER_ONLY = Architecture(
+  "encoder_only",
+  sides=("encoder",),
+  features=(
+    *("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights"),
+    *("encoder_token_types", "encoder_segment_ids"),
+  ),
+  packed=("encoder_segment_ids", "encoder_positions"),
+)
+
+ARCHITECTURES = {each.name: each for each in (ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY)}
+
+
+def sides(batch: Batch) -> list[str]:
+  """Which of "encoder" and "decoder" a batch has features for."""
+  return [side for side in ENCODER_DECODER.sides if any(name.startswith(side) for name in batch)]
+
+
+def predicted_side(batch: Batch) -> str:
+  """The side of a batch whose tokens have a loss, see `Architecture.predicts`."""
+  return sides(batch)[-1]
+
+
+def real_positions(batch: Batch, side: str) -> jax.Array:
+  """Which positions of one side are not padding: bool, in the shape of the features, which may be NumPy's.
+
+  Where id 0 is a token, segment ids tell.  What a decoder is fed may start with padding; what it writes does not.
+  """
+  if f"{side}_segment_ids" in batch:
+    return batch[f"{side}_segment_ids"] > 0
+  return batch["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] > 0
+
+
+class Model(Protocol):
+  """What a loss, a head and an evaluation know of a model, whatever its architecture.
+
+  One that writes has `start_decode`, `decode_step` and `ready` as well.
+  """
+
+  architecture: Architecture
+
+  def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Hidden states [batch, length, embed] of the side that is predicted."""
+    ...
+
+  def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
+    """[..., embed] -> float32 [..., vocab], as a pytree that holds its weights."""
+    ...
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """float32 [batch, length, vocab]."""
+    ...
+
+  def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    """What the head of that name gives, float32."""
+    ...
