@@ -26,14 +26,13 @@ def loop(stack, x, *, body=None, **inputs):
     is_local = bool(config.attention_window) and not (every and index % every == 0)
     base = (is_local and config.local_rotary_base) or config.rotary_base
     is_rotary = config.positions == "rotary"
+    angles = attention.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None
     own = pick(stack.own_layers, index)
     x, _ = (own if body is None else pick(body, index))(
       x,
-      bias=bias,
-      angles=attention.rotary_angles(x.shape[1], config.head_dim, base) if is_rotary else None,
-      is_local=is_local,
+      positions=attention.Positions(bias, angles, is_local),
       is_normed=index == 0 and config.embedding_norm and not config.post_norm,
-      cross=own,
+      reads=own,
       **inputs,
     )
   return x if stack.norm is None else stack.norm(x)

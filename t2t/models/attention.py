@@ -1,6 +1,7 @@
 """Multi-head attention, its mask as structure, relative and rotary positions, and the cache for decoding."""
 
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -197,6 +198,23 @@ def attend(
   return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(query.shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class Positions:
+  """What an attention knows of positions, beside its mask; a cross-attention knows nothing.
+
+  bias: float32 [1, heads, query, key], added to the logits; None: positions are not relative.
+  angles: by which queries and keys turn, see `rotary_angles`; None: positions are not rotary.
+  is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
+  """
+
+  bias: jax.Array | None = None
+  angles: tuple[jax.Array, jax.Array] | None = None
+  is_local: jax.Array | bool = False
+
+
+NOWHERE = Positions()
+
+
 class Attention(nnx.Module):
   """Multi-head attention (Vaswani et al. 2017); with fewer key heads than query heads, grouped-query (Ainslie 2023).
 
@@ -246,9 +264,7 @@ class Attention(nnx.Module):
     values: jax.Array,
     *,
     mask: AttentionMask,
-    bias: jax.Array | None = None,
-    angles: tuple[jax.Array, jax.Array] | None = None,
-    is_local: jax.Array | bool = False,
+    positions: Positions = NOWHERE,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Attends from `x`, [batch, length, embed], to `keys_and_values(memory)`; the same shape as `x`.
@@ -257,26 +273,28 @@ class Attention(nnx.Module):
       x: what asks.
       keys, values: of what is attended to.
       mask: who sees whom.
-      bias: float32 [1, heads, query, key].
-      angles: by which queries turn, if positions are rotary.
-      is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
+      positions: how far they lie from each other.
       dropout_key: None at evaluation.
     """
     query = self._project(x, self.query, self.query_bias)
     query = query if self.query_norm is None else self.query_norm(query)
-    query = (query if angles is None else rotate(query, angles)) * self.scale
+    query = (query if positions.angles is None else rotate(query, positions.angles)) * self.scale
 
-    def attend_with(mask):
-      rate, key = self.dropout_rate, dropout_key
-      return attend(
-        query, keys, values, mask=mask, bias=bias, dropout_rate=rate, dropout_key=key, t5_dropout=self.t5_dropout
-      )
-
+    attend_with = functools.partial(
+      attend,
+      query,
+      keys,
+      values,
+      bias=positions.bias,
+      dropout_rate=self.dropout_rate,
+      dropout_key=dropout_key,
+      t5_dropout=self.t5_dropout,
+    )
     local = dataclasses.replace(mask, window=self.window)
-    if isinstance(is_local, bool):
-      attended = attend_with(local if is_local else mask)
+    if isinstance(positions.is_local, bool):
+      attended = attend_with(mask=local if positions.is_local else mask)
     else:
-      attended = jax.lax.cond(is_local, lambda: attend_with(local), lambda: attend_with(mask))
+      attended = jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
     merged = sharding.shard(merged, "batch", "length", "heads")
     return layers.dense(merged, self.out, self.out_bias, gradient_dtype=self.gradient_dtype)

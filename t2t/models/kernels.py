@@ -258,32 +258,43 @@ def _splash(
   run, and those arrays can have no batch axis: so the rows lie end to end, as one sequence, of which no block meets
   another row's.
   """
-  # A tenth of a second to import, which other platforms need not pay.
-  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
-
-  (batch, heads, query_length, _), key_length = query.shape, keys.shape[2]
+  query_length, key_length = query.shape[2], keys.shape[2]
   blocks = query_block, key_block = _block(query_length, largest_block), _block(key_length, largest_block)
   query = _pad(query, query_block, axis=2)
   keys, values = _pad(keys, key_block, axis=2), _pad(values, key_block, axis=2)
   lengths = query.shape[2], keys.shape[2]
-  num_blocks = lengths[0] // query_block, lengths[1] // key_block
 
-  prefix = mask.prefix if mask.causal else None
-  if prefix is not None and mask.window:
+  has_prefix = mask.causal and mask.prefix is not None
+  if has_prefix and mask.window:
     raise ValueError("splash attention has no window with a prefix")
   # A window's blocks are few, and known before.
-  end_to_end = not mask.window and (mask.query_segments is not None or prefix is not None or reach is not None)
-
-  # ---- What all rows have in common ------------------------------------------
+  end_to_end = not mask.window and (mask.query_segments is not None or has_prefix or reach is not None)
   # JAX looks for what to skip element by element, in minutes at 131,072 positions; found in arrays it needs no look.
-  shape = blocks if end_to_end else lengths
+  kernel = _make_splash(mask, blocks if end_to_end else lengths, blocks=blocks, heads=query.shape[1])
+  segments = _splash_segments(mask, query.shape[0], (query_length, key_length), blocks=blocks)
+  if end_to_end:
+    if mask.causal:
+      reach = _positions_seen(mask, query.shape[0], query_length) if reach is None else reach
+      reach = _pad(reach, query_block, axis=1, value=query_length - 1)
+    attended = _rows_end_to_end(kernel, query, keys, values, segments, reach, blocks=blocks)
+  else:
+    attended = jax.vmap(kernel)(query, keys, values, segments)
+  return attended[:, :, :query_length]
+
+
+def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int):
+  """JAX's kernel, for what all rows have in common of a mask; `shape` is how much of it the kernel looks at."""
+  # A tenth of a second to import, which other platforms need not pay.
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
   if mask.window:
     structure = splash_attention_mask.LocalMask(shape, (mask.window, 0 if mask.causal else mask.window), offset=0)
   elif mask.causal:
     structure = splash_attention_mask.CausalMask(shape)
   else:
     structure = splash_attention_mask.FullMask(shape)
-  kernel = splash_attention_kernel.make_splash_mha(
+  query_block, key_block = blocks
+  return splash_attention_kernel.make_splash_mha(
     splash_attention_mask.MultiHeadMask([structure] * heads),
     block_sizes=splash_attention_kernel.BlockSizes(
       block_q=query_block,
@@ -299,30 +310,38 @@ def _splash(
     interpret=sharding.platform() == "cpu",
   )
 
-  # ---- What differs between rows ---------------------------------------------
-  query_segments, key_segments = mask.query_segments, mask.key_segments
-  if mask.causal:
-    reach = _positions_seen(mask, batch, query_length) if reach is None else reach
-    reach = _pad(reach, query_block, axis=1, value=query_length - 1)
-  if query_segments is not None:
-    query_segments, key_segments = (
-      jnp.where(x == 0, _PADDING, x.astype(jnp.int32)) for x in (query_segments, key_segments)
-    )
-  elif lengths[1] > key_length and not (mask.causal and query_length <= key_length):
-    # What fills the last block of keys is to be hidden; it lies to the right of all queries if attention is causal.
-    query_segments, key_segments = (
-      jnp.zeros((batch, query_length), jnp.int32),
-      jnp.zeros((batch, key_length), jnp.int32),
-    )
-  segments = None
-  if query_segments is not None:
-    segments = splash_attention_kernel.SegmentIds(
-      _pad(query_segments, query_block, axis=1, value=_FILLING), _pad(key_segments, key_block, axis=1, value=_FILLING)
-    )
-  if not end_to_end:
-    return jax.vmap(kernel)(query, keys, values, segments)[:, :, :query_length]
 
-  # ---- Rows end to end -------------------------------------------------------
+def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], *, blocks: tuple[int, int]):
+  """Segments of queries and keys, [batch, whole blocks]; None where nothing has to be hidden by them."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+  query_length, key_length = lengths
+  if mask.query_segments is not None:
+    pair = (jnp.where(x == 0, _PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments))
+  elif key_length % blocks[1] and not (mask.causal and query_length <= key_length):
+    # What fills the last block of keys is to be hidden; it lies to the right of all queries if attention is causal.
+    pair = (jnp.zeros((batch, length), jnp.int32) for length in lengths)
+  else:
+    return None
+  return splash_attention_kernel.SegmentIds(
+    *(_pad(x, block, axis=1, value=_FILLING) for x, block in zip(pair, blocks, strict=True))
+  )
+
+
+def _rows_end_to_end(
+  kernel, query: jax.Array, keys: jax.Array, values: jax.Array, segments, reach: jax.Array | None, *, blocks
+) -> jax.Array:
+  """The rows of a batch as one sequence; the kernel is told in arrays which blocks to run.
+
+  Args:
+    kernel: of one block.
+    query, keys, values: [batch, heads, whole blocks, kv].
+    segments: of `_splash_segments`.
+    reach: of `_positions_seen`, in whole blocks, if attention is causal.
+    blocks: of queries and of keys, in positions.
+  """
+  batch, key_length = query.shape[0], keys.shape[2]
+  num_blocks = query.shape[2] // blocks[0], key_length // blocks[1]
   runs = _blocks_that_run(reach, *(segments or (None, None)), shape=(batch, *num_blocks), blocks=blocks)
   rows = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
   # [1, batch * query blocks, key blocks], and [1, query blocks, batch * key blocks] for the gradient of keys and values
@@ -331,7 +350,7 @@ def _splash(
   next_keys = by_queries(_to_fetch(runs, 2) + rows * num_blocks[1])
   next_queries = by_keys(_to_fetch(runs, 1) + rows * num_blocks[0])
   # The causal kernel compares the positions of keys with these numbers, which need not be the queries' own positions.
-  changes = {} if reach is None else {"q_sequence": (reach + rows[:, 0] * lengths[1]).reshape(-1)}
+  changes = {} if reach is None else {"q_sequence": (reach + rows[:, 0] * key_length).reshape(-1)}
   for name, data_next, block_mask in (
     ("fwd_mask_info", next_keys, by_queries(runs)),
     ("dq_mask_info", next_keys, by_queries(runs)),
@@ -341,7 +360,7 @@ def _splash(
     setattr(kernel, name, info)
   join = lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3])
   attended = kernel(join(query), join(keys), join(values), jax.tree.map(jnp.ravel, segments))
-  return jnp.swapaxes(attended.reshape(heads, batch, lengths[0], -1), 0, 1)[:, :, :query_length]
+  return jnp.swapaxes(attended.reshape(query.shape[1], batch, query.shape[2], -1), 0, 1)
 
 
 # ---- GPU -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Blocks, and the stack of them that one layer scan runs: the same for encoders and decoders."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
@@ -66,18 +67,30 @@ class Layer(nnx.Module):
     x = x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
     return norm(x) if self.post_norm else x
 
+  def _add_memory(
+    self,
+    x: jax.Array,
+    memory: jax.Array | attention.KVCache,
+    mask: AttentionMask | None,
+    keys: list[jax.Array | None],
+  ) -> jax.Array:
+    """`x` and what the cross-attention finds in `memory`."""
+    normed = self._branch_input(x, self.cross_attention_norm)
+    if not isinstance(memory, attention.KVCache):
+      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory))
+    update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
+    return self._add(x, update, self.cross_attention_norm, keys[1])
+
   def __call__(
     self,
     x: jax.Array,
     *,
     mask: AttentionMask,
-    bias: jax.Array | None = None,
-    angles: tuple[jax.Array, jax.Array] | None = None,
-    is_local: jax.Array | bool = False,
+    positions: attention.Positions = attention.NOWHERE,
     is_normed: jax.Array | bool = False,
-    cross: "Layer | None" = None,
     memory: jax.Array | attention.KVCache | None = None,
     memory_mask: AttentionMask | None = None,
+    reads: "Layer | None" = None,
     cache: attention.KVCache | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache]:
@@ -85,14 +98,11 @@ class Layer(nnx.Module):
 
     Args:
       x: the residual sum.
-      mask: of the self-attention.
-      bias: float32 [1, heads, query, key], of the self-attention.
-      angles: of rotary positions.
-      is_local: bool [], whether the model's attention window applies.
+      mask, positions: of the self-attention.
       is_normed: bool [], whether `x` comes out of a norm, so that the self-attention reads it as it is.
-      cross: the layer whose cross-attention is used, if this one has none.
       memory: what the cross-attention reads, [batch, length, embed], or its keys and values.
       memory_mask: of the cross-attention.
+      reads: the layer whose cross-attention is used, if this one has none.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
       dropout_key: None at evaluation.
     """
@@ -100,19 +110,12 @@ class Layer(nnx.Module):
     normed = self._branch_input(x, self.self_attention_norm)
     if is_normed is not False:
       normed = jnp.where(is_normed, x, normed)
-    own = attention.KVCache(*self.self_attention.keys_and_values(normed, angles))
+    own = attention.KVCache(*self.self_attention.keys_and_values(normed, positions.angles))
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
-    update = self.self_attention(
-      normed, cache.keys, cache.values, mask=mask, bias=bias, angles=angles, is_local=is_local, dropout_key=keys[0]
-    )
+    update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, self.self_attention_norm, keys[1])
     if memory is not None:
-      cross = self if cross is None else cross
-      normed = self._branch_input(x, cross.cross_attention_norm)
-      if not isinstance(memory, attention.KVCache):
-        memory = attention.KVCache(*cross.cross_attention.keys_and_values(memory))
-      update = cross.cross_attention(normed, memory.keys, memory.values, mask=memory_mask, dropout_key=keys[2])
-      x = self._add(x, update, cross.cross_attention_norm, keys[3])
+      x = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4])
     update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
     return self._add(x, update, self.mlp_norm, keys[5]), cache
 
@@ -182,27 +185,40 @@ class Stack(nnx.Module):
     unroll = self.num_layers if sharding.platform() == "cpu" else 1
     return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unroll)[1]
 
-  def _positions(self, query_length: int, key_length: int, mask: AttentionMask):
-    """Relative position bias, and rotary angles of global and of local layers; None of what the model has not."""
-    config, bias, offset = self.config, None, mask.query_offset
+  def _positions(
+    self, query_length: int, key_length: int, mask: AttentionMask
+  ) -> Callable[[jax.Array], attention.Positions]:
+    """What the self-attention of each layer, by its number, knows of positions."""
+    config, offset = self.config, mask.query_offset
+    bias, angles, local_angles = None, None, None
     # Beams are all at one position.
     query_length = query_length if mask.ancestors is None else 1
     if self.position_bias is not None:
       places = mask.key_positions(key_length)
       bias = self.position_bias(query_length, places[-1] + 1, offset)
       bias = bias if mask.ancestors is None else bias[..., places]
-    if config.positions != "rotary":
-      return bias, None, None
-    angles = attention.rotary_angles(query_length, config.head_dim, config.rotary_base, offset)
-    if not config.local_rotary_base or not config.attention_window:
-      return bias, angles, None
-    return bias, angles, attention.rotary_angles(query_length, config.head_dim, config.local_rotary_base, offset)
+    if config.positions == "rotary":
+      angles = attention.rotary_angles(query_length, config.head_dim, config.rotary_base, offset)
+      if config.local_rotary_base and config.attention_window:
+        local_angles = attention.rotary_angles(query_length, config.head_dim, config.local_rotary_base, offset)
+
+    def of_layer(index: jax.Array) -> attention.Positions:
+      is_local, chosen = self._is_local(index), angles
+      if local_angles is not None:
+        chosen = jax.tree.map(lambda local, far: jnp.where(is_local, local, far), local_angles, angles)
+      return attention.Positions(bias, chosen, is_local)
+
+    return of_layer
 
   def _is_local(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number has the attention window."""
     if not self.config.attention_window or not self.config.global_attention_every:
       return bool(self.config.attention_window)
     return index % self.config.global_attention_every != 0
+
+  def _is_normed(self, index: jax.Array) -> jax.Array | bool:
+    """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""
+    return self.config.embedding_norm and not self.config.post_norm and index == 0
 
   def __call__(
     self,
@@ -232,58 +248,54 @@ class Stack(nnx.Module):
     """
     config = self.config
     embed_key, layers_key, out_key = split_key(dropout_key, 3)
-    one_by_one = isinstance(cache, tuple)
-    key_length = x.shape[1] if cache is None else (cache[0] if one_by_one else cache).keys.shape[-2]
-    bias, angles, local_angles = self._positions(x.shape[1], key_length, mask)
+    apart = isinstance(cache, tuple)
+    key_length = x.shape[1] if cache is None else (cache[0] if apart else cache).keys.shape[-2]
+    positions = self._positions(x.shape[1], key_length, mask)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
-    scanned = {
-      "index": range(self.num_layers) if one_by_one else jnp.arange(self.num_layers),
+    each = {
+      "index": range(self.num_layers) if apart else jnp.arange(self.num_layers),
       "weights": self.weights(body) if weights is None else weights,
       "key": None if layers_key is None else jax.random.split(layers_key, self.num_layers),
       "cache": cache,
       "memory": memory if memory_is_cached else None,
     }
 
-    def run(x, scanned):
-      own, borrowed = (self.layer, body) if config.share_layers else scanned["weights"]
-      is_local = self._is_local(scanned["index"])
-      chosen = angles
-      if local_angles is not None:
-        chosen = jax.tree.map(lambda local, far: jnp.where(is_local, local, far), local_angles, angles)
+    def run(x, each):
+      own, borrowed = (self.layer, body) if config.share_layers else each["weights"]
       x, kept = (own if borrowed is None else borrowed)(
         x,
         mask=mask,
-        bias=bias,
-        angles=chosen,
-        is_local=is_local,
-        # What the embedding's norm gives is not normed again (ModernBERT, Warner et al. 2024).
-        is_normed=config.embedding_norm and not config.post_norm and scanned["index"] == 0,
-        cross=own,
-        memory=scanned["memory"] if memory_is_cached else memory,
+        positions=positions(each["index"]),
+        is_normed=self._is_normed(each["index"]),
+        memory=each["memory"] if memory_is_cached else memory,
         memory_mask=memory_mask,
-        cache=scanned["cache"],
-        dropout_key=scanned["key"],
+        reads=own,
+        cache=each["cache"],
+        dropout_key=each["key"],
       )
       return x, kept if keep_cache else None
 
-    if config.remat != "none":
-      # The scan itself keeps XLA from merging the recomputation with the forward pass.
-      run = jax.checkpoint(run, policy=_REMAT_POLICIES[config.remat], prevent_cse=False)
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.shard(x, "batch", "length", "embed")
-    if one_by_one:
-      kept = []
-      for index in range(self.num_layers):
-        x, one = run(x, {name: None if part is None else part[index] for name, part in scanned.items()})
-        kept.append(one)
-      kept = tuple(kept) if keep_cache else None
-    else:
-      # A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5
-      # small.
-      unroll = self.num_layers if sharding.platform() == "cpu" else 1
-      x, kept = jax.lax.scan(run, x, scanned, unroll=unroll)
+    x, kept = self._run_all(run, x, each, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
-    return x, kept
+    return x, kept if keep_cache else None
+
+  def _run_all(self, run: Callable, x: jax.Array, each: dict[str, Any], *, apart: bool) -> tuple[jax.Array, Any]:
+    """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""
+    if self.config.remat != "none":
+      # The scan itself keeps XLA from merging the recomputation with the forward pass.
+      run = jax.checkpoint(run, policy=_REMAT_POLICIES[self.config.remat], prevent_cse=False)
+    if not apart:
+      # A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5
+      # small.
+      unroll = self.num_layers if sharding.platform() == "cpu" else 1
+      return jax.lax.scan(run, x, each, unroll=unroll)
+    kept = []
+    for index in range(self.num_layers):
+      x, one = run(x, {name: None if part is None else part[index] for name, part in each.items()})
+      kept.append(one)
+    return x, tuple(kept)
