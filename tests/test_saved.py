@@ -1,0 +1,81 @@
+"""What was written by an earlier t2t is read by this one.
+
+tests/saved/runs.tar.gz has two runs of four steps as commit 6c73112 left them, with the checkpoint of step 2 alone:
+T5 1.1, and BERT with the pooler that nothing read.  Their metrics.jsonl go to step 4.
+"""
+
+import json
+import pathlib
+import tarfile
+
+import numpy as np
+import pytest
+
+from t2t import __main__ as command
+from t2t import sharding
+from t2t.checkpoints import pretrained
+from t2t.config import load_config, records
+
+SAVED = pathlib.Path(__file__).parent / "saved"
+_CONFIGS = {"t5": "t5_1_1_small", "bert": "bert_base"}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> pathlib.Path:
+  """The folder of both, from which they were started."""
+  with tarfile.open(SAVED / "runs.tar.gz") as archive:
+    archive.extractall(tmp_path, filter="data")
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def options(config: dict, prefix: str = "--config") -> list[str]:
+  """What was typed: the values of a config.json, as far as a user chose them."""
+  chosen = {
+    "data": ("files", "objective", "vocabulary", "inputs_length", "targets_length"),
+    "model": (
+      *("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"),
+      *("max_length", "dtype"),
+    ),
+    "train": ("batch_size", "steps"),
+    "checkpoint": ("every",),
+    "eval": ("batches", "every", "examples"),
+    "optimizer": ("warmup_steps",),
+  }
+  return [f"{prefix}.{section}.{key}={config[section][key]}" for section, keys in chosen.items() for key in keys]
+
+
+def losses(path: pathlib.Path) -> dict[tuple[int, str], float]:
+  """(step, name) -> loss."""
+  rows = map(json.loads, path.read_text().splitlines())
+  return {(row["step"], name): value for row in rows for name, value in row.items() if name.endswith("/loss")}
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_run_goes_on(name, runs):
+  """The same command makes the steps that were made then, on the same data."""
+  metrics = runs / name / "metrics.jsonl"
+  expected = losses(metrics)
+  rows = metrics.read_text().splitlines(keepends=True)
+  metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= 2))
+  config = json.loads((runs / name / "config.json").read_text())
+  assert command.main(["train", "--config", _CONFIGS[name], *options(config), "--workdir", str(runs / name)]) == 0
+  found = losses(metrics)
+  assert {step for step, _ in found} == {1, 2, 3, 4}
+  assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_checkpoint_is_read(name, runs):
+  """Its model is what the config beside it says, its parameters are all there, and its vocabulary."""
+  source = pretrained.find(str(runs / name))
+  params = pretrained.load(source, sharding.make_mesh({"data": -1})).params
+  assert source.model.embed_dim == 8 and not source.model.heads
+  assert np.asarray(params["embed"]["table"]).std() > 0.01
+  assert pretrained.vocabulary(source).encode("a") == [100]
+
+
+def test_a_recipe_is_read():
+  """A user's file on top of a config that comes with t2t."""
+  config = records(load_config(str(SAVED / "config.py")))
+  assert (config.model.num_encoder_layers, config.optimizer.schedule) == (2, "inverse_sqrt")
