@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def _nearest(name: str, known: list[str]) -> str:
-  near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+  near = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.5)
   return f"; nearest: {', '.join(near)}" if near else ""
 
 

@@ -1,15 +1,14 @@
-"""Checkpoints that the tests use: trained by the command for two steps, once in a session."""
+"""Checkpoints that the tests use: trained by the command for two steps, once for all workers."""
 
+import fcntl
 import functools
 import json
+import os
 import pathlib
-import tempfile
 
 import numpy as np
 
 from t2t import __main__ as command
-
-_FOLDER = tempfile.TemporaryDirectory(prefix="t2t_trained_")  # goes when Python ends
 
 # A model and a corpus so small that what takes time is Python.
 _SMALL = (
@@ -50,15 +49,20 @@ _MODELS = {
 
 @functools.cache
 def workdir(architecture: str) -> pathlib.Path:
-  """Where a model of this architecture was trained on random words, with bytes as its vocabulary."""
-  folder = pathlib.Path(_FOLDER.name)
-  text = folder / "text.jsonl"
-  if not text.exists():
-    words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven", "wizards", "box", "dire", "jugs")
-    random = np.random.default_rng(0)
-    documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
-    text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-  path = folder / architecture
-  options = [*_MODELS[architecture], *_SMALL, f"--config.data.files={text}", "--workdir", str(path)]
-  assert command.main(["train", *options]) == 0
+  """Where a model of this architecture was trained on random words and bytes; nothing else is written there."""
+  folder = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained"
+  folder.mkdir(exist_ok=True)
+  path, done = folder / architecture, folder / f"{architecture}.done"
+  # Of the workers one trains, and the others wait for it.
+  with open(folder / f"{architecture}.lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not done.exists():
+      words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven", "wizards", "box", "dire", "jugs")
+      random = np.random.default_rng(0)
+      documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
+      text = folder / f"{architecture}.jsonl"
+      text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+      options = [*_MODELS[architecture], *_SMALL, f"--config.data.files={text}", "--workdir", str(path)]
+      assert command.main(["train", *options]) == 0
+      done.touch()
   return path
