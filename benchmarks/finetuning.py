@@ -86,7 +86,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
 
 def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
   """Whether the run in a workdir had this config."""
-  wanted, had = json.loads(config.to_json_best_effort()), json.loads((workdir / "config.json").read_text())
+  wanted = json.loads(json.dumps(records(config).to_dict()))
+  had = json.loads((workdir / "config.json").read_text())
   wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
   return wanted == had
 

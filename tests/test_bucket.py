@@ -203,7 +203,7 @@ def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
     labels = [{}] if split == "test" else [{"label": name} for name in ("entailment", "contradiction", "neutral")]
     content = "".join(json.dumps(pair | labels[i % len(labels)]) + "\n" for i, pair in enumerate(pairs))
     gcs.write(f"SuperGLUE/CB/{split}.jsonl", content.encode())
-  options = ("--config.data.superglue_dir=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
+  options = ("--config.data.folders.superglue=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
   sizes = ("--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8")
   length = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
   start = ("--checkpoint=gs://bucket/run", "--workdir=gs://bucket/superglue")

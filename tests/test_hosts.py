@@ -192,7 +192,7 @@ def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp
   own = commands(folder, text, module)
   train = lambda name, *others: arguments(text, folder / name, *others)
   superglue = ["superglue", f"--checkpoint={alone / 'one' / 'train'}", f"--workdir={folder / 'superglue'}"]
-  superglue += [f"--config.data.superglue_dir={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
+  superglue += [f"--config.data.folders.superglue={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
   superglue += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   os.mkfifo(tmp_path / "pipe.txt")
   stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))

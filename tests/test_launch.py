@@ -43,6 +43,11 @@ def cloud(tmp_path, monkeypatch):
     ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
     ("gs://bucket/base", "gs://bucket/base --stpes 3", "unknown option --stpes"),
     ("gs://bucket/base", "gs://bucket/base --config.data.files=own.txt", "gcloud storage cp --recursive own.txt"),
+    (
+      "gs://bucket/base",
+      "gs://bucket/base --config.data.folders.superglue=own.txt",
+      "config.data.folders.superglue=own.txt is on this machine",
+    ),
     ("gs://bucket/base", "gs://bucket/base --config.data.task_modules=none.py", "none.py: no such file"),
     ("-- train", "-- trian", "did you mean train?"),
     ("-- train", "-- launch", "no t2t command"),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
+from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
@@ -184,8 +185,9 @@ class Checkpoints:
     self._manager.save(step, args=args, metrics=metrics, force=True)
 
   def config(self, step: int) -> dict:
-    """The config that `step` was saved with."""
-    return self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+    """The config that `step` was saved with, by the keys of today."""
+    saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+    return with_current_keys(saved)
 
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
@@ -311,9 +313,9 @@ _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 
 def read_config(path: epath.Path) -> dict:
-  """The config that the checkpoint in folder `path` was saved with."""
+  """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    config = checkpointer.restore(path / "config")
+    config = with_current_keys(checkpointer.restore(path / "config"))
   config["model"].pop(_POOLER, None)
   return config
 

@@ -54,7 +54,8 @@ def _described_keys(which: str) -> Iterator[str]:
   for section, values in _sections().items():
     first = default.FIRST.get(section, ())
     for key in values if which in ("all", section) else () if which else first:
-      yield f"  --config.{section}.{key}={_shown(values[key])}"
+      mapping = isinstance(values[key], dict)
+      yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={_shown(values[key])}")
       comment = comments.get(f"{section}.{key}", "")
       if comment:
         yield textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)

@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
       "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
       "    --workdir gs://BUCKET/superglue\n"
       "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
-      "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
+      "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
       "    --config.eval.every=200 --config.checkpoint.every=200"
     ),

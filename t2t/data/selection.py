@@ -120,7 +120,7 @@ def adapt(
   Args:
     found: stays as it is.
     vocabulary: of the features of text; None: each keeps its own.
-    folders: benchmark -> the folder of its released files, "" for TensorFlow Datasets.
+    folders: key of a source -> the folder of its released files, "" for TensorFlow Datasets.
     train_split: whose examples rates count.
   """
 
@@ -130,8 +130,8 @@ def adapt(
       features = _with_vocabulary(task.output_features, vocabulary)
       if features != dict(task.output_features):
         changes["output_features"] = features
-    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.benchmark):
-      changes["source"] = task.source.at(folders[task.source.benchmark])
+    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.folder_key):
+      changes["source"] = task.source.at(folders[task.source.folder_key])
       if task.shuffle_buffer_size is not None:
         changes["shuffle_buffer_size"] = min(task.shuffle_buffer_size, _SHUFFLE_BUFFER)
     return task.replace(**changes) if changes else task
@@ -196,6 +196,24 @@ def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: 
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_folders(found: Found, folders: Mapping[str, str]) -> None:
+  """Whether each of `folders` is read by one of the tasks.
+
+  Args:
+    found: what the user named.
+    folders: see `adapt`.
+
+  Raises:
+    UserError: none reads it; says the nearest that one does, or all.
+  """
+  sources = [task.source for task in tasks_of(found)]
+  keys = sorted({source.folder_key for source in sources if isinstance(source, released.BenchmarkSource)})
+  for key, folder in folders.items():
+    if key not in keys:
+      near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
+      raise UserError(f"config.data.folders.{key}={folder}: no task of config.data.mixture={found.name} reads it{near}")
 
 
 def check(found: Found, architecture: str, splits: Mapping[str, str], *, mixture: str) -> None:
