@@ -58,7 +58,7 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
     overrides: "--config.SECTION.KEY=VALUE".
   """
   config = load_config(f"finetune_{task}")
-  pretrained.adopt(config, pretrained.find(source))
+  pretrained.adopt(config, pretrained.read_source(source))
   config.init.checkpoint = source
   config.init.parameters = ARMS[arm][0]
   config.train.seed = seed

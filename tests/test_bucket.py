@@ -160,7 +160,7 @@ def run(gcs, tmp_path_factory):
   killed = {
     "faults": untouched,
     "steps": sorted({row["step"] for row in rows(gcs, "run")}),
-    "found": store.find("gs://bucket/run").name,
+    "found": store.checkpoint_folder("gs://bucket/run").name,
     "begun": bool(gcs.sizes("run/checkpoints/4/")),
   }
   gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
@@ -191,9 +191,9 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
-  assert store.find("gs://bucket/cut_off").name == "6"
+  assert store.checkpoint_folder("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
-    store.find("gs://bucket/cut_off/checkpoints/8")
+    store.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):

@@ -119,7 +119,7 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
 def evaluation(module, architecture, mixture="odd_label", **settings):
   config = override(load_config("superglue"), options(module, mixture))
   config.eval.update(settings)
-  source = pretrained.find(str(trained.workdir(architecture)))
+  source = pretrained.read_source(str(trained.workdir(architecture)))
   found = evaluate.prepare(records(config), source, tasks=(), split="validation")
   return found, pretrained.load(source, found.mesh).params
 
@@ -154,7 +154,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
   def prompts(objective):
     config = override(load_config("superglue"), options(module, "odd_label"))
     config.data.inputs_length = 30
-    source = pretrained.find(str(trained.workdir("decoder_only")))
+    source = pretrained.read_source(str(trained.workdir("decoder_only")))
     source = dataclasses.replace(source, run={"data": source.run["data"] | {"objective": objective}})
     found = evaluate.prepare(records(config), source, tasks=(), split="validation")
     return [example["inputs"] for example in found._examples["odd_label"]]
@@ -371,7 +371,7 @@ def test_meshes_give_the_same_answers(module):
   found, params = evaluation(module, "encoder_decoder")
   config = override(load_config("superglue"), options(module))
   config.mesh.update(fsdp=4, tensor=2)
-  source = pretrained.find(str(trained.workdir("encoder_decoder")))
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   other = evaluate.prepare(records(config), source, tasks=(), split="validation")
   assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
   texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]

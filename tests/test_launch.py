@@ -99,7 +99,7 @@ def test_own_files_come_along(cloud, tmp_path, capsys):
 )
 def test_tpu_types(name, topology, chips, hosts, gke_hosts):
   """Chips, machines and topologies as Google's tables have them."""
-  found = tpu_types.find(name)
+  found = tpu_types.tpu_type(name)
   assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
 
 

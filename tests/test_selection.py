@@ -73,7 +73,7 @@ def test_several_names_are_mixed_by_numbers_of_examples(data):
 
 def test_a_mixture_among_several_gives_its_tasks():
   """Each task once, whatever names it."""
-  found = selection.find("squad, super_glue,super_glue_cb", modules=())
+  found = selection.named("squad, super_glue,super_glue_cb", modules=())
   assert len(found.tasks) == 9
   assert {task.name for task in found.tasks} >= {"squad", "super_glue_cb", "super_glue_record"}
 
@@ -94,7 +94,7 @@ def test_a_mixture_among_several_gives_its_tasks():
 def test_names_that_cannot_be_mixed(mixture, message):
   """Which one, and why."""
   with pytest.raises(UserError, match=message):
-    selection.find(mixture, modules=())
+    selection.named(mixture, modules=())
 
 
 def check(data, architecture="encoder_decoder", **options):

@@ -269,7 +269,7 @@ def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected:
     )
 
 
-def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
+def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
   """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
 
   Args:
@@ -336,7 +336,7 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
   """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
 
   Args:
-    path: see `find`.
+    path: see `checkpoint_folder`.
     wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
       saved with, a dimension is cut off, or filled up with zeros.
 
@@ -369,7 +369,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Heads by name that are not asked for are passed over, and so is an old pooler.
 
   Args:
-    path: see `find`.
+    path: see `checkpoint_folder`.
     params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
 
   Raises:

@@ -89,7 +89,7 @@ def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], sp
   """The results of each task with the parameters of its step."""
   from t2t.evaluation import evaluate
 
-  source_of = lambda step: pretrained.find(str(finetuned / "checkpoints" / str(step)))
+  source_of = lambda step: pretrained.read_source(str(finetuned / "checkpoints" / str(step)))
   evaluation = evaluate.prepare(config, source_of(min(steps.values())), tasks=tuple(steps), split=split)
   found = []
   with results.progress(evaluation.num_examples) as on_batch:

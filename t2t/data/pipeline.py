@@ -44,7 +44,7 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
     )
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
-  return selection.find(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
+  return selection.named(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
 
 
 def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
@@ -86,7 +86,7 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
 
 def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
   """The task or mixture that the user names; `folders` are named as its tasks have it."""
-  found = selection.find(data.mixture, modules=data.task_modules)
+  found = selection.named(data.mixture, modules=data.task_modules)
   selection.check_folders(found, data.folders)
   return found
 

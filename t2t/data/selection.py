@@ -33,7 +33,7 @@ def tasks_of(found: Found) -> list[seqio.Task]:
 # ---- Finding ---------------------------------------------------------------------------------------------------------
 
 
-def find(mixture: str, *, modules: Sequence[str]) -> Found:
+def named(mixture: str, *, modules: Sequence[str]) -> Found:
   """The registered task or mixture of this name; of several, comma-separated, a mixture by their numbers of examples.
 
   Args:
@@ -44,7 +44,7 @@ def find(mixture: str, *, modules: Sequence[str]) -> Found:
     UserError: no such name; or they cannot be mixed.
   """
   names = [name.strip() for name in mixture.split(",")]
-  parts = [registry.find(name, modules=modules) for name in names]
+  parts = [registry.task_or_mixture(name, modules=modules) for name in names]
   for part in parts:
     if "targets" not in part.output_features:
       raise UserError(f"config.data.mixture={mixture}: {part.name} has no output feature 'targets'")
