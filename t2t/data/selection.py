@@ -177,6 +177,11 @@ def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vo
   }
 
 
+def sample_fn(mixture: seqio.Mixture) -> Callable:
+  """How a mixture draws from its tasks."""
+  return mixture._sample_fn  # what it was registered with: seqio has no other way to ask
+
+
 def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
   """The task, or a mixture of the tasks, that `change` makes; the same object where nothing has changed.
 
@@ -187,12 +192,14 @@ def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: 
   """
   if isinstance(found, seqio.Task):
     return change(found)
-  # Neither the parts of a mixture nor how it draws can be asked for.
-  parts = {name: copy(part, change, change_rate) for name, part in found._task_map.items()}
+  # By name, mixtures in it as they are: `Mixture.tasks` has their tasks instead, whose rates it counts at once, and a
+  # mixture that is not registered is nowhere else.
+  old = found._task_map
+  parts = {name: copy(part, change, change_rate) for name, part in old.items()}
   rates = {name: change_rate(rate) for name, rate in found.rate_per_task_name.items()}
-  if parts == found._task_map and rates == found.rate_per_task_name:
+  if parts == old and rates == found.rate_per_task_name:
     return found
-  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=found._sample_fn)
+  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=sample_fn(found))
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class BenchmarkSource(seqio.DataSource):
   @property
   def splits(self) -> Sequence[str]:
     """Those of TFDS, or the released files that are there."""
-    return tuple(self._files()) if self.folder else self._splits
+    return tuple(self._files()) if self.folder else super().splits
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
