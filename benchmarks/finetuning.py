@@ -58,7 +58,7 @@ def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overr
     overrides: "--config.SECTION.KEY=VALUE".
   """
   config = load_config(f"finetune_{task}")
-  pretrained.adopt(config, pretrained.find(source))
+  pretrained.adopt(config, pretrained.read_source(source))
   config.init.checkpoint = source
   config.init.parameters = ARMS[arm][0]
   config.train.seed = seed
@@ -86,7 +86,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
 
 def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
   """Whether the run in a workdir had this config."""
-  wanted, had = json.loads(config.to_json_best_effort()), json.loads((workdir / "config.json").read_text())
+  wanted = json.loads(json.dumps(records(config).to_dict()))
+  had = json.loads((workdir / "config.json").read_text())
   wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
   return wanted == had
 

@@ -24,17 +24,17 @@ from t2t.data.sources import text_files
 def counted_opens():
   """How often each file is opened."""
   opened: collections.Counter[str] = collections.Counter()
-  plain = text_files._open
+  plain = text_files._open_decompressed
 
   def counting(path: str):
     opened[path] += 1
     return plain(path)
 
-  text_files._open = counting
+  text_files._open_decompressed = counting
   try:
     yield opened
   finally:
-    text_files._open = plain
+    text_files._open_decompressed = plain
 
 
 def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float]:

@@ -126,7 +126,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
       if found:
         lines.append(
           f"{objective:<22}{row:<17}{found['held_out_loss']:>9.3f}{found['unigram_loss']:>9.3f}"
-          f"{found['steps_per_second']:>9.2f}{writers.short(found['tokens']):>10}"
+          f"{found['steps_per_second']:>9.2f}{writers.compact_count(found['tokens']):>10}"
         )
   return "\n".join(lines)
 

@@ -36,9 +36,7 @@ def get_config() -> ConfigDict:
   config.data.train_split = "train"  # of the mixture
   config.data.eval_split = "validation"  # of the mixture
   config.data.cache_dir = ""  # folder that `t2t cache` wrote: the mixture's tasks are read from it
-  config.data.superglue_dir = ""  # folder of SuperGLUE's files as released; empty: TensorFlow Datasets has them
-  config.data.glue_dir = ""  # of GLUE's
-  config.data.squad_dir = ""  # of SQuAD's
+  config.data.folders = ConfigDict()  # a benchmark's files as released (superglue=FOLDER); without: TensorFlow Datasets
   config.data.vocabulary = ""  # "bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task's
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
@@ -116,4 +114,6 @@ def get_config() -> ConfigDict:
   config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
 
-  return config.lock()
+  config.lock()
+  config.data.folders.unlock()  # a config may name any: config.data.folders.superglue = "SuperGLUE"
+  return config

@@ -1,7 +1,8 @@
-"""Fine-tuning by task prefix, as T5 was (Raffel et al. 2020, section 3.1.2): Adafactor, constant rate, dropout.
+r"""Fine-tuning by task prefix, as T5 was (Raffel et al. 2020, section 3.1.2): Adafactor, constant rate, dropout.
 
   t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
-  t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --config.data.squad_dir=SQuAD --workdir runs/qa
+  t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --workdir runs/qa \
+    --config.data.folders.squad=SQuAD
   t2t train --config finetune_docs_summary --config.init.checkpoint=runs/tiny --workdir runs/summary
 
 The model and its vocabulary are the checkpoint's.  T5 took 2**18 steps of 128 sequences, and the best of the

@@ -1,10 +1,11 @@
-"""SuperGLUE (Wang et al. 2019), to evaluate a checkpoint on.
+r"""SuperGLUE (Wang et al. 2019), to evaluate a checkpoint on.
 
-  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/superglue --config.data.superglue_dir=SuperGLUE
+  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/superglue \
+    --config.data.folders.superglue=SuperGLUE
   t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/superglue --config.data.eval_split=test
 
-The second writes the zip that the leaderboard takes.  Without `superglue_dir`, the folder of the released files, the
-data comes from TensorFlow Datasets.
+The second writes the zip that the leaderboard takes.  Without that folder, of the files as released, the data
+comes from TensorFlow Datasets.
 """
 
 from ml_collections import ConfigDict

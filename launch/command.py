@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
 
 
 def _tpu_vm(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:
-  tpu = tpu_types.find(options.type) if options.type else None
+  tpu = tpu_types.tpu_type(options.type) if options.type else None
   if job and not tpu.runtime:
     raise UserError(f"--type {options.type}: Google Cloud lends this generation by GKE alone; t2t launch gke")
   if job and options.slices > 1 and tpu.name.startswith(("v2-", "v3-")):
@@ -150,7 +150,7 @@ def _tpu_vm(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:
 def _gke(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:
   request = gke.Request(
     options.name,
-    tpu_types.find(options.type) if options.type else None,
+    tpu_types.tpu_type(options.type) if options.type else None,
     options.image,
     options.slices,
     options.namespace,
@@ -207,7 +207,7 @@ def main(argv: list[str]) -> None:
     remote, devices = options.kind != "slurm", None
     if remote:
       # Before the config is read, which takes longer.
-      devices = tpu_types.find(options.type).devices * options.slices
+      devices = tpu_types.tpu_type(options.type).devices * options.slices
     job = job_lib.read(command, remote=remote, devices=devices)
   shell = shell_lib.Shell(dry_run=options.dry_run, poll_seconds=options.poll)
   try:

@@ -192,7 +192,7 @@ class _JobSet:
       "gcloud container clusters get-credentials CLUSTER --location=REGION makes it known to kubectl"
     )
 
-  def find(self) -> dict | None:
+  def in_cluster(self) -> dict | None:
     """The JobSet as the cluster has it, or None."""
     answer = self._shell.ask(self._request.kubectl("get", "jobset", self._request.name, "--output=json"))
     if self._shell.dry_run or "NotFound" in answer.err:
@@ -278,7 +278,7 @@ class _JobSet:
     Raises:
       UserError: it is there no more.
     """
-    found = self.find()
+    found = self.in_cluster()
     if self._shell.dry_run:
       return True
     if found is None:
@@ -318,7 +318,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     google_cloud.check_credentials(shell)
     google_cloud.check_bucket(shell, job.workdir)
   shell.say("Is it there already?")
-  found = jobset.find()
+  found = jobset.in_cluster()
   if found is None:
     jobset.apply(manifest(request, job))
   elif found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
@@ -338,7 +338,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     ended = jobset.ended()
     if ended is None:
       shell.say("It goes on: restarted after a failure or a preemption, or the connection was lost")
-  why = "" if shell.dry_run or ended else _conditions(jobset.find()).get("Failed", "")
+  why = "" if shell.dry_run or ended else _conditions(jobset.in_cluster()).get("Failed", "")
   if delete:
     jobset.delete()
   if not ended:
@@ -357,7 +357,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
     UserError: there is nothing of this name, or the cluster does not answer.
   """
   jobset = _JobSet(request, shell)
-  found = jobset.find()
+  found = jobset.in_cluster()
   if found is None and not shell.dry_run:
     raise UserError(f"no JobSet {request.name} in namespace {request.namespace}; `kubectl get jobsets -A` lists them")
   if action == "delete":

@@ -1,6 +1,6 @@
 """The t2t command that every host is to run: checked on this machine, before anything is paid for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import glob
 import hashlib
@@ -17,9 +17,7 @@ from t2t.config import load_config, override, records
 _PATHS = (
   "data.files",
   "data.eval_files",
-  "data.superglue_dir",
-  "data.glue_dir",
-  "data.squad_dir",
+  "data.folders",
   "data.vocabulary",
   "init.checkpoint",
 )
@@ -77,10 +75,20 @@ def _config(argv: Sequence[str]) -> ConfigDict | None:
   return override(load_config(spec), [argument for argument in rest if re.match(r"--(no)?config\.", argument)])
 
 
-def _check_paths(config: ConfigDict) -> None:
+def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
+  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names."""
   for key in _PATHS:
     section, _, field = key.partition(".")
-    for part in str(config[section][field]).split(","):
+    value = config[section][field]
+    if isinstance(value, ConfigDict):
+      yield from ((f"{key}.{name}", each) for name, each in value.items())
+    else:
+      yield key, value
+
+
+def _check_paths(config: ConfigDict) -> None:
+  for key, value in _paths(config):
+    for part in value.split(","):
       if part and "://" not in part and glob.glob(part):
         raise UserError(
           f"config.{key}={part} is on this machine, where the hosts cannot read it; copy it to the bucket"

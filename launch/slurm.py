@@ -112,7 +112,7 @@ class _Queued:
   comment: str
 
 
-def _find(request: Request, shell: shell_lib.Shell) -> _Queued | None:
+def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
   """The job of this name, if it is in the queue; of several the last."""
   answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
   if answer.code:
@@ -153,7 +153,7 @@ def _follow(request: Request, shell: shell_lib.Shell, number: str) -> None:
     return
   shown = 0
   while True:
-    found = _find(request, shell)
+    found = _queued_job(request, shell)
     if path.exists():
       with open(path, errors="replace") as file:
         file.seek(shown)
@@ -181,7 +181,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell) -> None:
   if request.time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", request.time):
     raise UserError(f"--time {request.time}: SLURM takes minutes, or [DAYS-]HOURS:MINUTES:SECONDS")
   shell.say("Is it in the queue already?")
-  found = _find(request, shell)
+  found = _queued_job(request, shell)
   if found is None:
     path = _FOLDER / f"{request.name}.sh"
     shell.say("The batch script")
@@ -219,7 +219,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   Raises:
     UserError: it is not in the queue.
   """
-  found = _find(request, shell)
+  found = _queued_job(request, shell)
   if found is None and not shell.dry_run:
     logs = sorted(_FOLDER.glob(f"{request.name}-*.log"))
     raise UserError(

@@ -82,7 +82,7 @@ def described() -> str:
   return "\n".join(lines)
 
 
-def find(name: str) -> TpuType:
+def tpu_type(name: str) -> TpuType:
   """The slice that is called `name`; v5e-16 is another name of v5litepod-16.
 
   Raises:

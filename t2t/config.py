@@ -1,6 +1,6 @@
 """Configs: found by name or path, their keys overridden, their sections as the records that the library takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import importlib
@@ -19,6 +19,42 @@ from t2t.models.adapt.lora import LoraConfig
 from t2t.models.config import TransformerConfig
 
 T = TypeVar("T")
+
+# Keys that go by another name than they did; checkpoints and config.json that have the old ones are still read.
+_RENAMED = {
+  "data.superglue_dir": "data.folders.superglue",
+  "data.glue_dir": "data.folders.glue",
+  "data.squad_dir": "data.folders.squad",
+}
+
+
+def current_key(key: str) -> str:
+  """What a key of this or an older version is called now.
+
+  In:  data.superglue_dir
+  Out: data.folders.superglue
+  """
+  return _RENAMED.get(key, key)
+
+
+def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as a checkpoint or config.json has it, written by this or an older version.
+
+  In:  {"data": {"mixture": "super_glue", "superglue_dir": "SuperGLUE", "glue_dir": ""}}
+  Out: {"data": {"mixture": "super_glue", "folders": {"superglue": "SuperGLUE"}}}
+  """
+  found = dict(saved)
+  for old, new in _RENAMED.items():
+    section, key = old.split(".")
+    _, mapping, name = new.split(".")
+    if section not in found or key not in found[section]:
+      continue
+    values = dict(found[section])
+    value = values.pop(key)
+    if value:
+      values[mapping] = {**values.get(mapping, {}), name: value}
+    found[section] = values
+  return found
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -77,7 +113,10 @@ def load_config(spec: str) -> ConfigDict:
     # Whatever the user's file raises is told with the line of that file that raised it.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     where = f"{path}, line {lines[-1]}" if lines else path
-    raise UserError(f"--config {where}: {type(error).__name__}: {error}") from error
+    # ml_collections quotes the key that it has not.
+    renamed = [old for old in _RENAMED if f'"{old.partition(".")[2]}"' in str(error)]
+    now = "".join(f"; config.{old} is config.{_RENAMED[old]} now" for old in renamed)
+    raise UserError(f"--config {where}: {type(error).__name__}: {error}{now}") from error
   if not isinstance(config, ConfigDict):
     raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; it must return a ConfigDict")
   return config
@@ -96,15 +135,18 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       with config.unlocked():
         config[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
   keys = [f"{section}.{key}" for section, values in config.items() for key in values]
-  known = keys + [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
+  mappings = [key for key in keys if isinstance(_value(config, key), ConfigDict)]
+  keys = [key for key in keys if key not in mappings]
+  named = _add_names(config, mappings, arguments)
+  optional = [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
       key = argument.lstrip("-").partition("=")[0]
       meant = f"; did you mean --config.{key}?" if key in keys else "; `--help` lists those there are"
       raise UserError(f"unknown option {argument}{meant}")
-    if match and match[1] not in keys:
-      raise UserError(f"--config.{match[1]}: no such key{_nearest(match[1], known)}; `--help` lists all keys")
+    if match:
+      _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
   arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
@@ -118,6 +160,33 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   return values.config
 
 
+def _value(config: ConfigDict, key: str) -> Any:
+  section, _, field = key.partition(".")
+  return config[section][field]
+
+
+def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[str]) -> list[str]:
+  """Makes room for what is typed as --config.MAPPING.NAME, whatever the name; the keys of all names that there are."""
+  for argument in arguments:
+    match = re.match(r"--config\.(\w+\.\w+)\.(\w+)(?:=|$)", argument)
+    if match and match[1] in mappings and match[2] not in _value(config, match[1]):
+      with config.unlocked():
+        _value(config, match[1])[match[2]] = ""
+  return [f"{key}.{name}" for key in mappings for name in _value(config, key)]
+
+
+def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Sequence[str], known: Sequence[str]) -> None:
+  """Refuses a key that is not `there`, and says what would be right: one of those that are `known`."""
+  if key in there:
+    return
+  if key in _RENAMED:
+    raise UserError(f"--config.{key}: no such key any more; give {argument.replace(key, _RENAMED[key], 1)}")
+  for mapping in mappings:
+    if f"{key}.".startswith(f"{mapping}."):
+      raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
+  raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help` lists all keys")
+
+
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
   """An option whose values are separated by commas, as people write it, in the form that config_flags reads.
 
@@ -126,8 +195,7 @@ def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
   """
   option, _, value = argument.partition("=")
   key = option.removeprefix("--config.")
-  section, _, field = key.partition(".")
-  is_list = key in keys and isinstance(config[section][field], tuple)
+  is_list = key in keys and isinstance(_value(config, key), tuple)
   if not is_list or "=" not in argument or value.startswith(("(", "[")):
     return argument
   return f"{option}={tuple(part for part in value.split(',') if part)}"
@@ -146,9 +214,7 @@ class DataConfig:
   train_split: str = "train"
   eval_split: str = "validation"
   cache_dir: str = ""
-  superglue_dir: str = ""
-  glue_dir: str = ""
-  squad_dir: str = ""
+  folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
   vocabulary: str = ""
   extra_ids: int = 100
   inputs_length: int = 512
@@ -158,6 +224,13 @@ class DataConfig:
   pack: bool = False
   num_streams: int = 0
   shuffle_buffer: int = 256
+
+  def __post_init__(self) -> None:
+    # A config has a ConfigDict here; config.json and what compares two of them need a dict.
+    object.__setattr__(self, "folders", dict(self.folders))
+    for name, folder in self.folders.items():
+      if not isinstance(folder, str):
+        raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,8 +376,11 @@ class Config:
     return dataclasses.replace(self, **changed)
 
   def to_dict(self) -> dict[str, dict[str, Any]]:
-    """Section -> key -> value, as config.json has them: of sections that are used."""
-    return {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
+    """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name."""
+    found = {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
+    if not self.data.folders:
+      del found["data"]["folders"]
+    return found
 
 
 def records(config: ConfigDict) -> Config:
@@ -331,8 +407,11 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   known = [field.name for field in fields]
   unknown = [key for key in config[name] if key not in known]
   if unknown:
-    raise UserError(f"config.{name}.{unknown[0]}: no such key{_nearest(unknown[0], known)}")
-  missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in config[name]]
+    key = f"{name}.{unknown[0]}"
+    meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else _nearest(unknown[0], known)
+    raise UserError(f"config.{key}: no such key{meant}")
+  needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
+  missing = [key for key in needed if key not in config[name]]
   if missing:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   return cls(**config[name])

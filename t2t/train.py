@@ -151,7 +151,7 @@ def _described(state: TrainState, mesh: jax.sharding.Mesh) -> str:
   """How large the model is and where it lies."""
   number = sum(math.prod(x.shape) for x in jax.tree.leaves((state.params, state.frozen_params)))
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-  return f"{writers.short(number)} parameters on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
+  return f"{writers.compact_count(number)} parameters on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
 
 
 def _is_due(config: Config, step: int, every: int) -> bool:

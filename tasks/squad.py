@@ -1,6 +1,6 @@
 """SQuAD 1.1 (Rajpurkar et al. 2016) as text to text, in T5's format.
 
-config.data.squad_dir names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.folders.squad names the folder of the released files; without it TensorFlow Datasets provides them.
 """
 
 import seqio

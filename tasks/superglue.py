@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019) as text to text, in T5's formats.
 
 The mixture super_glue has the tasks with training data; super_glue_axb and super_glue_axg are evaluated only.
-config.data.superglue_dir names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.folders.superglue names the folder of the released files; without it TensorFlow Datasets provides them.
 """
 
 import functools
@@ -20,7 +20,12 @@ def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "va
   seqio.TaskRegistry.add(
     f"super_glue_{name}",
     source=released.BenchmarkSource(
-      "super_glue", name, tfds=f"super_glue/{tfds or name}:1.0.2", labels=labels, splits=splits
+      "super_glue",
+      name,
+      tfds=f"super_glue/{tfds or name}:1.0.2",
+      labels=labels,
+      splits=splits,
+      folder_key="superglue",
     ),
     preprocessors=text_formats.preprocessors(*formats),
     output_features=text_formats.t5_features(),

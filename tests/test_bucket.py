@@ -160,7 +160,7 @@ def run(gcs, tmp_path_factory):
   killed = {
     "faults": untouched,
     "steps": sorted({row["step"] for row in rows(gcs, "run")}),
-    "found": store.find("gs://bucket/run").name,
+    "found": store.checkpoint_folder("gs://bucket/run").name,
     "begun": bool(gcs.sizes("run/checkpoints/4/")),
   }
   gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
@@ -191,9 +191,9 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
-  assert store.find("gs://bucket/cut_off").name == "6"
+  assert store.checkpoint_folder("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
-    store.find("gs://bucket/cut_off/checkpoints/8")
+    store.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
@@ -203,7 +203,7 @@ def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):
     labels = [{}] if split == "test" else [{"label": name} for name in ("entailment", "contradiction", "neutral")]
     content = "".join(json.dumps(pair | labels[i % len(labels)]) + "\n" for i, pair in enumerate(pairs))
     gcs.write(f"SuperGLUE/CB/{split}.jsonl", content.encode())
-  options = ("--config.data.superglue_dir=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
+  options = ("--config.data.folders.superglue=gs://bucket/SuperGLUE", "--config.eval.tasks=cb")
   sizes = ("--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8")
   length = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
   start = ("--checkpoint=gs://bucket/run", "--workdir=gs://bucket/superglue")

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 from t2t import UserError
 from t2t import __main__ as t2t_main
-from t2t.config import OPTIONAL, config_names, load_config, override, records
+from t2t.config import OPTIONAL, config_names, load_config, override, records, with_current_keys
 from t2t.configs import default
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
@@ -94,6 +95,36 @@ def test_several_values_are_separated_by_commas():
   assert loaded("--config.eval.tasks=").eval.tasks == ()
 
 
+def test_a_mapping_takes_any_name(tmp_path):
+  """Typed or written in a config; config.json has it where there is a name."""
+  assert records(loaded()).data.folders == {} and "folders" not in records(loaded()).to_dict()["data"]
+  config = load_config(
+    write(
+      tmp_path,
+      "from t2t.configs import tiny\n"
+      "def get_config():\n"
+      "  config = tiny.get_config()\n"
+      "  config.data.folders.superglue = 'a'\n"
+      "  return config\n",
+    )
+  )
+  config = override(config, ["--config.data.folders.xnli2=gs://b/x", "--config.data.folders.glue", "c"])
+  folders = {"superglue": "a", "xnli2": "gs://b/x", "glue": "c"}
+  assert records(config).data.folders == json.loads(json.dumps(records(config).to_dict()))["data"]["folders"] == folders
+  assert config.is_locked
+  config.data.folders = {"superglue": 3}
+  with pytest.raises(UserError, match=r"config.data.folders.superglue=3: must be the path of a folder"):
+    records(config)
+
+
+def test_keys_of_before_are_read():
+  """Of a checkpoint: each as it is called now, those that said nothing left out; what is as it is now stays."""
+  old = {"data": {"files": "x", "superglue_dir": "S", "glue_dir": "", "squad_dir": "Q"}, "model": {"heads": []}}
+  new = {"data": {"files": "x", "folders": {"superglue": "S", "squad": "Q"}}, "model": {"heads": []}}
+  assert with_current_keys(old) == with_current_keys(new) == new
+  assert old["data"]["superglue_dir"] == "S"
+
+
 @pytest.mark.parametrize(
   ("argument", "message"),
   [
@@ -105,6 +136,11 @@ def test_several_values_are_separated_by_commas():
     ("--config.data.pack=perhaps", r"config.data.pack"),
     ("--steps=7", r"unknown option --steps"),
     ("tiny", r"unexpected argument 'tiny'"),
+    ("--config.data.folder.glue=x", r"--config.data.folder.glue: no such key; nearest: data.folders"),
+    ("--config.data.folders=x", r"--config.data.folders=x: give --config.data.folders.NAME=VALUE"),
+    ("--config.data.folders.a.b=x", r"folders.a.b=x: give --config.data.folders.NAME=VALUE; a NAME is of letters"),
+    ("--config.data.folders.a-b=x", r"folders.a-b=x: give --config.data.folders.NAME=VALUE; a NAME is of letters"),
+    ("--config.data.superglue_dir=x", r"no such key any more; give --config.data.folders.superglue=x$"),
   ],
 )
 def test_what_cannot_be_applied_is_refused(argument, message):
@@ -157,10 +193,12 @@ def test_a_config_file_takes_an_argument(tmp_path):
     ("def get_config(:\n", r"mine.py.*SyntaxError.*line 1"),
     ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n  config.train.stpes = 3\n",
      r"(?s)mine.py, line 4: .*stpes"),
+    ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n"
+     "  config.data.glue_dir = 'x'\n", r"(?s)mine.py, line 4: .*config.data.glue_dir is config.data.folders.glue now"),
     ("", r"mine.py.*get_config"),
     ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
   ],
-  ids=["import", "call", "syntax", "unknown-key", "empty", "type"],
+  ids=["import", "call", "syntax", "unknown-key", "key-of-before", "empty", "type"],
 )  # fmt: skip
 def test_a_config_file_that_fails_says_where(tmp_path, text, message):
   """File and line of what the user wrote, not a traceback."""
@@ -223,10 +261,13 @@ def test_train_help_lists_configs_and_the_first_keys():
 def test_train_help_has_all_keys():
   """Each once, with its comment; a section alone has its own."""
   text = help_of("all")
-  keys = [f"{section}.{key}" for section, values in load_config("tiny").items() for key in values]
+  plain = load_config("tiny").items()
+  names = lambda value: ".NAME" if isinstance(value, ConfigDict) else ""
+  keys = [f"{section}.{key}{names(value)}" for section, values in plain for key, value in values.items()]
   keys += [f"{section}.{field.name}" for section, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
-  assert sorted(re.findall(r"^  --config\.(\w+\.\w+)=", text, re.MULTILINE)) == sorted(keys)
-  without = re.findall(r"^  --config\.(\w+\.\w+)=.*\n(?!        )", text, re.MULTILINE)
+  assert "data.folders.NAME" in keys
+  assert sorted(re.findall(r"^  --config\.([\w.]+)=", text, re.MULTILINE)) == sorted(keys)
+  without = re.findall(r"^  --config\.([\w.]+)=.*\n(?!        )", text, re.MULTILINE)
   assert all(key.startswith("model.") for key in without), without
   assert all(line.startswith("  --config.mesh.") for line in help_of("mesh").splitlines() if "--config." in line[:12])
 

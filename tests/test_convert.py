@@ -23,8 +23,7 @@ import trained
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import converted, pretrained, store
-from t2t.convert import open as open_checkpoint
-from t2t.convert import t5x, vocabulary_files
+from t2t.convert import open_foreign, t5x, vocabulary_files
 from t2t.convert.tensors import Foreign
 from t2t.params import split_frozen
 from t2t.training import train_state
@@ -72,7 +71,7 @@ def letters(tmp_path) -> pathlib.Path:
 
 def params_of(path: pathlib.Path) -> list[np.ndarray]:
   """The parameters as `t2t eval`, `t2t infer` and fine-tuning read them."""
-  return jax.tree.leaves(pretrained.load(pretrained.find(str(path)), sharding.make_mesh({"data": 8})).params)
+  return jax.tree.leaves(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"data": 8})).params)
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -113,7 +112,7 @@ def test_what_was_converted_is_a_workdir(exported, convert, tmp_path, capsys):
 def test_the_dtype_of_an_export(exported, convert, tmp_path):
   """bfloat16 halves the files; from one Hugging Face folder to another needs no stop at t2t."""
   assert convert("--from=hf", exported, "--to=hf", tmp_path / "half", "--dtype=bfloat16")[0] == 0
-  tensors = [open_checkpoint(str(path)).tensors for path in (exported, tmp_path / "half")]
+  tensors = [open_foreign(str(path)).tensors for path in (exported, tmp_path / "half")]
   for path, whole in tensors[0].items():
     half = tensors[1][path]
     assert half.dtype == jnp.bfloat16
@@ -129,11 +128,11 @@ def test_from_t5x(stored, convert, tmp_path):
   folder = t5x_files.write(tmp_path / "checkpoint_7", t5x_files.STORED[stored](t5x_files.parameters()))
   code, said = convert("--from", "t5x", folder, "--to", "t2t", tmp_path / "t2t")
   assert code == 0
-  theirs = t5x.open(str(folder))
-  found = converted.open(str(tmp_path / "t2t")).tensors
+  theirs = t5x.open_foreign(str(folder))
+  found = converted.open_foreign(str(tmp_path / "t2t")).tensors
   for path, tensor in theirs.tensors.items():
     np.testing.assert_array_equal(found[path].read(), tensor.read(), err_msg=path)
-  assert pretrained.find(str(tmp_path / "t2t")).model == theirs.model
+  assert pretrained.read_source(str(tmp_path / "t2t")).model == theirs.model
   assert len(params_of(tmp_path / "t2t")) == len(theirs.tensors)
   for note in theirs.notes:
     assert note in " ".join(said.split())
@@ -142,7 +141,7 @@ def test_from_t5x(stored, convert, tmp_path):
 def test_the_older_single_file_of_t5x(convert, tmp_path):
   path = t5x_files.single_file(tmp_path / "model.checkpoint_3", t5x_files.parameters())
   assert convert(path, tmp_path / "t2t")[0] == 0
-  table = converted.open(str(tmp_path / "t2t")).tensors["embed/table"].read()
+  table = converted.open_foreign(str(tmp_path / "t2t")).tensors["embed/table"].read()
   np.testing.assert_array_equal(table, t5x_files.parameters()["token_embedder/embedding"])
 
 
@@ -152,7 +151,7 @@ def test_a_checkpoint_without_a_vocabulary(t5x_folder, convert, tmp_path):
   assert code == 0
   assert "has no vocabulary" in said and "37 rows" in said
   assert "t2t eval" in said and "--config.data.vocabulary=FILE" in said and "t2t infer" not in said
-  assert pretrained.find(str(tmp_path / "t2t")).vocabulary == ""
+  assert pretrained.read_source(str(tmp_path / "t2t")).vocabulary == ""
 
 
 def test_the_vocabulary_of_a_checkpoint_that_has_none(t5x_folder, letters, convert, tmp_path):
@@ -162,7 +161,7 @@ def test_the_vocabulary_of_a_checkpoint_that_has_none(t5x_folder, letters, conve
   said = " ".join(said.split())
   assert "4 sentinels included: 29 of 37 rows used; the last 8 are padding" in said
   assert "has no vocabulary" not in said and "t2t infer" in said
-  vocabulary = pretrained.vocabulary(pretrained.find(str(tmp_path / "t2t")))
+  vocabulary = pretrained.vocabulary(pretrained.read_source(str(tmp_path / "t2t")))
   assert (vocabulary.vocab_size, vocabulary.extra_ids) == (29, 4)
   assert convert(t5x_folder, tmp_path / "two", "--vocabulary", tmp_path / "t2t" / "vocabulary")[0] == 0
   assert contents(tmp_path / "two" / "vocabulary") == contents(tmp_path / "t2t" / "vocabulary")
@@ -250,7 +249,7 @@ def test_parameters_that_were_not_trained(tmp_path):
   checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(3, state, {}, {"model": dataclasses.asdict(config)}, metrics=None)
   checkpoints.close()
-  found = foreign.read(converted.open(str(tmp_path)))
+  found = foreign.read(converted.open_foreign(str(tmp_path)))
   assert found.keys() == toy.flat(params).keys()
   for path, x in toy.flat(params).items():
     np.testing.assert_array_equal(found[path], x, err_msg=path)

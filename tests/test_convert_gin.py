@@ -352,7 +352,7 @@ def test_mixtures_that_t2t_has_under_another_name(name):
   from t2t.data import selection
 
   ours, module = gin_names.MIXTURES[name]
-  assert selection.find(ours, modules=(module,)).name == ours
+  assert selection.named(ours, modules=(module,)).name == ours
 
 
 def test_main_prints_a_config_to_save_and_the_rest_apart(tmp_path, capsys):

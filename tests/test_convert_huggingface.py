@@ -33,7 +33,7 @@ def golden(name):
   """A folder as a t2t model, a batch and what transformers computes with it."""
   numbers = dict(np.load(GOLDEN / name / "expected.npz"))
   batch = {key: x for key, x in numbers.items() if key.startswith(("encoder_", "decoder_"))}
-  return huggingface.open(str(GOLDEN / name)), batch, numbers
+  return huggingface.open_foreign(str(GOLDEN / name)), batch, numbers
 
 
 @pytest.fixture
@@ -81,13 +81,13 @@ def test_what_is_written_is_theirs(name, num_beams):
 @pytest.mark.parametrize("name", NAMES)
 def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
   """Through a workdir: every tensor under its name, in its dtype."""
-  opened = huggingface.open(str(GOLDEN / name))
+  opened = huggingface.open_foreign(str(GOLDEN / name))
   converted.save(opened, epath.Path(tmp_path / "run"))
   expected = foreign.safetensors(GOLDEN / name)
   dtype = next(iter(expected.values())).dtype.name
-  huggingface.save(converted.open(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
+  huggingface.save(converted.open_foreign(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
   found = foreign.safetensors(tmp_path / "hf")
-  # Of tasks that t2t has not; `open` says so.
+  # Of tasks that t2t has not; `open_foreign` says so.
   left_out = {
     name for name in expected if name.startswith(("cls.seq_relationship.", "sop_classifier.")) or ".pooler." in name
   }
@@ -102,11 +102,11 @@ def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_our_model_comes_back_bit_for_bit(name, tmp_path):
   """Every parameter and every field of the config, through a folder of theirs in several files."""
-  config = huggingface.open(str(GOLDEN / name)).model
+  config = huggingface.open_foreign(str(GOLDEN / name)).model
   params = foreign.random_params(config)
   huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "hf"), max_shard_bytes=2_000)
   assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
-  again = huggingface.open(str(tmp_path / "hf"))
+  again = huggingface.open_foreign(str(tmp_path / "hf"))
   assert again.model == TransformerConfig(**(vars(config) | {"dtype": "float32"}))
   for path, value in foreign.read(again).items():
     np.testing.assert_array_equal(value, params[path], err_msg=path)
@@ -114,7 +114,7 @@ def test_our_model_comes_back_bit_for_bit(name, tmp_path):
 
 def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
   """transformers reads the copy, which only tied logits make the same tensor; what it reads is what counts."""
-  config = TransformerConfig(**(vars(huggingface.open(str(GOLDEN / "bert")).model) | {"tied_logits": False}))
+  config = TransformerConfig(**(vars(huggingface.open_foreign(str(GOLDEN / "bert")).model) | {"tied_logits": False}))
   params = foreign.random_params(config)
   huggingface.save(foreign.in_memory(config, params), epath.Path(tmp_path / "bert"))
   found = foreign.safetensors(tmp_path / "bert")
@@ -122,7 +122,7 @@ def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
     np.testing.assert_array_equal(found[name], params["head/bias"])
   # As transformers leaves it: what it does not read it does not train.
   rewrite(tmp_path / "bert", lambda found: found | {"cls.predictions.bias": np.zeros(41, np.float32)})
-  found = huggingface.open(str(tmp_path / "bert"))
+  found = huggingface.open_foreign(str(tmp_path / "bert"))
   np.testing.assert_array_equal(found.tensors["head/bias"].read(), params["head/bias"])
   assert any("cls.predictions.decoder.bias and cls.predictions.bias differ" in note for note in found.notes)
 
@@ -269,7 +269,7 @@ def test_a_published_config_is_the_size_of_that_name(name):
 
 def refused(folder, *matches):
   with pytest.raises(UserError) as error:
-    huggingface.open(str(folder), where="--from ")
+    huggingface.open_foreign(str(folder), where="--from ")
   for text in matches:
     assert text in str(error.value), str(error.value)
 
@@ -332,7 +332,7 @@ def test_a_file_that_was_cut_off(folder, length):
 
 def test_a_file_that_shrinks_while_it_is_read(folder):
   """The header was read when it was whole."""
-  found = huggingface.open(str(folder))
+  found = huggingface.open_foreign(str(folder))
   path = folder / "model.safetensors"
   path.write_bytes(path.read_bytes()[:-1000])
   with pytest.raises(UserError, match=r"model.safetensors: ends within lm_head.weight; the file was cut off"):
@@ -345,7 +345,7 @@ def test_weights_that_were_quantised(folder):
   content = path.read_bytes()
   path.write_bytes(content.replace(b'"F32"', b'"I32"'))
   with pytest.raises(UserError, match=r"shared.weight is I32; parameters must be F64, F32, F16, BF16. A quantised"):
-    huggingface.open(str(folder)).tensors["embed/table"].read()
+    huggingface.open_foreign(str(folder)).tensors["embed/table"].read()
 
 
 def test_a_folder_without_a_config(folder, tmp_path):
@@ -389,11 +389,11 @@ def test_two_matrices_where_the_config_has_one(tmp_path):
   rewrite(path, lambda found: found | other)
   refused(path, "lm_head.weight is another matrix")
   rewrite(path, lambda found: found | {"lm_head.weight": found["shared.weight"]})
-  assert huggingface.open(str(path)).model.tied_logits
+  assert huggingface.open_foreign(str(path)).model.tied_logits
   path = tmp_path / "gpt2"
   shutil.copytree(GOLDEN / "gpt2", path)
   rewrite(path, lambda found: found | other)
-  found = huggingface.open(str(path))
+  found = huggingface.open_foreign(str(path))
   assert not found.model.tied_logits
   assert any("lm_head.weight is another matrix: it is kept" in note for note in found.notes)
 
@@ -402,18 +402,18 @@ def test_a_vocabulary_and_its_rows(tmp_path):
   """Rows beyond the last id are said to be padding; ids without a row are refused; sentinels count."""
   path = tmp_path / "bert"
   shutil.copytree(GOLDEN / "bert", path)
-  assert any("no vocabulary lies beside it" in note for note in huggingface.open(str(path)).notes)
+  assert any("no vocabulary lies beside it" in note for note in huggingface.open_foreign(str(path)).notes)
   pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
   (path / "vocab.txt").write_text("\n".join(pieces))
   padded = "vocabulary: 31 ids (0 sentinels included), 41 rows: the last 10 rows are padding, and are kept as they are"
-  found = huggingface.open(str(path))
+  found = huggingface.open_foreign(str(path))
   assert padded in found.notes
   assert (found.vocabulary, found.extra_ids, found.model.vocab_size) == (str(path / "vocab.txt"), 0, 41)
   for number in (10, 11):
     listed = {"additional_special_tokens": [f"<extra_id_{i}>" for i in range(number)]}
     (path / "tokenizer_config.json").write_text(json.dumps(listed))
     if number == 10:
-      found = huggingface.open(str(path))
+      found = huggingface.open_foreign(str(path))
       assert "vocabulary: 41 ids (10 sentinels included), 41 rows" in found.notes
       assert found.extra_ids == 10
   refused(path, "its tokenizer does not match its embedding: 42 ids (11 sentinels included) in", "41 rows")
@@ -428,12 +428,12 @@ def test_a_vocabulary_and_its_rows(tmp_path):
 def test_a_vocabulary_goes_there_and_back(extra_ids, tmp_path):
   """Bytes, and pieces in a file, each with its sentinels; their ids stand in the exported config.json."""
   (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"]))
-  bert = huggingface.open(str(GOLDEN / "bert")).model
+  bert = huggingface.open_foreign(str(GOLDEN / "bert")).model
   for config, spec, size in ((toy.config(vocab_size=300), "bytes", 259), (bert, str(tmp_path / "vocab.txt"), 7)):
     out = epath.Path(tmp_path / config.architecture)
     params = foreign.random_params(config)
     huggingface.save(foreign.in_memory(config, params, vocabulary=spec, extra_ids=extra_ids), out)
-    found = huggingface.open(str(out))
+    found = huggingface.open_foreign(str(out))
     assert (epath.Path(found.vocabulary).name, found.extra_ids) == (epath.Path(spec).name, extra_ids)
     assert any(f"vocabulary: {size + extra_ids} ids" in note for note in found.notes)
   ids = json.loads((out / "config.json").read_text())
@@ -452,19 +452,21 @@ def test_names_that_older_versions_gave(tmp_path):
   """A bare model's lack the prefix, TensorFlow's norms have gamma and beta, and buffers were saved."""
   path = tmp_path / "bert"
   shutil.copytree(GOLDEN / "bert", path)
-  expected = foreign.read(huggingface.open(str(path)))
+  expected = foreign.read(huggingface.open_foreign(str(path)))
   tensorflow = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
     "LayerNorm.bias", "LayerNorm.beta"
   )
   buffer = {"bert.embeddings.position_ids": np.arange(15, dtype=np.float32)}
   rewrite(path, lambda found: {tensorflow(name): x for name, x in found.items()} | buffer)
-  found = huggingface.open(str(path))
+  found = huggingface.open_foreign(str(path))
   path = tmp_path / "gpt2"
   shutil.copytree(GOLDEN / "gpt2", path)
   for each, value in foreign.read(found).items():
     np.testing.assert_array_equal(value, expected[each])
   rewrite(path, lambda found: {name.removeprefix("transformer."): x for name, x in found.items()})
-  assert huggingface.open(str(path)).tensors.keys() == huggingface.open(str(GOLDEN / "gpt2")).tensors.keys()
+  assert (
+    huggingface.open_foreign(str(path)).tensors.keys() == huggingface.open_foreign(str(GOLDEN / "gpt2")).tensors.keys()
+  )
 
 
 # ---- What cannot be written ------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def values(foreign: tensors.Foreign) -> dict[str, np.ndarray]:
 def expected(tmp_path_factory) -> dict[str, np.ndarray]:
   """Our parameters of `files.parameters()`."""
   return values(
-    t5x.open(str(files.single_file(tmp_path_factory.mktemp("expected") / "checkpoint_0", files.parameters())))
+    t5x.open_foreign(str(files.single_file(tmp_path_factory.mktemp("expected") / "checkpoint_0", files.parameters())))
   )
 
 
@@ -128,7 +128,7 @@ def assert_same(foreign: tensors.Foreign, expected: dict[str, np.ndarray], **tol
 def test_logits_are_those_of_t5x(version, stored, tmp_path):
   """However kernels and layers are stored, each is read with the axes that T5X gives them."""
   params = files.parameters(gated=version == "1.1", tied=version == "1.0")
-  foreign = t5x.open(str(files.write(tmp_path / "checkpoint_7", files.STORED[stored](params))))
+  foreign = t5x.open_foreign(str(files.write(tmp_path / "checkpoint_7", files.STORED[stored](params))))
   assert (foreign.model.num_encoder_layers, foreign.model.num_decoder_layers) == (2, 4)
   assert foreign.model.tied_logits == (version == "1.0")
   random = np.random.default_rng(1)
@@ -142,7 +142,7 @@ def test_folders(reference, optimizer, expected, tmp_path):
   """Of T5X and of Orbax, written to a disk or a bucket and copied here, with the optimizer's state and without."""
   folder = files.write(tmp_path / "checkpoint_7", files.parameters(), reference=reference, optimizer=optimizer)
   assert t5x.is_t5x(str(folder))
-  foreign = t5x.open(str(folder))
+  foreign = t5x.open_foreign(str(folder))
   assert_same(foreign, expected)
   assert any("optimizer" in note for note in foreign.notes) == optimizer
 
@@ -150,7 +150,9 @@ def test_folders(reference, optimizer, expected, tmp_path):
 def test_some_arrays_may_stand_in_the_msgpack_file(expected, tmp_path):
   """T5X leaves there what is not partitioned."""
   inline = [name for name in files.parameters() if "norm" in name or "layers_1" in name]
-  assert_same(t5x.open(str(files.write(tmp_path / "checkpoint_7", files.parameters(), inline=inline))), expected)
+  assert_same(
+    t5x.open_foreign(str(files.write(tmp_path / "checkpoint_7", files.parameters(), inline=inline))), expected
+  )
 
 
 def test_a_folder_without_its_msgpack_file(expected, tmp_path):
@@ -160,7 +162,7 @@ def test_a_folder_without_its_msgpack_file(expected, tmp_path):
   files.zarr(folder / "state.step", np.zeros((), np.int32))
   for path in (folder, folder.parent):
     assert t5x.is_t5x(str(path))
-    foreign = t5x.open(str(path))
+    foreign = t5x.open_foreign(str(path))
     assert_same(foreign, expected)
     assert "(1 arrays)" in foreign.notes[0]
 
@@ -171,7 +173,7 @@ def test_the_last_checkpoint_of_a_folder(expected, tmp_path):
     files.write(tmp_path / f"checkpoint_{step}" / "state", params, reference="placeholder")
   (tmp_path / "checkpoint_2000.tmp-17").mkdir()
   assert t5x.is_t5x(str(tmp_path))
-  foreign = t5x.open(str(tmp_path))
+  foreign = t5x.open_foreign(str(tmp_path))
   assert_same(foreign, expected)
   assert "checkpoint_1000" in str(foreign.path)
 
@@ -183,8 +185,8 @@ def test_arrays_in_pieces(scan, expected, tmp_path, monkeypatch):
   params = files.scanned(files.parameters(), axis=1) if scan else files.parameters()
   path = files.single_file(tmp_path / "model.checkpoint_3", params)
   assert flax_msgpack.read(path)["optimizer"]["target"]["token_embedder"]["embedding"].pieces[1][1] == 25
-  assert_same(t5x.open(str(path)), expected)
-  assert_same(t5x.open(str(tmp_path)), expected)
+  assert_same(t5x.open_foreign(str(path)), expected)
+  assert_same(t5x.open_foreign(str(tmp_path)), expected)
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "16 bits without a meaning", "bfloat16 in one file"])
@@ -196,7 +198,7 @@ def test_bfloat16(stored, expected, tmp_path):
   path = (
     files.single_file(tmp_path / "checkpoint_0", params) if "file" in stored else files.write(tmp_path / "one", params)
   )
-  foreign = t5x.open(str(path))
+  foreign = t5x.open_foreign(str(path))
   assert {tensor.dtype for tensor in foreign.tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
   assert_same(foreign, expected, rtol=2**-8)
 
@@ -208,12 +210,12 @@ def test_uncompressed_arrays(expected, tmp_path):
     for file in path.iterdir():
       file.unlink()
     files.zarr(path, x, compressor=None)
-  assert_same(t5x.open(str(folder)), expected)
+  assert_same(t5x.open_foreign(str(folder)), expected)
 
 
 def test_layers_are_read_one_by_one(expected, tmp_path):
   """Where each has its own arrays."""
-  foreign = t5x.open(str(files.write(tmp_path / "one", files.parameters())))
+  foreign = t5x.open_foreign(str(files.write(tmp_path / "one", files.parameters())))
   for path, tensor in foreign.tensors.items():
     assert tensor.stacked == ("/layers/" in path)
     if tensor.stacked:
@@ -224,14 +226,14 @@ def test_as_many_layers_as_features(tmp_path, monkeypatch):
   """Then shapes do not say which axis is the layers', and T5X's default is taken and told."""
   monkeypatch.setitem(files.LAYERS, "encoder", files.EMBED)
   params = files.parameters()
-  foreign = t5x.open(str(files.single_file(tmp_path / "checkpoint_0", files.scanned(params, axis=1))))
+  foreign = t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_0", files.scanned(params, axis=1))))
   assert any("as many layers as features" in note for note in foreign.notes)
-  wanted = values(t5x.open(str(files.single_file(tmp_path / "checkpoint_1", params))))
+  wanted = values(t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_1", params))))
   assert_same(foreign, wanted)
 
 
 def test_what_is_assumed_is_told(tmp_path):
-  notes = "\n".join(t5x.open(str(files.single_file(tmp_path / "checkpoint_0", files.parameters()))).notes)
+  notes = "\n".join(t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_0", files.parameters()))).notes)
   for words in ("optimizer's state was left out (2 arrays)", "gated_gelu", "128", "--vocabulary", "37 rows"):
     assert words in notes
 
@@ -240,7 +242,7 @@ def test_the_file_that_t5x_tests_with():
   if not TINY.exists():
     pytest.skip("needs ../shared/data: T5X's own test checkpoint")
   assert t5x.is_t5x(str(TINY))
-  foreign = t5x.open(str(TINY))
+  foreign = t5x.open_foreign(str(TINY))
   tensors.check(foreign)
   model = foreign.model
   assert (model.num_encoder_layers, model.num_decoder_layers, model.embed_dim, model.mlp_dim) == (2, 2, 8, 16)
@@ -258,7 +260,7 @@ def test_the_file_that_t5x_tests_with():
 
 def fails(path: pathlib.Path, *words: str) -> str:
   with pytest.raises(UserError) as error:
-    values(t5x.open(str(path)))
+    values(t5x.open_foreign(str(path)))
   for word in words:
     assert word in str(error.value)
   return str(error.value)

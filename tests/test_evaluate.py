@@ -119,7 +119,7 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
 def evaluation(module, architecture, mixture="odd_label", **settings):
   config = override(load_config("superglue"), options(module, mixture))
   config.eval.update(settings)
-  source = pretrained.find(str(trained.workdir(architecture)))
+  source = pretrained.read_source(str(trained.workdir(architecture)))
   found = evaluate.prepare(records(config), source, tasks=(), split="validation")
   return found, pretrained.load(source, found.mesh).params
 
@@ -154,7 +154,7 @@ def test_a_decoder_is_asked_as_it_was_trained(module):
   def prompts(objective):
     config = override(load_config("superglue"), options(module, "odd_label"))
     config.data.inputs_length = 30
-    source = pretrained.find(str(trained.workdir("decoder_only")))
+    source = pretrained.read_source(str(trained.workdir("decoder_only")))
     source = dataclasses.replace(source, run={"data": source.run["data"] | {"objective": objective}})
     found = evaluate.prepare(records(config), source, tasks=(), split="validation")
     return [example["inputs"] for example in found._examples["odd_label"]]
@@ -268,7 +268,7 @@ def superglue_folder(tmp_path_factory):
 def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_path, capsys):
   """Each task's test set is answered by the step that is best on its validation set; the same command resumes."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
-  arguments += [f"--config.data.superglue_dir={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
+  arguments += [f"--config.data.folders.superglue={superglue_folder}", "--config.eval.tasks=cb,rte,axb"]
   arguments += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   arguments += [
     "--config.train.steps=3",
@@ -295,6 +295,38 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
   assert command.main(arguments) == 0
 
 
+def test_a_run_from_before_folders_had_names_goes_on(superglue_folder, tmp_path, capsys):
+  """Its config and its place in the data have superglue_dir: it is resumed, on the same data, and evaluated."""
+  folder = f"--config.data.folders.superglue={superglue_folder}"
+  train = ["train", "--config=finetune_superglue", f"--workdir={tmp_path}", "--config.data.mixture=super_glue_cb"]
+  train += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
+  train += [f"--config.init.checkpoint={trained.workdir('encoder_decoder')}", "--config.eval.every=9"]
+  assert command.main([*train, folder, "--config.train.steps=1"]) == 0
+  saved = tmp_path / "checkpoints" / "1"
+  (config,) = (saved / "config").glob("metadata")
+  assert json.loads(config.read_text())["data"]["folders"] == {"superglue": str(superglue_folder)}
+  for path in (config, *(saved / "streams").glob("stream-*")):
+    older = re.sub(r'"folders": \{"superglue": ("[^"]*")\}', r'"superglue_dir": \1, "glue_dir": ""', path.read_text())
+    path.write_text(older.replace("data.folders.superglue", "data.superglue_dir"))
+    assert "superglue_dir" in path.read_text() and "folders" not in path.read_text()
+  capsys.readouterr()
+  other = tmp_path / "Other"
+  other.symlink_to(superglue_folder)
+  assert command.main([*train, f"--config.data.folders.superglue={other}", "--config.train.steps=2"]) == 2
+  message = (
+    f"config.data.folders.superglue is 'Other', but the checkpoint's data position belongs to {superglue_folder.name!r}"
+  )
+  assert message in capsys.readouterr().err
+  assert command.main([*train, folder, "--config.train.steps=2"]) == 0
+  error = capsys.readouterr().err
+  assert "resuming from step 1" in error and "with another config.data" not in error
+  evaluated = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", folder, "--config.eval.tasks=cb"]
+  assert command.main([*evaluated, "--config.data.inputs_length=40", "--config.data.targets_length=16"]) == 0
+  typo = ["eval", f"--checkpoint={saved}", f"--workdir={tmp_path / 'eval'}", "--config.data.folders.superglu=x"]
+  assert command.main(typo) == 2
+  assert "did you mean superglue?" in capsys.readouterr().err
+
+
 def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path, capsys):
   """Evaluations and checkpoints at the same steps."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
@@ -305,7 +337,7 @@ def test_a_step_can_be_chosen_only_where_it_was_saved(superglue_folder, tmp_path
 def test_a_set_that_is_not_there_is_named(superglue_folder, tmp_path, capsys):
   """The whole of SuperGLUE is asked for, and the folder has two tasks of it."""
   arguments = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
-  assert command.main([*arguments, f"--config.data.superglue_dir={superglue_folder}"]) == 2
+  assert command.main([*arguments, f"--config.data.folders.superglue={superglue_folder}"]) == 2
   error = capsys.readouterr().err
   assert "BoolQ" in error and "--config.eval.tasks" in error
   assert not (tmp_path / "finetune").exists()
@@ -339,7 +371,7 @@ def test_meshes_give_the_same_answers(module):
   found, params = evaluation(module, "encoder_decoder")
   config = override(load_config("superglue"), options(module))
   config.mesh.update(fsdp=4, tensor=2)
-  source = pretrained.find(str(trained.workdir("encoder_decoder")))
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   other = evaluate.prepare(records(config), source, tasks=(), split="validation")
   assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
   texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]

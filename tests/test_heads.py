@@ -142,17 +142,17 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
   """A model without a class head has none, and whoever converts it is told; a run with one starts from theirs."""
   config = THEIRS
   huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
-  plain = huggingface.open(str(tmp_path / "bert"))
+  plain = huggingface.open_foreign(str(tmp_path / "bert"))
   assert not plain.pooler and not any("pooler" in note for note in plain.notes)
   path, random = tmp_path / "bert" / "model.safetensors", np.random.default_rng(0)
   kernel, bias = random.normal(size=(16, 16)).astype(np.float32), random.normal(size=16).astype(np.float32)
   theirs = {"bert.pooler.dense.weight": kernel, "bert.pooler.dense.bias": bias}
   foreign.write_safetensors(path, foreign.safetensors(tmp_path / "bert") | theirs)
-  found = huggingface.open(str(tmp_path / "bert"))
+  found = huggingface.open_foreign(str(tmp_path / "bert"))
   assert found.model == plain.model and found.tensors.keys() == plain.tensors.keys()
   assert [note for note in found.notes if "bert.pooler.dense.weight" in note and "left behind" in note]
 
-  source = pretrained.find(str(tmp_path / "bert"))
+  source = pretrained.read_source(str(tmp_path / "bert"))
   model = pretrained.abstract(
     dataclasses.replace(source, model=dataclasses.replace(config, heads=(NLI,))), sharding.make_mesh({"fsdp": 8})
   )
@@ -170,7 +170,7 @@ def test_written_for_transformers_a_head_is_left_out(tmp_path):
   config = dataclasses.replace(THEIRS, heads=(NLI,))
   notes = huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
   assert "the head nli is left out: a BertForMaskedLM has none" in notes
-  assert huggingface.open(str(tmp_path / "bert")).model.heads == ()
+  assert huggingface.open_foreign(str(tmp_path / "bert")).model.heads == ()
 
 
 def test_a_checkpoint_from_before_heads_had_names(tmp_path):
@@ -182,10 +182,10 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
   checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
   checkpoints.save(1, state, {}, {"model": dataclasses.asdict(config) | {"pooler": True}, "data": {}}, metrics=None)
   checkpoints.close()
-  source = pretrained.find(str(tmp_path))
+  source = pretrained.read_source(str(tmp_path))
   assert source.model == config
   toy.assert_trees_close(pretrained.load(source, sharding.make_mesh({"fsdp": 8})).params, params, atol=0.0, rtol=0.0)
-  assert converted.open(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
+  assert converted.open_foreign(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
 
 
 def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
@@ -232,7 +232,7 @@ def test_a_head_may_be_taken_under_another_name(tmp_path):
   config = {"model": dataclasses.asdict(one), "data": {}}
   checkpoints.save(1, state, {}, config, metrics=None)
   checkpoints.close()
-  source = pretrained.find(str(tmp_path))
+  source = pretrained.read_source(str(tmp_path))
   renamed = dataclasses.replace(toy.KINDS["bert"], heads=(dataclasses.replace(NLI, name="topic"),))
   model = pretrained.abstract(dataclasses.replace(source, model=renamed), sharding.make_mesh({"fsdp": 8}))
   parts = (".", "heads/nli=heads/topic")

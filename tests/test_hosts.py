@@ -192,7 +192,7 @@ def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp
   own = commands(folder, text, module)
   train = lambda name, *others: arguments(text, folder / name, *others)
   superglue = ["superglue", f"--checkpoint={alone / 'one' / 'train'}", f"--workdir={folder / 'superglue'}"]
-  superglue += [f"--config.data.superglue_dir={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
+  superglue += [f"--config.data.folders.superglue={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
   superglue += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   os.mkfifo(tmp_path / "pipe.txt")
   stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))
@@ -320,20 +320,20 @@ def test_without_the_first_process_the_others_say_so():
 def test_options_that_do_not_go_together(given, message):
   """Before anything is waited for."""
   with pytest.raises(UserError, match=message):
-    hosts.find(options(**given))
+    hosts.place_of(options(**given))
 
 
 def test_slurm_says_who_is_who(monkeypatch):
   """The first node of the step is called; a process has the device of its number on the node."""
   for name, value in dict(JOB_ID="7", STEP_NODELIST="n[3-4]", NTASKS="4", PROCID="2", LOCALID="1").items():
     monkeypatch.setenv(f"SLURM_{name}", value)
-  place = hosts.find(options())
+  place = hosts.place_of(options())
   assert place.address.startswith("n3:") and (place.number, place.index, place.devices) == (4, 2, (1,))
 
 
 def test_a_machine_by_itself_is_no_cluster():
   """Nothing is waited for."""
-  assert hosts.find(options()) is None
+  assert hosts.place_of(options()) is None
   hosts.join(options())
 
 

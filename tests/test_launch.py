@@ -43,6 +43,11 @@ def cloud(tmp_path, monkeypatch):
     ("gs://bucket/base", "gs://bucket/base --config.train.step=3", "nearest: train.steps"),
     ("gs://bucket/base", "gs://bucket/base --stpes 3", "unknown option --stpes"),
     ("gs://bucket/base", "gs://bucket/base --config.data.files=own.txt", "gcloud storage cp --recursive own.txt"),
+    (
+      "gs://bucket/base",
+      "gs://bucket/base --config.data.folders.superglue=own.txt",
+      "config.data.folders.superglue=own.txt is on this machine",
+    ),
     ("gs://bucket/base", "gs://bucket/base --config.data.task_modules=none.py", "none.py: no such file"),
     ("-- train", "-- trian", "did you mean train?"),
     ("-- train", "-- launch", "no t2t command"),
@@ -94,7 +99,7 @@ def test_own_files_come_along(cloud, tmp_path, capsys):
 )
 def test_tpu_types(name, topology, chips, hosts, gke_hosts):
   """Chips, machines and topologies as Google's tables have them."""
-  found = tpu_types.find(name)
+  found = tpu_types.tpu_type(name)
   assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
 
 

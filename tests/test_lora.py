@@ -207,12 +207,12 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   base, workdir = run
   assert json.loads((workdir / "config.json").read_text())["lora"]["rank"] == 2
   assert "lora" not in json.loads((base / "config.json").read_text())
-  source, mesh = pretrained.find(str(workdir)), sharding.make_mesh({"fsdp": 8})
-  own, before = (toy.flat(pretrained.load(each, mesh).params) for each in (source, pretrained.find(str(base))))
+  source, mesh = pretrained.read_source(str(workdir)), sharding.make_mesh({"fsdp": 8})
+  own, before = (toy.flat(pretrained.load(each, mesh).params) for each in (source, pretrained.read_source(str(base))))
   assert own.keys() == before.keys()
   changed = {path for path in own if np.any(own[path] != before[path])}
   assert changed == {path for path in own if path.rpartition("/")[0].endswith(("attention", "mlp"))}
-  for path, tensor in converted.open(str(workdir)).tensors.items():
+  for path, tensor in converted.open_foreign(str(workdir)).tensors.items():
     np.testing.assert_allclose(tensor.read(), own[path], atol=1e-6, err_msg=path)
 
   (tmp_path / "in.txt").write_text("the quick brown fox\n")
@@ -220,7 +220,7 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   assert command.main([*infer, "--max_length", "4"]) == 0
   assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
   assert command.main(["convert", "--from", "t2t", str(workdir), "--to", "hf", str(tmp_path / "hf")]) == 0
-  theirs = toy.flat(pretrained.load(pretrained.find(str(tmp_path / "hf")), mesh).params)
+  theirs = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "hf")), mesh).params)
   toy.assert_trees_close(theirs, own, atol=1e-6)
 
 

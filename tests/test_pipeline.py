@@ -377,7 +377,7 @@ def test_names_that_are_not_registered(registered, tmp_path):
 def test_shipped_tasks_cost_nothing_to_register(tmp_path):
   """Neither the documentation nor a vocabulary is read before it is used."""
   for name in ("docs", "c4", "wikipedia"):
-    registry.find(f"{name}_span_corruption", modules=(f"t2t.tasks.{name}",))
+    registry.task_or_mixture(f"{name}_span_corruption", modules=(f"t2t.tasks.{name}",))
   assert not (tmp_path / "cache").exists()
 
 

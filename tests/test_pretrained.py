@@ -51,7 +51,7 @@ def workdir(text, tmp_path_factory):
 def test_a_checkpoint_says_what_it_is(workdir):
   """Its model, what it was trained with, and where its vocabulary is; by the workdir or by the step's folder."""
   for path in (workdir, workdir / "checkpoints" / "1"):
-    source = pretrained.find(str(path))
+    source = pretrained.read_source(str(path))
     assert source.path == epath.Path(workdir) / "checkpoints" / "1"
     assert (source.model.num_encoder_layers, source.model.num_decoder_layers) == (1, 2)
     assert source.run["data"]["inputs_length"] == 32
@@ -61,7 +61,7 @@ def test_a_checkpoint_says_what_it_is(workdir):
 
 def test_the_model_is_the_one_that_was_trained(workdir):
   """Parameters bit for bit, on another mesh than they were saved from, computing in float32 on a CPU."""
-  source = pretrained.find(str(workdir))
+  source = pretrained.read_source(str(workdir))
   loaded = [pretrained.load(source, sharding.make_mesh(shape)) for shape in ({"fsdp": 8}, {"data": 4, "tensor": 2})]
   assert loaded[0].config.dtype == "float32"
   for first, second in zip(*(jax.tree.leaves(model.params) for model in loaded), strict=True):
@@ -72,7 +72,7 @@ def test_the_model_is_the_one_that_was_trained(workdir):
 def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_path):
   """Of a checkpoint that lies alone."""
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "alone")
-  source = pretrained.find(str(tmp_path / "alone"))
+  source = pretrained.read_source(str(tmp_path / "alone"))
   assert source.vocabulary == ""
   assert pretrained.vocabulary(source) == vocabularies.load("bytes")
 
@@ -80,7 +80,7 @@ def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_pat
 def test_fine_tuning_takes_model_and_vocabulary(workdir):
   """All but the rate of dropout, which is fine-tuning's own."""
   config = load_config("finetune_superglue")
-  source = pretrained.find(str(workdir))
+  source = pretrained.read_source(str(workdir))
   pretrained.adopt(config, source)
   assert config.model.dropout_rate == 0.1
   assert dataclasses.replace(source.model, dropout_rate=0.1) == records(config).model
@@ -94,7 +94,7 @@ def test_fine_tuning_takes_model_and_vocabulary(workdir):
 def test_inputs_are_as_long_as_the_learned_positions_allow(workdir, architecture, room):
   """A decoder alone needs some of them for the answer, an encoder alone for what stands around the text."""
   config = load_config("finetune_superglue")
-  source = pretrained.find(str(workdir))
+  source = pretrained.read_source(str(workdir))
   layers = {"encoder_decoder": {}, "decoder_only": {"num_encoder_layers": 0}, "encoder_only": {"num_decoder_layers": 0}}
   fields = layers[architecture] | {"architecture": architecture, "positions": "learned", "max_length": 96}
   pretrained.adopt(config, dataclasses.replace(source, model=dataclasses.replace(source.model, **fields)))
@@ -111,7 +111,7 @@ def huggingface(workdir, tmp_path_factory):
 
 def test_a_checkpoint_of_another_format_is_the_same_model(workdir, huggingface):
   """Converted in memory, onto the mesh: shape, vocabulary, and every parameter bit for bit."""
-  own, other = (pretrained.find(str(path)) for path in (workdir, huggingface))
+  own, other = (pretrained.read_source(str(path)) for path in (workdir, huggingface))
   assert dataclasses.replace(other.model, dtype=own.model.dtype, dropout_rate=own.model.dropout_rate) == own.model
   assert pretrained.vocabulary(other) == pretrained.vocabulary(own)
   mesh = sharding.make_mesh({"fsdp": 4, "tensor": 2})
@@ -144,14 +144,14 @@ def test_another_shape_than_the_checkpoint_has_is_refused(huggingface, text, tmp
 def test_what_is_no_checkpoint(workdir, tmp_path):
   """What was looked for is said; so is a model that only a later version knows."""
   with pytest.raises(UserError, match=r"--checkpoint .*: no checkpoint there; looked for .*/state"):
-    pretrained.find(str(tmp_path))
+    pretrained.read_source(str(tmp_path))
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
   path = tmp_path / "1" / "config" / "metadata"
   record = json.loads(path.read_text())
   record["model"]["hypernetworks"] = 3
   path.write_text(json.dumps(record))
   with pytest.raises(UserError, match="its model has 'hypernetworks', which this version of t2t does not know"):
-    pretrained.find(str(tmp_path / "1"))
+    pretrained.read_source(str(tmp_path / "1"))
 
 
 def test_inheriting_a_model(workdir, text, tmp_path):
@@ -168,7 +168,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
   assert command.main([*arguments, *kept]) == 0
   assert command.main([*arguments, "--noconfig.init.parameters", f"--workdir={tmp_path / 'fresh'}"]) == 0
   params = {
-    name: jax.tree.leaves(pretrained.load(pretrained.find(str(path)), sharding.make_mesh({"data": 8})).params)
+    name: jax.tree.leaves(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"data": 8})).params)
     for name, path in (("before", workdir), ("kept", tmp_path / "kept"), ("fresh", tmp_path / "fresh"))
   }
   for before, kept, fresh in zip(params["before"], params["kept"], params["fresh"], strict=True):

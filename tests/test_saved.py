@@ -68,7 +68,7 @@ def test_a_run_goes_on(name, runs):
 @pytest.mark.parametrize("name", _CONFIGS)
 def test_a_checkpoint_is_read(name, runs):
   """Its model is what the config beside it says, its parameters are all there, and its vocabulary."""
-  source = pretrained.find(str(runs / name))
+  source = pretrained.read_source(str(runs / name))
   params = pretrained.load(source, sharding.make_mesh({"data": -1})).params
   assert source.model.embed_dim == 8 and not source.model.heads
   assert np.asarray(params["embed"]["table"]).std() > 0.01

@@ -51,7 +51,7 @@ def data(folder):
   return DataConfig(
     mixture="super_glue_cb,super_glue_copa",
     task_modules=MODULES,
-    superglue_dir=str(folder),
+    folders={"superglue": str(folder)},
     vocabulary="bytes",
     inputs_length=64,
     targets_length=16,
@@ -73,7 +73,7 @@ def test_several_names_are_mixed_by_numbers_of_examples(data):
 
 def test_a_mixture_among_several_gives_its_tasks():
   """Each task once, whatever names it."""
-  found = selection.find("squad, super_glue,super_glue_cb", modules=())
+  found = selection.named("squad, super_glue,super_glue_cb", modules=())
   assert len(found.tasks) == 9
   assert {task.name for task in found.tasks} >= {"squad", "super_glue_cb", "super_glue_record"}
 
@@ -94,7 +94,7 @@ def test_a_mixture_among_several_gives_its_tasks():
 def test_names_that_cannot_be_mixed(mixture, message):
   """Which one, and why."""
   with pytest.raises(UserError, match=message):
-    selection.find(mixture, modules=())
+    selection.named(mixture, modules=())
 
 
 def check(data, architecture="encoder_decoder", **options):
@@ -114,7 +114,20 @@ def test_good_data_passes(data):
     ({"train_split": "train16"}, r"has no split 'train16', which would be .*/CB/train16\.jsonl; its splits there are"),
     ({"eval_split": "test"}, r"has no split 'test', which would be .*/CB/test\.jsonl"),
     ({"mixture": "super_glue"}, r"has no folder BoolQ, from which super_glue_boolq is read; it holds CB, COPA"),
-    ({"mixture": "super_glue_cb", "superglue_dir": "/no/such"}, r"superglue_dir=/no/such: no such folder"),
+    (
+      {"mixture": "super_glue_cb", "folders": {"superglue": "/no/such"}},
+      r"folders\.superglue=/no/such: no such folder",
+    ),
+    (
+      {"folders": {"superglu": "x"}},
+      r"folders\.superglu=x: no task of .*mixture=super_glue_cb,.* did you mean superglue\?",
+    ),
+    ({"folders": {"conll": "x"}}, r"folders\.conll=x: no task of .* reads it; its tasks read superglue$"),
+    (
+      {"mixture": "docs_span_corruption", "folders": {"squad": "x"}},
+      r"mixture=docs_span_corruption reads it; its tasks read no such folder",
+    ),
+    ({"mixture": "", "files": "*.txt"}, r"folders\.superglue=.*: holds tasks, not config\.data\.files"),
   ],
 )
 def test_data_that_is_refused(data, changes, message):
@@ -163,7 +176,7 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   draw = functools.partial(tf.data.Dataset.sample_from_datasets, stop_on_empty_dataset=False)
   task = seqio.Task(
     "mine",
-    source=released.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI),
+    source=released.BenchmarkSource("super_glue", "cb", tfds="super_glue/cb:1.0.2", labels=NLI, folder_key="superglue"),
     preprocessors=text_formats.preprocessors(text_formats.labelled, prefix="cb", fields=("premise",), labels=NLI),
     output_features=text_formats.t5_features(),
     postprocess_fn=answers.label(NLI),
@@ -172,7 +185,7 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   )
   inner = seqio.Mixture("inner", [(task, 3)], sample_fn=draw)
   outer = seqio.Mixture("outer", [(inner, 2.0), (seqio.TaskRegistry.get("super_glue_copa"), 5)])
-  copy = selection.adapt(outer, vocabulary=vocabularies.load("bytes"), folders={"super_glue": str(folder)})
+  copy = selection.adapt(outer, vocabulary=vocabularies.load("bytes"), folders={"superglue": str(folder)})
   mine = next(each for each in copy.tasks if each.name == "mine")
   assert (copy.name, [each.name for each in copy.tasks]) == ("outer", ["mine", "super_glue_copa"])
   assert [copy.get_rate(each) for each in copy.tasks] == [2.0, 5]
@@ -184,7 +197,7 @@ def test_a_copy_differs_in_what_was_asked_for_alone(folder):
   assert mine.source.num_input_examples("train") == 40
   assert mine.output_features["inputs"].vocabulary.vocab_size == 359
   assert task.source.folder == "" and task.output_features == text_formats.t5_features()
-  assert selection.adapt(outer) is outer and selection.adapt(task, folders={"super_glue": ""}) is task
+  assert selection.adapt(outer) is outer and selection.adapt(task, folders={"superglue": ""}) is task
 
 
 def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
@@ -225,7 +238,7 @@ def test_a_decoder_reads_no_eos_between_prompt_and_answer(data):
 )
 def test_tasks_by_short_names(data, mixture, names, found):
   """What a name ends in, in the mixture first and then among its benchmark's; names as registered come out."""
-  tasks = pipeline.find_tasks(dataclasses.replace(data, mixture=mixture), "encoder_decoder", names)
+  tasks = pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, folders={}), "encoder_decoder", names)
   assert [task.name for task in tasks] == found
   assert all(task.output_features["targets"].vocabulary.vocab_size == 359 for task in tasks)
 
@@ -246,7 +259,7 @@ def test_tasks_by_short_names(data, mixture, names, found):
 def test_names_that_are_refused(data, mixture, name, message):
   """Listing what there is."""
   with pytest.raises(UserError, match=message):
-    pipeline.find_tasks(dataclasses.replace(data, mixture=mixture), "encoder_decoder", [name])
+    pipeline.find_tasks(dataclasses.replace(data, mixture=mixture, folders={}), "encoder_decoder", [name])
 
 
 # ---- The registered tasks --------------------------------------------------------------------------------------------
@@ -334,17 +347,17 @@ def test_a_small_task_is_not_split_into_too_many_streams(data):
 def test_a_position_knows_the_folder_by_its_name(data, folder):
   """The same folder elsewhere goes on; a position of before there were such folders does, too."""
   identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
-  moved = dataclasses.replace(data, superglue_dir=f"/elsewhere/{folder.name}/")
+  moved = dataclasses.replace(data, folders={"superglue": f"/elsewhere/{folder.name}/"})
   assert identity(data) == identity(moved)
-  assert identity(data)["data.superglue_dir"] == folder.name
-  without = identity(dataclasses.replace(data, superglue_dir=""))
-  assert not {"data.superglue_dir", "data.glue_dir", "data.squad_dir"} & without.keys()
+  assert identity(data)["data.folders.superglue"] == folder.name
+  for folders in ({}, {"superglue": ""}):
+    assert not any("folders" in key for key in identity(dataclasses.replace(data, folders=folders)))
 
 
 @needs_shared
 def test_wsc_of_the_released_files():
   """T5's 259 examples to train on, each with one pronoun marked."""
-  folders = {"super_glue": str(SHARED / "superglue")}
+  folders = {"superglue": str(SHARED / "superglue")}
   task = selection.adapt(
     seqio.TaskRegistry.get("super_glue_wsc"), vocabulary=vocabularies.load("bytes"), folders=folders
   )
@@ -360,7 +373,7 @@ def test_wsc_of_the_released_files():
 @needs_shared
 def test_winogender_pairs():
   """The two examples of a pair have one hypothesis and one label, and differ in a pronoun."""
-  folders = {"super_glue": str(SHARED / "superglue")}
+  folders = {"superglue": str(SHARED / "superglue")}
   task = selection.adapt(
     seqio.TaskRegistry.get("super_glue_axg"), vocabulary=vocabularies.load("bytes"), folders=folders
   )

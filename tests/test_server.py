@@ -25,7 +25,7 @@ BEAM = GREEDY | {"beam": 3}
 
 @functools.cache
 def service(architecture: str) -> server.Service:
-  source = pretrained.find(str(trained.workdir(architecture)))
+  source = pretrained.read_source(str(trained.workdir(architecture)))
   return server.Service(
     source,
     ends_prompts=prompting.ends_prompts(source)[0],

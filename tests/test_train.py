@@ -200,7 +200,7 @@ def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, m
   monkeypatch.setattr(hosts, "stopping", stop_at_the_second_step)
   more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.examples=0")
   assert command.main(arguments(text, tmp_path, *more, "--config.train.label_smoothing=0.3")) == 0
-  source = pretrained.find(str(tmp_path))
+  source = pretrained.read_source(str(tmp_path))
   assert source.path.name == "2"
   model = pretrained.load(source, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
   data = DataConfig(**source.run["data"])

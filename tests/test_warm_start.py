@@ -54,7 +54,7 @@ def written_by_t5x(folder: pathlib.Path) -> dict[str, np.ndarray]:
     for name, size in sizes.items():
       patch.setattr(t5x_files, name, size)
     t5x_files.write(folder, t5x_files.parameters())
-  return foreign.read(convert.open(str(folder)))
+  return foreign.read(convert.open_foreign(str(folder)))
 
 
 WRITTEN = {"t2t": written_by_t2t, "hf": written_for_huggingface, "t5x": written_by_t5x}
@@ -66,7 +66,7 @@ def checkpoint(request, tmp_path_factory) -> tuple[pretrained.Source, dict[str, 
   folder = tmp_path_factory.mktemp("checkpoints") / request.param
   params = WRITTEN[request.param](folder)
   assert convert.kind_of(str(folder)) == request.param
-  return pretrained.find(str(folder)), params
+  return pretrained.read_source(str(folder)), params
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
 def test_the_state_that_a_part_becomes(program, begun, tmp_path):
   """Compiled, what was read is donated, fresh values are those of the same key, and moments are new."""
   theirs = written_by_t2t(tmp_path / "run")
-  taken = warm_start(pretrained.find(str(tmp_path / "run")), whole(program.state), **CHANGES)
+  taken = warm_start(pretrained.read_source(str(tmp_path / "run")), whole(program.state), **CHANGES)
   state = program.warm(taken.over)(taken.params, toy.key())
   assert all(x.is_deleted() for x in jax.tree.leaves(taken.params))
   assert jax.tree.map(lambda x: x.sharding, state) == program.shardings
@@ -180,7 +180,7 @@ def test_frozen_parameters_of_a_run_are_taken_too(tmp_path):
   shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.float32, sharding=placed)
   initial = {"x": {"a": shape(8)}, "y": {"a": shape(6)}, "decoder": {"b": shape(2, 4)}}
   taken = warm_start(
-    pretrained.find(str(tmp_path)), initial, parts=("encoder=x", "encoder=y", "decoder"), rows=("y/a",)
+    pretrained.read_source(str(tmp_path)), initial, parts=("encoder=x", "encoder=y", "decoder"), rows=("y/a",)
   )
   expected = {"x": tree["encoder"], "y": {"a": np.arange(6.0)}, "decoder": tree["decoder"]}
   toy.assert_trees_close(taken.params, expected, atol=0, rtol=0)
@@ -367,7 +367,9 @@ def test_the_command(tmp_path, capsys):
   assert any("resized: embed/table 40 to 384, head/projection 40 to 384" in line for line in said)
   assert any(re.search(r"fresh: \S+ in new rows, decoder/layers$", line) for line in said)
   assert all(len(line) <= 80 for line in said)
-  saved = toy.flat(pretrained.load(pretrained.find(str(tmp_path / "run")), sharding.make_mesh({"data": 8})).params)
+  saved = toy.flat(
+    pretrained.load(pretrained.read_source(str(tmp_path / "run")), sharding.make_mesh({"data": 8})).params
+  )
   np.testing.assert_array_equal(saved["embed/table"][:40], params["embed/table"])
   np.testing.assert_array_equal(saved["head/projection"][:, :40], params["head/projection"])
   assert np.all(np.std(saved["embed/table"][40:], axis=1) > 0)

@@ -24,18 +24,18 @@ def test_duration(seconds, text):
   ("number", "text"),
   [(0, "0"), (950, "950"), (1234, "1.23k"), (12_345, "12.3k"), (123_456, "123k"), (4.56e6, "4.56M"), (2e9, "2.00G")],
 )
-def test_short(number, text):
+def test_compact_count(number, text):
   """Three digits and a unit."""
-  assert writers.short(number) == text
+  assert writers.compact_count(number) == text
 
 
 @given(strategies.floats(min_value=0, max_value=9.9e11))
 @example(999.7)
 @example(9_999.0)
 @example(99_999.0)
-def test_short_is_short(number):
+def test_a_compact_count_is_short(number):
   """At most five characters, whatever the rounding does."""
-  assert len(writers.short(number)) <= 5
+  assert len(writers.compact_count(number)) <= 5
 
 
 def test_wrapped_lines_have_a_width():

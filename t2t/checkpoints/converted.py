@@ -150,7 +150,7 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
 # ---- The way back ----------------------------------------------------------------------------------------------------
 
 
-def open(path: str, *, where: str = "") -> Foreign:
+def open_foreign(path: str, *, where: str = "") -> Foreign:
   """A checkpoint of t2t's own, as parameters to be read one by one.
 
   Args:
@@ -160,7 +160,7 @@ def open(path: str, *, where: str = "") -> Foreign:
   Raises:
     UserError: there is none.
   """
-  source = pretrained.find(path, where=where)
+  source = pretrained.read_source(path, where=where)
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(source.path / "state").item_metadata.tree
   # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.

@@ -72,7 +72,7 @@ class Model:
   params: Params
 
 
-def find(path: str, *, where: str = "--checkpoint ") -> Source:
+def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   """Reads what a checkpoint says of itself; no device is needed.
 
   Args:
@@ -86,8 +86,8 @@ def find(path: str, *, where: str = "--checkpoint ") -> Source:
 
   bucket.check(path, where=where)
   if convert.kind_of(path) != "t2t":
-    return _foreign(convert.open(path, where=where))
-  folder = store.find(path, where=where)
+    return _foreign(convert.open_foreign(path, where=where))
+  folder = store.checkpoint_folder(path, where=where)
   run = store.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
@@ -169,7 +169,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
   try:
-    found = selection.find(mixture, modules=data["task_modules"])
+    found = selection.named(mixture, modules=data["task_modules"])
   except UserError as error:
     return None, str(error)
   ends = selection.ends_inputs(found, "decoder_only")

@@ -53,7 +53,7 @@ def start(
     batches.restore(saved, step=step)
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
-    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
+    source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     initial = join_frozen(program.state.params, program.state.frozen_params)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
     taken = warm_start(source, initial, fresh=init.fresh, parts=init.parts, rows=init.rows, base_path=base_path)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
+from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
@@ -184,8 +185,9 @@ class Checkpoints:
     self._manager.save(step, args=args, metrics=metrics, force=True)
 
   def config(self, step: int) -> dict:
-    """The config that `step` was saved with."""
-    return self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+    """The config that `step` was saved with, by the keys of today."""
+    saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+    return with_current_keys(saved)
 
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
@@ -267,7 +269,7 @@ def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected:
     )
 
 
-def find(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
+def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
   """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
 
   Args:
@@ -311,9 +313,9 @@ _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 
 def read_config(path: epath.Path) -> dict:
-  """The config that the checkpoint in folder `path` was saved with."""
+  """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    config = checkpointer.restore(path / "config")
+    config = with_current_keys(checkpointer.restore(path / "config"))
   config["model"].pop(_POOLER, None)
   return config
 
@@ -334,7 +336,7 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
   """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
 
   Args:
-    path: see `find`.
+    path: see `checkpoint_folder`.
     wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
       saved with, a dimension is cut off, or filled up with zeros.
 
@@ -367,7 +369,7 @@ def restore_params(path: epath.Path, params: Params) -> Params:
   Heads by name that are not asked for are passed over, and so is an old pooler.
 
   Args:
-    path: see `find`.
+    path: see `checkpoint_folder`.
     params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
 
   Raises:

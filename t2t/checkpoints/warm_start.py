@@ -329,10 +329,10 @@ def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) 
       number -= math.prod(ours[path]) // after * (after - length)
   sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
   lines = {
-    f"taken: {writers.short(number)} parameters in": taken,
+    f"taken: {writers.compact_count(number)} parameters in": taken,
     "resized:": resized,
-    f"fresh: {writers.short(sizes[0])} in": [*new_rows, *_cover(fresh, made.taken)],
-    f"left behind: {writers.short(sizes[1])} in": _cover(left, used),
+    f"fresh: {writers.compact_count(sizes[0])} in": [*new_rows, *_cover(fresh, made.taken)],
+    f"left behind: {writers.compact_count(sizes[1])} in": _cover(left, used),
   }
   return [_line(label, names) for label, names in lines.items() if names]
 

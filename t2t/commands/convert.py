@@ -195,7 +195,7 @@ def _kind(path: str, given: str) -> str:
   if given or found != "t2t":
     return given or found
   try:
-    store.find(path)
+    store.checkpoint_folder(path)
   except UserError as error:
     raise UserError(
       f"{path}: no checkpoint there.  Looked for\n"

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> None:
     epilog=(
       "examples:\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
-      "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
+      "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
       "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
       "    --workdir runs/few_shot\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"

@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
   else:
     train = default.get_config().train
     hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
-  source = pretrained.find(options.checkpoint)
+  source = pretrained.read_source(options.checkpoint)
   predictor.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
   max_inputs = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
   ends, reason = prompting.ends_prompts(source, options.prompt_eos)

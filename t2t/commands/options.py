@@ -54,7 +54,8 @@ def _described_keys(which: str) -> Iterator[str]:
   for section, values in _sections().items():
     first = default.FIRST.get(section, ())
     for key in values if which in ("all", section) else () if which else first:
-      yield f"  --config.{section}.{key}={_shown(values[key])}"
+      mapping = isinstance(values[key], dict)
+      yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={_shown(values[key])}")
       comment = comments.get(f"{section}.{key}", "")
       if comment:
         yield textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)
@@ -145,7 +146,7 @@ def parse_with_checkpoint(
     argv: what the user typed.
 
   Raises:
-    UserError: an option is missing; or see `hosts.start`, `pretrained.find` and `parse`.
+    UserError: an option is missing; or see `hosts.start`, `pretrained.read_source` and `parse`.
   """
   hosts.add_options(parser)
   options, config = parse(parser, argv)
@@ -154,5 +155,5 @@ def parse_with_checkpoint(
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
   hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
-  source = pretrained.find(options.checkpoint)
+  source = pretrained.read_source(options.checkpoint)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

@@ -89,7 +89,7 @@ def _answers(config: Config, finetuned: epath.Path, steps: Mapping[str, int], sp
   """The results of each task with the parameters of its step."""
   from t2t.evaluation import evaluate
 
-  source_of = lambda step: pretrained.find(str(finetuned / "checkpoints" / str(step)))
+  source_of = lambda step: pretrained.read_source(str(finetuned / "checkpoints" / str(step)))
   evaluation = evaluate.prepare(config, source_of(min(steps.values())), tasks=tuple(steps), split=split)
   found = []
   with results.progress(evaluation.num_examples) as on_batch:
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
       "  t2t superglue --checkpoint gs://BUCKET/t5_1_1_base \\\n"
       "    --workdir gs://BUCKET/superglue\n"
       "  t2t superglue --checkpoint runs/tiny --workdir runs/superglue \\\n"
-      "    --config.data.superglue_dir=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
+      "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte \\\n"
       "    --config.train.steps=1000 --config.train.batch_size=16 \\\n"
       "    --config.eval.every=200 --config.checkpoint.every=200"
     ),

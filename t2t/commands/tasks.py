@@ -136,7 +136,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
   data = given_config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
   if options.name:
-    _find(options.name, data.task_modules)
+    _check_registered(options.name, data.task_modules)
     data = dataclasses.replace(data, mixture=options.name, files="", eval_files="")
   elif data.files:
     data = dataclasses.replace(data, mixture="")
@@ -200,8 +200,8 @@ def _check(choice: _Choice, **model: int) -> None:
     raise examples.explain(error, choice.task, split=choice.split, lengths=lengths) from error
 
 
-def _find(name: str, modules: Sequence[str]) -> None:
-  """Imports what may register the task, t2t's own modules among it."""
+def _check_registered(name: str, modules: Sequence[str]) -> None:
+  """Imports what may register the task, t2t's own modules among it, and refuses a name that nothing registers."""
   own = []
   for module in registry.shipped():
     try:
@@ -210,7 +210,7 @@ def _find(name: str, modules: Sequence[str]) -> None:
       continue  # for want of a package; `t2t tasks` says which
     own.append(module)
   for part in name.split(","):
-    registry.find(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
+    registry.task_or_mixture(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
 
 
 def _architecture(features: Mapping[str, seqio.Feature]) -> str:

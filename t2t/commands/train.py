@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
   hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
   if config.init.inherit and config.init.checkpoint:
     # What is typed still has the last word over what the checkpoint says.
-    source = pretrained.find(config.init.checkpoint, where="config.init.checkpoint=")
+    source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     options, config = parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(records(config), options.workdir)

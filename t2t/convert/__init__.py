@@ -28,7 +28,7 @@ def kind_of(path: str) -> str:
   return "hf" if is_huggingface(path) else "t5x" if is_t5x(path) else "t2t"
 
 
-def open(path: str, *, where: str = "") -> "Foreign":
+def open_foreign(path: str, *, where: str = "") -> "Foreign":
   """The checkpoint of Hugging Face's or T5X's at `path` as a t2t model; its parameters are not read yet.
 
   Args:
@@ -40,4 +40,4 @@ def open(path: str, *, where: str = "") -> "Foreign":
   """
   from t2t.convert import huggingface, t5x
 
-  return (huggingface if is_huggingface(path) else t5x).open(path, where=where)
+  return (huggingface if is_huggingface(path) else t5x).open_foreign(path, where=where)

@@ -109,7 +109,7 @@ def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
 # ---- From them -------------------------------------------------------------------------------------------------------
 
 
-def open(path: str, *, where: str = "") -> Foreign:
+def open_foreign(path: str, *, where: str = "") -> Foreign:
   """A Hugging Face folder as a t2t model; headers are read, no tensors.
 
   Args:
@@ -155,7 +155,7 @@ def open(path: str, *, where: str = "") -> Foreign:
     notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
   if settings.get("decoder_start_token_id") not in (0, None):
     notes.append(f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS")
-  vocabulary = tokenizer.find(folder, settings)
+  vocabulary = tokenizer.vocabulary_in(folder, settings)
   notes += tokenizer.check(vocabulary, model.vocab_size, named)
   lengths = _lengths(model, settings)
   tensors = _tensors(family, model, wanted, entries)
@@ -359,7 +359,7 @@ def save(
   """Writes a folder that transformers loads with `from_pretrained`.
 
   Args:
-    foreign: a t2t checkpoint, as `workdir.open` gives it.
+    foreign: a t2t checkpoint, as `converted.open_foreign` gives it.
     out: not there yet, or an empty folder.
     dtype: float32, bfloat16 or float16.
     max_shard_bytes: larger models are written in several files.

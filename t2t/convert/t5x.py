@@ -82,7 +82,7 @@ class _Array:
   read: Callable[[int], np.ndarray]
 
 
-def _find(path: epath.Path) -> epath.Path | None:
+def _file_or_folder(path: epath.Path) -> epath.Path | None:
   """The msgpack file of a checkpoint, or its folder if it has none."""
   if not path.is_dir():
     return path if path.exists() and flax_msgpack.first_key(path) in _FIRST_KEYS else None
@@ -95,7 +95,7 @@ def _find(path: epath.Path) -> epath.Path | None:
     if any((array / ".zarray").exists() for array in _array_folders(folder)[:1]):
       return folder
   steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
-  return _find(max(steps)[1]) if steps else None
+  return _file_or_folder(max(steps)[1]) if steps else None
 
 
 def _array_folders(folder: epath.Path) -> list[epath.Path]:
@@ -104,7 +104,7 @@ def _array_folders(folder: epath.Path) -> list[epath.Path]:
 
 def is_t5x(path: str) -> bool:
   """Whether there is a T5X checkpoint at `path`, or in it the last of several; looks at names and first bytes."""
-  return _find(bucket.absolute(path)) is not None
+  return _file_or_folder(bucket.absolute(path)) is not None
 
 
 def _zarr(folder: epath.Path) -> dict:
@@ -376,7 +376,7 @@ def _theirs(ours: str, shape: tuple[int, ...], layers: _Layers | None, *, rank: 
   return tuple(one)
 
 
-def open(path: str, *, where: str = "") -> Foreign:
+def open_foreign(path: str, *, where: str = "") -> Foreign:
   """The T5X checkpoint at `path`, of which no array is read yet.
 
   Args:
@@ -389,7 +389,7 @@ def open(path: str, *, where: str = "") -> Foreign:
       missing, unknown or of a wrong shape.
   """
   root = bucket.absolute(path)
-  found = _find(root)
+  found = _file_or_folder(root)
   if found is None:
     raise UserError(f"{where}{_nothing_there(root, path)}")
   arrays, others = _arrays(found)

@@ -44,7 +44,7 @@ class Vocabulary:
 # ---- From them -------------------------------------------------------------------------------------------------------
 
 
-def find(folder: epath.Path, settings: Settings) -> Vocabulary:
+def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
   """The vocabulary in a Hugging Face folder.
 
   Args:

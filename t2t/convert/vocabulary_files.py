@@ -61,7 +61,7 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
     UserError: no such file, or none of a vocabulary; or ids without a row in the embedding.
   """
   where, rows = f"--vocabulary {spec}", foreign.model.vocab_size
-  found = _find(spec, where)
+  found = _vocabulary_at(spec, where)
   if extra_ids is None:
     has_room = found.own_ids + _T5_SENTINELS <= rows
     usual = found.spec.endswith(".model") and not found.has_sentinels and has_room
@@ -84,7 +84,7 @@ def give(foreign: Foreign, spec: str, *, extra_ids: int | None = None) -> Foreig
   return dataclasses.replace(foreign, vocabulary=found.spec, extra_ids=extra_ids, notes=tuple(notes))
 
 
-def _find(spec: str, where: str) -> _Found:
+def _vocabulary_at(spec: str, where: str) -> _Found:
   if spec == "bytes":
     return _Found(spec, BYTES)
   path = epath.Path(spec).expanduser()
@@ -92,7 +92,7 @@ def _find(spec: str, where: str) -> _Found:
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
   if (path / _RECORD).exists():
     record = json.loads((path / _RECORD).read_text())
-    found = _find(record["file"] if record["file"] == "bytes" else str(path / record["file"]), where)
+    found = _vocabulary_at(record["file"] if record["file"] == "bytes" else str(path / record["file"]), where)
     return dataclasses.replace(found, extra_ids=record["extra_ids"])
   if path.is_dir():
     path = next((file for pattern in _FILES for file in sorted(path.glob(pattern))), path)

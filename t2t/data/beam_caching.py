@@ -80,9 +80,9 @@ def _runner(job: Job) -> Any:
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _find(name: str, job: Job) -> selection.Found:
+def _task_or_mixture(name: str, job: Job) -> selection.Found:
   """A task or mixture, in the user's vocabulary."""
-  found = registry.find(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
+  found = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
     return found
   try:
@@ -103,7 +103,7 @@ def _register(name: str, job: Job) -> None:
   with _REGISTERING:
     if _registered_name(name) in seqio.TaskRegistry.names():
       return
-    task = _find(name, job)
+    task = _task_or_mixture(name, job)
     before, after = offline_cache.split_preprocessors(task)
     steps = [*before, seqio.CacheDatasetPlaceholder(), *after]
     registered = task.replace(name=_registered_name(name), preprocessors=steps)
@@ -223,7 +223,7 @@ def _reason(error: Exception) -> str:
 
 def _tasks(job: Job) -> list[seqio.Task]:
   """The tasks of the mixture that have one of the splits."""
-  parts = [_find(name.strip(), job) for name in job.mixture.split(",")]
+  parts = [_task_or_mixture(name.strip(), job) for name in job.mixture.split(",")]
   tasks = {task.name: task for part in parts for task in selection.tasks_of(part)}.values()
   known = sorted({split for task in tasks for split in task.splits})
   for split in job.splits:

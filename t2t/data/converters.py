@@ -52,7 +52,8 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
         model_features["encoder_positions"] = features["inputs_positions"]
       return model_features
 
-    return self._pack_or_pad(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+    fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
+    return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
     """All features are as long as the inputs."""

@@ -143,6 +143,7 @@ class CacheSource(seqio.DataSource):
       split = os.path.basename(path).removeprefix("info.").removesuffix(".json")
       # A split without an example says nothing of its features.
       if "features" in read_json(path):
+        # What seqio itself reads a cache with; its public ways to it need a task with the folder it lies in.
         self._files[split] = seqio.dataset_providers._CachedDataSource(folder, split)
     super().__init__(
       splits=tuple(self._files),
@@ -199,7 +200,7 @@ class CacheSource(seqio.DataSource):
     balanced = number % shards == 0 or number >= 8 * shards
     names = tf.data.Dataset.from_tensor_slices(paths)
     # One file after another, in turns: TensorFlow crashes where what interleaves them in parallel, as seqio's source
-    # does, is closed while it reads.
+    # does, is closed while it reads.  How one file is read, that source alone knows.
     read = lambda names: names.interleave(files._reader, cycle_length=16, block_length=16)
     if balanced and (shards in (1, number) or self.num_input_examples(split) >= 1_000 * number):
       names = names.shard(shards, shard_info.index) if shard_info else names

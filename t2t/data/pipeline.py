@@ -22,7 +22,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t.config import Config, DataConfig
 from t2t.data import converters, objectives, offline_cache, repeatable, rows, selection, sources, streams, vocabularies
-from t2t.data.sources import released, scan, text_files
+from t2t.data.sources import scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 
 EVAL_SEED = 0  # held-out batches are the same in every run
@@ -45,7 +45,7 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
     )
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
-  return selection.find(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
+  return selection.named(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
 
 
 def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
@@ -56,7 +56,9 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
       " files of text or the name of a registered task or mixture"
     )
   if not data.files:
-    return _adapted(data, selection.find(data.mixture, modules=data.task_modules))
+    return _adapted(data, _registered(data))
+  for name, folder in data.folders.items():
+    raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = text_files.find_files(data.files)
@@ -83,12 +85,19 @@ def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
   )
 
 
+def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
+  """The task or mixture that the user names; `folders` are named as its tasks have it."""
+  found = selection.named(data.mixture, modules=data.task_modules)
+  selection.check_folders(found, data.folders)
+  return found
+
+
 def _adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
   """In the user's vocabulary, and read from his folders."""
   adapted = selection.adapt(
     found,
     vocabulary=vocabulary(data) if data.vocabulary else None,
-    folders={benchmark: getattr(data, key) for benchmark, key in released.FOLDER_KEYS.items()},
+    folders=data.folders,
     train_split=data.train_split,
   )
   splits = (data.train_split, data.eval_split)
@@ -108,7 +117,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.mixture:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
-  found = selection.select(selection.find(data.mixture, modules=data.task_modules), names)
+  found = selection.select(_registered(data), names)
   return [selection.for_architecture(_adapted(data, task), architecture) for task in found]
 
 
@@ -194,15 +203,15 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
-  folders = released.FOLDER_KEYS.values()
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", *folders}
+  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if data.files:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = _fingerprint(text_files.find_files(data.files))
-  for key in filter(lambda key: getattr(data, key), folders):
-    identity[f"data.{key}"] = getattr(data, key).rstrip("/").rsplit("/", 1)[-1]
+  for name, folder in data.folders.items():
+    if folder:
+      identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
   return {
     **identity,
     "data.vocabulary": data.vocabulary.rsplit("/", 1)[-1],

@@ -62,7 +62,7 @@ def _module_name(module: str) -> str:
   return f"t2t_task_module_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
 
 
-def find(
+def task_or_mixture(
   name: str, *, modules: Sequence[str], where: str = "config.data.mixture=", modules_where: str = _TASK_MODULES
 ) -> seqio.Task | seqio.Mixture:
   """The task or mixture of this name.

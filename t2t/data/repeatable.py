@@ -84,7 +84,10 @@ def _made(
       made = rows.examples_of_window(plan, task, found, seed)
     else:
       with rows.drawn_from(seed), seqio.map_seed_manager(0):
-        made = task._preprocess_dataset(found, task.preprocessors[:steps], plan.lengths)
+        made = found
+        for step in task.preprocessors[:steps]:
+          step = seqio.add_kwargs_to_transform(step, sequence_length=plan.lengths, output_features=task.output_features)
+          made = step(made)
     return made.map(lambda example: (time, example))
 
   return tf.data.Dataset.range(2).flat_map(rows.as_it_stands(of_window)).with_options(rows.options())
@@ -98,6 +101,7 @@ def _repeats(make: Callable[[], tf.data.Dataset]) -> bool:
 
 
 def _draws(dataset: tf.data.Dataset) -> bool:
+  # What TensorFlow itself saves a dataset by; the public ways write it to a folder.
   graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
   nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
   return any(node.op in _DRAWING for node in nodes)

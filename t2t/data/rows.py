@@ -307,7 +307,7 @@ def mixing_rates(plan: Plan) -> list[float]:
   mixture = plan.task
   if not isinstance(mixture, seqio.Mixture):
     return [1.0]
-  sample = mixture._sample_fn  # what it was registered with: seqio has no other way to ask
+  sample = selection.sample_fn(mixture)
   if getattr(sample, "func", sample) is not tf.data.Dataset.sample_from_datasets:
     raise UserError(
       f"config.data.mixture={mixture.name}: was registered with a sample_fn of its own, and where it stands could not"

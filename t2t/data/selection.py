@@ -34,7 +34,7 @@ def tasks_of(found: Found) -> list[seqio.Task]:
 # ---- Finding ---------------------------------------------------------------------------------------------------------
 
 
-def find(mixture: str, *, modules: Sequence[str]) -> Found:
+def named(mixture: str, *, modules: Sequence[str]) -> Found:
   """The registered task or mixture of this name; of several, comma-separated, a mixture by their numbers of examples.
 
   Args:
@@ -45,7 +45,7 @@ def find(mixture: str, *, modules: Sequence[str]) -> Found:
     UserError: no such name; or they cannot be mixed.
   """
   names = [name.strip() for name in mixture.split(",")]
-  parts = [registry.find(name, modules=modules) for name in names]
+  parts = [registry.task_or_mixture(name, modules=modules) for name in names]
   for part in parts:
     if "targets" not in part.output_features:
       raise UserError(f"config.data.mixture={mixture}: {part.name} has no output feature 'targets'")
@@ -121,7 +121,7 @@ def adapt(
   Args:
     found: stays as it is.
     vocabulary: of the features of text; None: each keeps its own.
-    folders: benchmark -> the folder of its released files, "" for TensorFlow Datasets.
+    folders: key of a source -> the folder of its released files, "" for TensorFlow Datasets.
     train_split: whose examples rates count.
   """
 
@@ -131,8 +131,8 @@ def adapt(
       features = _with_vocabulary(task.output_features, vocabulary)
       if features != dict(task.output_features):
         changes["output_features"] = features
-    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.benchmark):
-      changes["source"] = task.source.at(folders[task.source.benchmark])
+    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.folder_key):
+      changes["source"] = task.source.at(folders[task.source.folder_key])
       if task.shuffle_buffer_size is not None:
         changes["shuffle_buffer_size"] = min(task.shuffle_buffer_size, _SHUFFLE_BUFFER)
     return task.replace(**changes) if changes else task
@@ -178,6 +178,11 @@ def _with_vocabulary(features: Mapping[str, seqio.Feature], vocabulary: seqio.Vo
   }
 
 
+def sample_fn(mixture: seqio.Mixture) -> Callable:
+  """How a mixture draws from its tasks."""
+  return mixture._sample_fn  # what it was registered with: seqio has no other way to ask
+
+
 def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: Callable) -> Found:
   """The task, or a mixture of the tasks, that `change` makes; the same object where nothing has changed.
 
@@ -188,15 +193,35 @@ def copy(found: Found, change: Callable[[seqio.Task], seqio.Task], change_rate: 
   """
   if isinstance(found, seqio.Task):
     return change(found)
-  # Neither the parts of a mixture nor how it draws can be asked for.
-  parts = {name: copy(part, change, change_rate) for name, part in found._task_map.items()}
+  # By name, mixtures in it as they are: `Mixture.tasks` has their tasks instead, whose rates it counts at once, and a
+  # mixture that is not registered is nowhere else.
+  old = found._task_map
+  parts = {name: copy(part, change, change_rate) for name, part in old.items()}
   rates = {name: change_rate(rate) for name, rate in found.rate_per_task_name.items()}
-  if parts == found._task_map and rates == found.rate_per_task_name:
+  if parts == old and rates == found.rate_per_task_name:
     return found
-  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=found._sample_fn)
+  return seqio.Mixture(found.name, [(part, rates[name]) for name, part in parts.items()], sample_fn=sample_fn(found))
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_folders(found: Found, folders: Mapping[str, str]) -> None:
+  """Whether each of `folders` is read by one of the tasks.
+
+  Args:
+    found: what the user named.
+    folders: see `adapt`.
+
+  Raises:
+    UserError: none reads it; says the nearest that one does, or all.
+  """
+  sources = [task.source for task in tasks_of(found)]
+  keys = sorted({source.folder_key for source in sources if isinstance(source, released.BenchmarkSource)})
+  for key, folder in folders.items():
+    if key not in keys:
+      near = did_you_mean(key, keys) or f"; its tasks read {', '.join(keys) or 'no such folder'}"
+      raise UserError(f"config.data.folders.{key}={folder}: no task of config.data.mixture={found.name} reads it{near}")
 
 
 def check(found: Found, architecture: str, splits: Mapping[str, str], *, mixture: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.config import current_key
 from t2t.data import rows as rows_lib
 from t2t.data import sources
 
@@ -264,8 +265,9 @@ class BatchIterator:
         f"{stream_name(stream, self.num_streams)}: the position was saved by another version of t2t (format"
         f" {saved['version']})"
       )
-    for key in {**saved["identity"], **self._identity}:
-      old, new = saved["identity"].get(key), self._identity.get(key)
+    identity = {current_key(key): value for key, value in saved["identity"].items()}
+    for key in {**identity, **self._identity}:
+      old, new = identity.get(key), self._identity.get(key)
       if old != new:
         raise UserError(
           f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"

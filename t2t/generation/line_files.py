@@ -56,7 +56,7 @@ def read(path: str, *, field: str = "") -> Iterator[Line]:
   """
   as_json = _is_json(path, field)
   number = 0
-  with _open(path) as file:
+  with _open_input(path) as file:
     for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
       where = place(path, number)
       text = _decoded(content, where)
@@ -85,14 +85,14 @@ def _is_json(path: str, field: str) -> bool:
 
 
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[io.IOBase]:
+def _open_input(path: str) -> Iterator[io.IOBase]:
   if path == PIPE:
     yield sys.stdin.buffer
     return
   if not bucket.is_remote(path) and not os.path.exists(os.path.expanduser(path)):
     raise UserError(f"{place(path)}: no such file")
   try:
-    with bucket.open(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
+    with bucket.open_binary(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
       yield file
   except OSError as error:
     raise UserError(f"{place(path)}: cannot be read ({error.strerror or error})") from error

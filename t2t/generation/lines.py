@@ -282,7 +282,7 @@ class _Progress:
     before, at = self._batches[0]
     if now > at:
       per_second = (self._new_lines - before) / (now - at)
-      text += f"  {writers.short(per_second)} lines/s  {writers.short(self.speed)} new tokens/s"
+      text += f"  {writers.compact_count(per_second)} lines/s  {writers.compact_count(self.speed)} new tokens/s"
       if self._total:
         text += f"  {writers.duration((self._total - self._lines) / per_second)} left"
     if self._bar is not None:

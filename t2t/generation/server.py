@@ -165,7 +165,7 @@ class Service:
       shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
     return {
       "architecture": self._model.config.architecture.replace("_", "-"),
-      "parameters": writers.short(number),
+      "parameters": writers.compact_count(number),
       "checkpoint": str(self._source.path),
       "step": int(step) if step.isdigit() else None,
       "max_inputs": self._max_inputs,

@@ -232,7 +232,7 @@ def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
   return plan if price is None else plan | {"cost": price * plan["chip_hours"]}
 
 
-def short(number: float, unit: str = "") -> str:
+def with_unit(number: float, unit: str = "") -> str:
   """Four digits and a prefix: 1.234 G; thousands, not 1,024s."""
   for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
     if abs(number) >= size:
@@ -297,20 +297,20 @@ def _work(plan: Plan) -> list[str]:
   lines = ["one step"]
   row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
   row("tokens", f"{plan['tokens_per_step']:,}", "positions of inputs and targets")
-  row("model FLOPs", short(plan["flops_per_step"]), f"{short(plan['flops_per_token'])} per token")
+  row("model FLOPs", with_unit(plan["flops_per_step"]), f"{with_unit(plan['flops_per_token'])} per token")
   row("", "", "6 x weights of matmuls, and attention")
   repeated = plan["executed_flops_per_step"] / plan["flops_per_step"]
-  row("executed FLOPs", short(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted")
-  row("memory traffic, a chip", short(plan["bytes_per_step"], "B"), "estimate")
+  row("executed FLOPs", with_unit(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted")
+  row("memory traffic, a chip", with_unit(plan["bytes_per_step"], "B"), "estimate")
   if plan["host_bytes_per_step"]:
-    row("to and from the host", short(plan["host_bytes_per_step"], "B"), "a chip")
+    row("to and from the host", with_unit(plan["host_bytes_per_step"], "B"), "a chip")
   if plan["uncounted_kernels"]:
     row("not counted", "", ", ".join(plan["uncounted_kernels"]))
   if plan["collective_bytes"]:
     lines += ["", "sent by each chip"]
     for kind, by_axes in sorted(plan["collective_bytes"].items()):
       for axes, number in sorted(by_axes.items()):
-        row(kind, short(number, "B"), f"over {axes}")
+        row(kind, with_unit(number, "B"), f"over {axes}")
   times = plan["seconds_at_peak"]
   if times is None:
     return [*lines, "", "no prediction: the peaks of this device are not in t2t/chips.py"]
@@ -326,7 +326,7 @@ def _work(plan: Plan) -> list[str]:
   row("MFU", f"{plan['predicted_mfu']:.1%}")
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:
-    row(f"{short(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours")
+    row(f"{with_unit(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours")
   if "cost" in plan:
     row("cost", f"{plan['cost']:,.0f}", "at the price given per chip-hour")
   return lines

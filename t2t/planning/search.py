@@ -345,7 +345,7 @@ def table(results: Sequence[Result]) -> str:
         line += "  does not fit"
       elif each.plan["predicted_step_seconds"] is not None:
         seconds = plan.seconds(each.plan["predicted_step_seconds"])
-        line += f"{seconds:>9}{each.plan['predicted_mfu']:>6.0%}{plan.short(each.plan['tokens_per_second']):>9}"
+        line += f"{seconds:>9}{each.plan['predicted_mfu']:>6.0%}{plan.with_unit(each.plan['tokens_per_second']):>9}"
     lines += line.splitlines()
   return "\n".join(lines)
 

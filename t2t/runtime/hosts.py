@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def find(options: argparse.Namespace) -> Place | None:
+def place_of(options: argparse.Namespace) -> Place | None:
   """What the options or the environment say of the other hosts; None: there are none.
 
   Raises:
@@ -138,11 +138,11 @@ def join(options: argparse.Namespace) -> None:
   Raises:
     UserError: some have not come after `join_seconds`: says which.
   """
-  place = find(options)
+  place = place_of(options)
   if place is None:
     return
   others = roll_call(place, seconds=options.join_seconds)
-  link.Link(place.index, others, silence=options.lost_seconds).open()
+  link.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
   # It would take SIGTERM for a notice from now on; `stopping` begins to heed notices where there is something to save.
   jax.config.update("jax_enable_preemption_service", False)

@@ -26,12 +26,12 @@ _BEATS = 6  # that a process must miss before it counts as lost
 _PATIENCE = 5.0
 _KILLED = "ended without a word: killed, out of memory, or crashed; its log may say more"
 
-_open: "Link | None" = None  # there is one in a process, as there is one jax.distributed
+_current: "Link | None" = None  # there is one in a process, as there is one jax.distributed
 
 
 def current() -> "Link | None":
   """The link of this process; None: it is alone."""
-  return _open
+  return _current
 
 
 def fail(why: str, code: int, *, trace: str = "") -> None:
@@ -42,8 +42,8 @@ def fail(why: str, code: int, *, trace: str = "") -> None:
     code: of this process's exit.
     trace: of an error that may be the echo of another process's end: it is printed if none is told.
   """
-  if _open is not None:
-    _open.fail(why, code, trace)
+  if _current is not None:
+    _current.fail(why, code, trace)
 
 
 def _place() -> str:
@@ -83,10 +83,10 @@ class Link:
     self._code: int | None = None  # of this process's own failure
     self._sending, self._ending = threading.Lock(), threading.Lock()
 
-  def open(self) -> None:
+  def start_listening(self) -> None:
     """Begins to listen, in the background, until the process ends."""
-    global _open
-    _open = self
+    global _current
+    _current = self
     # JAX ends a process by SIGABRT the moment that the first one is gone.  Its handler of that signal, the C library's
     # `sleep`, is called with the signal's number, 6: so many seconds are left to this thread to say who it was.
     with contextlib.suppress(OSError, AttributeError):

@@ -129,7 +129,7 @@ def _refusal(error: Exception, path: Any) -> str:
 # ---- What is there ---------------------------------------------------------------------------------------------------
 
 
-def find(pattern: str, *, where: str) -> list[str]:
+def glob(pattern: str, *, where: str) -> list[str]:
   """Paths of the objects whose names match a glob; `*` stays within a folder, `**` does not.
 
   Args:
@@ -194,7 +194,7 @@ def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[
 # ---- Bytes -----------------------------------------------------------------------------------------------------------
 
 
-def open(path: Any) -> io.BufferedReader:
+def open_binary(path: Any) -> io.BufferedReader:
   """An object as a file of bytes; one that is overwritten meanwhile is read as it was or not at all.
 
   Raises:
@@ -211,7 +211,7 @@ def read(path: epath.Path) -> bytes:
   """
   if not is_remote(path):
     return path.read_bytes()
-  with open(path) as file:
+  with open_binary(path) as file:
     return file.read()
 
 

@@ -157,7 +157,7 @@ def task_features(config: Config) -> tuple[str, ...]:
     return alone if is_alone == {True} else both
   from t2t.data import selection
 
-  found = selection.find(data.mixture, modules=data.task_modules)
+  found = selection.named(data.mixture, modules=data.task_modules)
   return both if "inputs" in found.output_features else alone
 
 

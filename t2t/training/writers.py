@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
   return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def short(number: float) -> str:
+def compact_count(number: float) -> str:
   """A count in at most five characters: 950, 12.3k, 4.56M."""
   for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
     if number >= 0.9995 * limit:  # what three digits round up to the next unit is shown in it
@@ -64,7 +64,7 @@ class ProgressLine:
 
   def update(self, step: int, *, loss: float, tokens_per_second: float | None, seconds_left: float | None) -> None:
     """Shows that `step` steps are done."""
-    speed = "" if tokens_per_second is None else f"  {short(tokens_per_second)} tokens/s"
+    speed = "" if tokens_per_second is None else f"  {compact_count(tokens_per_second)} tokens/s"
     left = "" if seconds_left is None else f"  {duration(seconds_left)} left"
     text = f"loss {loss:.3f}{speed}{left}"
     if self._progress is not None:

@@ -82,7 +82,7 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
   """
   theirs = load(exported(config, folder / "ours"), model_class)
   theirs.save_pretrained(folder / "theirs")
-  again = huggingface.open(str(folder / "theirs"))
+  again = huggingface.open_foreign(str(folder / "theirs"))
   assert again.model == config
   params = foreign.random_params(config)
   for path, value in foreign.read(again).items():
@@ -127,7 +127,7 @@ def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: b
   at = real(batch)
   np.testing.assert_allclose(np.asarray(hidden)[at], expected.last_hidden_state.numpy()[at], atol=1e-4)
   if pooled:
-    found = huggingface.open(str(pair.folder)).pooler
+    found = huggingface.open_foreign(str(pair.folder)).pooler
     head = heads.ClassHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
     graphdef, params = toy.split(head)
     head = nnx.merge(graphdef, params | {name: jnp.asarray(tensor.read()) for name, tensor in found.items()})

@@ -87,11 +87,11 @@ def test_the_command_for_pickled_weights_works(name, tmp_path):
   theirs = parity.load(folder, golden.CLASSES.get(name, ""))
   torch.save(theirs.state_dict(), source / "pytorch_model.bin")
   with pytest.raises(UserError, match="pickled") as error:
-    huggingface.open(str(source))
+    huggingface.open_foreign(str(source))
   command = str(error.value).splitlines()[-1].strip()
   command = re.sub("^python ", f"{sys.executable} ", command)
   subprocess.run(command, shell=True, check=True, capture_output=True, cwd=pathlib.Path.home())
-  found, expected = (foreign.read(huggingface.open(str(path))) for path in (source, folder))
+  found, expected = (foreign.read(huggingface.open_foreign(str(path))) for path in (source, folder))
   assert found.keys() == expected.keys()
   for path, value in expected.items():
     np.testing.assert_array_equal(found[path], value, err_msg=path)
@@ -100,7 +100,7 @@ def test_the_command_for_pickled_weights_works(name, tmp_path):
 @pytest.mark.parametrize("name", list(golden.CONFIGS))
 def test_every_class_that_fits_loads_the_exported_folder(name, tmp_path):
   """AutoModel and its like choose it by config.json; with another precision, in several files."""
-  made = huggingface.open(str(golden.FOLDER / name))
+  made = huggingface.open_foreign(str(golden.FOLDER / name))
   huggingface.save(made, epath.Path(tmp_path / "out"), dtype="bfloat16", max_shard_bytes=1_000)
   auto = {"encoder_decoder": "AutoModelForSeq2SeqLM", "decoder_only": "AutoModelForCausalLM"}
   head = auto.get(made.model.architecture, "AutoModelForMaskedLM")

@@ -184,7 +184,7 @@ def test_the_folder_is_read_again(case):
   transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(again)
   parity.load(folder).save_pretrained(again)
   for path in (folder, again):
-    found = huggingface.open(str(path))
+    found = huggingface.open_foreign(str(path))
     assert f"{vocabulary.vocab_size:,} ids" in " ".join(found.notes)
     read = vocabularies.load(found.vocabulary, extra_ids=found.extra_ids)
     assert read.vocab_size == vocabulary.vocab_size

@@ -51,7 +51,7 @@ def test_the_bare_model_there_and_back(pair, tmp_path):
   theirs = parity.load(parity.exported(bare, tmp_path / "ours"))
   assert type(theirs).__name__ == "ElectraModel"
   theirs.save_pretrained(tmp_path / "theirs")
-  again = huggingface.open(str(tmp_path / "theirs"))
+  again = huggingface.open_foreign(str(tmp_path / "theirs"))
   assert again.model == bare
   for path, value in foreign.read(again).items():
     np.testing.assert_array_equal(value, foreign.random_params(bare)[path], err_msg=path)

@@ -408,7 +408,7 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def _find(name: str) -> Objective:
+def _objective(name: str) -> Objective:
   if name not in OBJECTIVES:
     hint = did_you_mean(name, OBJECTIVES) or "."
     raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
@@ -429,7 +429,7 @@ def preprocessors(
   Raises:
     UserError: no such objective, which names the nearest; or a number that it has not, or not in that range.
   """
-  objective = _find(name)
+  objective = _objective(name)
   options = dict(objective.published)
   for key, value in {"noise_density": noise_density, "mean_noise_span_length": mean_noise_span_length}.items():
     if value and key not in objective.published:
@@ -457,7 +457,7 @@ def ends_inputs(name: str) -> bool:
   Raises:
     UserError: no such objective; names the nearest.
   """
-  return "inputs" in _find(name).features
+  return "inputs" in _objective(name).features
 
 
 def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
@@ -468,12 +468,12 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
   """
   text = seqio.Feature(vocabulary, add_eos=True)
   weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
-  return {feature: weights if feature == "loss_weights" else text for feature in _find(name).features}
+  return {feature: weights if feature == "loss_weights" else text for feature in _objective(name).features}
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:
   """`output_features` in T5's vocabulary, with as many sentinels as the objective needs at 512 tokens."""
-  return output_features(name, vocabularies.t5_vocabulary(extra_ids=_find(name).sentinels))
+  return output_features(name, vocabularies.t5_vocabulary(extra_ids=_objective(name).sentinels))
 
 
 def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:
@@ -487,7 +487,7 @@ def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:
   Raises:
     UserError: it cannot; names the objectives that do.
   """
-  if architecture not in _find(name).architectures:
+  if architecture not in _objective(name).architectures:
     fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
     where = f"config.data.mixture={mixture}: its objective {name}" if mixture else f"config.data.objective={name}"
     raise UserError(f"{where} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")

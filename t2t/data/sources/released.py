@@ -14,10 +14,6 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data.sources import released_records
 
-# Benchmark -> the key of config.data that names the folder of its files.
-FOLDER_KEYS = {"super_glue": "superglue_dir", "glue": "glue_dir", "squad": "squad_dir"}
-
-
 # ---- Where a task's files lie ----------------------------------------------------------------------------------------
 
 
@@ -125,34 +121,38 @@ class BenchmarkSource(seqio.DataSource):
     tfds: str,
     labels: Sequence[str] = (),
     splits: Sequence[str] | Mapping[str, str] = ("train", "validation", "test"),
+    folder_key: str = "",
     folder: str = "",
   ):
     """A source that has read nothing yet.
 
     Args:
-      benchmark: key of `FOLDER_KEYS`.
+      benchmark: key of `_LAYOUTS`.
       name: the task's in the benchmark, "cb"; "" where it is the only one.
       tfds: data set, configuration and version.
       labels: names of the classes, in TFDS's order.
       splits: of TFDS; a mapping where TFDS calls them otherwise.
+      folder_key: config.data.folders has the folder of its files by this name; "": by that of the benchmark.
       folder: which holds the released files; "" to read from TFDS.
     """
     super().__init__(splits=tuple(splits))
-    self.benchmark, self.folder, self.labels = benchmark, folder, tuple(labels)
-    self._name, self._tfds_name, self._tfds_splits = name, tfds, splits
+    self.folder_key, self.folder, self.labels = folder_key or benchmark, folder, tuple(labels)
+    self._benchmark, self._name, self._tfds_name, self._tfds_splits = benchmark, name, tfds, splits
     self._layout = _LAYOUTS[benchmark][name]
     self._tfds = seqio.TfdsDataSource(tfds_name=tfds, splits=splits)
-    self._where = f"config.data.{FOLDER_KEYS[benchmark]}={folder}"
+    self._key = f"config.data.folders.{self.folder_key}"
+    self._where = f"{self._key}={folder}"
     self._task = f"{benchmark}_{name}" if name else benchmark
 
   def at(self, folder: str) -> "BenchmarkSource":
     """The same task, read from the released files in a folder."""
     return BenchmarkSource(
-      self.benchmark,
+      self._benchmark,
       self._name,
       tfds=self._tfds_name,
       labels=self.labels,
       splits=self._tfds_splits,
+      folder_key=self.folder_key,
       folder=folder,
     )
 
@@ -163,7 +163,7 @@ class BenchmarkSource(seqio.DataSource):
   @property
   def splits(self) -> Sequence[str]:
     """Those of TFDS, or the released files that are there."""
-    return tuple(self._files()) if self.folder else self._splits
+    return tuple(self._files()) if self.folder else super().splits
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -224,7 +224,7 @@ class BenchmarkSource(seqio.DataSource):
     path = self.file(split)
     stat = tf.io.gfile.stat(path)
     stamp = (stat.length, stat.mtime_nsec)
-    return _read(path, stamp, self.benchmark, self._name, self.labels, f"config.data.{FOLDER_KEYS[self.benchmark]}")
+    return _read(path, stamp, self._benchmark, self._name, self.labels, self._key)
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The files of a split."""
@@ -248,8 +248,8 @@ class BenchmarkSource(seqio.DataSource):
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return UserError(
       f"{self._task}: TensorFlow Datasets cannot provide {self._tfds_name} ({reason}); set"
-      f" config.data.{FOLDER_KEYS[self.benchmark]} to the folder of the released files, or the environment"
-      " variable TFDS_DATA_DIR to a folder or bucket where TFDS has it"
+      f" {self._key} to the folder of the released files, or the environment variable TFDS_DATA_DIR to a folder or"
+      " bucket where TFDS has it"
     )
 
   def get_dataset(

@@ -70,7 +70,7 @@ def find_files(patterns: str, *, where: str = "config.data.files") -> tuple[str,
   found: set[str] = set()
   for pattern in filter(None, (part.strip() for part in patterns.split(","))):
     if bucket.is_remote(pattern):
-      matches = bucket.find(pattern, where=where)
+      matches = bucket.glob(pattern, where=where)
     else:
       pattern = str(pathlib.Path(pattern).expanduser())
       matches = [path for path in glob.glob(pattern, recursive=True) if not pathlib.Path(path).is_dir()]
@@ -230,15 +230,15 @@ def _example_field(record: bytes, *, field: str, place: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[io.BufferedReader]:
+def _open_decompressed(path: str) -> Iterator[io.BufferedReader]:
   """A file's bytes, decompressed; what cannot be read to its end raises OSError, or what gzip raises."""
-  with bucket.open(path) if bucket.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
+  with bucket.open_binary(path) if bucket.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
     yield io.BufferedReader(gzip.GzipFile(fileobj=file), _BLOCK) if path.endswith(".gz") else file
 
 
 def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFile:
   try:
-    file = pa.parquet.ParquetFile(bucket.open(path) if bucket.is_remote(path) else path)
+    file = pa.parquet.ParquetFile(bucket.open_binary(path) if bucket.is_remote(path) else path)
   except (pa.ArrowInvalid, OSError) as error:
     raise UserError(f"{where}: {path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
   columns = file.schema_arrow
@@ -271,7 +271,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   """
   number, position = 0, start
   try:
-    with _open(path) as file:
+    with _open_decompressed(path) as file:
       if start:
         file.seek(start - 1)
         position += len(file.readline()) - 1  # the end of the line before, which belongs to whoever reads that
@@ -292,7 +292,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   number = 0
   try:
-    with _open(path) as file:
+    with _open_decompressed(path) as file:
       for number, record in enumerate(tfrecords.read(file), 1):  # noqa: B007  as above
         yield number, record
   except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -336,7 +336,7 @@ def read_texts(path: str, *, field: str, where: str = "config.data.files") -> It
 def lines_before(path: str, offset: int) -> int:
   """Lines of a file that begin before a byte, for messages."""
   number, offset = 1, offset - 1
-  with _open(path) as file:
+  with _open_decompressed(path) as file:
     while offset > 0 and (block := file.read(min(offset, 2**20))):
       number += block.count(b"\n")
       offset -= len(block)

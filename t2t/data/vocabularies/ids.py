@@ -336,6 +336,7 @@ def t5_vocabulary(*, extra_ids: int = 100) -> seqio.SentencePieceVocabulary:
 class _PublishedVocabulary(seqio.SentencePieceVocabulary):
   """A vocabulary that a registered task names and not the user: who cannot reach it is told what to give instead."""
 
+  # Here seqio reads the model, whatever asked for it; nothing public comes before.
   def _model_context(self):
     try:
       return super()._model_context()
@@ -353,6 +354,7 @@ class _DocsVocabulary(seqio.SentencePieceVocabulary):
   def __init__(self, *, extra_ids: int):
     super().__init__("docs/spiece.model", extra_ids=extra_ids)
 
+  # Here seqio reads the model, from the file that it was made with and no other can be given.
   def _model_context(self):
     if self._model is None:
       self._sentencepiece_model_file = str(_docs_model())

@@ -90,8 +90,8 @@ class SubwordVocabulary(seqio.Vocabulary):
     found = [*_pieces_and_merges(path), settings if settings.exists() else None]
     return [each for each in found if each is not None]
 
-  def __getstate__(self):
-    return {"_path": self._path, "_extra_ids": self._extra_ids}
+  def __reduce__(self):
+    return type(self), (self._path, self.extra_ids)
 
   def __eq__(self, other):
     if not isinstance(other, SubwordVocabulary) or self.extra_ids != other.extra_ids:
