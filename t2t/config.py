@@ -157,7 +157,18 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
+  for name in OPTIONAL:
+    mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
+    if mine and not _is_used(values.config, name):
+      raise UserError(
+        f"{mine}: config.train.loss={values.config.train.loss} does not read it; add --config.train.loss={name}"
+      )
   return values.config
+
+
+def _is_used(config: ConfigDict, section: str) -> bool:
+  """Whether a run reads an optional section: an adapter's always, a loss's if it is the run's loss."""
+  return section in ADAPTERS or config.train.loss == section
 
 
 def _value(config: ConfigDict, key: str) -> Any:
@@ -192,12 +203,17 @@ def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
 
   In:  --config.init.parts=.,a=b
   Out: --config.init.parts=('.', 'a=b')
+
+  In:  --config.model.heads={"name": "nli", "num_classes": 3}
+  Out: --config.model.heads=({"name": "nli", "num_classes": 3},)
   """
   option, _, value = argument.partition("=")
   key = option.removeprefix("--config.")
   is_list = key in keys and isinstance(_value(config, key), tuple)
   if not is_list or "=" not in argument or value.startswith(("(", "[")):
     return argument
+  if value.startswith("{"):
+    return f"{option}=({value.rstrip(',')},)"
   return f"{option}={tuple(part for part in value.split(',') if part)}"
 
 
@@ -398,7 +414,8 @@ def records(config: ConfigDict) -> Config:
   missing = [name for name in sections if name not in config and name not in OPTIONAL]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
-  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items() if name in config})
+  is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
+  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)})
   return found.with_(data={"mixture": ""}) if found.data.files else found
 
 

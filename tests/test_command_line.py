@@ -93,6 +93,15 @@ def test_several_values_are_separated_by_commas():
     assert loaded(f"--config.eval.tasks={text}").eval.tasks == ("cb", "rte")
   assert loaded("--config.eval.tasks=cb").eval.tasks == ("cb",)
   assert loaded("--config.eval.tasks=").eval.tasks == ()
+  nli = {"name": "nli", "num_classes": 3}
+  for text in (f"{nli}", f"{nli},", f"({nli},)"):
+    assert loaded(f"--config.model.heads={text}").model.heads == (nli,)
+
+
+def test_a_section_that_nothing_reads_is_left_out():
+  """Of ELECTRA's config with another loss."""
+  config = override(load_config("tiny_electra"), ["--config.train.loss=cross_entropy"])
+  assert records(config).electra is None and "electra" not in records(config).to_dict()
 
 
 def test_a_mapping_takes_any_name(tmp_path):
@@ -129,6 +138,8 @@ def test_keys_of_before_are_read():
   ("argument", "message"),
   [
     ("--config.train.step=7", r"--config.train.step: no such key; nearest: train.steps"),
+    ("--config.electra.head_dim=2", r"no such key; nearest: electra.embed_dim, electra.mlp_dim"),
+    ("--config.electra.mlp_dim=16", r"mlp_dim=16: config.train.loss=cross_entropy does not read it; add --config.tr"),
     ("--config.trian.steps=7", r"--config.trian.steps: no such key; nearest: train.steps"),
     ("--config.steps=7", r"--config.steps: no such key"),
     ("--config.train.steps=many", r"config.train.steps"),

@@ -214,10 +214,11 @@ def test_the_command(tmp_path, capsys):
   options = ["--config=tiny_electra", f"--config.data.files={tmp_path}/text.txt", "--config.data.vocabulary=bytes"]
   options += ["--config.data.objective=masked_lm"]
   options += [f"--config.model.{key}={value}" for key, value in small.items()]
-  options += [f"--config.electra.{key}={value}" for key, value in dict(embed_dim=8, num_heads=1, mlp_dim=16).items()]
-  options += ["--config.electra.num_layers=1", "--config.data.inputs_length=64", "--config.data.targets_length=64"]
+  options += ["--config.data.inputs_length=64", "--config.data.targets_length=64"]
   options += ["--config.train.batch_size=8", "--config.eval.every=2", "--config.eval.batches=1"]
+  generator = {"embed_dim": 8, "num_heads": 1, "mlp_dim": 16, "num_layers": 1}
   train = ["train", *options, f"--workdir={tmp_path}/run", "--config.checkpoint.every=2"]
+  train += [f"--config.electra.{key}={value}" for key, value in generator.items()]
   assert command.main([*train, "--config.train.steps=2"]) == 0
   assert command.main([*train, "--config.train.steps=4"]) == 0
   said = capsys.readouterr()

@@ -4,7 +4,6 @@ What is written is what Orbax writes for a `TrainState` without an optimizer, so
 want every array in memory at once; here a handler of its own reads a parameter, writes it, and forgets it.
 """
 
-import builtins
 import dataclasses
 import functools
 import json
@@ -79,7 +78,7 @@ def _flush(folder: epath.Path) -> None:
   if "://" not in str(folder):
     for parent, _, names in folder.walk():
       for name in names:
-        with builtins.open(parent / name, "rb") as file:
+        with open(parent / name, "rb") as file:
           os.fsync(file.fileno())
 
 

@@ -51,7 +51,7 @@ def run(job: Job) -> None:
     UserError: the checkpoint cannot be read, has no counterpart, or the result cannot be written.
   """
   # ---- What is there -------------------------------------------------------
-  foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open(job.source)
+  foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open_foreign(job.source)
   tensors.check(foreign)
   if job.vocabulary:
     foreign = vocabulary_files.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
@@ -106,7 +106,7 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
   out = shlex.quote(job.out)
   if job.target == "hf":
     family = settings.family_of(foreign.model, str(foreign.path))[0]
-    yield f'python -c "import transformers as t; t.{family.model_class}.from_pretrained({job.out!r})"'
+    yield f'python -c "import transformers as t; t.{family.class_of(foreign.model)}.from_pretrained({job.out!r})"'
     yield f"t2t convert {out} --to t2t WORKDIR"
     return
   words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
@@ -128,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     "What cannot be converted exactly is refused, and what is assumed is said.",
     epilog="kinds:\n"
     "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
-    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, GPT-2, Llama,\n"
-    "         Qwen 3.  Written, transformers' from_pretrained loads it\n"
+    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, ELECTRA, GPT-2,\n"
+    "         Llama, Qwen 3.  Written, transformers' from_pretrained loads it\n"
     "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
+from t2t.models.config import TransformerConfig
+
 Names = Mapping[str, str | tuple[str, ...]]
 Settings = Mapping[str, Any]  # a config.json
 
@@ -63,6 +65,11 @@ class Family:
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}
+
+  def class_of(self, model: TransformerConfig) -> str:
+    """What transformers calls a model of this family, with or without its heads."""
+    has_head = any(head.name in self.heads for head in model.heads)
+    return self.model_class if has_head or not self.bare_class else self.bare_class
 
 
 # Activations by transformers' names: of a plain and of a gated feed-forward layer.

@@ -376,8 +376,7 @@ def save(
   family, settings = settings_lib.family_of(foreign.model, str(foreign.path))
   wanted = written(family, foreign.model)
   files = tokenizer.files(foreign, family)
-  own = {head.name for head in foreign.model.heads}
-  model_class = family.bare_class if family.bare_class and not own & family.heads.keys() else family.model_class
+  model_class = family.class_of(foreign.model)
   settings |= {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   padding = files.ids.get("pad_token_id")
   if padding is not None and settings.get("pad_token_id", padding) != padding:
@@ -410,7 +409,8 @@ def save(
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)
-  left = [f"the head {name} is left out: a {family.model_class} has none" for name in sorted(own - family.heads.keys())]
+  others = sorted(head.name for head in foreign.model.heads if head.name not in family.heads)
+  left = [f"the head {name} is left out: a {model_class} has none" for name in others]
   return [*files.notes, *left]
 
 
