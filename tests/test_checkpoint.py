@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,21 @@ def test_nothing_saved_is_nothing_found(tmp_path):
   assert checkpoints.latest_step() is None
   assert checkpoints.metrics() == {}
   checkpoints.close()
+
+
+def test_what_is_missing_of_a_step_is_said(tmp_path):
+  """Before anything is restored, with what would go on without it."""
+  save(tmp_path, (1, None), (2, None))
+  shutil.rmtree(tmp_path / "checkpoints" / "2" / "state")
+  checkpoints = reopened(tmp_path)
+  assert checkpoints.config(1) == CONFIG
+  with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint has no state, .* goes on from step 1"):
+    checkpoints.config(2)
+  checkpoints.close()
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "checkpoints").touch()
+  with pytest.raises(UserError, match="other/checkpoints is a file"):
+    reopened(tmp_path / "other")
 
 
 def test_state_may_be_donated_while_it_is_saved(tmp_path):

@@ -125,11 +125,16 @@ class Checkpoints:
   """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
 
   The last `keep` are kept, and besides them the best by each metric that checkpoints were saved with.
+
+  Raises:
+    UserError: there is a file in the place of the folder.
   """
 
   def __init__(self, workdir: epath.Path, *, keep: int):
     policy = _policies.AnyPreservationPolicy([_policies.LatestN(keep), _BestOfEach()])
     self.directory = workdir / "checkpoints"
+    if self.directory.exists() and not self.directory.is_dir():
+      raise UserError(f"--workdir {workdir}: {self.directory} is a file; give another workdir, or move it away")
     self._manager = ocp.CheckpointManager(
       self.directory,
       options=ocp.CheckpointManagerOptions(
@@ -185,7 +190,19 @@ class Checkpoints:
     self._manager.save(step, args=args, metrics=metrics, force=True)
 
   def config(self, step: int) -> dict:
-    """The config that `step` was saved with, by the keys of today."""
+    """The config that `step` was saved with, by the keys of today.
+
+    Raises:
+      UserError: the step is not whole any more; says what is missing, and which step there is before it.
+    """
+    missing = [item for item in ("config", "state", "streams") if not (self.directory / str(step) / item).exists()]
+    if missing:
+      before = max((each for each in self._manager.all_steps() if each < step), default=None)
+      then = "starts afresh" if before is None else f"goes on from step {before}"
+      raise UserError(
+        f"{self.directory / str(step)}: this checkpoint has no {', no '.join(missing)}, which it had when it was saved;"
+        f" restore the folder, or move it away: then the same command {then}"
+      )
     saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
     return with_current_keys(saved)
 

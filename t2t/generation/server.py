@@ -155,7 +155,9 @@ class Service:
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it offers."""
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(self._model.params))
-    step = self._source.path.name
+    path = self._source.path
+    # By name: where it lies is nobody's business who opens the page.
+    run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
     defaults = self._defaults
     chosen = Request("", defaults.max_length, defaults.num_beams, temperature=defaults.temperature)
     shown = {"mode": chosen.mode, "max_length": defaults.max_length}
@@ -166,7 +168,7 @@ class Service:
     return {
       "architecture": self._model.config.architecture.replace("_", "-"),
       "parameters": writers.compact_count(number),
-      "checkpoint": str(self._source.path),
+      "checkpoint": run,
       "step": int(step) if step.isdigit() else None,
       "max_inputs": self._max_inputs,
       "max_length": self._room(_MAX_LENGTH),
