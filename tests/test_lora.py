@@ -52,6 +52,16 @@ def test_an_adapted_model_starts_as_the_model(kind):
   assert {path.rpartition("/")[2] for path in added} == names
 
 
+def test_a_merge_is_exact_on_every_device():
+  """A TPU multiplies float32 in bfloat16 unless it is told otherwise, and what is merged is there for good."""
+  flat = {"up/kernel": (4, 6), "up/lora_down": (4, 3), "up/lora_up": (3, 6)}
+  params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in flat.items()}
+  with jax.default_matmul_precision("bfloat16"):
+    program = jax.make_jaxpr(lambda params: adapt.merge(params, {"lora": EVERYTHING}))(params)
+  found = [equation for equation, _ in toy.equations(program.jaxpr) if equation.primitive.name == "dot_general"]
+  assert [set(equation.params["precision"]) for equation in found] == [{jax.lax.Precision.HIGHEST}]
+
+
 @KINDS
 def test_merged_is_the_same_model_without_an_adapter(kind):
   """Paths, shapes and logits; which are not those of the model that was adapted."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t.models import attention, transformer
+from t2t.models import attention, layers, transformer
 from t2t.models.masks import AttentionMask
 
 
@@ -154,6 +154,30 @@ def test_layers_draw_their_own_dropout():
 
   first, second = jax.jit(updates)(stack, toy.key())
   assert np.any(first != second)
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "shared_everything", "local_prefix_lm", "bert"])
+def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
+  """In all places of all layers: what is dropped in one says nothing of what is dropped in another."""
+  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
+  keys = []
+
+  def dropout(x, rate, key, *, broadcast_axis=None):
+    del broadcast_axis
+    if rate:
+      jax.debug.callback(lambda data: keys.append(data.tobytes()), jax.random.key_data(key))
+    return x
+
+  monkeypatch.setattr(layers, "dropout", dropout)
+  batch = toy.batch(architecture=config.architecture)
+  jax.block_until_ready(jax.jit(lambda model, key: model(batch, dropout_key=key))(toy.model(config), jax.random.key(0)))
+  jax.effects_barrier()
+  assert len(set(keys)) == len(keys)
+  # Probabilities, each branch's result, and of T5 what is between the products of a feed-forward layer, and both ends.
+  t5 = int(config.t5_dropout)
+  both = config.architecture == "encoder_decoder"
+  number = config.num_encoder_layers * (3 + t5) + config.num_decoder_layers * (3 + 2 * both + t5)
+  assert len(keys) == number + (1 + both) * (1 + t5)
 
 
 @pytest.mark.parametrize("t5_dropout", [True, False])
