@@ -177,6 +177,15 @@ def test_a_scan_is_remembered_until_the_file_changes(tmp_path):
   assert scan.scan((path,), field="text").documents == 3
 
 
+def test_a_scan_is_of_one_field(tmp_path):
+  """Another field of the same files has other texts, and no part of what was remembered."""
+  lines = [json.dumps({"title": text[:5], "text": text if index % 2 else ""}) for index, text in enumerate(TEXTS)]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  path = str(tmp_path / "a.jsonl")
+  assert scan.scan((path,), field="text").documents == 20
+  assert scan.scan((path,), field="title").documents == 40
+
+
 def test_prose():
   """Sentences stay, code and markup go."""
   docstring = """Returns the :class:`~numpy.ndarray` of sums along `axis` of the array.
