@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t.models import attention, layers, transformer
+from t2t.models import attention, transformer
 from t2t.models.masks import AttentionMask
 
 
@@ -160,16 +160,7 @@ def test_layers_draw_their_own_dropout():
 def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
   """In all places of all layers: what is dropped in one says nothing of what is dropped in another."""
   config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
-  keys = []
-
-  def dropout(x, rate, key, *, broadcast_axis=None):
-    del broadcast_axis
-    if rate:
-      jax.debug.callback(lambda data: keys.append(data.tobytes()), jax.random.key_data(key))
-    return x
-
-  monkeypatch.setattr(layers, "dropout", dropout)
-  batch = toy.batch(architecture=config.architecture)
+  keys, batch = toy.dropout_keys(monkeypatch), toy.batch(architecture=config.architecture)
   jax.block_until_ready(jax.jit(lambda model, key: model(batch, dropout_key=key))(toy.model(config), jax.random.key(0)))
   jax.effects_barrier()
   assert len(set(keys)) == len(keys)
