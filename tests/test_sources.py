@@ -126,10 +126,17 @@ def test_a_bad_record_is_named(tmp_path, name, content, message):
 
 def test_truncated_and_corrupt_files(tmp_path):
   whole = gzip.compress(GOOD * 5000)
+  good = pathlib.Path(write(tmp_path, "good.tfrecord", TEXTS)).read_bytes()
   for name, content, message in [
     ("short.jsonl.gz", whole[:-20], r"short.jsonl.gz: truncated or corrupt gzip after line \d+"),
     ("not.jsonl.gz", GOOD, "not.jsonl.gz: truncated or corrupt gzip after line 0"),
     ("bad.tfrecord", b"x" * 100, "bad.tfrecord: truncated or corrupt TFRecord after record 0"),
+    # One letter of a text that is otherwise whole.
+    (
+      "flip.tfrecord",
+      good.replace(b"number 7", b"number 8"),
+      "flip.tfrecord: truncated or corrupt TFRecord after record 7",
+    ),
     ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
   ]:
     (tmp_path / name).write_bytes(content)
