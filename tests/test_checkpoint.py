@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 from etils import epath
 import jax
@@ -13,9 +14,11 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import store
+from t2t.checkpoints import start, store
+from t2t.config import records
+from t2t.configs import default
 from t2t.params import split_frozen
-from t2t.training import optimizers, train_state
+from t2t.training import optimizers, train_state, writers
 
 STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
 CONFIG = {"model": {"embed_dim": 4}, "data": {"num_streams": 2}}
@@ -73,6 +76,22 @@ def test_what_was_saved_is_restored(tmp_path):
   assert streams == STREAMS
   assert checkpoints.config(5) == CONFIG
   checkpoints.close()
+
+
+def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
+  """The state, its step, the position in the data, and rows of metrics that could not be written at the time."""
+  unwritten, expected = dict.fromkeys(writers.UNWRITTEN[:1], b"row"), make_state(value=5.0)
+  checkpoints = reopened(tmp_path)
+  checkpoints.save(5, expected, STREAMS | unwritten, {}, metrics=None)
+  checkpoints.wait()
+  restored = {}
+  batches = types.SimpleNamespace(stream_names=tuple(STREAMS), restore=lambda saved, step: restored.update(saved))
+  program = types.SimpleNamespace(state=abstract(expected))
+  state, step, saved = start.start(program, records(default.get_config()), checkpoints, batches, toy.key())
+  checkpoints.close()
+  assert step == 5 and saved == STREAMS | unwritten
+  assert STREAMS.items() <= restored.items()
+  assert_same(state, expected)
 
 
 def test_restores_onto_another_mesh(tmp_path):

@@ -136,6 +136,9 @@ def test_half_precision_is_what_is_asked_for(tmp_path):
   params["encoder/layers/mlp/down"][1, 2, 3] = 70_000.0
   with pytest.raises(UserError, match=r"encoder.block.1.layer.1.DenseReluDense.wo.weight has values beyond 65,504"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "float16"), dtype="float16")
+  params["encoder/layers/mlp/down"][1, 2, 3] = -70_000.0
+  with pytest.raises(UserError, match=r"has values beyond 65,504"):
+    huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "negative"), dtype="float16")
   with pytest.raises(UserError, match="--dtype int8: known are float32, bfloat16, float16"):
     huggingface.save(foreign.in_memory(CONFIG, params), epath.Path(tmp_path / "int8"), dtype="int8")
   assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
@@ -262,6 +265,16 @@ def test_a_published_config_is_the_size_of_that_name(name):
   assert found == expected
   # And no key of it is passed over unseen.
   assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
+
+
+def test_positions_of_a_roberta_count_from_its_padding_id():
+  """Wherever its vocabulary has that; the rows up to there are no positions."""
+  settings = PUBLISHED["roberta-base"][0] | {"pad_token_id": 4}
+  family = settings_lib.family(settings, "roberta")
+  model = TransformerConfig(**settings_lib.read_fields(family, settings))
+  assert (model.position_offset, model.max_length) == (5, 509)
+  written = settings_lib.write_settings(family, model)
+  assert (written["pad_token_id"], written["max_position_embeddings"]) == (4, 514)
 
 
 # ---- What cannot be read ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import toy
 from t2t import UserError, losses, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.config import ElectraConfig, load_config, records
+from t2t.config import ElectraConfig, load_config, override, records
 from t2t.losses import electra
 from t2t.training import optimizers, train_state
 
@@ -97,6 +97,33 @@ def test_the_formula():
   np.testing.assert_allclose(terms["discriminator"], 50 * each[real].mean(), rtol=1e-5)
   np.testing.assert_allclose(metrics["replaced"].value(), replaced.sum() / real.sum(), rtol=1e-6)
   np.testing.assert_allclose(metrics["accuracy"].value(), ((scores > 0) == replaced)[real].mean(), rtol=1e-6)
+
+
+def test_the_id_of_padding_may_be_drawn():
+  """It hides nothing: the discriminator sees all that was real, and is asked about it."""
+  loss, batch = loss_of(), batch_of()
+  graphdef, params = toy.split(pair_of(loss))
+  params["generator"]["head"]["bias"] = params["generator"]["head"]["bias"].at[0].set(1e3)
+  pair = nnx.merge(graphdef, params)
+  terms, metrics = loss(pair, batch, loss.weights(batch), key=jax.random.key(7), train=False)
+  real = np.asarray(batch["encoder_target_tokens"] > 0)
+  replaced = np.asarray(batch["encoder_loss_weights"] > 0)
+  corrupted = np.where(replaced, 0, batch["encoder_target_tokens"])
+  changed = batch | {"encoder_input_tokens": corrupted, "encoder_segment_ids": real.astype(np.int32)}
+  scores = np.asarray(pair.discriminator.head_logits("replaced", pair.discriminator(changed))[..., 0])
+  each = np.where(replaced, np.logaddexp(0, -scores), np.logaddexp(0, scores))
+  np.testing.assert_allclose(metrics["replaced"].value(), replaced.sum() / real.sum(), rtol=1e-6)
+  np.testing.assert_allclose(terms["discriminator"], 50 * each[real].mean(), rtol=1e-5)
+
+
+def test_the_two_models_drop_for_themselves(monkeypatch):
+  """With keys of their own, which is not that of the tokens that are drawn."""
+  keys, loss, batch = toy.dropout_keys(monkeypatch), loss_of(), batch_of()
+  pair, key = pair_of(loss, dataclasses.replace(MODEL, dropout_rate=0.1)), jax.random.key(7)
+  jax.block_until_ready(jax.jit(lambda pair: loss(pair, batch, loss.weights(batch), key=key, train=True)[0])(pair))
+  jax.effects_barrier()
+  assert len(keys) > 2 * (MODEL.num_encoder_layers + SMALL.num_layers)
+  assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +225,9 @@ def test_it_needs_its_section():
 
 
 def test_the_published_generators():
-  """A third or a quarter of the width, as many layers."""
+  """A third or a quarter of the width, as many layers; what is typed changes nothing else."""
   for name, ratio in (("electra_small", 4), ("electra_base", 3), ("electra_large", 4)):
-    run = records(load_config(name))
+    run = records(override(load_config(name), ["--config.electra.num_heads=1"]))
     generator = electra.generator_config(run.model, run.electra)
     assert run.model.embed_dim == ratio * generator.embed_dim
     assert (generator.num_encoder_layers, generator.head_dim) == (run.model.num_encoder_layers, run.model.head_dim)

@@ -7,6 +7,7 @@ import re
 import textwrap
 import zipfile
 
+from etils import epath
 import jax
 import numpy as np
 import pytest
@@ -198,6 +199,8 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
     (["--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.eval.shots=9"], r"config.eval.shots=9: the training split has 6 example\(s\)"),
+    # None are asked for, whatever the config says: so it comes to what is wrong behind them.
+    (["--shots=0", "--config.eval.shots=9", "--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),
     (["--config.data.mixture=oddd"], "oddd: no task or mixture of that name"),
     (["--checkpoint=nowhere"], "--checkpoint nowhere: no checkpoint there"),
   ],
@@ -355,6 +358,16 @@ def test_a_score_is_the_mean_of_the_metrics():
   """As GLUE and SuperGLUE average them."""
   assert answers_of(["a"], ["a"]).score == 37.5
   assert results.Result("t", "test", {}, []).score is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_leaderboards_get_no_part_of_a_test_set(whole, tmp_path):
+  """They refuse it, after a day; where not all examples were asked, there is no zip."""
+  answers = [results.Answer({"idx": np.int32(i)}, "True", 1, None, -0.5) for i in range(3)]
+  found = [results.Result("super_glue_boolq", "test", {}, answers)]
+  results.publish(found, epath.Path(tmp_path), about={}, whole=whole)
+  assert (tmp_path / "super_glue.zip").exists() == whole
+  assert (tmp_path / "results.json").exists()
 
 
 def test_evaluations_say_how_far_they_are(module):

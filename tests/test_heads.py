@@ -98,6 +98,17 @@ def test_a_class_head_is_a_pooler_and_a_projection(kind):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["class", "detector", "vocabulary"])
+def test_logits_are_not_rounded_to_the_dtype_of_the_activations(kind):
+  """A softmax of bfloat16 logits would be coarse: three digits of a number between -10 and 10."""
+  head = HeadConfig("own", 5, kind="detector" if kind == "detector" else "class")
+  model = toy.model(dataclasses.replace(toy.KINDS["bert"], heads=(head,), dtype="bfloat16"))
+  hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 16)), jnp.bfloat16)
+  logits = model.logits(hidden) if kind == "vocabulary" else model.head_logits("own", hidden)
+  assert logits.dtype == jnp.float32
+  assert np.mean(logits == logits.astype(jnp.bfloat16).astype(jnp.float32)) < 0.5  # biases are zero
+
+
 def test_a_gradient_reaches_every_parameter_of_a_head():
   """And of the encoder under it; nothing of another head, or of the one over the vocabulary."""
   graphdef, params = toy.split(toy.model(with_heads("bert")))

@@ -251,7 +251,10 @@ def a_line_of_something_else(tmp_path, output):
 REFUSED = {
   "options": (lambda *_: ("--max_length", "7"), ["--max_length 7, it was 6"]),
   "beams": (lambda *_: ("--beam", "2"), ["--beam 2, it was 1", "--length_penalty 0.6, it was None"]),
-  "seed": (lambda *_: ("--temperature", "1"), ["--temperature 1.0, it was 0.0", "--seed 0, it was None"]),
+  "seed": (
+    lambda *_: ("--temperature", "1", "--top_k", "5", "--top_p", "0.5", "--seed", "4"),
+    ["--temperature 1.0, it was 0.0", "--top_k 5, it was", "--top_p 0.5, it was", "--seed 4, it was None"],
+  ),
   "checkpoint": (another_checkpoint, ["--checkpoint", "copy/checkpoints/2", "it was"]),
   "input": (another_input, ["its line 3 is not of", "other.txt, line 3"]),
   "shorter input": (a_shorter_input, ["it has 12 lines, more than", "shorter.txt"]),
@@ -271,6 +274,15 @@ def test_the_output_of_another_run_is_refused(name, run, finished, tmp_path):
   for part in [*expected, "another --output", "to start anew"]:
     assert part in said
   assert finished.read_bytes() == before
+
+
+def test_rows_leave_for_a_pipe_when_they_are_written():
+  """Whoever reads them waits for a window of lines, not for the last one."""
+  read, write = os.pipe()
+  os.set_blocking(read, False)
+  with open(read, "rb", buffering=0) as reader, open(write, "wb") as writer:
+    line_files.Output(writer, line_files.PIPE, {}).write([{"line": 1}])
+    assert reader.read() == b'{"line": 1}\n'
 
 
 def test_two_runs_do_not_write_to_one_output(tmp_path):

@@ -18,6 +18,7 @@ from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, transformer
 from t2t.models.adapt.lora import LoraConfig
+from t2t.params import split_frozen
 from t2t.training import optimizers, train_state
 
 EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
@@ -50,6 +51,16 @@ def test_an_adapted_model_starts_as_the_model(kind):
   added = {path.rpartition("/")[0] for path in toy.flat(toy.split(new)[1]) if path.endswith("lora_down")}
   names = {"query", "key", "value", "out", "up", "down"} | ({"gate"} if config.gated else set())
   assert {path.rpartition("/")[2] for path in added} == names
+
+
+def test_a_merge_is_exact_on_every_device():
+  """A TPU multiplies float32 in bfloat16 unless it is told otherwise, and what is merged is there for good."""
+  flat = {"up/kernel": (4, 6), "up/lora_down": (4, 3), "up/lora_up": (3, 6)}
+  params = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in flat.items()}
+  with jax.default_matmul_precision("bfloat16"):
+    program = jax.make_jaxpr(lambda params: adapt.merge(params, {"lora": EVERYTHING}))(params)
+  found = [equation for equation, _ in toy.equations(program.jaxpr) if equation.primitive.name == "dot_general"]
+  assert [set(equation.params["precision"]) for equation in found] == [{jax.lax.Precision.HIGHEST}]
 
 
 @KINDS
@@ -222,6 +233,18 @@ def test_the_command_trains_resumes_and_is_read_by_all(run, tmp_path, capsys):
   assert command.main(["convert", "--from", "t2t", str(workdir), "--to", "hf", str(tmp_path / "hf")]) == 0
   theirs = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "hf")), mesh).params)
   toy.assert_trees_close(theirs, own, atol=1e-6)
+
+
+def test_heads_are_trained_beside_an_adapter():
+  """They begin with random values: frozen, what they say would be of those."""
+  heads = ({"name": "nli", "kind": "class", "num_classes": 3},)
+  model = toy.model(dataclasses.replace(toy.KINDS["bert"], heads=heads))
+  config = LoraConfig(rank=2, also_train=("^embed/norm",))
+  _, params = toy.split(adapt.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
+  trained, frozen = (toy.flat(part) for part in split_frozen(params, adapt.frozen({"lora": config})))
+  assert {path.split("/")[0] for path in trained} == {"heads", "embed", "encoder"}
+  assert all(path.startswith(("heads/nli/", "embed/norm/")) or "/lora_" in path for path in trained)
+  assert not any(path.startswith("heads/") or "/lora_" in path for path in frozen)
 
 
 def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path):

@@ -27,6 +27,11 @@ def test_a_sum_without_weight_is_zero():
   assert weighted(0, 0).value() == 0.0
 
 
+def test_a_weight_may_be_less_than_one():
+  """Weights are no counts where a task gives its tokens parts of one."""
+  assert weighted(0.5, 0.25).value() == pytest.approx(2.0)
+
+
 def test_merge_adds_each_metric():
   """Two batches as one."""
   merged = metrics.merge({"loss": weighted(1, 1), "z": weighted(0, 1)}, {"loss": weighted(5, 2), "z": weighted(3, 2)})

@@ -177,6 +177,25 @@ def test_ul2_mixes_seven_denoisers_equally():
   np.testing.assert_allclose(counts / counts.sum(), 1 / 7, atol=0.04)
 
 
+def test_modes_of_any_length_leave_room_for_the_text():
+  """A vocabulary may spell one in more pieces than another: no example is longer than the inputs, EOS included."""
+  modes = {"[NLU]": [10], "[S2S]": [11, 12, 13, 14], "[NLG]": [15, 16]}
+
+  class Modes(Ids):
+    def encode(self, text):
+      return modes[text]
+
+  feature = seqio.Feature(Modes(500, 100))
+  with seqio.utils.map_seed_manager(0):
+    documents = rows(*[list(range(100, 400))] * 20)
+    lengths = {"inputs": 40, "targets": 40}
+    found = lists(objectives.ul2(documents, lengths, {"targets": feature}, merge_documents=False))
+  longest = {
+    mode[0]: max(len(each["inputs"]) for each in found if each["inputs"][0] == mode[0]) for mode in modes.values()
+  }
+  assert longest == {10: 39 - 3, 11: 39, 15: 39 - 2}
+
+
 def test_ul2_needs_room_for_all_its_denoisers():
   """T5's lengths do not do; the error says what would."""
   arguments = {"texts": ["some text"], "inputs_length": 128, "vocabulary": vocabularies.load("bytes", extra_ids=100)}

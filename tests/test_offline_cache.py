@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.config import DataConfig
-from t2t.data import objectives, offline_cache, pipeline, selection, text_formats
+from t2t.data import objectives, offline_cache, pipeline, selection, text_formats, vocabularies
 from t2t.data.objectives import pieces
 
 needs_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
@@ -228,6 +228,18 @@ def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
   for other in (data, uncached(data)):
     with pytest.raises(UserError, match=r"config.data.cache_dir is .*, but the checkpoint's .* belongs to 'cache \w+'"):
       batches(other, mesh, num_streams=2).restore(state, step=0)
+
+
+def test_a_vocabulary_is_known_by_its_words(tmp_path):
+  """As many pieces, and as many letters, may be others."""
+  records = []
+  for name, words in (("ours", "ab"), ("copy", "ab"), ("theirs", "cd")):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    records.append(offline_cache._vocabulary_record(vocabularies.load(str(tmp_path / name), extra_ids=1)))
+  ours, copy, theirs = records
+  assert ours == copy and ours["ids"] == theirs["ids"]
+  assert ours != theirs
 
 
 def test_what_seqio_cached_by_itself_is_read(data):

@@ -41,12 +41,12 @@ def run(tx, params, gradients):
   return params
 
 
-def adafactor(param, gradients, learning_rate):
-  """Algorithm 5 of Shazeer & Stern (2018) with T5's settings, on one parameter."""
+def adafactor(param, gradients, learning_rate, *, decay_rate, clip):
+  """Algorithm 5 of Shazeer & Stern (2018), on one parameter."""
   row = column = second = 0.0
   param = np.asarray(param, np.float64)
   for t, gradient in enumerate(gradients, start=1):
-    decay = 1.0 - t**-0.8
+    decay = 1.0 - t**-decay_rate
     square = np.square(np.asarray(gradient, np.float64)) + 1e-30
     if param.ndim == 2 and min(param.shape) >= 128:
       row = decay * row + (1 - decay) * square.mean(1)
@@ -55,7 +55,7 @@ def adafactor(param, gradients, learning_rate):
     else:
       estimate = second = decay * second + (1 - decay) * square
     update = gradient / np.sqrt(estimate)
-    update = update / max(1.0, rms(update) / 1.0)
+    update = update / max(1.0, rms(update) / clip)
     param = param - learning_rate * max(rms(param), 1e-3) * update
   return param
 
@@ -65,14 +65,16 @@ def three_steps():
   return stacked(random, scale=0.05), [stacked(random, scale=scale) for scale in (1.0, 5.0, 0.1)]
 
 
-def test_adafactor_is_the_papers_on_each_layer():
+@pytest.mark.parametrize(("decay_rate", "clip"), [(0.8, 1.0), (0.6, 0.7)], ids=["t5", "others"])
+def test_adafactor_is_the_papers_on_each_layer(decay_rate, clip):
   """Three steps equal the paper's algorithm on every layer of a stack by itself."""
   params, gradients = three_steps()
-  config = toy.optimizer_config(name="adafactor", learning_rate=0.5, scale_by_parameter=True)
+  fields = dict(learning_rate=0.5, scale_by_parameter=True, adafactor_decay_rate=decay_rate, adafactor_clip=clip)
+  config = toy.optimizer_config(name="adafactor", **fields)
   updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
   flat_gradients = [toy.flat(unstacked(g)) for g in gradients]
   for name, param in toy.flat(unstacked(params)).items():
-    expected = adafactor(param, [g[name] for g in flat_gradients], 0.5)
+    expected = adafactor(param, [g[name] for g in flat_gradients], 0.5, decay_rate=decay_rate, clip=clip)
     np.testing.assert_allclose(updated[name], expected, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
@@ -88,16 +90,16 @@ def test_adafactor_keeps_factors_of_matrices():
 def test_adamw_scales_updates_by_each_layers_size():
   """Adam's update times max(rms(parameter), 1e-3), the size of each layer measured by itself."""
   params, gradients = three_steps()
-  config = toy.optimizer_config(name="adamw", learning_rate=0.5, scale_by_parameter=True, epsilon=1e-3)
+  config = toy.optimizer_config(name="adamw", learning_rate=0.5, scale_by_parameter=True, epsilon=1e-3, b1=0.8, b2=0.98)
   updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
   flat_gradients = [toy.flat(unstacked(g)) for g in gradients]
   for name, param in toy.flat(unstacked(params)).items():
     first = second = 0.0
     for t, gradient in enumerate((g[name].astype(np.float64) for g in flat_gradients), start=1):
-      first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-      update = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-3)
+      first, second = 0.8 * first + 0.2 * gradient, 0.98 * second + 0.02 * gradient**2
+      update = first / (1 - 0.8**t) / (np.sqrt(second / (1 - 0.98**t)) + 1e-3)
       param = param - 0.5 * max(rms(param), 1e-3) * update
-    # Adam's bias correction loses four digits in float32: 1 - 0.999.
+    # Adam's bias correction loses digits in float32: 1 - 0.98.
     np.testing.assert_allclose(updated[name], param, rtol=1e-3, atol=1e-3 * rms(param) + 1e-6, err_msg=name)
 
 

@@ -1,6 +1,7 @@
 """Batches: resumed bit for bit, the same for any number of hosts, and refused with a clear message."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -203,6 +204,20 @@ def test_a_position_of_other_data_is_refused(data, mesh):
     batches(data, mesh, seed=2).restore(state, step=0)
   with pytest.raises(UserError, match="no position for stream-00000-of-00004"):
     batches(data, mesh, num_streams=4).restore(state, step=0)
+
+
+def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
+  """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
+  # Folders and files are known by their names, or by what they hold.
+  moves = {"files", "vocabulary", "cache_dir", "superglue_dir", "glue_dir", "squad_dir"}
+  free = moves | {"eval_files", "eval_split", "task_modules", "num_streams"}
+  identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
+  own = identity(data)
+  for key, value in dataclasses.asdict(data).items():
+    if key not in free:
+      other = (not value) if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else value + 1
+      assert identity(dataclasses.replace(data, **{key: other})) != own, key
+  assert identity(data, batch_size=16) != own and identity(data, seed=2) != own and identity(data, num_streams=4) != own
 
 
 def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch):

@@ -111,6 +111,16 @@ def test_flops_of_a_plan_are_those_of_the_program(small):
   assert small["flops_per_token"] == small["flops_per_step"] / small["tokens_per_step"]
 
 
+def test_what_has_a_loss_is_what_the_objective_hides():
+  """Of an encoder alone as much as is masked, of a decoder alone what stands behind its inputs."""
+  share = lambda *keys, name: recipe.share_predicted(config(*keys, name=name))
+  assert share(name="tiny_bert") == 0.15
+  assert share("--config.data.noise_density=0.4", name="tiny_bert") == 0.4
+  lengths = ("--config.data.inputs_length=96", "--config.data.targets_length=32")
+  assert share(*lengths, name="tiny_prefix_lm") == 0.25
+  assert share(*lengths, name="tiny_gpt") == share(*lengths, name="tiny") == 1.0
+
+
 def test_flops_where_little_has_a_loss():
   """A loop over what has one ends when the data says so; it is taken to run as often as the objective masks."""
   chunks = ("--config.train.chunk_tokens=4", "--config.model.vocab_size=1024", "--config.model.max_length=64")
@@ -131,6 +141,14 @@ def test_microbatches_compute_the_same(small):
   """The loop over them is counted as often as it runs; the mesh does not matter to the sum over devices."""
   two = plan.make_plan(config(*T5, "--config.train.microbatches=2"), jax.devices())
   assert two["executed_flops_per_step"] == pytest.approx(small["executed_flops_per_step"], rel=0.02)
+
+
+def test_what_waits_in_the_hosts_memory_takes_none_of_the_devices():
+  """A shard is counted where it lies."""
+  mesh = sharding.make_mesh({"fsdp": 8})
+  place = lambda kind: sharding.batch_sharding(mesh).with_memory_kind(kind)
+  moment = lambda kind: jax.ShapeDtypeStruct((16, 4), np.float32, sharding=place(kind))
+  assert program.bytes_per_device({"m": moment("device"), "v": moment("pinned_host")}) == 2 * 4 * 4
 
 
 def test_memory_is_that_of_the_shards(small):
@@ -347,12 +365,17 @@ def test_a_finished_plan_is_kept(tmp_path):
   assert plan.cached(path, lambda: {"fits": False}) == {"fits": False}
 
 
-def test_the_name_of_a_plan_depends_on_config_and_devices():
-  """A different step or TPU is another plan."""
+def test_the_name_of_a_plan_depends_on_config_devices_and_flags(monkeypatch):
+  """A different step or TPU is another plan, and so is what the compiler is told otherwise."""
   first = plan.cache_path(config(), "v5e:4x4")
   assert plan.cache_path(config(), "v5e:4x4") == first
   others = plan.cache_path(config(), "v5e:4x8"), plan.cache_path(config("--config.train.z_loss=0"), "v5e:4x4")
-  assert len({first, *others}) == 3
+  flags = []
+  for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+    with monkeypatch.context() as patch:
+      patch.setenv(name, "--xla_tpu_scoped_vmem_limit_kib=1024")
+      flags.append(plan.cache_path(config(), "v5e:4x4"))
+  assert len({first, *others, *flags}) == 5
 
 
 def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):

@@ -45,6 +45,15 @@ def test_mesh_has_automatic_axes():
   assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
 
 
+def test_the_fastest_links_are_tensors():
+  """Devices are numbered by what lies close together; the axis that sends most has those next to each other."""
+  mesh = sharding.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+  ids = np.vectorize(lambda device: device.id)(mesh.devices)
+  np.testing.assert_array_equal(ids.reshape(-1), np.arange(8))
+  sizes = sharding.mesh_sizes({"dcn_data": 2, "data": 2, "fsdp": 2, "sequence": 2, "tensor": 2}, 32)
+  assert list(sizes) == ["dcn_data", "data", "fsdp", "sequence", "tensor"]
+
+
 def test_shard_does_nothing_without_a_mesh():
   """Model code runs on one device as it stands."""
   x = jnp.ones((2, 3))

@@ -126,10 +126,17 @@ def test_a_bad_record_is_named(tmp_path, name, content, message):
 
 def test_truncated_and_corrupt_files(tmp_path):
   whole = gzip.compress(GOOD * 5000)
+  good = pathlib.Path(write(tmp_path, "good.tfrecord", TEXTS)).read_bytes()
   for name, content, message in [
     ("short.jsonl.gz", whole[:-20], r"short.jsonl.gz: truncated or corrupt gzip after line \d+"),
     ("not.jsonl.gz", GOOD, "not.jsonl.gz: truncated or corrupt gzip after line 0"),
     ("bad.tfrecord", b"x" * 100, "bad.tfrecord: truncated or corrupt TFRecord after record 0"),
+    # One letter of a text that is otherwise whole.
+    (
+      "flip.tfrecord",
+      good.replace(b"number 7", b"number 8"),
+      "flip.tfrecord: truncated or corrupt TFRecord after record 7",
+    ),
     ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
   ]:
     (tmp_path / name).write_bytes(content)
@@ -175,6 +182,15 @@ def test_a_scan_is_remembered_until_the_file_changes(tmp_path):
   assert len(remembered) == 1 and scan.scan((path,), field="text").documents == 40
   write(tmp_path, "a.txt", TEXTS[:3])
   assert scan.scan((path,), field="text").documents == 3
+
+
+def test_a_scan_is_of_one_field(tmp_path):
+  """Another field of the same files has other texts, and no part of what was remembered."""
+  lines = [json.dumps({"title": text[:5], "text": text if index % 2 else ""}) for index, text in enumerate(TEXTS)]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  path = str(tmp_path / "a.jsonl")
+  assert scan.scan((path,), field="text").documents == 20
+  assert scan.scan((path,), field="title").documents == 40
 
 
 def test_prose():

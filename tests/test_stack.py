@@ -155,6 +155,21 @@ def test_layers_draw_their_own_dropout():
   assert np.any(first != second)
 
 
+@pytest.mark.parametrize("kind", ["t5_1_1", "shared_everything", "local_prefix_lm", "bert"])
+def test_each_draw_has_a_key_of_its_own(kind, monkeypatch):
+  """In all places of all layers: what is dropped in one says nothing of what is dropped in another."""
+  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
+  keys, batch = toy.dropout_keys(monkeypatch), toy.batch(architecture=config.architecture)
+  jax.block_until_ready(jax.jit(lambda model, key: model(batch, dropout_key=key))(toy.model(config), jax.random.key(0)))
+  jax.effects_barrier()
+  assert len(set(keys)) == len(keys)
+  # Probabilities, each branch's result, and of T5 what is between the products of a feed-forward layer, and both ends.
+  t5 = int(config.t5_dropout)
+  both = config.architecture == "encoder_decoder"
+  number = config.num_encoder_layers * (3 + t5) + config.num_decoder_layers * (3 + 2 * both + t5)
+  assert len(keys) == number + (1 + both) * (1 + t5)
+
+
 @pytest.mark.parametrize("t5_dropout", [True, False])
 def test_t5_drops_the_same_features_at_all_positions(t5_dropout):
   """Without positions, equal tokens stay equal under T5's dropout; others draw for each position."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+from etils import epath
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import toy
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import pretrained, store
 from t2t.config import DataConfig, load_config, override, records
 from t2t.data import pipeline
 from t2t.data.vocabularies import training
@@ -84,7 +85,7 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
   monkeypatch.chdir(tmp_path)
-  assert command.main(arguments(text, pathlib.Path("run"))) == 0
+  assert command.main(arguments(text, pathlib.Path("run"), "--config.eval.every=2")) == 0
   out = capsys.readouterr().out
   assert "held-out loss" in out and "unigram model" in out
   assert out.count("example ") == 3 and out.count("truth") == 3
@@ -95,7 +96,11 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
   assert json.loads((workdir / "config.json").read_text())["data"]["num_streams"] > 0
   assert list(losses(workdir)) == [1, 2, 3, 4, 5, 6]
-  assert list(losses(workdir, "eval/loss")) == [3, 6]
+  assert list(losses(workdir, "eval/loss")) == [2, 4, 6]
+  # Step 3 was not measured: it has no numbers, least of all those of step 2.
+  checkpoints = store.Checkpoints(epath.Path(workdir), keep=2)
+  assert checkpoints.metrics() == {3: None, 6: {"loss": pytest.approx(losses(workdir, "eval/loss")[6])}}
+  checkpoints.close()
   assert all(line <= 80 for line in map(len, out.splitlines()) if "/" not in out)
   last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-2])
   for name in (

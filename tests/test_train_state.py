@@ -9,6 +9,7 @@ import pytest
 import toy
 
 from t2t import losses, sharding
+from t2t.metrics import WeightedSum
 from t2t.models import transformer
 from t2t.models.architecture import real_positions
 from t2t.planning.hlo import cost as hlo_cost
@@ -246,6 +247,34 @@ def test_dropout_depends_on_seed_and_step():
   assert first == loss(key=0, first_step=5)
   assert abs(first - loss(key=0, first_step=6)) > 1e-3
   assert abs(first - loss(key=1, first_step=5)) > 1e-3
+
+
+class OfKeys(losses.CrossEntropy):
+  """A loss that computes next to nothing, and counts which of a thousand numbers are drawn."""
+
+  def __call__(self, module, batch, weights, *, key, train):
+    drawn = jax.nn.one_hot(jax.random.randint(key, (), 0, 1_000), 1_000)
+    one = WeightedSum(jnp.ones(()), jnp.ones(()))
+    counted = {"loss": one, "drawn": WeightedSum(drawn, jnp.ones(()))}
+    return {"loss": jnp.sum(module.embed.table[...]) / weights["loss"]}, counted
+
+
+def test_each_microbatch_copy_and_step_draws_for_itself():
+  """Else the same features would be dropped in all of them, and what is added up would be less than it seems."""
+  mesh = sharding.make_mesh({"data": 2, "fsdp": 4})
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(), 10)
+  model, loss = toy.model(toy.config(num_encoder_layers=1, num_decoder_layers=1)), OfKeys(toy.loss_config())
+  with jax.set_mesh(mesh):
+    graphdef, state, shardings = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
+    step = train_state.make_train_step(graphdef, loss, tx, shardings, num_microbatches=4)
+    batch = {name: np.tile(x, (4, 1)) for name, x in uneven_batch().items()}
+    batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+    total = np.zeros(1_000)
+    for _ in range(2):
+      state, found = step(state, batch, jax.random.key(0))
+      total += found["drawn"].total
+  assert total.sum() == 2 * 2 * 4
+  assert total.max() == 1
 
 
 def test_evaluation_has_no_dropout():

@@ -37,6 +37,20 @@ def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch)
     assert ended.wait(30)
 
 
+def test_what_is_no_step_has_four_times_as_long(monkeypatch):
+  """And counts for nothing when the usual step is asked for."""
+  monkeypatch.setattr(watchdog.link, "current", lambda: types.SimpleNamespace())
+  clock = iter([0.0, 100.0, 101.0])
+  monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+  dog = watchdog.Watchdog(0.0, longest=10.0)
+  dog.step()
+  assert dog._limit() == 10.0
+  dog.pause()
+  assert dog._limit() == 40.0
+  dog.step()  # the first step behind an evaluation did not begin with it
+  assert dog._limit() == 10.0 and dog._seconds == []
+
+
 def test_a_watchdog_that_is_off_watches_nothing():
   """No thread."""
   before = threading.active_count()

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t import losses
 from t2t.config import OptimizerConfig
-from t2t.models import transformer
+from t2t.models import layers, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import path_name
 
@@ -221,6 +221,20 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, dict]:
 def flat(tree) -> dict[str, jax.Array]:
   """Path -> leaf."""
   return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def dropout_keys(monkeypatch) -> list[bytes]:
+  """The keys of what is dropped from here on, as programs run; nothing is dropped in fact."""
+  keys = []
+
+  def dropout(x, rate, key, *, broadcast_axis=None):
+    del broadcast_axis
+    if rate and key is not None:
+      jax.debug.callback(lambda data: keys.append(data.tobytes()), jax.random.key_data(key))
+    return x
+
+  monkeypatch.setattr(layers, "dropout", dropout)
+  return keys
 
 
 def assert_trees_close(actual, expected, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
