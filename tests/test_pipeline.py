@@ -208,8 +208,8 @@ def test_a_position_of_other_data_is_refused(data, mesh):
 
 def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
-  # Folders and files are known by their names, or by what they hold.
-  moves = {"files", "vocabulary", "cache_dir", "superglue_dir", "glue_dir", "squad_dir"}
+  # Folders and files are known by what they hold.
+  moves = {"files", "vocabulary", "cache_dir", "folders"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams"}
   identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
   own = identity(data)
