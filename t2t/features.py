@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from t2t import UserError
-from t2t.models.architecture import ARCHITECTURES
+from t2t.models.architecture import ARCHITECTURES, architecture_of
 
 ENCODER = ("inputs", "targets", "loss_weights", "token_types")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
@@ -23,9 +22,7 @@ def task_lengths(
   Raises:
     UserError: no such architecture.
   """
-  if architecture not in ARCHITECTURES:
-    raise UserError(f"architecture {architecture!r}: no feature converter; there are {', '.join(ARCHITECTURES)}")
-  kind = ARCHITECTURES[architecture]
+  kind = architecture_of(architecture)
   if not kind.writes:
     return dict.fromkeys(ENCODER, inputs_length)
   lengths = {"inputs": inputs_length, "targets": targets_length}

@@ -308,7 +308,7 @@ def test_a_corpus_smaller_than_a_batch(data):
 
 
 def test_an_unknown_architecture(data, mesh):
-  with pytest.raises(UserError, match="'decoder': no feature converter; there are encoder_decoder"):
+  with pytest.raises(UserError, match="'decoder': there are encoder_decoder, decoder_only"):
     pipeline.train_batches(data, "decoder", mesh, batch_size=8, seed=0)
 
 

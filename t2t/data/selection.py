@@ -12,7 +12,7 @@ import seqio
 from t2t import UserError, did_you_mean
 from t2t.data import objectives, registry
 from t2t.data.sources import released
-from t2t.models.architecture import ARCHITECTURES
+from t2t.models.architecture import ARCHITECTURES, architecture_of
 
 Found = seqio.Task | seqio.Mixture
 
@@ -159,7 +159,7 @@ def for_architecture(found: Found, architecture: str) -> Found:
     features["inputs"] = dataclasses.replace(features["inputs"], add_eos=False)
     return task.replace(output_features=features)
 
-  return copy(found, without_eos, lambda rate: rate) if ARCHITECTURES[architecture].continues else found
+  return copy(found, without_eos, lambda rate: rate) if architecture_of(architecture).continues else found
 
 
 def ends_inputs(found: Found, architecture: str) -> bool | None:

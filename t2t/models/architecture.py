@@ -6,6 +6,8 @@ from typing import Protocol
 
 import jax
 
+from t2t import UserError, did_you_mean
+
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 
 
@@ -72,6 +74,18 @@ ENCODER_ONLY = Architecture(
 )
 
 ARCHITECTURES = {each.name: each for each in (ENCODER_DECODER, DECODER_ONLY, ENCODER_ONLY)}
+
+
+def architecture_of(name: str) -> Architecture:
+  """The architecture of that name.
+
+  Raises:
+    UserError: there is none; names those that there are.
+  """
+  if name not in ARCHITECTURES:
+    known = ", ".join(ARCHITECTURES)
+    raise UserError(f"architecture {name!r}: there are {known}{did_you_mean(name, ARCHITECTURES)}")
+  return ARCHITECTURES[name]
 
 
 def sides(batch: Batch) -> list[str]:
