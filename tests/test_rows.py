@@ -101,6 +101,13 @@ def test_stopped_after_every_step(files, objective, pack):
     assert len(np.unique(kept, axis=0)) > 0.9 * len(kept)  # windows and epochs do not repeat each other's noise
 
 
+def test_the_order_is_the_same_on_every_machine(files):
+  """Drawn from numbers alone, of which a task's name is one: Python's own hash differs from process to process."""
+  plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=7)
+  (source,) = rows._sources(plan, 2)
+  assert source.order(1).seed == (7, 1, 104153177)  # zlib.crc32(b"files")
+
+
 # ---- Registered tasks ------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +154,8 @@ def test_a_mixture_stopped_after_every_step(register, pack):
     first = np.concatenate([batch["encoder_input_tokens"][:, 0] for batch in whole])
     shares = np.bincount(first - (ord("0") + 3), minlength=3) / len(first)
     np.testing.assert_allclose(shares, [0.125, 0.25, 0.625], atol=0.16)
+    streams = np.stack([batch["encoder_input_tokens"][:, 0].reshape(2, -1) for batch in whole])
+    assert np.any(streams[:, 0] != streams[:, 1])  # each draws for itself
 
 
 def test_a_task_stopped_after_every_step(register):
