@@ -158,6 +158,12 @@ def test_on_a_mesh(kernel, kv_heads):
   assert result.sharding.shard_shape(result.shape) == (1, 2, LENGTH, 16)
 
 
+def test_heads_of_keys_that_devices_share_stay_with_their_queries():
+  """Two heads of keys on four devices: the first is that of the first two, and not of every other one."""
+  with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "tensor": 4})):
+    assert_is_formula(mask(SEGMENTS[:2], causal=True), "cudnn", batch=2, heads=8, kv_heads=2)
+
+
 @pytest.mark.parametrize("name", sorted(MASKS))
 def test_a_split_sequence(name):
   """Every device does its part of the queries with all keys, wherever its part lies."""

@@ -164,6 +164,7 @@ def test_inheriting_a_model(workdir, text, tmp_path):
     "--config.train.steps=1",
   ]
   arguments += [f"--config.data.files={text}", "--config.data.mixture=", "--config.model.dropout_rate=0.0"]
+  arguments += ["--config.model.norm_epsilon=1e-5", "--config.data.inputs_length=48"]  # not what the checkpoint says
   kept = ["--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'kept'}"]
   assert command.main([*arguments, *kept]) == 0
   assert command.main([*arguments, "--noconfig.init.parameters", f"--workdir={tmp_path / 'fresh'}"]) == 0
@@ -175,7 +176,9 @@ def test_inheriting_a_model(workdir, text, tmp_path):
     np.testing.assert_array_equal(before, kept)
     assert before.shape == fresh.shape
   assert any(np.any(before != fresh) for before, fresh in zip(params["before"], params["fresh"], strict=True))
-  assert json.loads((tmp_path / "kept" / "config.json").read_text())["model"]["dropout_rate"] == 0.0
+  written = json.loads((tmp_path / "kept" / "config.json").read_text())
+  assert (written["model"]["dropout_rate"], written["model"]["norm_epsilon"]) == (0.0, 1e-5)
+  assert written["data"]["inputs_length"] == 48
   assert store.read_config(epath.Path(tmp_path / "kept" / "checkpoints" / "1"))["model"]["embed_dim"] == 16
 
 
