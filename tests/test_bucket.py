@@ -260,6 +260,17 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
     list(text_files.read_texts(path, field="text"))
 
 
+def test_what_is_added_is_there_once(gcs):
+  """Though the answer to each request that adds it is lost, and it is asked for again."""
+  grows = bucket.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
+  assert grows.size() == 0
+  for row in (b"one\n", b"two\n", b"three\n"):
+    gcs.faults += [fake_gcs.Fault("upload", lost=True), fake_gcs.Fault("/compose", lost=True)]
+    grows.append(row)
+  assert grows.read() == b"one\ntwo\nthree\n"
+  grows.close()
+
+
 def test_an_object_that_is_gone_is_named(gcs):
   with pytest.raises(UserError, match="config.data.files: gs://bucket/text/gone.txt: is not there"):
     scan.scan(("gs://bucket/text/b.txt", "gs://bucket/text/gone.txt"), field="text")
