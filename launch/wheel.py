@@ -9,6 +9,8 @@ import t2t
 from t2t import UserError
 from t2t.launch import shell as shell_lib
 
+_DISTRIBUTION = "t2t_jax"  # t2t-jax of pyproject.toml, as file names spell it
+
 
 def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Path, pathlib.Path | None]:
   """The wheel to install, built of this checkout unless it is given, and the versions to install with it.
@@ -20,7 +22,7 @@ def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Pa
   project = checkout / "pyproject.toml"
   lock = checkout / "requirements.lock"
   if given:
-    if not re.fullmatch(r"t2t-.+\.whl", pathlib.Path(given).name) or not pathlib.Path(given).is_file():
+    if not re.fullmatch(_DISTRIBUTION + r"-.+\.whl", pathlib.Path(given).name) or not pathlib.Path(given).is_file():
       raise UserError(f"--wheel {given}: not a wheel of t2t; `pip wheel --no-deps --wheel-dir dist .` makes one")
     return pathlib.Path(given), lock if lock.exists() else None
   if not project.exists():
@@ -30,7 +32,7 @@ def find_or_build(shell: shell_lib.Shell, given: str | None) -> tuple[pathlib.Pa
   answer = shell.ask(
     [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir=dist", str(checkout)], timeout=600
   )
-  wheel = pathlib.Path(f"dist/t2t-{version}-py3-none-any.whl")
+  wheel = pathlib.Path(f"dist/{_DISTRIBUTION}-{version}-py3-none-any.whl")
   if answer.code or not (shell.dry_run or wheel.exists()):
     raise UserError(f"the wheel of {checkout} cannot be built:\n{answer.reason()}\ngive one with --wheel FILE")
   return wheel, lock if lock.exists() else None

@@ -9,7 +9,7 @@ import pytest
 
 WHERE = "--name base --zone us-central1-a"
 TRAIN = "-- train --config tiny --workdir gs://bucket/base"
-LAUNCH = f"tpu-vm {WHERE} --type v5p-32 --poll 0 --wheel t2t-0.1.0-py3-none-any.whl {TRAIN}"
+LAUNCH = f"tpu-vm {WHERE} --type v5p-32 --poll 0 --wheel t2t_jax-0.1.0-py3-none-any.whl {TRAIN}"
 PLACE = "--zone=us-central1-a"
 QUEUED = "gcloud compute tpus queued-resources"
 VM = "gcloud compute tpus tpu-vm"
@@ -17,7 +17,7 @@ VM = "gcloud compute tpus tpu-vm"
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-  (tmp_path / "t2t-0.1.0-py3-none-any.whl").write_text("")
+  (tmp_path / "t2t_jax-0.1.0-py3-none-any.whl").write_text("")
   cloud = fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud")
   cloud.on("queued-resources describe", fake_cloud.NOT_FOUND, described("ACTIVE"))
   cloud.on("hostname", states("idle"), states("exited 0"))
@@ -57,7 +57,7 @@ def test_every_command_in_order(cloud, capfd):
     f"{QUEUED} describe base {PLACE} --format=json",
     f"{ssh} --worker=all",  # what they do
     f"{ssh} --worker=all",  # a folder
-    f"{VM} scp t2t-0.1.0-py3-none-any.whl dist/run.sh {lock} base:t2t/ {PLACE} --quiet --worker=all",
+    f"{VM} scp t2t_jax-0.1.0-py3-none-any.whl dist/run.sh {lock} base:t2t/ {PLACE} --quiet --worker=all",
     f"{ssh} --worker=all",  # install
     f"{ssh} --worker=all",  # start
     f"{ssh} --worker=0",  # log
