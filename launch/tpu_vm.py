@@ -34,8 +34,9 @@ export PATH="$HOME/.local/bin:$PATH"
 cd ~/t2t
 command -v uv >/dev/null || python3 -m pip install --user --quiet uv
 uv venv --quiet --allow-existing --python 3.11 venv
-uv pip install --quiet --python venv/bin/python --reinstall-package t2t-jax \\
-  {constraint}'./{wheel}[tpu]'"""
+uv pip install --quiet --python venv/bin/python \\
+  --reinstall-package t2t-jax {constraint}\\
+  './{wheel}[tpu]'"""
 
 # Whatever is left of an earlier job holds the TPU; it is killed as a group, so that it writes no exit code any more.
 _START = """\

@@ -1,0 +1,453 @@
+"""What ELECTRA's body has learned, and BERT's of the same size, after the same training FLOPs.
+
+  python benchmarks/electra.py --data FOLDER              # three arms, two seeds: about an hour of CPU time
+  python benchmarks/electra.py --data FOLDER --arms BERT,ELECTRA --steps 10000 --seeds 3
+
+FOLDER has encyclopedia articles as train-*.jsonl.gz and validation-*.jsonl.gz, JSON lines with a "text" in which a
+line "Section::::History." is a heading.  The last two train files are not trained on: the probes are.
+
+Each arm is a `t2t train` of tiny_bert or tiny_electra on the same text and batches, with as many steps as cost the same
+FLOPs, as t2t counts them, generator included.  Their losses say nothing of each other.  So at several points of
+training the body is frozen and two linear classifiers read the states of all its layers, on articles held out:
+
+  capitals  of a word, in text without capitals, whether it had one: half of the words had
+  section   of the beginning of a section, under which of five headings it stands
+
+Prints a table, writes electra.json and electra.png; the same command again goes on where it stopped.
+"""
+
+import argparse
+import collections
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import gzip
+import io
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+from typing import Any
+
+from etils import epath
+from flax import nnx
+import jax
+import matplotlib.figure
+from ml_collections import ConfigDict
+import numpy as np
+from sklearn import feature_extraction, linear_model, pipeline, preprocessing
+
+from t2t import UserError, train
+from t2t.checkpoints import pretrained
+from t2t.config import load_config, records
+from t2t.data import pipeline as data_pipeline
+from t2t.data import vocabularies
+from t2t.data.vocabularies import training
+from t2t.models import transformer
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+from t2t.runtime import memory
+from t2t.training import meshes, recipe, writers
+
+# name -> (config, where the discriminator's loss counts, colour)
+ARMS = {
+  "BERT": ("tiny_bert", None, "#1f5fa8"),
+  "ELECTRA": ("tiny_electra", "all", "#c8442e"),
+  "ELECTRA 15%": ("tiny_electra", "masked", "#e39a3b"),
+}
+SECTIONS = ("History", "Reception", "Production", "Plot", "Development")
+PROBES = {
+  "capitals": "which words had a capital (accuracy, %)",
+  "section": "which heading it stands under (accuracy, %)",
+}
+_VOCABULARY = 4_096  # pieces
+_LENGTH = 64  # positions of a paragraph that is probed
+_WORDS = 4_000  # that the probe is trained on, and as many that it is tested on
+_PARAGRAPHS = (1_200, 600)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def shards(folder: pathlib.Path) -> tuple[list[str], list[str], list[str]]:
+  """Files to pre-train on, to train probes on, and held out.
+
+  Raises:
+    UserError: they are not there.
+  """
+  found = [sorted(str(path) for path in folder.glob(f"{split}-*.jsonl.gz")) for split in ("train", "validation")]
+  if len(found[0]) < 3 or not found[1]:
+    raise UserError(f"--data {folder}: needs three or more train-*.jsonl.gz and a validation-*.jsonl.gz")
+  return found[0][:-2], found[0][-2:], found[1]
+
+
+def texts(files: Sequence[str]) -> Iterator[str]:
+  """The articles."""
+  for file in files:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+      for line in lines:
+        yield json.loads(line)["text"]
+
+
+def arm_config(arm: str, folder: pathlib.Path, vocabulary: str, *, seed: int) -> ConfigDict:
+  """The config of an arm; its steps are set by `with_budget`."""
+  name, positions, _ = ARMS[arm]
+  config = load_config(name)
+  if positions:
+    config.electra.positions = positions
+  files, _, held_out = shards(folder)
+  config.data.mixture, config.data.task_modules = "", ()
+  config.data.files, config.data.eval_files = ",".join(files), ",".join(held_out)
+  config.data.objective = "masked_lm"
+  config.data.vocabulary, config.data.extra_ids = vocabulary, 0
+  config.model.vocab_size = _VOCABULARY
+  config.train.seed = seed
+  config.train.batch_size = 8  # so little compute is better spent on more steps than on larger ones
+  config.optimizer.scale_by_parameter = False
+  config.optimizer.learning_rate = 2e-3
+  config.optimizer.schedule = "linear"
+  config.optimizer.weight_decay = 0.01
+  config.optimizer.b2 = 0.98
+  config.eval.examples = 0
+  config.eval.batches = 10
+  return config
+
+
+def step_flops(config: ConfigDict) -> float:
+  """FLOPs of a training step, as t2t counts them."""
+  run = records(config)
+  return recipe.make(run).flops(predicted=recipe.share_predicted(run))
+
+
+def with_budget(config: ConfigDict, flops: float, *, points: int) -> ConfigDict:
+  """The config with as many steps as cost `flops`, to less than `points` steps, and so many checkpoints on the way."""
+  every = max(1, round(flops / step_flops(config) / points))
+  config.train.steps = every * points
+  config.optimizer.warmup_steps = config.train.steps // 10
+  config.eval.every = config.checkpoint.every = every
+  config.checkpoint.keep = points
+  return config
+
+
+def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, float]]:
+  """Trains, quietly, what is left of a run; its held-out metrics by step."""
+  metrics = epath.Path(workdir) / "metrics.jsonl"
+  if not _is_run_of(config, workdir):
+    shutil.rmtree(workdir, ignore_errors=True)
+  if config.train.steps not in writers.read_metrics(metrics, "eval/loss"):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+      state = train.train(records(config), str(workdir))
+    if int(state.step) < config.train.steps:
+      raise UserError(f"{workdir}: stopped at step {int(state.step)}; the same command again goes on from there")
+  names = ("loss", "accuracy", "generator_loss", "generator_accuracy", "replaced")
+  curves = {name: writers.read_metrics(metrics, f"eval/{name}") for name in names}
+  return {name: curve for name, curve in curves.items() if curve}
+
+
+def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
+  if not (workdir / "config.json").exists():
+    return False
+  wanted, had = json.loads(config.to_json_best_effort()), json.loads((workdir / "config.json").read_text())
+  wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
+  return wanted == had
+
+
+def baselines(config: ConfigDict) -> dict[str, float]:
+  """What the held-out loss comes to without learning."""
+  run = records(config)
+  batches = data_pipeline.eval_rows(
+    run.data, run.model.architecture, batch_size=run.train.batch_size, max_batches=run.eval.batches
+  )
+  return {each.name: each.loss for each in recipe.make(run).loss.baselines(batches, run.model.vocab_size)}
+
+
+# ---- Probes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Paragraphs:
+  """What a probe is trained or tested on.
+
+  texts: as they were written.
+  tokens: int32 [paragraphs, length].
+  sections: int [paragraphs], in SECTIONS.
+  words: (paragraph, position of the first piece, the word without capitals, whether it had one), as many of each.
+  """
+
+  texts: list[str]
+  tokens: np.ndarray
+  sections: np.ndarray
+  words: list[tuple[int, int, str, bool]]
+
+
+def paragraphs(articles: Iterator[str], vocabulary: Any, *, most: int, words: int, seed: int = 0) -> Paragraphs:
+  """The first long paragraph of each section whose heading is one of SECTIONS."""
+  found = []
+  for article in articles:
+    for title, body in re.findall(r"^Section::::(.*)\.\n((?:(?!Section::::).*\n)*)", article + "\n", re.MULTILINE):
+      long = [line for line in body.splitlines() if len(line) >= 200]
+      if title in SECTIONS and long:
+        found.append((SECTIONS.index(title), long[0]))
+  rng = np.random.default_rng(seed)
+  found = [found[place] for place in rng.permutation(len(found))[:most]]
+  tokens = np.full((len(found), _LENGTH), max(vocabulary.pad_id, 0), np.int32)
+  seen: dict[bool, list[tuple[int, int, str, bool]]] = {True: [], False: []}
+  for row, (_, text) in enumerate(found):
+    ids = [vocabularies.cls_id(vocabulary)]
+    previous = "."
+    for word in re.findall(r"\w+|[^\w\s]", text[: 8 * _LENGTH]):
+      pieces = vocabulary.encode(word)
+      if len(ids) + len(pieces) >= _LENGTH:
+        break
+      # A sentence's first word has its capital from the full stop; so has what is quoted.
+      if word.isalpha() and len(word) > 1 and previous not in '.!?:"“':
+        seen[word[0].isupper()].append((row, len(ids), word.lower(), word[0].isupper()))
+      ids += pieces
+      previous = word
+    ids.append(vocabularies.sep_id(vocabulary))
+    tokens[row, : len(ids)] = ids
+  number = min(words // 2, *(len(each) for each in seen.values()))
+  chosen = [each[place] for each in seen.values() for place in rng.permutation(len(each))[:number]]
+  return Paragraphs([text for _, text in found], tokens, np.asarray([section for section, _ in found]), chosen)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _states(config: TransformerConfig, graphdef: nnx.GraphDef, params: Params, tokens: jax.Array) -> list[jax.Array]:
+  """The embedding's output and that of each layer, [rows, length, embed]."""
+  batch = {"encoder_input_tokens": tokens}
+  states = []
+  for layer in range(config.num_encoder_layers):
+    one = jax.tree.map(lambda x, layer=layer: x[layer : layer + 1], params["encoder"])
+    model = nnx.merge(graphdef, dict(params) | {"encoder": one})
+    if not states:
+      states.append(model.embed.project(model.look_up(batch)))
+    states.append(model.read(states[-1], batch))
+  return states
+
+
+def read(config: TransformerConfig, params: Params, found: Paragraphs) -> dict[str, np.ndarray]:
+  """What the probes read: of each word the states at its first piece, of each paragraph their mean."""
+  one_layer = dataclasses.replace(config, num_encoder_layers=1, heads=(), dropout_rate=0.0)
+  abstract = jax.eval_shape(lambda key: transformer.build(one_layer, nnx.Rngs(key)), jax.random.key(0))
+  graphdef = nnx.split(abstract, graph=False)[0]
+  params = {name: part for name, part in params.items() if name != "heads"}
+  means, places = [], collections.defaultdict(list)
+  for row, position, _, _ in found.words:
+    places[row].append(position)
+  words: dict[tuple[int, int], np.ndarray] = {}
+  for start in range(0, len(found.tokens), 100):
+    tokens = found.tokens[start : start + 100]
+    padded = np.pad(tokens, ((0, 100 - len(tokens)), (0, 0)), constant_values=tokens[0, 0])
+    states = np.concatenate([np.asarray(x) for x in _states(config, graphdef, params, padded)], axis=-1)
+    real = (tokens != 0)[..., None]
+    means.append((states[: len(tokens)] * real).sum(1) / real.sum(1))
+    for row in range(start, start + len(tokens)):
+      words |= {(row, position): states[row - start, position] for position in places[row]}
+  return {
+    "section": np.concatenate(means),
+    "capitals": np.stack([words[row, position] for row, position, _, _ in found.words]),
+  }
+
+
+def labels(found: Paragraphs) -> dict[str, np.ndarray]:
+  """What the probes are to say."""
+  return {"section": found.sections, "capitals": np.asarray([capital for *_, capital in found.words])}
+
+
+def _classifier() -> Any:
+  return pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression(C=0.01, max_iter=1_000))
+
+
+def probe(config: TransformerConfig, params: Params, fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
+  """The share of right answers of each probe."""
+  inputs, asked = read(config, params, fitted), read(config, params, tested)
+  right, expected = labels(fitted), labels(tested)
+  return {
+    name: float(np.mean(_classifier().fit(inputs[name], right[name]).predict(asked[name]) == expected[name]))
+    for name in PROBES
+  }
+
+
+def without_model(fitted: Paragraphs, tested: Paragraphs) -> dict[str, float]:
+  """The same of who knows no context: of each word how it was mostly written; of a paragraph which words it has."""
+  counts: collections.Counter[str] = collections.Counter()
+  for _, _, word, capital in fitted.words:
+    counts[word] += 1 if capital else -1
+  answers = np.asarray([counts[word] > 0 for _, _, word, _ in tested.words])
+  bag = feature_extraction.text.CountVectorizer(binary=True)
+  cut = [" ".join(text[: 8 * _LENGTH].split()[:50]) for text in (*fitted.texts, *tested.texts)]
+  rows = bag.fit(cut[: len(fitted.texts)]).transform(cut)
+  model = linear_model.LogisticRegression(max_iter=1_000).fit(rows[: len(fitted.texts)], fitted.sections)
+  return {
+    "capitals": float(np.mean(answers == labels(tested)["capitals"])),
+    "section": float(np.mean(model.predict(rows[len(fitted.texts) :]) == tested.sections)),
+  }
+
+
+def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tested: Paragraphs) -> dict[str, Any]:
+  """Step -> probes of a run's checkpoints, and of its parameters before the first step; kept in probes.json."""
+  path = workdir / "probes.json"
+  found = json.loads(path.read_text()) if path.exists() else {}
+  run = records(config)
+  mesh, _ = meshes.make(run)
+  with jax.set_mesh(mesh):
+    for step in range(0, config.train.steps + 1, config.checkpoint.every):
+      if str(step) in found:
+        continue
+      if step:
+        model = pretrained.load(pretrained.find(str(workdir / "checkpoints" / str(step))), mesh)
+        shape, params = model.config, model.params
+      else:
+        shape = dataclasses.replace(run.model, heads=())
+        fresh = transformer.build(shape, nnx.Rngs(config.train.seed))
+        params = nnx.to_pure_dict(nnx.split(fresh, graph=False)[1])
+      found[str(step)] = probe(shape, params, fitted, tested)
+      path.write_text(json.dumps(found))
+  return found
+
+
+# ---- What came out ---------------------------------------------------------------------------------------------------
+
+
+def _mean(runs: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+  """FLOPs and the mean over seeds of a probe, or of the held-out loss as a share of its baseline."""
+  curves = [_curve(run, name) for run in runs]
+  return curves[0][0], np.mean([values for _, values in curves], axis=0)
+
+
+def _curve(run: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]:
+  if name == "loss":
+    steps, values = list(run["held_out"]["loss"]), np.asarray(list(run["held_out"]["loss"].values()))
+    values = values / next(iter(run["baselines"].values()))
+  else:
+    steps, values = list(run["probes"]), 100 * np.asarray([found[name] for found in run["probes"].values()])
+  return np.asarray([int(step) for step in steps]) * run["step_flops"], values
+
+
+def draw(results: dict[str, Any], path: pathlib.Path) -> None:
+  """Both probes and the held-out loss against training FLOPs: each seed, and their mean."""
+  figure = matplotlib.figure.Figure(figsize=(11.5, 3.9), dpi=110, layout="constrained")
+  panels = {**PROBES, "loss": "held-out loss as a share of\nits own baseline's"}
+  for axis, (name, label) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    for arm, runs in results["arms"].items():
+      colour = ARMS[arm][2]
+      for run in runs:
+        axis.plot(_curve(run, name)[0] / 1e12, _curve(run, name)[1], color=colour, linewidth=0.7, alpha=0.4)
+      flops, mean = _mean(runs, name)
+      axis.plot(flops / 1e12, mean, color=colour, linewidth=1.8, marker="o", markersize=3, label=arm)
+    if name in PROBES:
+      level = 100 * results["without_model"][name]
+      words = {"capitals": "each word as mostly written", "section": "bag of words"}[name]
+      axis.axhline(level, color="#8a8a8a", linestyle="--", linewidth=0.9)
+      axis.annotate(words, (1, level), xycoords=("axes fraction", "data"), fontsize=7, color="#6a6a6a", ha="right")
+    else:
+      axis.axhline(1.0, color="#8a8a8a", linestyle="--", linewidth=0.9)
+    axis.set_xlabel("training compute (10$^{12}$ FLOPs)", fontsize=8)
+    axis.set_ylabel(label, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title({"capitals": "probe: capitals", "section": "probe: section"}.get(name, "own loss"), fontsize=9)
+  handles, names = axis.get_legend_handles_labels()
+  figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+  figure.savefig(path)
+
+
+def table(results: dict[str, Any]) -> str:
+  """A line for each arm: what it cost, and what its body has learned at the end."""
+  head = f"{'arm':<32}{'steps':>7}{'FLOPs':>10}{'capitals':>16}{'section':>16}{'loss/baseline':>17}{'accuracy':>10}"
+  lines = [head, "-" * len(head)]
+  for arm, runs in results["arms"].items():
+    cells = ""
+    for name in ("capitals", "section", "loss"):
+      last = [_curve(run, name)[1][-1] for run in runs]
+      spread = np.std(last, ddof=1) if len(last) > 1 else 0.0
+      digits = 3 if name == "loss" else 1
+      cells += f"{f'{np.mean(last):.{digits}f} ± {spread:.{digits}f}':>{17 if name == 'loss' else 16}}"
+    accuracy = 100 * np.mean([list(run["held_out"]["accuracy"].values())[-1] for run in runs])
+    steps = runs[0]["steps"]
+    lines.append(f"{arm:<32}{steps:>7}{steps * runs[0]['step_flops']:>10.2e}{cells}{accuracy:>9.1f}%")
+  for label, found in (("without a model", results["without_model"]), ("most frequent answer", results["majority"])):
+    lines.append(f"{label:<49}" + "".join(f"{100 * found[name]:>16.1f}" for name in PROBES))
+  lines.append(f"{'before the first step':<49}" + "".join(f"{_untrained(results, name):>16.1f}" for name in PROBES))
+  return "\n".join(lines)
+
+
+def _untrained(results: dict[str, Any], name: str) -> float:
+  return float(np.mean([_curve(run, name)[1][0] for runs in results["arms"].values() for run in runs]))
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(
+    prog="python benchmarks/electra.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--data", required=True, type=pathlib.Path, help="folder of the articles, see above")
+  parser.add_argument(
+    "--arms", default=",".join(ARMS), help=f"comma-separated, of {', '.join(ARMS)}".replace("%", "%%")
+  )
+  parser.add_argument("--steps", type=int, default=3_000, help="of ELECTRA; the others have as many as cost the same")
+  parser.add_argument("--points", type=int, default=5, help="of training at which bodies are probed")
+  parser.add_argument("--seeds", type=int, default=2, help="runs of each arm")
+  parser.add_argument("--output", default="runs/electra", type=pathlib.Path, help="for results, picture and workdirs")
+  options = parser.parse_args(argv)
+  arms = options.arms.split(",")
+  for arm in arms:
+    if arm not in ARMS:
+      raise UserError(f"--arms {arm}: no such arm; there are {', '.join(ARMS)}")
+  for name in ("steps", "points", "seeds"):
+    if getattr(options, name) < 1:
+      raise UserError(f"--{name} {getattr(options, name)}: must be 1 or more")
+  train_files, probe_files, test_files = shards(options.data)
+  memory.keep_freed_memory()
+  vocabulary_file = options.output / "vocabulary" / "vocab.txt"
+  if not vocabulary_file.exists():
+    articles = itertools.islice(texts(train_files), 300)
+    training.train_wordpiece(articles, size=_VOCABULARY, output_dir=vocabulary_file.parent)
+  vocabulary = vocabularies.load(str(vocabulary_file), extra_ids=0)
+  fitted, tested = (
+    paragraphs(texts(files), vocabulary, most=most, words=_WORDS)
+    for files, most in zip((probe_files, test_files), _PARAGRAPHS, strict=True)
+  )
+  counts = np.bincount(tested.sections, minlength=len(SECTIONS))
+  results: dict[str, Any] = {
+    "paragraphs": [len(fitted.texts), len(tested.texts)],
+    "words": [len(fitted.words), len(tested.words)],
+    "without_model": without_model(fitted, tested),
+    "majority": {"capitals": 0.5, "section": float(counts.max() / counts.sum())},
+    "arms": {},
+  }
+  config = lambda arm, seed: arm_config(arm, options.data, str(vocabulary_file), seed=seed)
+  budget = options.steps * step_flops(config("ELECTRA", 0))
+  # Seed by seed, so that what there is can be compared at any time.
+  for seed in range(options.seeds):
+    for arm in arms:
+      workdir = options.output / f"{arm.replace(' ', '_').rstrip('%')}_{seed}"
+      run = with_budget(config(arm, seed), budget, points=options.points)
+      held_out = pretrain(run, workdir)
+      found = {
+        "steps": run.train.steps,
+        "step_flops": step_flops(run),
+        "held_out": held_out,
+        "baselines": baselines(run),
+        "probes": probe_run(run, workdir, fitted, tested),
+      }
+      results["arms"].setdefault(arm, []).append(found)
+      last = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(found["probes"].values())[-1].items())
+      print(f"seed {seed}, {arm}: {run.train.steps} steps, {last}", file=sys.stderr, flush=True)
+      (options.output / "electra.json").write_text(json.dumps(results, indent=1) + "\n")
+      draw(results, options.output / "electra.png")
+  print(table(results))
+  print(f"\ncurves  {os.path.relpath(options.output / 'electra.png')}")
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
