@@ -236,7 +236,8 @@ class Embed(nnx.Module):
     """What the tables say, normed if they are: [batch, length, width of the embedding]; see `__call__`."""
     # Rows are looked up in float32 and cast then, so that the gradients of many positions are added up in float32: in
     # bfloat16 a sum stops growing at 256 equal terms, and a token that occurs 9,913 times had a gradient wrong by half.
-    # It costs nothing: programs that look up in a table that was cast, and add in float32, are the same to the byte.
+    # Where devices add up tables of positions and segments, too, they send those in float32: of BERT base on 4 x 4 v5e
+    # chips 845 MB a step, not 754.
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
     table = sharding.shard(self.table[...], "vocab", "embed")
     x = sharding.shard(jnp.take(table, tokens, axis=0).astype(self.dtype), "batch", "length", "embed")
