@@ -63,7 +63,7 @@ def train(config: Config, workdir: str) -> TrainState:
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
     program = made.on(mesh)
-    hosts.say(f"{_described(program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
+    hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
     tasks = evaluate.of_training(config, program.graphdef, mesh, vocabulary=vocabulary)
 
@@ -147,11 +147,14 @@ def train(config: Config, workdir: str) -> TrainState:
   return state
 
 
-def _described(state: TrainState, mesh: jax.sharding.Mesh) -> str:
-  """How large the model is and where it lies."""
-  number = sum(math.prod(x.shape) for x in jax.tree.leaves((state.params, state.frozen_params)))
+def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) -> str:
+  """How large the model is, what of it is not trained, and where it lies."""
+  trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-  return f"{writers.compact_count(number)} parameters on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
+  idle = f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
+  not_trained = f", {writers.compact_count(frozen)} of them not trained{idle if made.idle_heads else ''}" * bool(frozen)
+  number = f"{writers.compact_count(trained + frozen)} parameters{not_trained}"
+  return f"{number} on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
 
 
 def _is_due(config: Config, step: int, every: int) -> bool:

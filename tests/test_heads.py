@@ -12,13 +12,13 @@ import toy
 
 from t2t import UserError, sharding
 from t2t.checkpoints import converted, pretrained, store, warm_start
-from t2t.config import override, records
+from t2t.config import load_config, override, records
 from t2t.configs import default
 from t2t.convert import huggingface
 from t2t.models import config as config_lib
 from t2t.models import heads
 from t2t.models.config import HeadConfig, TransformerConfig
-from t2t.training import optimizers, train_state
+from t2t.training import optimizers, recipe, train_state
 
 HIDDEN = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
 
@@ -139,6 +139,20 @@ def test_a_head_that_is_not_there():
     toy.model(with_heads("bert")).head_logits("topics", HIDDEN)
   with pytest.raises(UserError, match="no head 'nli'; there are: none"):
     toy.model(toy.KINDS["bert"]).head_logits("nli", HIDDEN)
+
+
+@pytest.mark.parametrize(("name", "idle"), [("tiny_bert", {"nli"}), ("tiny_electra", {"nli"})])
+def test_a_head_that_the_loss_makes_nothing_of_is_not_trained(name, idle):
+  """It has no gradient, and weight decay would make it smaller and smaller."""
+  config = load_config(name)
+  config.model.heads = (*config.model.heads, {"name": "nli", "num_classes": 3})
+  made = recipe.make(records(config))
+  assert set(made.idle_heads) == idle
+  _, state, _ = made.state(sharding.make_mesh({"fsdp": 8}))
+  frozen, trained = toy.flat(state.frozen_params), toy.flat(state.params)
+  assert frozen and all("heads/nli/" in path for path in frozen)
+  assert not any("heads/nli/" in path for path in trained)
+  assert any("heads/replaced/" in path for path in trained) == (name == "tiny_electra")
 
 
 def test_a_config_with_heads_is_the_same_when_it_is_read_again():

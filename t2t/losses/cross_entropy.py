@@ -234,6 +234,7 @@ class CrossEntropy:
 
   config: CrossEntropyConfig
   splits: ClassVar[bool] = True
+  heads: ClassVar[tuple[str, ...]] = ()
   part: ClassVar[str] = ""
 
   @classmethod

@@ -110,6 +110,11 @@ class Electra:
   splits: ClassVar[bool] = True
   part: ClassVar[str] = "discriminator"  # the generator is thrown away
 
+  @property
+  def heads(self) -> tuple[str, ...]:
+    """The detector, if it is asked."""
+    return (HEAD,) if self.config.predicts == "replaced" else ()
+
   @classmethod
   def of(cls, run: Config) -> "Electra":
     """The loss of a run.

@@ -34,10 +34,12 @@ class Loss(Protocol):
   """What training makes smaller.
 
   splits: whether each row's loss depends on that row alone; if not, there can be no microbatches.
+  heads: those of the model, by name, that it makes something of; others are not trained.
   part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
   """
 
   splits: bool
+  heads: tuple[str, ...]
   part: str
 
   @classmethod

@@ -46,8 +46,14 @@ class Recipe:
 
   @property
   def freeze(self) -> tuple[str, ...]:
-    """Patterns of the parameters that are not trained: those of the config, and those that an adapter leaves alone."""
-    return (*self.config.train.freeze, *adapt.frozen(self.config.adapters))
+    """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads."""
+    idle = (f"(^|/)heads/{name}/" for name in self.idle_heads)
+    return (*self.config.train.freeze, *adapt.frozen(self.config.adapters), *idle)
+
+  @property
+  def idle_heads(self) -> tuple[str, ...]:
+    """Heads that the loss makes nothing of: without a gradient, weight decay alone would change them."""
+    return tuple(head.name for head in self.config.model.heads if head.name not in self.loss.heads)
 
   def flops(self, *, predicted: float) -> float:
     """Of a step; see `models.flops.model_flops`."""
