@@ -267,7 +267,10 @@ WRONG = {
   "no part says": (
     moved(),
     dict(parts=("embed", "encoder")),
-    ["config.init.parts does not say what becomes head/bias (and 1 more); nearest: head/bias", "fresh=head,pooler"],
+    [
+      "config.init.parts does not say what becomes head/bias (and 1 more); to begin",
+      "take it: add head,pooler to conf",
+    ],
   ),
   "no place": (
     moved(leave=["pooler"]),

@@ -1,6 +1,6 @@
 """Where training starts: at this workdir's own checkpoint, from another's parameters, or from fresh ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import functools
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from t2t.checkpoints import pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.config import Config
 from t2t.models import adapt
-from t2t.params import join_frozen
+from t2t.params import join_frozen, matches
 from t2t.runtime import hosts
 from t2t.training import writers
 from t2t.training.recipe import Program
@@ -57,6 +57,7 @@ def start(
     initial = join_frozen(program.state.params, program.state.frozen_params)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
     taken = warm_start(source, initial, fresh=init.fresh, parts=init.parts, rows=init.rows, base_path=base_path)
+    _check_trained(taken.fresh_in(program.state.frozen_params), config)
     state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
   for section in config.adapters:
@@ -66,6 +67,18 @@ def start(
         " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
       )
   return program.fresh()(key), 0, {}
+
+
+def _check_trained(fresh: Sequence[str], config: Config) -> None:
+  """Whether what is drawn at random, of heads the loss's own, is trained; an adapter or a pattern may freeze it."""
+  idle = [path for path in fresh if "heads/" not in path]
+  if idle:
+    keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
+    keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
+    more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
+    raise UserError(
+      f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"
+    )
 
 
 def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:

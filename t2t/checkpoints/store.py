@@ -196,6 +196,11 @@ class Checkpoints:
       UserError: the step is not whole any more; says what is missing, and which step there is before it.
     """
     missing = [item for item in ("config", "state", "streams") if not (self.directory / str(step) / item).exists()]
+    if missing == ["streams"]:
+      raise UserError(
+        f"{self.directory / str(step)}: this checkpoint has no position in its data, as those that were converted; to"
+        f" train from it give --config.init.checkpoint={self.directory.parent} and another --workdir"
+      )
     if missing:
       before = max((each for each in self._manager.all_steps() if each < step), default=None)
       then = "starts afresh" if before is None else f"goes on from step {before}"

@@ -45,6 +45,16 @@ class Taken:
   params: Params
   shared: Mapping[str, tuple[int, int]]
 
+  def fresh_in(self, params: Params) -> list[str]:
+    """Paths of those of some parameters of the model that are fresh, if only in new rows."""
+    taken = traverse_util.flatten_dict(self.params, sep="/")
+    is_fresh = lambda path, x: path not in taken or (path in self.shared and self._rows_are_new(path, x.shape))
+    return [path for path, x in traverse_util.flatten_dict(params, sep="/").items() if is_fresh(path, x)]
+
+  def _rows_are_new(self, path: str, shape: Shape) -> bool:
+    dimension, length = self.shared[path]
+    return shape[dimension] > length
+
   def over(self, fresh: Params, params: Params) -> Params:
     """All parameters of the model: those that were taken, in place of fresh ones; for `recipe.Program.warm`.
 
@@ -108,16 +118,17 @@ def warm_start(
   places.pop(None, None)
   wanted = {base: flat[path] for base, path in places.items()}
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
-  theirs = dict(sorted(pretrained.shapes(source, ours).items()))
+  there = dict(sorted(pretrained.shapes(source, ours).items()))
   old = {head.name for head in source.model.heads}
   named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]
-  new = [path for path in ours if _head(path) and _head(path) not in old and path not in theirs]
+  new = [path for path in ours if _head(path) and _head(path) not in old and path not in there]
   new = [path for path in new if not any(_under(name, path) for name in named)]
   fresh = (*fresh, *(f"^{re.escape(path)}$" for path in new))
-  theirs = {path: shape for path, shape in theirs.items() if not _head(path) or path in ours or named}
+  has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
+  theirs = {path: shape for path, shape in there.items() if has_place(path)}
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
-  plain = not (parts or rows or len(fresh) > len(new))
-  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, theirs, ours))]
+  plain = not made.shared and made.taken == {path: path for path in ours} and ours.keys() == there.keys()
+  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, there, ours))]
   hosts.say("\n".join(lines))
   read = pretrained.read(source, {path: (name, wanted[path]) for path, name in made.taken.items()})
   params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
@@ -193,6 +204,12 @@ def _counterpart(path: str, pairs: Mapping[str, str]) -> str:
   return _moved(path, max(near, key=len), pairs[max(near, key=len)]) if near else ""
 
 
+def _goes_to(path: str, parts: tuple[str, ...]) -> set[str]:
+  """What a parameter of the checkpoint would be called in the model, by the parts that it is under."""
+  pairs = [[name.strip("/").removeprefix(".") for name in part.split("=")] for part in parts]
+  return {_moved(path, pair[0], pair[-1]) for pair in pairs if _under(pair[0], path)}
+
+
 def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Collection[str]) -> dict[str, str]:
   """Prefix in the model -> prefix in the checkpoint."""
   found: dict[str, str] = {}
@@ -234,10 +251,11 @@ def _check_found(where: str, taken: Mapping[str, str], theirs: Collection[str], 
     what = f"{where}: config.init.parts does not say what becomes {path}"
   begin = ",".join(_cover(missing, there))
   parts = "config.init.parts" if renamed else "config.init.parts=.,THEIRS=OURS"
-  raise UserError(
-    f"{what}{_more(missing)}{_nearest(name or path, theirs)};"
-    f" to begin with fresh values: config.init.fresh={begin}; to take it from elsewhere there: {parts}"
-  )
+  if not all(path in theirs and not taken[path] for path in missing):
+    near, take = _nearest(name or path, theirs), f"to take it from elsewhere there: {parts}"
+  else:
+    near, take = "", f"to take it: add {begin} to {parts}"
+  raise UserError(f"{what}{_more(missing)}{near}; to begin with fresh values: config.init.fresh={begin}; {take}")
 
 
 def _check_placed(

@@ -75,7 +75,10 @@ def _chunk_loss(
 
 
 def _drawn(seed: jax.Array, logits: jax.Array, positions: jax.Array) -> jax.Array:
-  """A token of each softmax, int32 [tokens], by Gumbel's trick; the mesh does not change which."""
+  """A token of each softmax, int32 [tokens], by Gumbel's trick.
+
+  The mesh does not change which, unless there are microbatches and copies of the parameters: each draws for its rows.
+  """
   key = jax.random.key(seed, impl="threefry2x32")
   noise = jax.vmap(lambda i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[-1:]))(positions)
   return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)

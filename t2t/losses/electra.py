@@ -19,7 +19,7 @@ from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers
 from t2t.models.architecture import Batch, real_positions
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
@@ -144,6 +144,12 @@ class Electra:
           f"config.electra.{key}={getattr(electra, key)}: the generator must not be larger than its discriminator,"
           f" config.model.{theirs}={getattr(model, theirs)}; the paper's have a quarter to a half"
         )
+    if electra.predicts == "replaced" and HeadConfig(HEAD, 1, "detector") not in model.heads:
+      found = ", ".join(f"{head.name} ({head.kind}, {head.num_classes})" for head in model.heads) or "none"
+      raise UserError(
+        f"config.train.loss=electra: config.model.heads has no detector {HEAD!r} of one score, but {found}; give"
+        f' config.model.heads={{"name": "{HEAD}", "kind": "detector", "num_classes": 1}}'
+      )
     return cls(electra, CrossEntropyConfig(train.z_loss, train.label_smoothing, train.chunk_tokens))
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:

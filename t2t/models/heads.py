@@ -114,7 +114,7 @@ class ClassHead(nnx.Module):
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    self.dropout_rate = config.dropout_rate
+    self.dropout_rate, self.gradient_dtype = config.dropout_rate, config.gradient_dtype
     self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
     self.pooler_bias = layers.bias(config, embed, "embed")
     self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
@@ -123,7 +123,7 @@ class ClassHead(nnx.Module):
 
   def pooled(self, hidden: jax.Array) -> jax.Array:
     """[batch, embed] -> the same, in the dtype of `hidden`."""
-    return jnp.tanh(layers.dense(hidden, self.pooler, self.pooler_bias))
+    return jnp.tanh(layers.dense(hidden, self.pooler, self.pooler_bias, gradient_dtype=self.gradient_dtype))
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """float32 [batch, classes] of [batch, embed]."""
@@ -139,7 +139,7 @@ class DetectorHead(nnx.Module):
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    self.activation = config.mlp_activation
+    self.activation, self.gradient_dtype = config.mlp_activation, config.gradient_dtype
     self.dense = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
     self.dense_bias = layers.bias(config, embed, "embed")
     self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
@@ -148,7 +148,8 @@ class DetectorHead(nnx.Module):
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """float32 [batch, length, scores] of [batch, length, embed]."""
     del dropout_key
-    x = layers.activate(self.activation, layers.dense(hidden, self.dense, self.dense_bias))
+    x = layers.dense(hidden, self.dense, self.dense_bias, gradient_dtype=self.gradient_dtype)
+    x = layers.activate(self.activation, x)
     kernel = self.projection[...].astype(x.dtype)
     return jnp.einsum("ble,ec->blc", x, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
 
