@@ -299,7 +299,7 @@ def probe_run(config: ConfigDict, workdir: pathlib.Path, fitted: Paragraphs, tes
       if str(step) in found:
         continue
       if step:
-        model = pretrained.load(pretrained.find(str(workdir / "checkpoints" / str(step))), mesh)
+        model = pretrained.load(pretrained.read_source(str(workdir / "checkpoints" / str(step))), mesh)
         shape, params = model.config, model.params
       else:
         shape = dataclasses.replace(run.model, heads=())
