@@ -21,6 +21,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.model.vocab_size = 30_080  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = "minimal"
   config.data.mixture = "wikipedia_span_masked_lm"
+  config.data.objective = "span_masked_lm"  # of files of one's own
   config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.inputs_length = 512
   config.data.extra_ids = 0

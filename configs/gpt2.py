@@ -21,6 +21,7 @@ def get_config(size: str = "small") -> ConfigDict:
   config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"small": "none", "medium": "minimal", "large": "minimal", "xl": "full"}[size]
   config.data.mixture = "c4_causal_lm"
+  config.data.objective = "causal_lm"  # of files of one's own
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.targets_length = 1_024
   config.data.extra_ids = 0

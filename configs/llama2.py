@@ -20,6 +20,7 @@ def get_config(size: str = "7b") -> ConfigDict:
   config.model.update(sizes.llama2(size))
   config.model.remat = "full"
   config.data.mixture = "c4_causal_lm"
+  config.data.objective = "causal_lm"  # of files of one's own
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.vocabulary = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
   config.data.extra_ids = 0

@@ -20,6 +20,8 @@ def get_config(size: str = "base") -> ConfigDict:
   config.model.update(sizes.modern_bert(size))
   config.model.remat = "minimal"
   config.data.mixture = "c4_masked_lm_30"
+  config.data.objective = "masked_lm"  # of files of one's own
+  config.data.noise_density = 0.3
   config.data.task_modules = ("t2t.tasks.c4",)
   config.data.inputs_length = 1_024
   config.data.extra_ids = 0

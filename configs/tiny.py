@@ -54,6 +54,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   if config.model.positions == "rotary" and config.model.init_scale:
     config.model.init_scale = 0.1  # by the width of 128, as 0.02 by those that the families have
   config.data.mixture = f"docs_{objective}"
+  config.data.objective = objective  # of files of one's own
   config.data.task_modules = ("t2t.tasks.docs",)
   config.data.inputs_length, config.data.targets_length = lengths
   config.data.pack = pack

@@ -18,6 +18,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config = t5_1_1.get_config("xxl" if size == "20b" else size)
   config.model.update(sizes.ul2(size))
   config.data.mixture = "c4_ul2"
+  config.data.objective = "ul2"  # of files of one's own
   config.data.inputs_length = 512
   config.data.targets_length = 512
   return config

@@ -195,7 +195,7 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
   for mapping in mappings:
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
-  raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help` lists all keys")
+  raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help all` lists all keys")
 
 
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:

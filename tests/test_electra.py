@@ -251,6 +251,9 @@ def test_the_command(tmp_path, capsys):
   said = capsys.readouterr()
   assert "resuming from step 2" in said.err and "constant " in said.out
   assert command.main(["convert", f"{tmp_path}/run", "--to", "hf", f"{tmp_path}/hf"]) == 0
+  assert "the discriminator alone is converted: the generator stays behind" in capsys.readouterr().out.replace(
+    "\n", " "
+  )
   found, theirs = (pretrained.read_source(str(tmp_path / name)) for name in ("run", "hf"))
   assert found.part == "discriminator" and theirs.model.heads == found.model.heads
   mesh = sharding.make_mesh({"fsdp": 8})
@@ -260,6 +263,10 @@ def test_the_command(tmp_path, capsys):
   asked = ["eval", "--config=finetune_docs_match", f"--checkpoint={tmp_path}/run", f"--workdir={tmp_path}/eval"]
   assert command.main(asked) == 2
   assert "is a discriminator" in capsys.readouterr().err
+  # Both, in a run of its own.
+  again = [each.replace("/run", "/again") for each in train]
+  assert command.main([*again, "--config.train.steps=1", f"--config.init.checkpoint={tmp_path}/run"]) == 0
+  assert "starting from the parameters of" in capsys.readouterr().err
   # What it has learned, in a model of masked tokens.
   warm = [
     "train",

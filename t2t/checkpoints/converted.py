@@ -177,7 +177,9 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     record = json.loads((epath.Path(source.vocabulary) / "vocabulary.json").read_text())
     extra_ids = record["extra_ids"]
     vocabulary = "bytes" if record["file"] == "bytes" else str(epath.Path(source.vocabulary) / record["file"])
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found)
+  beside = sorted({name.split("/")[0] for name in saved.get("params") or {}} - {source.part}) if source.part else []
+  notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found, notes=notes)
 
 
 def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:

@@ -83,7 +83,8 @@ def warm_start(
   """Reads from a checkpoint what a model begins with, each array directly in its shards, and says what was taken.
 
   Without `fresh`, `parts` and `rows` it is every parameter, by the same name and of the same shape.  Nothing is fresh,
-  and nothing is left behind, that they do not name.
+  and nothing is left behind, that they do not name.  Of what ELECTRA trained it is the discriminator, unless the model
+  is trained by ELECTRA, too, and no part is named: then it is both.
 
   Say that a BERT with a pooler was trained on a vocabulary of 30,000, and that its encoder is to become both sides of
   an encoder-decoder with 400 pieces more, whose attention to the inputs no BERT has:
@@ -118,6 +119,8 @@ def warm_start(
   places.pop(None, None)
   wanted = {base: flat[path] for base, path in places.items()}
   ours = {path: tuple(x.shape) for path, x in sorted(wanted.items())}
+  if source.part and not parts and any(path.startswith(source.prefix) for path in ours):
+    source = dataclasses.replace(source, part="")  # trained with the same loss: with all that it needs beside the model
   there = dict(sorted(pretrained.shapes(source, ours).items()))
   old = {head.name for head in source.model.heads}
   named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]

@@ -112,8 +112,12 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
   words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
   if foreign.model.kind.writes and foreign.vocabulary:
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
-  yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
-  yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
+  if not any(head.kind == "detector" for head in foreign.model.heads):  # which knows of no token how likely it is
+    yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
+  if foreign.model.kind.writes:
+    yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
+  else:
+    yield f"t2t train --config CONFIG --config.init.checkpoint={out} --workdir WORKDIR{words}"
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

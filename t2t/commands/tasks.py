@@ -10,6 +10,10 @@ import textwrap
 
 import rich.console
 import rich.text
+
+import t2t.data  # noqa: F401  before seqio: it keeps TensorFlow quiet
+
+# isort: split
 import seqio
 
 from t2t import UserError, did_you_mean

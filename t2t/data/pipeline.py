@@ -205,7 +205,9 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
-  if data.files:
+  if not data.files:
+    identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
+  else:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = _fingerprint(text_files.find_files(data.files))
