@@ -11,10 +11,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
 from t2t.config import OPTIONAL, config_names, load_config, override, records
 from t2t.configs import default
+from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
 from t2t.storage import bucket
 
@@ -53,6 +54,9 @@ def _described_keys(which: str) -> Iterator[str]:
   comments, indent = _comments(), " " * 8
   for section, values in _sections().items():
     first = default.FIRST.get(section, ())
+    if section in OPTIONAL and which in ("all", section):
+      when = "the config or one of these keys turns it on" if section in ADAPTERS else f"config.train.loss={section}"
+      yield f"  {section}: off, unless {when}:"
     for key in values if which in ("all", section) else () if which else first:
       mapping = isinstance(values[key], dict)
       yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={_shown(values[key])}")
@@ -69,7 +73,7 @@ class _Help(argparse.Action):
     which = values or ""
     sections = _sections()
     if which not in ("", "all", *sections):
-      raise UserError(f"--help {which}: give all, or a section: {', '.join(sections)}")
+      raise UserError(f"--help {which}: give all, or a section: {', '.join(sections)}{did_you_mean(which, sections)}")
     print(parser.format_help())
     if not which:
       names = ", ".join(config_names())
