@@ -166,6 +166,9 @@ def test_what_is_missing_of_a_step_is_said(tmp_path):
   assert checkpoints.config(1) == CONFIG
   with pytest.raises(UserError, match=r"checkpoints/2: this checkpoint has no state, .* goes on from step 1"):
     checkpoints.config(2)
+  shutil.rmtree(tmp_path / "checkpoints" / "1" / "streams")
+  with pytest.raises(UserError, match=r"no position in its data, as those that were converted; .* --config.init.check"):
+    checkpoints.config(1)
   checkpoints.close()
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "checkpoints").touch()

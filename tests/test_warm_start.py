@@ -9,6 +9,7 @@ from etils import epath
 from flax import nnx
 import foreign
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ import toy
 from t2t import UserError, convert, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import converted, pretrained, start, store
-from t2t.checkpoints.warm_start import Plan, plan, warm_start
+from t2t.checkpoints.warm_start import Plan, Taken, plan, warm_start
 from t2t.config import load_config, records
 from t2t.convert import huggingface
 from t2t.models import transformer
+from t2t.models.adapt.lora import LoraConfig
 from t2t.params import join_frozen
 from t2t.training import optimizers, recipe, train_state
 
@@ -381,3 +383,19 @@ def test_the_command(tmp_path, capsys):
     np.testing.assert_array_equal(saved[path], params[path])
   assert not np.any(saved["decoder/layers/mlp/up"] == params["decoder/layers/mlp/up"])
   assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["rows"] == ["embed/table", "head"]
+
+
+def test_what_begins_fresh_is_trained():
+  """An adapter, or a pattern, that leaves it as it was drawn is refused; heads are the loss's business."""
+  shape = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+  taken = Taken({"embed": {"table": shape(5, 4)}, "up": shape(2, 4)}, {"embed/table": (0, 3)})
+  frozen = {"embed": {"table": shape(5, 4)}, "up": shape(2, 4), "down": shape(4, 2)}
+  assert taken.fresh_in(frozen) == ["embed/table", "down"]
+  assert taken.fresh_in({"embed": {"table": shape(3, 4)}}) == []
+  config = records(load_config("tiny"))
+  adapted = dataclasses.replace(config, lora=LoraConfig())
+  with pytest.raises(UserError, match=r"embed/table \(and 1 more\) begins fresh.*: add embed/table to config.lora"):
+    start._check_trained(["embed/table", "down", "heads/nli/pooler"], adapted)
+  with pytest.raises(UserError, match="down begins fresh, .* take it out of config.train.freeze"):
+    start._check_trained(["down"], config.with_(train={"freeze": ("down",)}))
+  start._check_trained(["heads/nli/pooler"], config)

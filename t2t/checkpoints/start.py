@@ -70,7 +70,10 @@ def start(
 
 
 def _check_trained(fresh: Sequence[str], config: Config) -> None:
-  """Whether what is drawn at random, of heads the loss's own, is trained; an adapter or a pattern may freeze it."""
+  """Refuses what was drawn at random and is not trained: an adapter leaves it alone, or a pattern freezes it.
+
+  Heads that are not trained are those that the loss makes nothing of.
+  """
   idle = [path for path in fresh if "heads/" not in path]
   if idle:
     keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
