@@ -151,7 +151,8 @@ def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, f
 def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
   if not (workdir / "config.json").exists():
     return False
-  wanted, had = json.loads(config.to_json_best_effort()), json.loads((workdir / "config.json").read_text())
+  wanted = json.loads(json.dumps(records(config).to_dict()))
+  had = json.loads((workdir / "config.json").read_text())
   wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
   return wanted == had
 
