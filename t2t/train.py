@@ -151,9 +151,11 @@ def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) 
   """How large the model is, what of it is not trained, and where it lies."""
   trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-  idle = f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
-  not_trained = f", {writers.compact_count(frozen)} of them not trained{idle if made.idle_heads else ''}" * bool(frozen)
-  number = f"{writers.compact_count(trained + frozen)} parameters{not_trained}"
+  number = f"{writers.compact_count(trained + frozen)} parameters"
+  if frozen:
+    number += f", {writers.compact_count(frozen)} of them not trained"
+  if made.idle_heads:
+    number += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
   return f"{number} on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
 
 

@@ -1,17 +1,15 @@
 """The benchmark that compares ELECTRA with BERT: the same compute for all arms, and what the probes ask."""
 
-import importlib.util
 import pathlib
 
 from flax import nnx
 import numpy as np
 import pytest
+import toy
 
 from t2t.data import vocabularies
 from t2t.models import sizes, transformer
 from t2t.models.config import TransformerConfig
-
-_PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "electra.py"
 
 _ARTICLE = """BERLIN
 Berlin is the capital of Germany.
@@ -25,10 +23,7 @@ The river Spree runs through the whole of it, from the east to the west, where i
 
 @pytest.fixture(scope="module")
 def electra():
-  spec = importlib.util.spec_from_file_location("electra_benchmark", _PATH)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return toy.benchmark("electra")
 
 
 @pytest.fixture

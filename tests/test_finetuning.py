@@ -1,25 +1,20 @@
 """The benchmark of what pre-training is worth: its arms differ in nothing else; and what it makes of their curves."""
 
-import importlib.util
 import json
-import pathlib
 
 import pytest
+import toy
 import trained
 
 from t2t import UserError
 from t2t.data import documentation
 
-_PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "finetuning.py"
 _SHORT = ("--config.train.batch_size=8", "--config.data.num_streams=1", "--config.eval.batch_size=8")
 
 
 @pytest.fixture(scope="module")
 def finetuning():
-  spec = importlib.util.spec_from_file_location("finetuning", _PATH)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return toy.benchmark("finetuning")
 
 
 @pytest.fixture

@@ -213,6 +213,17 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
   assert converted.open_foreign(str(tmp_path)).tensors.keys() == toy.flat(params).keys()
 
 
+def restored(workdir, saved, state, config):
+  """What was saved, as it is resumed by a run whose state is like `state`."""
+  checkpoints = store.Checkpoints(epath.Path(workdir), keep=1)
+  checkpoints.save(1, saved, {}, config, metrics=None)
+  checkpoints.wait()
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+  found, _ = checkpoints.restore(1, abstract, ())
+  checkpoints.close()
+  return found
+
+
 def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
   """With the moments of its pooler, too, which are passed over: all else is as it was saved."""
   tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw"), 10)
@@ -222,12 +233,7 @@ def test_a_run_from_before_heads_had_names_goes_on(tmp_path):
     _, state, _ = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     old = state.params | {"pooler": jnp.ones((16, 16)), "pooler_bias": jnp.ones(16)}
     saved = train_state.TrainState(state.step, old, {}, tx.init(old))
-    checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
-    checkpoints.save(1, saved, {}, {"model": {"pooler": True}}, metrics=None)
-    checkpoints.wait()
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    found, _ = checkpoints.restore(1, abstract, ())
-    checkpoints.close()
+    found = restored(tmp_path, saved, state, {"model": {"pooler": True}})
   toy.assert_trees_close(found, state, atol=0, rtol=0)
 
 
@@ -239,12 +245,7 @@ def test_a_class_heads_own_pooler_is_resumed(tmp_path):
   with jax.set_mesh(mesh):
     _, state, _ = train_state.init_train_state(lambda _: model, tx, toy.key(), mesh)
     assert "pooler" in state.params["heads"]["nli"]
-    checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
-    checkpoints.save(1, state, {}, {}, metrics=None)
-    checkpoints.wait()
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    found, _ = checkpoints.restore(1, abstract, ())
-    checkpoints.close()
+    found = restored(tmp_path, state, state, {})
   toy.assert_trees_close(found, state, atol=0, rtol=0)
 
 

@@ -1,23 +1,16 @@
 """The benchmark that crosses architectures with objectives: what its cells have in common."""
 
-import importlib.util
-import pathlib
-
 import pytest
+import toy
 
 from t2t import UserError
 from t2t.config import records
 from t2t.data import objectives, pipeline
 
-_PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "matrix.py"
-
 
 @pytest.fixture(scope="module")
 def matrix():
-  spec = importlib.util.spec_from_file_location("matrix", _PATH)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return toy.benchmark("matrix")
 
 
 def architecture(matrix, row):

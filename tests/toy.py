@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import importlib.util
+import pathlib
+import types
 
 from flax import nnx
 import jax
@@ -253,3 +256,12 @@ def equations(jaxpr, repeated: int = 1) -> Iterator[tuple[jax.extend.core.JaxprE
       child = getattr(child, "jaxpr", child)
       if hasattr(child, "eqns"):
         yield from equations(child, inner)
+
+
+def benchmark(name: str) -> types.ModuleType:
+  """The script benchmarks/NAME.py as a module, which has not run."""
+  path = pathlib.Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module

@@ -207,9 +207,14 @@ def _counterpart(path: str, pairs: Mapping[str, str]) -> str:
   return _moved(path, max(near, key=len), pairs[max(near, key=len)]) if near else ""
 
 
+def _names(part: str) -> list[str]:
+  """Of THEIRS=OURS both, of NAME the one; "" for all there is."""
+  return [name.strip("/").removeprefix(".") for name in part.split("=")]
+
+
 def _goes_to(path: str, parts: tuple[str, ...]) -> set[str]:
   """What a parameter of the checkpoint would be called in the model, by the parts that it is under."""
-  pairs = [[name.strip("/").removeprefix(".") for name in part.split("=")] for part in parts]
+  pairs = map(_names, parts)
   return {_moved(path, pair[0], pair[-1]) for pair in pairs if _under(pair[0], path)}
 
 
@@ -217,7 +222,7 @@ def _pairs(where: str, parts: tuple[str, ...], theirs: Collection[str], ours: Co
   """Prefix in the model -> prefix in the checkpoint."""
   found: dict[str, str] = {}
   for part in parts:
-    names = [name.strip("/").removeprefix(".") for name in part.split("=")]
+    names = _names(part)
     if len(names) > 2:
       raise UserError(f"config.init.parts: {part} has more than one =; write THEIRS=OURS, for example encoder=decoder")
     for name, paths, owner in ((names[0], theirs, where), (names[-1], ours, "the model")):
