@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
   config.train.batch_size = 128  # sequences, over all devices
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
-  config.train.loss = "cross_entropy"  # what is made smaller: a row of t2t/losses/__init__.py
+  config.train.loss = ""  # cross_entropy, heads, tokens_and_heads, electra; "": heads if an encoder is to answer tasks
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
   config.train.label_smoothing = 0.0  # share of the target distribution spread over the vocabulary; not held out
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
@@ -88,7 +88,7 @@ def get_config() -> ConfigDict:
   config.eval.examples = 3  # fill-in-the-blank examples printed at the end
   # Of tasks with metrics:
   config.eval.tasks = ()  # those of the mixture that are evaluated, ("cb", "rte"); empty: all
-  config.eval.method = "write"  # the answer, token by token; or "rank": the likeliest of the task's options
+  config.eval.method = ""  # write: token by token; rank: the likeliest of the task's options; head; "": as was trained
   config.eval.num_beams = 1  # of beam search; 1: the likeliest token at each position
   config.eval.length_penalty = 0.6  # of beam search: sums are divided by ((5 + length) / 6) ** penalty
   config.eval.shots = 0  # solved training examples in front of each input

@@ -160,9 +160,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
-      raise UserError(
-        f"{mine}: config.train.loss={values.config.train.loss} does not read it; add --config.train.loss={name}"
-      )
+      loss = values.config.train.loss or "cross_entropy"
+      raise UserError(f"{mine}: config.train.loss={loss} does not read it; add --config.train.loss={name}")
   return values.config
 
 

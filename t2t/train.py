@@ -47,6 +47,7 @@ def train(config: Config, workdir: str) -> TrainState:
   from t2t.evaluation import evaluate
 
   # ---- Mesh and data -------------------------------------------------------
+  config = pipeline.with_heads(config)
   made = recipe.make(config)
   hosts.check_number(config.train.hosts)
   mesh, why = meshes.make(config)
@@ -142,8 +143,8 @@ def train(config: Config, workdir: str) -> TrainState:
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
     shown = samples.show(program.graphdef, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
-      kept = checkpoints.metrics()
-      reports.summarise(workdir, measured["loss"], baselines, shown, saved_step, kept, store.best_steps(kept))
+      kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
+      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, store.best_steps(kept))
   return state
 
 

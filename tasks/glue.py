@@ -56,7 +56,13 @@ for _name, _tfds, _splits in [
 ]:
   _add(
     _name,
-    functools.partial(text_formats.labelled, prefix="mnli", fields=("hypothesis", "premise"), labels=_NLI),
+    functools.partial(
+      text_formats.labelled,
+      prefix="mnli",
+      fields=("hypothesis", "premise"),
+      labels=_NLI,
+      parts=("premise", "hypothesis"),
+    ),
     answers.label(_NLI),
     [task_metrics.accuracy],
     labels=_NLI,

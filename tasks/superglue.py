@@ -34,28 +34,27 @@ def _add(name, formats, postprocess, metrics, *, labels=(), splits=("train", "va
   )
 
 
-def _labelled(prefix, fields, labels):
-  return functools.partial(text_formats.labelled, prefix=prefix, fields=fields, labels=labels)
+def _labelled(prefix, fields, labels, parts=()):
+  return functools.partial(text_formats.labelled, prefix=prefix, fields=fields, labels=labels, parts=parts)
+
+
+_NLI = {"fields": ("hypothesis", "premise"), "parts": ("premise", "hypothesis")}
 
 
 # ---- One text, one of a few labels: the fields in T5's order, the labels in TFDS's -----------------------------------
 
 for _name, _fields, _labels, _metrics in [
-  ("boolq", ("passage", "question"), _BOOLEAN, [task_metrics.accuracy]),
-  (
-    "cb",
-    ("hypothesis", "premise"),
-    ("entailment", "contradiction", "neutral"),
-    [task_metrics.cb_f1, task_metrics.accuracy],
-  ),
-  ("copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), [task_metrics.accuracy]),
-  ("rte", ("hypothesis", "premise"), _ENTAILMENT, [task_metrics.accuracy]),
-  ("wic", ("sentence1", "sentence2", "word"), _BOOLEAN, [task_metrics.accuracy]),
+  ("boolq", {"fields": ("passage", "question"), "parts": ("question", "passage")}, _BOOLEAN, [task_metrics.accuracy]),
+  ("cb", _NLI, ("entailment", "contradiction", "neutral"), [task_metrics.cb_f1, task_metrics.accuracy]),
+  ("rte", _NLI, _ENTAILMENT, [task_metrics.accuracy]),
+  ("wic", {"fields": ("sentence1", "sentence2", "word")}, _BOOLEAN, [task_metrics.accuracy]),
 ]:
-  _add(_name, [_labelled(_name, _fields, _labels)], answers.label(_labels), _metrics, labels=_labels)
+  _add(_name, [_labelled(_name, labels=_labels, **_fields)], answers.label(_labels), _metrics, labels=_labels)
 
 # ---- Tasks with a format of their own --------------------------------------------------------------------------------
 
+_CHOICES = ("choice1", "choice2")
+_add("copa", [text_formats.copa], answers.label(_CHOICES), [task_metrics.accuracy], labels=_CHOICES)
 _add(
   "multirc",
   [functools.partial(text_formats.multirc, labels=_BOOLEAN)],
@@ -64,7 +63,14 @@ _add(
   labels=_BOOLEAN,
 )
 _add("record", [text_formats.record], answers.record(), [task_metrics.record])
-_add("wsc", [text_formats.wsc], answers.wsc(), [task_metrics.accuracy], labels=_BOOLEAN, tfds="wsc.fixed")
+_add(
+  "wsc",
+  [text_formats.only_right, text_formats.wsc],
+  answers.wsc(),
+  [task_metrics.accuracy],
+  labels=_BOOLEAN,
+  tfds="wsc.fixed",
+)
 
 # ---- Diagnostic sets, to be answered as RTE: tests that have labels --------------------------------------------------
 
@@ -72,7 +78,7 @@ _RENAME = functools.partial(
   seqio.preprocessors.rekey,
   key_map={"premise": "sentence1", "hypothesis": "sentence2", "label": "label", "idx": "idx"},
 )
-_RTE = _labelled("rte", ("hypothesis", "premise"), _ENTAILMENT)
+_RTE = _labelled("rte", labels=_ENTAILMENT, **_NLI)
 
 _add("axb", [_RENAME, _RTE], answers.label(_ENTAILMENT), [task_metrics.matthews], labels=_ENTAILMENT, splits=("test",))
 _add(

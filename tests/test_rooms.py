@@ -31,6 +31,7 @@ FLOORS = (
   "data.objectives",
   "data.sources",
   "data.selection",
+  "data.answering",
   "data.rows",
   "data.repeatable",
   "data.streams",

@@ -76,7 +76,7 @@ def test_encoder_sees_both_directions_by_gradient():
   batch = {"encoder_input_tokens": np.array([[2, 3, 4, 5, 0, 0]])}
 
   def of_table(table):
-    return nnx.merge(graphdef, params | {"embed": {"table": table}}).encode(batch)[0][0, :4].sum(-1)
+    return nnx.merge(graphdef, params | {"embed": {"table": table}}).states(batch)[0, :4].sum(-1)
 
   reached = np.abs(jax.jit(jax.jacrev(of_table))(params["embed"]["table"])).max(-1)
   assert np.all(reached[:, 2:6] > 1e-6)

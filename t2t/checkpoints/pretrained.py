@@ -154,6 +154,13 @@ def vocabulary(source: Source):
   return pipeline.vocabulary(data)
 
 
+def answers_by_heads(source: Source) -> bool:
+  """Whether the model was trained to answer by its heads."""
+  if source.foreign is not None:
+    return any(head.kind in losses.ANSWERED_KINDS for head in source.model.heads)
+  return losses.answered_by_heads(source.run.get("train", {}).get("loss", ""))
+
+
 def ends_prompts(source: Source) -> tuple[bool | None, str]:
   """Whether a decoder alone was trained with EOS behind what it is given, and what says so; None: nothing does.
 

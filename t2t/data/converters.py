@@ -61,6 +61,71 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     return dict.fromkeys(names, task_feature_lengths["inputs"])
 
 
+class AnswerFeatureConverter(seqio.FeatureConverter):
+  """For what heads answer: of an encoder, of the encoder of an encoder-decoder, or of a decoder.
+
+  Packed, two examples, the second of two texts that do not see each other:
+    [{"inputs": [8, 9, 4], "token_types": [0, 0, 0], "texts": [0, 0, 0], "answer_heads": [1, 0, 0],
+      "answer_targets": [5, 0, 0]},
+     {"inputs": [8, 9, 8, 7], "token_types": [0, 1, 0, 1], "texts": [0, 0, 1, 1], "answer_heads": [2, 0, 2, 0],
+      "answer_targets": [0, 0, 1, 0]}]
+  become, 8 long:
+       encoder_input_tokens [8, 9, 4, 8, 9, 8, 7, 0]
+        encoder_token_types [0, 0, 0, 0, 1, 0, 1, 0]
+       encoder_answer_heads [1, 0, 0, 2, 0, 2, 0, 0]
+     encoder_answer_targets [5, 0, 0, 0, 0, 1, 0, 0]
+      encoder_answer_groups [1, 1, 1, 2, 2, 2, 2, 0]
+        encoder_segment_ids [1, 1, 1, 2, 2, 3, 3, 0]
+          encoder_positions [0, 1, 2, 0, 1, 0, 1, 0]
+  Targets and loss weights of tokens that are predicted besides are laid beside them.
+  """
+
+  _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
+  TASK_FEATURES = dict.fromkeys(features.ANSWERED, _SPEC)
+  MODEL_FEATURES = {}
+  PACKING_FEATURE_DTYPES = {}
+
+  def __init__(self, architecture: str, *, has_targets: bool, **options):
+    super().__init__(**options)
+    self._side = ARCHITECTURES[architecture].answers
+    self._has_targets = has_targets
+    if has_targets:
+      self.TASK_FEATURES = self.TASK_FEATURES | dict.fromkeys(("targets", "loss_weights"), self._SPEC)
+    self.MODEL_FEATURES = dict.fromkeys(features.answered_features(architecture, has_targets), self._SPEC)
+
+  def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
+    names = {"inputs": "input_tokens", "targets": "target_tokens"}
+
+    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      real = tf.cast(found["inputs"] > 0, tf.int32)
+      groups = found["inputs_segment_ids"] if self.pack else real
+      segments, positions = _texts_apart(groups, found["texts"])
+      own = {names.get(name, name): found[name] for name in self.TASK_FEATURES if name != "texts"}
+      own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions}
+      return {name: own[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
+
+    fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
+    return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+
+  def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
+    """All features are as long as the inputs."""
+    return dict.fromkeys(self.MODEL_FEATURES, task_feature_lengths["inputs"])
+
+
+def _texts_apart(groups: tf.Tensor, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Segment ids and positions of a row in which an example may have several texts.
+
+  In:  groups [1, 1, 2, 2, 2, 0], texts [0, 0, 0, 1, 1, 0]
+  Out: [1, 1, 2, 3, 3, 0], [0, 1, 0, 0, 1, 0]
+  """
+  pairs = tf.stack([groups, texts])
+  begins = tf.concat([[True], tf.reduce_any(pairs[:, 1:] != pairs[:, :-1], axis=0)], 0)
+  index, real = tf.range(tf.size(groups)), tf.cast(groups > 0, tf.int32)
+  number = tf.cumsum(tf.cast(begins, tf.int32))
+  start = tf.gather(tf.boolean_mask(index, begins), number - 1)
+  return number * real, (index - start) * real
+
+
 # architecture -> its feature converter
 FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
   "encoder_decoder": seqio.EncDecFeatureConverter,
@@ -131,8 +196,14 @@ def convert(
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and ARCHITECTURES[architecture].writes
   shift = 0 if zero_is_padding else 1
   bos_id = vocabularies.bos_id(vocabulary)
-  converter = FEATURE_CONVERTERS[architecture](pack=pack, apply_length_check=False, bos_id=bos_id + shift)
-  complete = _Completed(architecture, vocabulary)
+  options = {"pack": pack, "apply_length_check": False}
+  if "answer_heads" in lengths:
+    shift = 1  # classes and the bits of numbers are no ids, and 0 is one of them
+    converter = AnswerFeatureConverter(architecture, has_targets="targets" in lengths, **options)
+    complete = dict
+  else:
+    converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)
+    complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
   raised = examples.map(
     lambda features: {name: tf.cast(x, tf.int32) + shift for name, x in complete(features).items() if name in names},
@@ -153,8 +224,12 @@ def convert(
     for name, x in features.items():
       if name.endswith("_tokens"):
         features[name] = tf.where(x > 0, x - 1, padding)
-      elif name in ("encoder_loss_weights", "encoder_token_types"):
+      elif name in ("encoder_loss_weights", "encoder_token_types") or name.endswith("answer_heads"):
         features[name] = tf.maximum(x - 1, 0)
+      elif name.endswith("answer_targets"):
+        # Of padding it is 0 now, and may be anything where a head is asked.
+        asked = features[name.replace("targets", "heads")] > 0
+        features[name] = tf.where(asked, x - 1, 0)
     return features
 
   return converted.map(lower, num_parallel_calls=tf.data.AUTOTUNE)

@@ -21,9 +21,22 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.config import Config, DataConfig
-from t2t.data import converters, objectives, offline_cache, repeatable, rows, selection, sources, streams, vocabularies
+from t2t.data import (
+  answering,
+  converters,
+  objectives,
+  offline_cache,
+  repeatable,
+  rows,
+  selection,
+  sources,
+  streams,
+  vocabularies,
+)
 from t2t.data.sources import scan, text_files
+from t2t.losses import ANSWERED_KINDS, answered_by_heads
 from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import HeadConfig
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
@@ -48,15 +61,24 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   return selection.named(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
 
 
-def load_task(data: DataConfig) -> seqio.Task | seqio.Mixture:
-  """The registered task or mixture, or one made for the user's files; the registry stays as it was."""
+def load_task(
+  data: DataConfig, architecture: str = "", *, heads: Sequence[HeadConfig] = ()
+) -> seqio.Task | seqio.Mixture:
+  """The registered task or mixture, or one made for the user's files; the registry stays as it was.
+
+  Args:
+    data: what is read.
+    architecture: of the model, where heads answer.
+    heads: its own: the examples are what they are asked.
+  """
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
       " files of text or the name of a registered task or mixture"
     )
   if not data.files:
-    return _adapted(data, _registered(data))
+    found = _adapted(data, _registered(data))
+    return answering.for_heads(found, architecture, heads) if heads else found
   for name, folder in data.folders.items():
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:
@@ -117,8 +139,8 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.mixture:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
-  found = selection.select(_registered(data), names)
-  return [selection.for_architecture(_adapted(data, task), architecture) for task in found]
+  found = [_adapted(data, task) for task in selection.select(_registered(data), names)]
+  return [selection.for_architecture(task, architecture) for task in found]
 
 
 def _split(data: DataConfig, *, train: bool) -> str:
@@ -168,7 +190,7 @@ def model_features(
     examples,
     architecture,
     feature_lengths(data, architecture, task),
-    vocabulary=task.output_features["targets"].vocabulary,
+    vocabulary=selection.vocabulary_of(task),
     pack=data.pack,
   )
 
@@ -181,7 +203,7 @@ def feature_lengths(data: DataConfig, architecture: str, task: seqio.Task | seqi
 
 
 def model_lengths(data: DataConfig, architecture: str) -> dict[str, int]:
-  """Positions of the model's "encoder" and "decoder" for this data."""
+  """Positions of the model's "encoder" and "decoder" for this data, where it is answered in writing."""
   return converters.model_lengths(architecture, feature_lengths(data, architecture, load_task(data)))
 
 
@@ -238,6 +260,7 @@ def train_batches(
   batch_size: int,
   seed: int,
   num_streams: int | None = None,
+  heads: Sequence[HeadConfig] = (),
 ) -> streams.BatchIterator:
   """Training batches on the mesh, for ever, from the beginning of the data.
 
@@ -248,11 +271,12 @@ def train_batches(
     batch_size: sequences of a global batch.
     seed: of shuffling and of the preprocessors' noise.
     num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
+    heads: see `load_task`.
 
   Raises:
     UserError: what the user gave cannot be used.
   """
-  task = load_task(data)
+  task = load_task(data, architecture, heads=heads)
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = streams.host_rows(batch_sharding, batch_size)
   documents = _num_documents(data, task)
@@ -268,6 +292,7 @@ def train_batches(
     batch_size=batch_size,
     batch_sharding=batch_sharding,
     identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total)
+    | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
     | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
     saved=[
       stream
@@ -284,10 +309,18 @@ def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | 
   return found.documents if found.complete else None
 
 
-def eval_rows(data: DataConfig, architecture: str, *, batch_size: int, max_batches: int) -> list[dict[str, np.ndarray]]:
+def eval_rows(
+  data: DataConfig,
+  architecture: str,
+  *,
+  batch_size: int,
+  max_batches: int,
+  heads: Sequence[HeadConfig] = (),
+) -> list[dict[str, np.ndarray]]:
   """The held-out batches in the memory of this host, whole; see `eval_batches`."""
   number = _eval_streams(batch_size)
-  found = _eval_parts(data, architecture, range(number), number, batch_size=batch_size, max_batches=max_batches)
+  task = load_task(data, architecture, heads=heads)
+  found = _eval_parts(data, architecture, task, range(number), batch_size=batch_size, max_batches=max_batches)
   return [{name: array.reshape(-1, *array.shape[2:]) for name, array in batch.items()} for batch in found]
 
 
@@ -297,10 +330,17 @@ def _eval_streams(batch_size: int) -> int:
 
 
 def _eval_parts(
-  data: DataConfig, architecture: str, own: Sequence[int], number: int, *, batch_size: int, max_batches: int
+  data: DataConfig,
+  architecture: str,
+  task: seqio.Task | seqio.Mixture,
+  own: Sequence[int],
+  *,
+  batch_size: int,
+  max_batches: int,
 ) -> list[dict[str, np.ndarray]]:
   """Held-out batches as far as these streams make them: each feature as [streams, rows, length]."""
-  of_task = plan(data, architecture, load_task(data), train=False, seed=EVAL_SEED)
+  number = _eval_streams(batch_size)
+  of_task = plan(data, architecture, task, train=False, seed=EVAL_SEED)
   beginning = rows.beginning(of_task)
   dataset = rows.of_streams(
     of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches
@@ -331,7 +371,13 @@ def _eval_parts(
 
 
 def eval_batches(
-  data: DataConfig, architecture: str, mesh: jax.sharding.Mesh, *, batch_size: int, max_batches: int
+  data: DataConfig,
+  architecture: str,
+  mesh: jax.sharding.Mesh,
+  *,
+  batch_size: int,
+  max_batches: int,
+  heads: Sequence[HeadConfig] = (),
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
 
@@ -343,6 +389,7 @@ def eval_batches(
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     max_batches: at most so many.
+    heads: see `load_task`.
 
   Raises:
     UserError: no held-out text, or a record that cannot be used.
@@ -351,7 +398,8 @@ def eval_batches(
   host_rows = streams.host_rows(batch_sharding, batch_size)
   number = _eval_streams(batch_size)
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
-  found = _eval_parts(data, architecture, own, number, batch_size=batch_size, max_batches=max_batches)
+  task = load_task(data, architecture, heads=heads)
+  found = _eval_parts(data, architecture, task, own, batch_size=batch_size, max_batches=max_batches)
   return [
     streams.global_batch(
       {stream: {name: array[i] for name, array in batch.items()} for i, stream in enumerate(own)},
@@ -369,6 +417,7 @@ def check(
   model_vocab_size: int,
   architecture: str = "encoder_decoder",
   model_max_length: int = 0,
+  heads: Sequence[HeadConfig] = (),
 ) -> None:
   """Finds what is wrong with the data, before any work on a device.
 
@@ -378,6 +427,7 @@ def check(
     model_vocab_size: rows of the embedding.
     architecture: a key of `converters.FEATURE_CONVERTERS`.
     model_max_length: positions that the model has learned; 0: any number.
+    heads: see `load_task`.
 
   Raises:
     UserError: what was wrong, where, and what would be right.
@@ -393,13 +443,14 @@ def check(
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
     vocabularies.check(vocabulary(data), model_vocab_size)
-  task = load_task(data)
+  task = load_task(data, architecture, heads=heads)
   for objective in sorted(objectives.of(task)):
     objectives.check_fits(objective, architecture, mixture=data.mixture)
   lengths = feature_lengths(data, architecture, task)
   for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
-      keys = lengths if ARCHITECTURES[architecture].continues else [{"encoder": "inputs", "decoder": "targets"}[side]]
+      joined = ARCHITECTURES[architecture].continues and not heads
+      keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
         f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
@@ -410,9 +461,9 @@ def check(
       if patterns:
         scan.scan(text_files.find_files(patterns, where=where), field=data.field, where=where)
   else:
-    vocabularies.check(task.output_features["targets"].vocabulary, model_vocab_size)
+    vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
-    selection.check(task, architecture, splits, mixture=data.mixture)
+    selection.check(task, splits, mixture=data.mixture)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
   examples = model_features(
     data,
@@ -444,6 +495,52 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
 # ---- Of a run --------------------------------------------------------------------------------------------------------
 
 
+def with_heads(config: Config) -> Config:
+  """The run with the loss that it means, and with the heads that its tasks need, if these answer.
+
+  An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
+
+  Raises:
+    UserError: a task that no head answers, or a model whose heads are others.
+  """
+  data, model, loss = config.data, config.model, config.train.loss
+  found = None if data.files or not data.mixture else _registered(data)
+  answered = found is not None and answering.is_answered(found)
+  if not loss:
+    loss = "heads" if answered and not model.kind.writes else "cross_entropy"
+    config = config.with_(train={"loss": loss})
+  if not answered_by_heads(loss):
+    _check_learns(found, config)
+    return config
+  if not answered:
+    return config
+  wanted = answering.heads_of(selection.tasks_of(_adapted(data, found)), model, vocabulary(data))
+  # Others that could answer would not be asked.
+  others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
+  return config.with_(model={"heads": (*others, *wanted)})
+
+
+def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:
+  """Refuses a task that is answered in writing to a model that does not write."""
+  if found is None or config.model.kind.writes:
+    return
+  for task in selection.tasks_of(found):
+    if task.metric_fns and not objectives.of(task):
+      raise UserError(
+        f"config.data.mixture={config.data.mixture}: {task.name} is answered in writing, which a model with"
+        f" config.model.architecture={config.model.architecture} does not learn: have heads answer it,"
+        " config.train.loss=heads, without tasks that have no answers"
+      )
+
+
+def _heads_asked(config: Config) -> tuple[HeadConfig, ...]:
+  """The model's heads where they answer the run's tasks."""
+  data = config.data
+  if not data.mixture or not answered_by_heads(config.train.loss):
+    return ()
+  return config.model.heads if answering.is_answered(_registered(data)) else ()
+
+
 def check_run(config: Config) -> None:
   """`check` for the data, the model and the batch of a run."""
   check(
@@ -452,6 +549,7 @@ def check_run(config: Config) -> None:
     batch_size=config.train.batch_size,
     model_vocab_size=config.model.vocab_size,
     model_max_length=config.model.most_positions,
+    heads=_heads_asked(config),
   )
 
 
@@ -464,6 +562,7 @@ def batches_of(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | No
     batch_size=config.train.batch_size,
     seed=config.train.seed,
     num_streams=num_streams,
+    heads=_heads_asked(config),
   )
 
 
@@ -475,4 +574,5 @@ def eval_batches_of(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, j
     mesh,
     batch_size=config.eval.batch_size or config.train.batch_size,
     max_batches=config.eval.batches,
+    heads=_heads_asked(config),
   )

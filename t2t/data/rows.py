@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
-from t2t.data import selection, sources, windows
+from t2t.data import answering, selection, sources, windows
 
 Examples = tf.data.Dataset
 
@@ -249,7 +249,8 @@ def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarr
   """Rows of a stream of one task."""
   plan = source.plan
   buffer = _buffer(source.task, len(source.shares))
-  make = lambda records, seed: plan.convert(examples_of_window(plan, source.task, records, seed, buffer=buffer))
+  examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
+  make = lambda records, seed: plan.convert(answering.labelled(examples(records, seed)))
   rows = source.dataset(stream, lambda number: start(number)[_MIXED:], make)
   unmixed = tf.zeros([_MIXED], tf.int64)
   return rows.map(lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)})
@@ -271,7 +272,7 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
     own = slice(_MIXED + _TASK * task, _MIXED + _TASK * (task + 1))
     source = found[task]
     buffer = _buffer(source.task, len(source.shares))
-    make = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
+    make = lambda records, seed: answering.labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
     names = tuple(plan.task.output_features)
     return source.dataset(stream, lambda number: start(number)[own], make).map(
       lambda features, position: ({name: features[name] for name in names if name in features}, task, position)

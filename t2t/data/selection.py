@@ -12,7 +12,7 @@ import seqio
 from t2t import UserError, did_you_mean
 from t2t.data import objectives, registry
 from t2t.data.sources import released
-from t2t.models.architecture import ARCHITECTURES, architecture_of
+from t2t.models.architecture import architecture_of
 
 Found = seqio.Task | seqio.Mixture
 
@@ -224,30 +224,27 @@ def check_folders(found: Found, folders: Mapping[str, str]) -> None:
       raise UserError(f"config.data.folders.{key}={folder}: no task of config.data.mixture={found.name} reads it{near}")
 
 
-def check(found: Found, architecture: str, splits: Mapping[str, str], *, mixture: str) -> None:
+def vocabulary_of(found: Found) -> seqio.Vocabulary:
+  """Of the targets; of the inputs, where heads answer and there are no others."""
+  features = found.output_features
+  return features["targets" if "targets" in features else "inputs"].vocabulary
+
+
+def check(found: Found, splits: Mapping[str, str], *, mixture: str) -> None:
   """Whether a model can be trained on the tasks, as far as can be said before any of them is read.
 
   Args:
     found: adapted.
-    architecture: of the model.
     splits: key of config.data -> the split that it names.
     mixture: what the user named.
 
   Raises:
-    UserError: an encoder alone and a task that is answered in writing; tasks of different vocabularies; a split that
-      is not there, or whose files hold what cannot be used.
+    UserError: tasks of different vocabularies; a split that is not there, or whose files hold what cannot be used.
   """
   tasks = tasks_of(found)
-  for task in tasks:
-    if not ARCHITECTURES[architecture].writes and task.metric_fns and not objectives.of(task):
-      raise UserError(
-        f"config.data.mixture={mixture}: {task.name} is answered in writing, which a model with"
-        " config.model.architecture=encoder_only does not learn; give a task with a masked-LM objective"
-        " (`t2t eval` ranks a task's options with an encoder)"
-      )
-  first = tasks[0].output_features["targets"].vocabulary
+  first = vocabulary_of(tasks[0])
   for task in tasks[1:]:
-    if task.output_features["targets"].vocabulary != first:
+    if vocabulary_of(task) != first:
       raise UserError(
         f"config.data.mixture={mixture}: {tasks[0].name} and {task.name} are registered with different vocabularies;"
         " config.data.vocabulary names one for all"

@@ -3,11 +3,14 @@
 The formats are T5's (Raffel et al. 2020, appendix D, and where the data has changed since, the code that goes with the
 paper), so that its checkpoints know them.  Beside the text every example keeps what evaluation needs: "idx", the
 record's number; "label", the class or -1 where it is not given; "options", the texts to choose among; "answers", all
-right ones.  Records come from `released.BenchmarkSource`, which adds "training" to TFDS's fields.
+right ones.  For models that answer through a head the texts are there apart as well: "head", the name of the task's;
+"parts", in the order in which they are read; "candidates", texts to choose among behind them.  Records come from
+`released.BenchmarkSource`, which adds "training" to TFDS's fields.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import re
 
 import seqio
 import tensorflow as tf
@@ -32,7 +35,9 @@ def _target(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
 
 
 @seqio.map_over_dataset
-def labelled(features: Features, *, prefix: str, fields: Sequence[str], labels: Sequence[str]) -> Features:
+def labelled(
+  features: Features, *, prefix: str, fields: Sequence[str], labels: Sequence[str], parts: Sequence[str] = ()
+) -> Features:
   """One or more texts, each behind its name, and one of a few labels.
 
   In:  {"premise": "Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his own portion"
@@ -40,14 +45,17 @@ def labelled(features: Features, *, prefix: str, fields: Sequence[str], labels: 
         "hypothesis": "Valence was helping", "label": 1, "idx": 0}
   Out: {"inputs": "cb hypothesis: Valence was helping premise: Valence the void-brain, Valence the virtuous valet. Why"
         " couldn't the figger choose his own portion of titanic anatomy to shaft? Did he think he was helping?",
-        "targets": "contradiction", "label": 1, "idx": 0, "options": ["entailment", "contradiction", "neutral"]}
+        "targets": "contradiction", "label": 1, "idx": 0, "options": ["entailment", "contradiction", "neutral"],
+        "head": "cb", "parts": ["Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his"
+        " own portion of titanic anatomy to shaft? Did he think he was helping?", "Valence was helping"]}
 
   Args:
     features: the `fields`, "label" and "idx".
     prefix: the task's name.
     fields: in the order in which they are read.
     labels: texts of the classes.
-  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks.
+    parts: the fields in the order in which an encoder reads them; empty: as above.
+  Source: Raffel et al. 2020, appendix D.9, and D.1 to D.12 for other tasks; parts as Devlin et al. 2019, section 4.1.
   """
   words = [prefix]
   for field in fields:
@@ -58,6 +66,49 @@ def labelled(features: Features, *, prefix: str, fields: Sequence[str], labels: 
     "label": tf.cast(features["label"], tf.int32),
     "idx": tf.cast(features["idx"], tf.int32),
     "options": tf.constant(labels),
+    "head": tf.constant(_head_name(prefix)),
+    "parts": tf.stack([features[field] for field in parts or fields]),
+  }
+
+
+def _head_name(prefix: str) -> str:
+  """A name that can stand in the path of a parameter.
+
+  In:  "docs match"
+  Out: "docs_match"
+  """
+  return re.sub(r"\W", "_", prefix)
+
+
+_COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+
+
+@seqio.map_over_dataset
+def copa(features: Features) -> Features:
+  """Which of two sentences is the cause, or the effect, of another.
+
+  In:  {"premise": "It rained.", "choice1": "It is wet.", "choice2": "It is dry.", "question": "effect", "label": 0,
+        "idx": 3}
+  Out: {"inputs": "copa choice1: It is wet. choice2: It is dry. premise: It rained. question: effect",
+        "targets": "choice1", "label": 0, "idx": 3, "options": ["choice1", "choice2"],
+        "head": "copa", "parts": ["It rained. What happened as a result?"], "candidates": ["It is wet.", "It is dry."]}
+
+  Source: Raffel et al. 2020, appendix D.10; the question in words as in SuperGLUE's own baselines (Wang et al. 2019).
+  """
+  words = ["copa"]
+  for field in ("choice1", "choice2", "premise", "question"):
+    words += [f"{field}:", features[field]]
+  labels = ("choice1", "choice2")
+  asked = tf.where(features["question"] == "cause", _COPA_QUESTIONS["cause"], _COPA_QUESTIONS["effect"])
+  return {
+    "inputs": tf.strings.join(words, " "),
+    "targets": _target(features["label"], labels),
+    "label": tf.cast(features["label"], tf.int32),
+    "idx": tf.cast(features["idx"], tf.int32),
+    "options": tf.constant(labels),
+    "head": tf.constant("copa"),
+    "parts": tf.strings.join([features["premise"], asked], " ")[None],
+    "candidates": tf.stack([features["choice1"], features["choice2"]]),
   }
 
 
@@ -70,7 +121,8 @@ def multirc(features: Features, *, labels: Sequence[str]) -> Features:
         "idx": {"paragraph": 5, "question": 2, "answer": 9}}
   Out: {"inputs": "multirc question: Who was Joey? answer: A squirrel paragraph: Sent 1: Once upon a time, there was a"
         " squirrel named Joey. ",
-        "targets": "True", "label": 1, "idx": [5, 2, 9], "options": ["False", "True"]}
+        "targets": "True", "label": 1, "idx": [5, 2, 9], "options": ["False", "True"], "head": "multirc",
+        "parts": ["Sent 1: Once upon a time, there was a squirrel named Joey. ", "Who was Joey?", "A squirrel"]}
 
   Args:
     features: as above.
@@ -80,13 +132,15 @@ def multirc(features: Features, *, labels: Sequence[str]) -> Features:
   words = ["multirc"]
   for field in ("question", "answer", "paragraph"):
     words += [f"{field}:", features[field]]
-  inputs = tf.strings.regex_replace(tf.strings.join(words, " "), "<br>", " ")
+  plain = lambda text: tf.strings.regex_replace(tf.strings.regex_replace(text, "<br>", " "), "</?b>", "")
   return {
-    "inputs": tf.strings.regex_replace(inputs, "</?b>", ""),
+    "inputs": plain(tf.strings.join(words, " ")),
     "targets": _target(features["label"], labels),
     "label": tf.cast(features["label"], tf.int32),
     "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("paragraph", "question", "answer")]),
     "options": tf.constant(labels),
+    "head": tf.constant("multirc"),
+    "parts": plain(tf.stack([features[part] for part in ("paragraph", "question", "answer")])),
   }
 
 
@@ -99,7 +153,9 @@ def stsb(features: Features) -> Features:
         "label": 3.25, "idx": 7}
   Out: {"inputs": "stsb sentence1: Representatives for Puretunes could not immediately be reached for comment"
         " Wednesday. sentence2: Puretunes representatives could not be located Thursday to comment on the suit.",
-        "targets": "3.2", "label": 3.25, "idx": 7}
+        "targets": "3.2", "label": 3.25, "idx": 7, "head": "stsb",
+        "parts": ["Representatives for Puretunes could not immediately be reached for comment Wednesday.",
+        "Puretunes representatives could not be located Thursday to comment on the suit."]}
 
   Args:
     features: as above; a label below 0 is not given.
@@ -112,6 +168,8 @@ def stsb(features: Features) -> Features:
     "targets": tf.where(label < 0, UNKNOWN, rounded),
     "label": label,
     "idx": tf.cast(features["idx"], tf.int32),
+    "head": tf.constant("stsb"),
+    "parts": tf.stack([features["sentence1"], features["sentence2"]]),
   }
 
 
@@ -147,7 +205,22 @@ def _bare(words: tf.Tensor) -> tf.Tensor:
   return tf.strings.lower(tf.strings.regex_replace(words, r"^\W+|\W+$", ""))
 
 
-def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def only_right(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Leaves out, in training, records that name a noun which is not the right one: they do not say which is.
+
+  In evaluation they stay, and what is written is compared with their noun; and so they do for a head, which says
+  whether a noun is right.
+
+  In:  {"label": 1, "training": True}, {"label": 0, "training": True}
+  Out: {"label": 1, "training": True}
+
+  Source: Raffel et al. 2020, section 2.4.
+  """
+  return dataset.filter(lambda features: (features["label"] == 1) | ~features["training"])
+
+
+@seqio.map_over_dataset
+def wsc(features: Features) -> Features:
   """The noun that a marked pronoun stands for.
 
   In:  {"text": "The stable was very roomy, with four good stalls; a large swinging window opened into the yard , which"
@@ -155,25 +228,24 @@ def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
         "span1_text": "stable", "span2_text": "it", "span2_index": 20, "label": 1, "idx": 4, "training": True}
   Out: {"inputs": "wsc: The stable was very roomy, with four good stalls; a large swinging window opened into the yard"
         " , which made *it* pleasant and airy.",
-        "targets": "stable", "label": 1, "idx": 4}
+        "targets": "stable", "label": 1, "idx": 4, "head": "wsc",
+        "parts": ["The stable was very roomy, with four good stalls; a large swinging window opened into the yard ,"
+        " which made *it* pleasant and airy.", "stable"], "classes": ["another", "stable"]}
 
-  Records that name a noun which is not the right one (label 0) are left out in training, since they do not say which
-  is; in evaluation they stay, and what is written is compared with their noun.
+  Of the classes the second says that the noun is right.
 
   Source: Raffel et al. 2020, section 2.4 and appendix D.13.
   """
-  dataset = dataset.filter(lambda features: (features["label"] == 1) | ~features["training"])
-
-  def mark(features: Features) -> Features:
-    text = _mark_pronoun(features["text"], features["span2_text"], features["span2_index"])
-    return {
-      "inputs": tf.strings.join(["wsc: ", text]),
-      "targets": features["span1_text"],
-      "label": tf.cast(features["label"], tf.int32),
-      "idx": tf.cast(features["idx"], tf.int32),
-    }
-
-  return dataset.map(mark, num_parallel_calls=tf.data.AUTOTUNE)
+  text = _mark_pronoun(features["text"], features["span2_text"], features["span2_index"])
+  return {
+    "inputs": tf.strings.join(["wsc: ", text]),
+    "targets": features["span1_text"],
+    "label": tf.cast(features["label"], tf.int32),
+    "idx": tf.cast(features["idx"], tf.int32),
+    "head": tf.constant("wsc"),
+    "parts": tf.stack([text, features["span1_text"]]),
+    "classes": tf.stack(["another", features["span1_text"]]),
+  }
 
 
 # ---- Reading comprehension -------------------------------------------------------------------------------------------
@@ -277,6 +349,10 @@ def translate(features: Features, *, source: str, target: str) -> Features:
   """
   prompt = f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "
   return {"inputs": tf.strings.join([prompt, features[source]]), "targets": features[target]}
+
+
+# Steps that make, or leave out, examples because an answer is written; a head answers of each record.
+FOR_WRITING = (only_right,)
 
 
 # ---- Tasks of a format -----------------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.config import Config, DataConfig, EvalConfig
 from t2t.data import answers, pipeline, selection, vocabularies
-from t2t.evaluation import few_shot, results
-from t2t.generation import decoding, predictor
-from t2t.generation.predictor import Predictor
+from t2t.evaluation import few_shot, methods, results
+from t2t.generation import predictor
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.storage import bucket
@@ -26,8 +25,6 @@ from t2t.training import meshes
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
   import seqio
-
-METHODS = ("write", "rank")
 
 
 def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "list[seqio.Task]":
@@ -59,6 +56,7 @@ class Evaluation:
     split: of the tasks.
     batch_size: rows over all devices.
     ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
+    by_heads: whether the model was trained to answer by its heads.
 
   Raises:
     UserError: before any work on a device: a task that is not there or cannot be asked in this way, a split or field
@@ -77,35 +75,20 @@ class Evaluation:
     split: str,
     batch_size: int,
     ends_prompts: bool | None = None,
+    by_heads: bool = False,
   ):
-    if settings.method not in METHODS:
-      raise UserError(f"config.eval.method={settings.method}: no such method; there are {' and '.join(METHODS)}")
-    self._data, self._vocabulary, self._split = data, vocabulary, split
+    self._data, self._split, self.mesh = data, split, mesh
     self._architecture = config.architecture
-    self.mesh = mesh
-    self._ranks = settings.method == "rank" or not config.kind.writes
-    self._per_token = not config.kind.writes
-    self._adds_eos = config.kind.reads_apart
-    self._ends_prompts = ends_prompts
-    # In the model's words, whatever those that tasks are registered with.
-    self._tasks = [
-      selection.adapt(task, vocabulary=vocabulary) for task in find_tasks(data, config.architecture, settings.tasks)
-    ]
     vocabularies.check(vocabulary, config.vocab_size)
-    self._examples = {task.name: self._load(task, settings) for task in self._tasks}
-    self._predictor = Predictor(
-      config,
-      graphdef,
-      mesh,
-      predictor.framing(vocabulary),
-      decode=None
-      if self._ranks
-      else decoding.DecodeConfig(
-        max_length=data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
-      ),
-      batch_size=batch_size,
-      max_inputs=data.inputs_length,
+    self._vocabulary = vocabulary
+    self.method = methods.choose(settings.method, config, by_heads=by_heads)
+    self._method = methods.METHODS[self.method](
+      methods.Asked(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts)
     )
+    found = find_tasks(data, config.architecture, settings.tasks)
+    # In the model's words, whatever those that tasks are registered with.
+    self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
+    self._examples = {task.name: self._load(task, settings) for task in self._tasks}
 
   @property
   def num_examples(self) -> int:
@@ -132,40 +115,19 @@ class Evaluation:
 
   def _load(self, task: "seqio.Task", settings: EvalConfig) -> list[dict[str, Any]]:
     examples = few_shot.read(self._data, self._architecture, task, self._split_of(task), limit=settings.max_examples)
-    if self._ranks and task.predict_metric_fns and "options" not in examples[0]:
-      raise UserError(
-        f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
-        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written: config.eval.method=write"
-      )
+    self._method.check(task, examples[0])
     if settings.shots:
       train = few_shot.read(self._data, self._architecture, task, self._data.train_split, limit=few_shot.POOL)
       examples = few_shot.with_shots(
         examples, train, settings.shots, vocabulary=self._vocabulary, max_inputs=self._data.inputs_length
       )
     for example in examples:
-      example["inputs"] = self._prompt(task, example)
+      example["inputs"] = self._method.inputs(task, example)
     return examples
 
   def _split_of(self, task: "seqio.Task") -> str:
     """The split that is asked for; of a task that has but one (AX-b and AX-g), that one."""
     return task.splits[0] if len(task.splits) == 1 else self._split
-
-  def _prompt(self, task: "seqio.Task", example: Mapping[str, Any]) -> list[int]:
-    """EOS ends what an encoder reads that a decoder answers; behind a decoder's prompt it stands if it did in training.
-
-    An encoder alone is given a prompt that its answer goes on from.
-    """
-    if "inputs" not in example:
-      return []
-    tokens = example["inputs"].tolist()
-    if self._adds_eos:
-      return tokens
-    if tokens and tokens[-1] == self._vocabulary.eos_id:
-      tokens.pop()
-    as_the_task = task.output_features["inputs"].add_eos if self._ends_prompts is None else self._ends_prompts
-    if not self._per_token and as_the_task:
-      return [*tokens[: self._data.inputs_length - 1], self._vocabulary.eos_id]
-    return tokens
 
   # ---- Answers -------------------------------------------------------------
 
@@ -174,11 +136,10 @@ class Evaluation:
     done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
     texts, scores = [""] * len(examples), np.zeros(len(examples))
     if task.predict_metric_fns:
-      texts, scores = (self._choose if self._ranks else self._write)(examples, params, done)
+      texts, scores = self._method.answer(task, examples, params, done)
     target_scores = None
     if task.score_metric_fns:
-      pairs = [(example["inputs"], example["targets"].tolist()) for example in examples]
-      target_scores = self._predictor.log_likelihood(params, pairs, on_batch=done)
+      target_scores = self._method.log_likelihood(examples, params, done)
       scores = scores if task.predict_metric_fns else target_scores
     labelled = not all(_is_unlabelled(example) for example in examples)
     found = [
@@ -192,37 +153,10 @@ class Evaluation:
     value = task.postprocess_fn(text, example=example, is_target=False)
     target = None
     if labelled and "targets_pretokenized" in example:
-      target = task.postprocess_fn(_text(example["targets_pretokenized"]), example=example, is_target=True)
+      target = task.postprocess_fn(methods.text(example["targets_pretokenized"]), example=example, is_target=True)
     return results.Answer(
       example, text, value, target, score, parseable=not (task.predict_metric_fns and answers.is_unparseable(value))
     )
-
-  def _write(self, examples, params, done) -> tuple[list[str], list[float]]:
-    written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
-    return [self._vocabulary.decode(each.tokens[0]) for each in written], [each.scores[0] for each in written]
-
-  def _choose(self, examples, params, done) -> tuple[list[str], list[float]]:
-    """The likeliest option: by its log-probability, of a masked language model by the mean over its tokens."""
-    end = [self._vocabulary.eos_id] if self._adds_eos else []
-    options = [[_text(option) for option in example["options"]] for example in examples]
-    encoded = {text: self._vocabulary.encode(text) for texts in options for text in texts}
-    pairs = [
-      (example["inputs"], [*encoded[text], *end])
-      for example, texts in zip(examples, options, strict=True)
-      for text in texts
-    ]
-    # Of so many options as make one example.
-    each = len(examples) / len(pairs)
-    step = None if done is None else lambda number, tokens: done(number * each, tokens)
-    scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
-    if self._per_token:
-      scores = scores / np.array([max(len(target), 1) for _, target in pairs])
-    ends = np.cumsum([len(texts) for texts in options])
-    chosen, best = [], []
-    for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
-      chosen.append(texts[int(np.argmax(of_texts))])
-      best.append(float(np.max(of_texts)))
-    return chosen, best
 
   def _measure(self, task: "seqio.Task", found: Sequence[results.Answer], target_scores) -> dict[str, float]:
     targets = [answer.target for answer in found]
@@ -246,10 +180,6 @@ def _is_unlabelled(example: Mapping[str, Any]) -> bool:
   if "label" in example:
     return bool(example["label"] == -1)
   return "answers" in example and not len(example["answers"])
-
-
-def _text(value: bytes | str) -> str:
-  return value.decode() if isinstance(value, bytes) else str(value)
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------
@@ -276,6 +206,7 @@ def of_training(
     vocabulary=vocabulary,
     split=data.eval_split,
     batch_size=config.eval.batch_size or config.train.batch_size,
+    by_heads=losses.answered_by_heads(config.train.loss),
   )
 
 
@@ -292,7 +223,9 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     UserError: tasks, data and checkpoint do not go together.
   """
   data = config.data
-  predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
+  by_heads = pretrained.answers_by_heads(source)
+  if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
+    predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
   mesh, _ = meshes.make(config)
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
@@ -310,6 +243,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     split=split,
     batch_size=batch_size,
     ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.continues else None,
+    by_heads=by_heads,
   )
 
 
@@ -324,14 +258,14 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     UserError: see `prepare`.
   """
   evaluation = prepare(config, source, tasks=config.eval.tasks, split=config.data.eval_split)
-  if source.model.kind.continues and jax.process_index() == 0:
+  if source.model.kind.continues and evaluation.method != "head" and jax.process_index() == 0:
     ends, reason = pretrained.ends_prompts(source)
     if ends:
       print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     found = evaluation.run(params, on_batch=on_batch)
-  about = {"checkpoint": str(source.path), "method": config.eval.method, "shots": config.eval.shots}
+  about = {"checkpoint": str(source.path), "method": evaluation.method, "shots": config.eval.shots}
   if jax.process_index() == 0:
     results.publish(found, bucket.absolute(workdir), about=about, whole=not config.eval.max_examples)
   return found

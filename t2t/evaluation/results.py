@@ -83,7 +83,11 @@ def _signature(metrics: Mapping[str, float]) -> dict[str, str]:
   return {"bleu_signature": task_metrics.bleu_signature()} if "bleu" in metrics else {}
 
 
-_NOT_WRITTEN = ("inputs", "targets", "inputs_pretokenized", "targets_pretokenized", "options", "answers")
+_NOT_WRITTEN = (
+  *("inputs", "targets", "inputs_pretokenized", "targets_pretokenized", "options", "answers"),
+  # What is there for heads: the same texts, apart, and what is asked of each token.
+  *("head", "parts", "candidates", "classes", "token_types", "texts", "answer_heads", "answer_targets", "has_answer"),
+)
 
 
 def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, Any]) -> epath.Path:

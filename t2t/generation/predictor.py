@@ -65,7 +65,8 @@ def bucket(length: int, longest: int) -> int:
   return min(max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()), longest)
 
 
-def _padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
+def padded(rows: Sequence[Tokens], width: int, value: int, dtype: type = np.int32) -> np.ndarray:
+  """[rows, width]: each sequence, and `value` behind it."""
   filled = np.full((len(rows), width), value, dtype)
   for row, tokens in zip(filled, rows, strict=True):
     row[: len(tokens)] = tokens
@@ -91,12 +92,12 @@ def prompt_features(
     prompts = [[framing.bos_id, *prompt] for prompt in prompts]
     real = [[1] * len(prompt) for prompt in prompts]
     return {
-      "decoder_input_tokens": _padded(prompts, width, framing.pad_id),
-      "decoder_causal_attention": _padded(real, width, 0),
+      "decoder_input_tokens": padded(prompts, width, framing.pad_id),
+      "decoder_causal_attention": padded(real, width, 0),
     }
   return {
-    "encoder_input_tokens": _padded(prompts, width, framing.pad_id),
-    "encoder_segment_ids": _padded([[1] * len(prompt) for prompt in prompts], width, 0),
+    "encoder_input_tokens": padded(prompts, width, framing.pad_id),
+    "encoder_segment_ids": padded([[1] * len(prompt) for prompt in prompts], width, 0),
     "decoder_input_tokens": np.full((len(prompts), 1), framing.bos_id, np.int32),
   }
 
@@ -135,20 +136,20 @@ def scored_features(
   if kind.reads_apart:
     inputs = [[framing.bos_id, *target[:-1]] for target in targets]
     return prompt_features(prompts, widths[0], architecture=architecture, framing=framing) | {
-      "decoder_input_tokens": _padded(inputs, widths[1], framing.pad_id),
-      "decoder_target_tokens": _padded(targets, widths[1], framing.pad_id),
-      "decoder_loss_weights": _padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
+      "decoder_input_tokens": padded(inputs, widths[1], framing.pad_id),
+      "decoder_target_tokens": padded(targets, widths[1], framing.pad_id),
+      "decoder_loss_weights": padded([[1] * len(target) for target in targets], widths[1], 0, np.float32),
     }
   (width,) = widths
   if kind.continues:
     rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
     return {
-      "decoder_input_tokens": _padded([[framing.bos_id, *row[:-1]] for row in rows], width, framing.pad_id),
-      "decoder_target_tokens": _padded(rows, width, framing.pad_id),
-      "decoder_segment_ids": _padded([[1] * len(row) for row in rows], width, 0),
-      "decoder_causal_attention": _padded([[1] * (len(prompt) + 1) for prompt in prompts], width, 0),
-      "decoder_loss_weights": _padded(weights, width, 0, np.float32),
+      "decoder_input_tokens": padded([[framing.bos_id, *row[:-1]] for row in rows], width, framing.pad_id),
+      "decoder_target_tokens": padded(rows, width, framing.pad_id),
+      "decoder_segment_ids": padded([[1] * len(row) for row in rows], width, 0),
+      "decoder_causal_attention": padded([[1] * (len(prompt) + 1) for prompt in prompts], width, 0),
+      "decoder_loss_weights": padded(weights, width, 0, np.float32),
     }
   around = lambda middle: [x for x in (framing.cls_id, *middle, framing.sep_id) if x is not None]
   truth = [around([*prompt, *target]) for prompt, target in zip(prompts, targets, strict=True)]
@@ -158,10 +159,10 @@ def scored_features(
   before = int(framing.cls_id is not None)
   weights = [[0] * (before + len(prompt)) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
   return {
-    "encoder_input_tokens": _padded(hidden, width, framing.pad_id),
-    "encoder_target_tokens": _padded(truth, width, framing.pad_id),
-    "encoder_segment_ids": _padded([[1] * len(row) for row in truth], width, 0),
-    "encoder_loss_weights": _padded(weights, width, 0, np.float32),
+    "encoder_input_tokens": padded(hidden, width, framing.pad_id),
+    "encoder_target_tokens": padded(truth, width, framing.pad_id),
+    "encoder_segment_ids": padded([[1] * len(row) for row in truth], width, 0),
+    "encoder_loss_weights": padded(weights, width, 0, np.float32),
   }
 
 
@@ -224,7 +225,7 @@ class Predictor:
     extra = int(self._config.kind.continues)
     widths = [bucket(len(prompt) + extra, self._max_inputs + extra) for prompt in prompts]
     found: list[Generation | None] = [None] * len(prompts)
-    for width, indices in _batches(widths, self._rows):
+    for width, indices in by_width(widths, self._rows):
       rows = [prompts[i] for i in indices]
       features = prompt_features(rows, width, architecture=self._config.architecture, framing=self._framing)
       numbers = np.array([first + i for i in indices], np.uint32)
@@ -233,7 +234,7 @@ class Predictor:
       with jax.set_mesh(self._mesh):
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
         decoded = self._decode(params, features, keys)
-      tokens, scores = (_gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
+      tokens, scores = (gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
         found[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
       if on_batch is not None:
@@ -254,11 +255,11 @@ class Predictor:
       )
     widths = [tuple(bucket(max(length, 1), most or _NO_LIMIT) for length in each) for each in lengths]
     found = np.zeros(len(pairs), np.float32)
-    for width, indices in _batches(widths, self._rows):
+    for width, indices in by_width(widths, self._rows):
       rows = [pairs[i] for i in indices]
       features = scored_features(rows, width, architecture=architecture, framing=framing)
       with jax.set_mesh(self._mesh):
-        found[indices] = _gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
+        found[indices] = gathered(self._log_likelihood(params, self._placed(features)))[: len(indices)]
       if on_batch is not None:
         on_batch(len(indices), sum(len(target) for _, target in rows))
     return found
@@ -268,20 +269,25 @@ class Predictor:
     return tokens[: ends[0]].tolist() if ends.size else tokens.tolist()
 
   def _placed(self, features: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """On the mesh, filled up with copies of the first row."""
-
-    def place(x):
-      x = np.concatenate([x, np.repeat(x[:1], self._rows - len(x), axis=0)])
-      return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
-
-    return {name: place(x) for name, x in features.items()}
+    return placed(features, self._rows, self._sharding)
 
 
-def _gathered(x: jax.Array) -> np.ndarray:
+def placed(features: Mapping[str, np.ndarray], rows: int, where: jax.sharding.Sharding) -> dict[str, jax.Array]:
+  """On the mesh, filled up to so many rows with copies of the first."""
+
+  def place(x):
+    x = np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)])
+    return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+
+  return {name: place(x) for name, x in features.items()}
+
+
+def gathered(x: jax.Array) -> np.ndarray:
+  """A global array, whole on every host."""
   return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
-def _batches(widths: Sequence, rows: int) -> Iterator[tuple]:
+def by_width(widths: Sequence, rows: int) -> Iterator[tuple]:
   """(width, indices) of at most `rows` sequences of one width, the widest first: what does not fit fails early."""
   for width in sorted(set(widths), reverse=True):
     indices = [i for i, each in enumerate(widths) if each == width]

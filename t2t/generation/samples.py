@@ -9,7 +9,8 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.generation import decoding
+from t2t import losses
+from t2t.generation import answerer, decoding
 from t2t.models.architecture import Batch, predicted_side, real_positions
 from t2t.params import join_frozen
 from t2t.training.train_state import TrainState
@@ -150,6 +151,9 @@ def show(
 
   if not number:
     return []
+  if any(name.endswith("answer_heads") for name in batch):
+    hidden_ids = vocabularies.framing_ids(vocabulary)
+    return answered(graphdef, state, batch, vocabulary=vocabulary, hidden_ids=hidden_ids, number=number)
   return held_out(
     graphdef,
     state,
@@ -160,6 +164,38 @@ def show(
     eos_id=vocabulary.eos_id,
     number=number,
   )
+
+
+def answered(
+  graphdef: nnx.GraphDef,
+  state: TrainState,
+  batch: Batch,
+  *,
+  vocabulary: Vocabulary,
+  hidden_ids: Collection[int],
+  number: int,
+) -> list[Example]:
+  """What heads answer of the first example in each of the first rows: the text, their answer, and what is right.
+
+  Args: see `held_out`.
+  """
+  gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  model = jax.eval_shape(lambda state: state.model(graphdef), state)
+  side = model.architecture.answers
+  host = {name.removeprefix(f"{side}_"): gather(x) for name, x in batch.items()}
+  asked = {int(x) - 1 for x in np.unique(host["answer_heads"]) if x}
+  heads = {place: head for place, head in enumerate(model.config.heads) if place in asked}
+  names = [head.name for head in heads.values()]
+  guess = jax.jit(lambda state, batch: losses.all_answers(state.model(graphdef), batch, names))
+  logits = {name: gather(x) for name, x in guess(state, batch).items()}
+  shown = []
+  for i in range(min(number, np.count_nonzero(host["answer_heads"].any(axis=1)))):
+    first = host["answer_groups"][i] == 1
+    places = np.flatnonzero(first & (host["answer_heads"][i] > 0))
+    head = heads[int(host["answer_heads"][i, places[0]]) - 1]
+    found, right = answerer.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
+    shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids), found, right))
+  return shown
 
 
 def held_out(

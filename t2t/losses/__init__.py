@@ -11,19 +11,27 @@ from t2t.losses.cross_entropy import (
   unigram_loss,
 )
 from t2t.losses.electra import Electra
+from t2t.losses.heads import KINDS as ANSWERED_KINDS
+from t2t.losses.heads import Heads, all_answers, answers, scores_of
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
 
 __all__ = [
+  "ANSWERED_KINDS",
   "LOSSES",
   "Baseline",
   "CrossEntropy",
   "CrossEntropyConfig",
   "Electra",
+  "Heads",
   "LogitsFn",
   "Loss",
   "Weights",
+  "all_answers",
+  "answered_by_heads",
+  "answers",
   "gradient",
   "make",
+  "scores_of",
   "share_of_weights",
   "token_cross_entropy",
   "token_sums",
@@ -31,7 +39,17 @@ __all__ = [
 ]
 
 # config.train.loss -> the loss of a run
-LOSSES: dict[str, type[Loss]] = {"cross_entropy": CrossEntropy, "electra": Electra}
+LOSSES: dict[str, type[Loss]] = {
+  "cross_entropy": CrossEntropy,
+  "electra": Electra,
+  "heads": Heads,
+  "tokens_and_heads": Heads,
+}
+
+
+def answered_by_heads(name: str) -> bool:
+  """Whether a batch of this loss has what heads are asked."""
+  return LOSSES.get(name) is Heads
 
 
 def make(run: Config) -> Loss:
@@ -40,7 +58,7 @@ def make(run: Config) -> Loss:
   Raises:
     UserError: there is none of that name; or it cannot be cut into the microbatches that are asked for.
   """
-  name = run.train.loss
+  name = run.train.loss or "cross_entropy"
   if name not in LOSSES:
     raise UserError(
       f"config.train.loss={name}: no such loss{did_you_mean(name, LOSSES)}; there are {', '.join(LOSSES)}"

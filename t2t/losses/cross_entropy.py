@@ -238,6 +238,7 @@ class CrossEntropy:
   config: CrossEntropyConfig
   splits: ClassVar[bool] = True
   heads: ClassVar[tuple[str, ...]] = ()
+  unit: ClassVar[str] = "nats per target token"
   part: ClassVar[str] = ""
 
   @classmethod
@@ -248,6 +249,11 @@ class CrossEntropy:
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
     """The model alone."""
     return transformer.build(config, rngs)
+
+  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+    """Nothing: a gradient reaches the whole model."""
+    del model
+    return ()
 
   def weights(self, batch: Batch) -> Weights:
     """How much of the targets counts."""
@@ -314,6 +320,8 @@ def share_of_weights(batches: Sequence[Batch]) -> float:
   Args:
     batches: with decoder_loss_weights (or those of an encoder), [batch, length].
   """
+  if f"{predicted_side(batches[0])}_loss_weights" not in batches[0]:
+    return 0.0  # heads are asked, and no tokens predicted
   if not _is_sparse(batches[0]):
     return 1.0
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]

@@ -108,6 +108,7 @@ class Electra:
   config: ElectraConfig
   tokens: CrossEntropyConfig
   splits: ClassVar[bool] = True
+  unit: ClassVar[str] = "nats per token, which is the one that stood there or not"
   part: ClassVar[str] = "discriminator"  # the generator is thrown away
 
   @property
@@ -155,6 +156,11 @@ class Electra:
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Both models."""
     return Pair(config, self.config, rngs)
+
+  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+    """Nothing besides heads."""
+    del model
+    return ()
 
   def _asked(self, batch: Batch) -> jax.Array:
     """The positions that the discriminator is asked about, float32 [batch, length]."""

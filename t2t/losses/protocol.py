@@ -35,11 +35,13 @@ class Loss(Protocol):
 
   splits: whether each row's loss depends on that row alone; if not, there can be no microbatches.
   heads: those of the model, by name, that it makes something of; others are not trained.
+  unit: what the metric "loss" is a number of, in a few words.
   part: where, in what it builds, the model is that is evaluated, converted and decoded: a prefix of paths; "": all.
   """
 
   splits: bool
   heads: tuple[str, ...]
+  unit: str
   part: str
 
   @classmethod
@@ -48,6 +50,9 @@ class Loss(Protocol):
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Module:
     """All that is trained: the model, and whatever the loss needs beside it."""
+
+  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+    """Patterns over the paths of parameters that it makes nothing of, besides heads: they are not trained."""
 
   def weights(self, batch: Batch) -> Weights:
     """What each term is divided by, of a whole batch, however it is cut afterwards; from the batch alone."""

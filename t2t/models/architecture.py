@@ -5,6 +5,7 @@ import dataclasses
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean
 
@@ -33,6 +34,11 @@ class Architecture:
   def predicts(self) -> str:
     """The side whose tokens have a loss and a score: the last."""
     return self.sides[-1]
+
+  @property
+  def answers(self) -> str:
+    """The side whose states heads read: the first, which has seen all of the inputs."""
+    return self.sides[0]
 
   @property
   def writes(self) -> bool:
@@ -108,6 +114,12 @@ def real_positions(batch: Batch, side: str) -> jax.Array:
   return batch["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] > 0
 
 
+def segments_of(batch: Batch, side: str) -> jax.Array:
+  """Segment ids of a packed batch; of others, 1 where there is a token: int [batch, length]."""
+  segments = batch.get(f"{side}_segment_ids")
+  return real_positions(batch, side).astype(jnp.int32) if segments is None else segments
+
+
 class Model(Protocol):
   """What a loss, a head and an evaluation know of a model, whatever its architecture.
 
@@ -120,6 +132,13 @@ class Model(Protocol):
     """Hidden states [batch, length, embed] of the side that is predicted."""
     ...
 
+  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """Hidden states of the side that heads read, `Architecture.answers`: [batch, length, embed].
+
+    With `every_layer` [layers + 1, batch, length, embed]; see `Stack`.
+    """
+    ...
+
   def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
     """[..., embed] -> float32 [..., vocab], as a pytree that holds its weights."""
     ...
@@ -129,5 +148,5 @@ class Model(Protocol):
     ...
 
   def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """What the head of that name gives, float32."""
+    """float32 [..., classes] of the head of that name, from the states that it reads, [..., embed]."""
     ...

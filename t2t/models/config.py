@@ -12,7 +12,10 @@ POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "detector")
+HEADS = ("class", "score", "choice", "tag", "span", "detector")
+READS = ("first", "last", "mean", "each")
+LAYERS = ("last", "mix")
+_POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
 
 # May be 0: that means without, or the number that another field implies.
 _MAY_BE_ZERO = (
@@ -33,8 +36,17 @@ class HeadConfig:
   """A head besides that over the vocabulary; heads.py has the kinds.
 
   name: any number of them may be told apart by it; it is in the paths of their parameters, heads/NAME.
-  num_classes: how many logits there are for what the head reads.
-  kind: class (one decision for each sequence) or detector (scores of each token).
+  num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2.
+  kind: what the logits are: of the classes of a text (class) or of each word (tag), of each candidate (choice), of
+    where an answer starts and ends (span), a number (score), or of whether each token was replaced (detector).
+  labels: texts of the classes, which go into whatever the model is saved as.
+  reads: "first" or "last" token of each text, the "mean" of all, or "each" for itself; "": as the kind is published.
+  layers: "last", or "mix": the weighted sum of all layers' states, with a scale (ELMo, Peters et al. 2018).
+  pooler: a dense layer before the logits, by its activation; "norm": with the model's activation and a norm behind it
+    (ModernBERT); "": none; "published": as the kind has it.
+  dropout_rate: of what the logits are computed from; below 0: the model's.
+  drops_inputs: whether dropout stands before the pooler as well (RoBERTa).
+  bias: whether logits have one.
 
   Raises:
     UserError: a name that cannot be in a path, no classes, or an unknown kind.
@@ -43,17 +55,34 @@ class HeadConfig:
   name: str
   num_classes: int
   kind: str = "class"
+  labels: tuple[str, ...] = ()
+  reads: str = ""
+  layers: str = "last"
+  pooler: str = "published"
+  dropout_rate: float = -1.0
+  drops_inputs: bool = False
+  bias: bool = True
 
   def __post_init__(self):
     if not re.fullmatch(r"[A-Za-z]\w*", self.name):
       raise UserError(f"config.model.heads: {self.name!r} is no name; give letters, digits and underscores")
-    if self.kind not in HEADS:
-      raise UserError(
-        f"config.model.heads: {self.name} has kind={self.kind!r}: known are {', '.join(HEADS)}"
-        f"{did_you_mean(str(self.kind), HEADS)}"
-      )
+    for field, known in (("kind", HEADS), ("reads", ("", *READS)), ("layers", LAYERS), ("pooler", _POOLERS)):
+      value = getattr(self, field)
+      if value not in known:
+        raise UserError(
+          f"config.model.heads: {self.name} has {field}={value!r}: known are {', '.join(filter(None, known))}"
+          f"{did_you_mean(str(value), known)}"
+        )
     if not isinstance(self.num_classes, int) or self.num_classes < 1:
       raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least 1")
+    number = {"score": 1, "choice": 1, "span": 2}.get(self.kind, self.num_classes)
+    if self.num_classes != number:
+      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: a {self.kind} has {number}")
+    object.__setattr__(self, "labels", tuple(self.labels))
+    if self.labels and len(self.labels) != self.num_classes:
+      raise UserError(
+        f"config.model.heads: {self.name} has {len(self.labels)} labels and num_classes={self.num_classes}"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +199,12 @@ class TransformerConfig:
     names = [head.name for head in self.heads]
     if len(set(names)) < len(names):
       raise UserError(f"config.model.heads: {', '.join(names)}: each must have a name of its own")
-    if names and self.kind.continues:
-      raise UserError(
-        f"config.model.heads: {names[0]} reads the first position, which in a decoder alone sees no other;"
-        " give it to a model with an encoder"
-      )
+    for head in self.heads:
+      if head.reads == "first" and self.kind.continues:
+        raise UserError(
+          f"config.model.heads: {head.name} reads the first position, which in a decoder alone sees no other;"
+          ' give it "reads": "last" or "mean"'
+        )
 
   def _check_layers(self) -> None:
     for stack in ("encoder", "decoder"):

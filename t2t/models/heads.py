@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Literal, Protocol
+from typing import Protocol
 
 from flax import nnx
 import jax
@@ -94,48 +94,80 @@ class VocabularyHead(nnx.Module):
 class Head(Protocol):
   """What a model has under a name of its own; its parameters are at heads/NAME.
 
-  reads: "tokens", the hidden states of all positions, [batch, length, embed]; "first", those of each sequence's first
-    position, [batch, embed], of batches with one sequence in a row.
+  reads: which hidden states: those of the "first" or "last" position of each text, their "mean", or "each".
+  layers: "last", or "mix": it weighs those of all layers.
   """
 
-  reads: Literal["tokens", "first"]
+  reads: str
+  layers: str
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """What it makes of what it reads, float32."""
+    """float32 [..., classes] of [..., embed]; with a mix of layers, of [layers + 1, ..., embed]."""
 
 
-class ClassHead(nnx.Module):
-  """Logits of the classes that a sequence may belong to: BERT's pooler, dropout and a projection.
+class AnswerHead(nnx.Module):
+  """Logits of an answer: what is read, a pooler, dropout and a projection, as `HeadConfig` has them.
 
-  The pooler is a dense layer with tanh on the first position (Devlin et al. 2019); RoBERTa and ALBERT have the same.
+  As published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): of a text or a
+  candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder the
+  projection reads the last position (Radford et al. 2018).
   """
-
-  reads = "first"
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    self.dropout_rate, self.gradient_dtype = config.dropout_rate, config.gradient_dtype
-    self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
-    self.pooler_bias = layers.bias(config, embed, "embed")
+    whole = head.kind not in ("tag", "span")
+    self.reads = head.reads or ("each" if not whole else "last" if config.kind.continues else "first")
+    self.layers = head.layers
+    published = "tanh" if whole and not config.kind.continues else ""
+    pooler = published if head.pooler == "published" else head.pooler
+    self.activation = config.mlp_activation if pooler == "norm" else pooler
+    self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
+    # A span is read off the states as they are (Devlin et al. 2019, and their code).
+    self.drops, self.drops_inputs = head.kind != "span" or head.dropout_rate > 0, head.drops_inputs
+    self.gradient_dtype = config.gradient_dtype
+    if head.layers == "mix":
+      number = config.num_encoder_layers or config.num_decoder_layers
+      self.mix = nnx.Param(jnp.zeros(number + 1, jnp.float32), axes=(None,))
+      self.mix_scale = nnx.Param(jnp.ones((), jnp.float32), axes=())
+    if pooler:
+      self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
+      self.pooler_bias = layers.bias(config, embed, "embed")
+    self.norm = layers.Norm(config, embed) if pooler == "norm" else None
     self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
     # In models without biases, too: some classes are more frequent than others.
-    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,))
+    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if head.bias else None
+
+  def mixed(self, states: jax.Array) -> jax.Array:
+    """[layers + 1, ..., embed] -> [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
+    weights = self.mix_scale[...] * jax.nn.softmax(self.mix[...])
+    return jnp.einsum("s,s...e->...e", weights, states.astype(jnp.float32)).astype(states.dtype)
 
   def pooled(self, hidden: jax.Array) -> jax.Array:
-    """[batch, embed] -> the same, in the dtype of `hidden`."""
-    return jnp.tanh(layers.dense(hidden, self.pooler, self.pooler_bias, gradient_dtype=self.gradient_dtype))
+    """[..., embed] -> the same, in the dtype of `hidden`."""
+    if not self.activation:
+      return hidden
+    x = layers.dense(hidden, self.pooler, self.pooler_bias, gradient_dtype=self.gradient_dtype)
+    x = jnp.tanh(x) if self.activation == "tanh" else layers.activate(self.activation, x)
+    return x if self.norm is None else self.norm(x)
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [batch, classes] of [batch, embed]."""
-    pooled = layers.dropout(self.pooled(hidden), self.dropout_rate, dropout_key)
-    kernel = self.projection[...].astype(pooled.dtype)
-    return jnp.einsum("be,ec->bc", pooled, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
+    """See `Head`."""
+    before, behind = layers.split_key(dropout_key, 2)
+    if self.layers == "mix":
+      hidden = self.mixed(hidden)
+    if self.drops_inputs:
+      hidden = layers.dropout(hidden, self.dropout_rate, before)
+    x = self.pooled(hidden)
+    if self.drops:
+      x = layers.dropout(x, self.dropout_rate, behind)
+    logits = jnp.einsum("...e,ec->...c", x, self.projection[...].astype(x.dtype), preferred_element_type=jnp.float32)
+    return logits if self.projection_bias is None else logits + self.projection_bias[...]
 
 
 class DetectorHead(nnx.Module):
   """Scores of each token: a dense layer, the model's activation and a projection (ELECTRA, Clark et al. 2020)."""
 
-  reads = "tokens"
+  reads, layers = "each", "last"
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
@@ -146,20 +178,23 @@ class DetectorHead(nnx.Module):
     self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,))
 
   def __call__(self, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [batch, length, scores] of [batch, length, embed]."""
+    """See `Head`."""
     del dropout_key
     x = layers.dense(hidden, self.dense, self.dense_bias, gradient_dtype=self.gradient_dtype)
     x = layers.activate(self.activation, x)
     kernel = self.projection[...].astype(x.dtype)
-    return jnp.einsum("ble,ec->blc", x, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
+    return jnp.einsum("...e,ec->...c", x, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
 
 
+# kind -> its module
 HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {
-  "class": ClassHead,
+  "class": AnswerHead,
+  "score": AnswerHead,
+  "choice": AnswerHead,
+  "tag": AnswerHead,
+  "span": AnswerHead,
   "detector": DetectorHead,
 }
-
-_READ: dict[str, Callable[[jax.Array], jax.Array]] = {"tokens": lambda hidden: hidden, "first": lambda x: x[:, 0]}
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
@@ -167,6 +202,17 @@ def build(config: TransformerConfig, rngs: nnx.Rngs) -> nnx.Dict:
   return nnx.Dict({head.name: HEADS[head.kind](config, head, rngs) for head in config.heads})
 
 
-def call(head: Head, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-  """What a head makes of the part that it reads of [batch, length, embed]."""
-  return head(_READ[head.reads](hidden), dropout_key=dropout_key)
+def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
+  """At each position the mean over all of its segment, in float32 and back.
+
+  In:  [[1, 3, 5, 0]], segments [[1, 1, 2, 0]]
+  Out: [[2, 2, 5, 0]]
+
+  Args:
+    hidden: [..., batch, length, embed].
+    segments: int [batch, length], 0 for padding, whose mean is 0.
+  """
+  same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
+  share = same / jnp.maximum(jnp.sum(same, axis=-1, keepdims=True), 1)
+  share = jnp.where((segments > 0)[:, :, None], share, 0.0)
+  return jnp.einsum("bqk,...bke->...bqe", share, hidden.astype(jnp.float32)).astype(hidden.dtype)

@@ -43,6 +43,11 @@ def _activate_backward(name, derivative, cotangent):
 activate.defvjp(_activate_forward, _activate_backward)
 
 
+def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
+  """`num` keys of one, or none of none."""
+  return [None] * num if key is None else list(jax.random.split(key, num))
+
+
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, scale: float) -> nnx.Param:
   """A float32 parameter, normal with standard deviation `scale`, with a logical name for each axis."""
   return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)

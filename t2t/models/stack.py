@@ -34,11 +34,6 @@ _REMAT_POLICIES = {
 }
 
 
-def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
-  """`num` keys of one, or none of none."""
-  return [None] * num if key is None else list(jax.random.split(key, num))
-
-
 class Layer(nnx.Module):
   """Residual block: self-attention, cross-attention if `cross`, feed-forward; norms before the branches or behind.
 
@@ -106,7 +101,7 @@ class Layer(nnx.Module):
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
       dropout_key: None at evaluation.
     """
-    keys = split_key(dropout_key, 6)
+    keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm)
     if is_normed is not False:
       normed = jnp.where(is_normed, x, normed)
@@ -231,9 +226,13 @@ class Stack(nnx.Module):
     memory_mask: AttentionMask | None = None,
     cache: Caches | None = None,
     keep_cache: bool = False,
+    every_layer: bool = False,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, Caches | None]:
     """[batch, length, embed] -> the same, normed; and keys and values of all layers, if `keep_cache`.
+
+    With `every_layer` what was embedded, and what came out of each layer, [layers + 1, batch, length, embed]; of these
+    only the last is normed, in models whose norms stand before the branches.
 
     Args:
       x: embedded tokens.
@@ -244,10 +243,11 @@ class Stack(nnx.Module):
       memory_mask: of the cross-attention.
       cache: keys and values of earlier positions.
       keep_cache: otherwise nothing but the result is kept.
+      every_layer: see above.
       dropout_key: None at evaluation.
     """
     config = self.config
-    embed_key, layers_key, out_key = split_key(dropout_key, 3)
+    embed_key, layers_key, out_key = layers.split_key(dropout_key, 3)
     apart = isinstance(cache, tuple)
     key_length = x.shape[1] if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     positions = self._positions(x.shape[1], key_length, mask)
@@ -273,15 +273,18 @@ class Stack(nnx.Module):
         cache=each["cache"],
         dropout_key=each["key"],
       )
-      return x, kept if keep_cache else None
+      return x, (kept if keep_cache else None, x if every_layer else None)
 
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
     x = sharding.shard(x, "batch", "length", "embed")
-    x, kept = self._run_all(run, x, each, apart=apart)
+    first = x
+    x, (kept, states) = self._run_all(run, x, each, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
+    if every_layer:
+      x = jnp.concatenate([first[None], states[:-1], x[None]])
     return x, kept if keep_cache else None
 
   def _run_all(self, run: Callable, x: jax.Array, each: dict[str, Any], *, apart: bool) -> tuple[jax.Array, Any]:
@@ -298,4 +301,5 @@ class Stack(nnx.Module):
     for index in range(self.num_layers):
       x, one = run(x, {name: None if part is None else part[index] for name, part in each.items()})
       kept.append(one)
-    return x, tuple(kept)
+    # As a scan gives them: a tree of tuples, not a tuple of trees.
+    return x, tuple(zip(*kept, strict=True))

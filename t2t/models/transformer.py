@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
 from t2t.models import attention, heads, kernels, layers
-from t2t.models.architecture import DECODER_ONLY, ENCODER_DECODER, ENCODER_ONLY, Batch, Model, sides
+from t2t.models.architecture import DECODER_ONLY, ENCODER_DECODER, ENCODER_ONLY, Batch, Model, segments_of, sides
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
-from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one, split_key
+from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one
 
 
 @jax.tree_util.register_dataclass
@@ -59,12 +59,6 @@ class DecodeState:
     return dataclasses.replace(self, ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1))
 
 
-def _segments(batch: Batch, side: str, tokens: jax.Array) -> jax.Array:
-  """Segment ids of a packed batch; of others, 1 where there is a token."""
-  segments = batch.get(f"{side}_segment_ids")
-  return (tokens > 0).astype(jnp.int32) if segments is None else segments
-
-
 def _decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
   """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
   segments = batch.get("decoder_segment_ids")
@@ -100,7 +94,7 @@ class _Transformer(nnx.Module):
     return sharding.shard(self.logits_fn()(hidden), "batch", "length", "vocab")
 
   def head_logits(self, name: str, hidden: jax.Array, *, dropout_key: jax.Array | None = None) -> jax.Array:
-    """float32 [batch, classes] of the head of that name, from [batch, length, embed].
+    """float32 [..., classes] of the head of that name, from the states that it reads, [..., embed]; see `heads.Head`.
 
     Raises:
       UserError: the model has no such head.
@@ -108,7 +102,7 @@ class _Transformer(nnx.Module):
     if name not in self.heads:
       there = ", ".join(self.heads) or "none"
       raise UserError(f"the model has no head {name!r}; there are: {there}{did_you_mean(name, self.heads)}")
-    return heads.call(self.heads[name], hidden, dropout_key=dropout_key)
+    return self.heads[name](hidden, dropout_key=dropout_key)
 
   def _body(self) -> Layer | None:
     """The layers that the decoder borrows."""
@@ -176,13 +170,12 @@ class EncoderDecoder(_Transformer):
     """The layers that the decoder borrows, with `share_stacks`."""
     return self.encoder.own_layers if self.config.share_stacks else None
 
-  def encode(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-    """The encoder's output [batch, length, embed] and its segments int [batch, length]."""
-    tokens = batch["encoder_input_tokens"]
-    segments = _segments(batch, "encoder", tokens)
+  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """See `Model`: the encoder's output, whatever the decoder is given."""
+    segments = segments_of(batch, "encoder")
+    x = self.embed(batch["encoder_input_tokens"], positions=batch.get("encoder_positions"))
     mask = AttentionMask(segments, segments)
-    x = self.embed(tokens, positions=batch.get("encoder_positions"))
-    return self.encoder(x, mask=mask, dropout_key=dropout_key)[0], segments
+    return self.encoder(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
@@ -192,8 +185,8 @@ class EncoderDecoder(_Transformer):
         positions. 0 is padding.
       dropout_key: None at evaluation.
     """
-    encoder_key, decoder_key = split_key(dropout_key, 2)
-    memory, memory_segments = self.encode(batch, dropout_key=encoder_key)
+    encoder_key, decoder_key = layers.split_key(dropout_key, 2)
+    memory, memory_segments = self.states(batch, dropout_key=encoder_key), segments_of(batch, "encoder")
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     return self.decoder(
       self.embed(tokens, positions=batch.get("decoder_positions")),
@@ -216,7 +209,7 @@ class EncoderDecoder(_Transformer):
     Returns:
       The token that starts each sequence, int32 [batch], and the state.
     """
-    memory, segments = self.encode(batch)
+    memory, segments = self.states(batch), segments_of(batch, "encoder")
     config, batch_size = self.config, memory.shape[0]
     shape = (config.num_decoder_layers, batch_size, config.kv_heads, max_length * num_beams, config.head_dim)
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
@@ -247,9 +240,14 @@ class DecoderOnly(_Transformer):
         inputs, decoder_causal_attention, 1 where they are read. Padding ends a sequence.
       dropout_key: None at evaluation.
     """
+    return self.states(batch, dropout_key=dropout_key)
+
+  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """See `Model`."""
     return self.decoder(
       self.embed(batch["decoder_input_tokens"], positions=batch.get("decoder_positions")),
       mask=_decoder_mask(self.config, batch),
+      every_layer=every_layer,
       dropout_key=dropout_key,
     )[0]
 
@@ -312,7 +310,12 @@ class EncoderOnly(_Transformer):
         0 is padding.
       dropout_key: None at evaluation.
     """
-    return self.read(self.embed.project(self.look_up(batch)), batch, dropout_key=dropout_key)
+    return self.states(batch, dropout_key=dropout_key)
+
+  def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """See `Model`."""
+    x = self.embed.project(self.look_up(batch))
+    return self.read(x, batch, every_layer=every_layer, dropout_key=dropout_key)
 
   def look_up(self, batch: Batch, *, embed: layers.Embed | None = None) -> jax.Array:
     """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width]."""
@@ -322,11 +325,18 @@ class EncoderOnly(_Transformer):
     )
 
   def read(
-    self, x: jax.Array, batch: Batch, *, encoder: Stack | None = None, dropout_key: jax.Array | None = None
+    self,
+    x: jax.Array,
+    batch: Batch,
+    *,
+    encoder: Stack | None = None,
+    every_layer: bool = False,
+    dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
-    segments = _segments(batch, "encoder", batch["encoder_input_tokens"])
-    return (encoder or self.encoder)(x, mask=AttentionMask(segments, segments), dropout_key=dropout_key)[0]
+    segments = segments_of(batch, "encoder")
+    mask = AttentionMask(segments, segments)
+    return (encoder or self.encoder)(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
 
 
 _MODULES = {module.architecture.name: module for module in (EncoderDecoder, DecoderOnly, EncoderOnly)}

@@ -48,6 +48,7 @@ class Recipe:
   def freeze(self) -> tuple[str, ...]:
     """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads."""
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads)
+    idle = (*idle, *self.loss.idle(self.config.model))
     return (*self.config.train.freeze, *adapt.frozen(self.config.adapters), *idle)
 
   @property
@@ -151,6 +152,8 @@ def task_features(config: Config) -> tuple[str, ...]:
   Raises:
     UserError: a task module that cannot be imported, or no such mixture.
   """
+  if losses.answered_by_heads(config.train.loss):
+    return features.ANSWERED if config.train.loss == "heads" else (*features.ANSWERED, "targets", "loss_weights")
   both, alone = ("inputs", "targets"), ("targets",)
   data = config.data
   if data.files or not data.mixture:

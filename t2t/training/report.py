@@ -99,7 +99,7 @@ class Report:
     values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
     if self._writer is not None:
       self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, token accuracy {values['accuracy']:.1%}")
+      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
     return values["loss"]
 
   def tasks(self, step: int, found: Sequence[TaskResult]) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Report:
 
 def summarise(
   workdir: epath.Path,
-  loss: float,
+  loss: str,
   baselines: Sequence[Baseline],
   shown: Sequence[tuple[str, str, str]],
   saved_step: int,
@@ -151,7 +151,7 @@ def summarise(
 
   Args:
     workdir: of the run.
-    loss: held-out.
+    loss: held-out, with its unit.
     baselines: the loss of who has learned nothing.
     shown: input, prediction and truth of examples.
     saved_step: of the last checkpoint.
@@ -159,7 +159,7 @@ def summarise(
     best: metric -> step of the checkpoint that is the best by it.
   """
   picture = writers.plot_loss(workdir, baselines=baselines)
-  print(f"\nheld-out loss  {loss:.4f} nats per target token")
+  print(f"\nheld-out loss  {loss}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
   for number, (given, prediction, truth) in enumerate(shown, start=1):

@@ -53,7 +53,7 @@ def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
 
 def test_encoder_output_and_logits_are_theirs(pair, batch):
   """At every position that is not padding."""
-  encoded = jax.jit(lambda model, batch: model.encode(batch)[0])(pair.model, batch)
+  encoded = jax.jit(lambda model, batch: model.states(batch))(pair.model, batch)
   with torch.no_grad():
     expected = pair.theirs(**inputs(batch)).encoder_last_hidden_state.numpy()
   at = parity.real(batch, "encoder")

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.config import DataConfig
-from t2t.data import pipeline, rows, sources, streams, vocabularies
+from t2t.data import pipeline, rows, selection, sources, streams, vocabularies
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.runtime import quiet
 
@@ -45,7 +45,7 @@ class Preview:
   @property
   def vocabulary(self) -> seqio.Vocabulary:
     """Of the targets."""
-    return self.task.output_features["targets"].vocabulary
+    return selection.vocabulary_of(self.task)
 
   def trimmed(self, number: int) -> dict[str, Any]:
     """An example as training sees it."""

@@ -1,0 +1,123 @@
+"""Examples of tasks as models with heads read them: seqio tasks in place of those that are answered in writing."""
+
+from collections.abc import Mapping, Sequence
+import functools
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import selection
+from t2t.data.answering import kinds, needs
+from t2t.data.answering.framing import Framing
+from t2t.data.answering.kinds import ANSWER_FEATURES, Reading
+from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import HeadConfig
+
+
+def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadConfig]) -> selection.Found:
+  """The task or mixture whose examples are what a model with these heads reads, and what they are asked.
+
+  Args:
+    found: in the vocabulary of the model, read from the user's files.
+    architecture: of the model.
+    heads: its own, in their order.
+
+  Raises:
+    UserError: a task that none of them answers.
+  """
+
+  def answered(task: seqio.Task) -> seqio.Task:
+    number = needs.head_of(task, heads)
+    vocabulary = task.output_features["inputs"].vocabulary
+    as_it_is = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False)
+    step = functools.partial(
+      ask, vocabulary=vocabulary, architecture=architecture, number=number, head=heads[number], task=task.name
+    )
+    features = {"inputs": seqio.Feature(vocabulary, add_eos=False)} | dict.fromkeys(ANSWER_FEATURES, as_it_is)
+    return task.replace(preprocessors=[*needs.formats_of(task), step], output_features=features)
+
+  return selection.copy(found, answered, lambda rate: rate)
+
+
+def ask(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  *,
+  vocabulary: seqio.Vocabulary,
+  architecture: str,
+  number: int,
+  head: HeadConfig,
+  task: str,
+) -> tf.data.Dataset:
+  """Texts to ids and to what a head is asked of them; the texts stay, under other names, as do all other fields.
+
+  In:  {"parts": ["a b", "c"], "label": 2, "options": ["x", "y", "z"], "targets": "z", "idx": 3}
+  Out: {"inputs": [101, 5, 6, 102, 7, 102], "answer_heads": [1, 0, 0, 0, 0, 0], ..., "targets_pretokenized": "z",
+        "idx": 3}
+
+  Args:
+    dataset: what the task's formats yield.
+    sequence_length: tokens of "inputs".
+    vocabulary: of the model.
+    architecture: of the model.
+    number: of the head, among the model's.
+    head: itself.
+    task: name of the task, for messages.
+  """
+  reading = Reading(
+    vocabulary,
+    Framing.of(vocabulary, architecture),
+    length=sequence_length["inputs"],
+    number=number,
+    reads=head.reads,
+    whole=ARCHITECTURES[architecture].writes,
+  )
+  make = kinds.KINDS[head.kind].make
+
+  def one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    if head.labels and "options" in example:
+      example = example | {"options": _same_options(example["options"], head.labels, task)}
+    asked = make(example, reading)
+    if head.kind in ("class", "tag"):
+      asked["answer_targets"] = _in_range(asked["answer_targets"], head, task)
+    texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
+    return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | asked
+
+  return dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _checked(x: tf.Tensor, holds: tf.Tensor, refuse, given: tf.Tensor) -> tf.Tensor:
+  """`x`, or what `refuse` raises of `given`."""
+  raised = lambda: tf.ensure_shape(tf.numpy_function(refuse, [given], x.dtype), x.shape)
+  return tf.cond(holds, lambda: x, raised)
+
+
+def _same_options(options: tf.Tensor, labels: Sequence[str], task: str) -> tf.Tensor:
+  def refuse(options):
+    texts = ", ".join(text.decode() for text in options)
+    raise UserError(
+      f"{task}: an example has the options {texts}, and the first one {', '.join(labels)}: a class is one of the same"
+      " few for all examples; where they differ, keep them as 'candidates', and a head chooses among them"
+    )
+
+  # Of different numbers, too: joined they are one string each.
+  same = tf.strings.reduce_join(options, separator="\n") == "\n".join(labels)
+  return _checked(options, same, refuse, options)
+
+
+def _in_range(targets: tf.Tensor, head: HeadConfig, task: str) -> tf.Tensor:
+  def refuse(targets):
+    raise UserError(
+      f"{task}: an example has the label {int(targets.max())}, but there are {head.num_classes} classes, from 0 on"
+      + (f": {', '.join(head.labels)}" if head.labels else "")
+    )
+
+  return _checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
+
+
+def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Without examples whose answer is not given, which can be asked and not learnt from."""
+  if "has_answer" not in dataset.element_spec:
+    return dataset
+  return dataset.filter(lambda example: example["has_answer"])

@@ -1,0 +1,93 @@
+"""Texts as a model reads them: tokens of several texts in one sequence, cut to fit, with special tokens around them."""
+
+import dataclasses
+
+import seqio
+import tensorflow as tf
+
+from t2t.data import vocabularies
+from t2t.models.architecture import ARCHITECTURES
+
+
+@dataclasses.dataclass(frozen=True)
+class Framing:
+  """The ids around texts: `begin` a `between` b `end`."""
+
+  begin: tuple[int, ...]
+  between: tuple[int, ...]
+  end: tuple[int, ...]
+
+  @classmethod
+  def of(cls, vocabulary: seqio.Vocabulary, architecture: str) -> "Framing":
+    """As models of an architecture are pre-trained.
+
+    Of an encoder alone [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> where its [CLS] is BOS (RoBERTa); in a
+    vocabulary without these, and in the encoder of an encoder-decoder, a EOS b EOS; of a decoder alone BOS a EOS b.
+    """
+    kind = ARCHITECTURES[architecture]
+    cls_id, sep_id, bos_id = (f(vocabulary) for f in (vocabularies.cls_id, vocabularies.sep_id, vocabularies.bos_id))
+    if kind.continues:
+      return cls((bos_id,), (vocabulary.eos_id,), ())
+    if kind.writes or cls_id is None or sep_id is None:
+      return cls((), (vocabulary.eos_id,), (vocabulary.eos_id,))
+    return cls((cls_id,), (sep_id,) * (2 if cls_id == bos_id else 1), (sep_id,))
+
+
+def encode(vocabulary: seqio.Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:
+  """Ids of each text, int32 [texts, (tokens)], without EOS."""
+  spec = tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0)
+  if isinstance(vocabulary, seqio.ByteVocabulary):  # whose own takes but texts of one length
+    return tf.map_fn(lambda text: tf.cast(vocabulary.encode_tf(text), tf.int32), texts, fn_output_signature=spec)
+  return tf.cast(vocabulary.encode_tf(texts), tf.int32)
+
+
+def shortened(lengths: tf.Tensor, room: tf.Tensor | int) -> tf.Tensor:
+  """How much of each text is kept where all do not fit: the longest lose first.
+
+  In:  lengths [3, 9, 7], room 14
+  Out: [3, 6, 5]                            the first of those that are cut has what does not divide
+
+  Source: "longest first", as transformers cuts the pairs of GLUE.
+  """
+  limits = tf.range(tf.maximum(room, 0) + 1)
+  totals = tf.reduce_sum(tf.minimum(lengths[None, :], limits[:, None]), axis=1)
+  limit = tf.reduce_sum(tf.cast(totals <= room, tf.int32)) - 1
+  kept = tf.minimum(lengths, limit)
+  cut = tf.cast(lengths > limit, tf.int32)
+  left = tf.minimum(room - tf.reduce_sum(kept), tf.reduce_sum(cut))
+  return kept + cut * tf.cast(tf.cumsum(cut) <= left, tf.int32)
+
+
+def framed(texts: tf.RaggedTensor, framing: Framing, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """One sequence of several texts, and which of its tokens belong to the first: token types 0, and to the others: 1.
+
+  In:  [[7, 8], [9]], framing ((101,), (102,), (102,)), length 8
+  Out: [101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1]
+
+  Args:
+    texts: int32 [texts, (tokens)], at least one.
+    framing: the ids around them.
+    length: of the sequence at most; the longest texts are cut.
+  """
+  number = texts.nrows(out_type=tf.int32)
+  between, end, begin = (tf.constant(ids, tf.int32) for ids in (framing.between, framing.end, framing.begin))
+  room = length - tf.size(begin) - tf.size(between) * (number - 1) - tf.size(end)
+  lengths = tf.cast(texts.row_lengths(), tf.int32)
+  kept = tf.cond(tf.reduce_sum(lengths) > room, lambda: shortened(lengths, room), lambda: lengths)
+  place = tf.ragged.range(lengths).flat_values
+  texts = tf.RaggedTensor.from_row_lengths(
+    tf.boolean_mask(texts.flat_values, place < tf.repeat(kept, lengths)), tf.cast(kept, tf.int64)
+  )
+  behind = tf.RaggedTensor.from_row_lengths(
+    tf.concat([tf.tile(between, [number - 1]), end], 0),
+    tf.concat([tf.repeat(tf.size(between, tf.int64), number - 1), [tf.size(end, tf.int64)]], 0),
+  )
+  rows = tf.concat([texts, tf.cast(behind, tf.int32)], axis=1)
+  types = tf.minimum(tf.cast(rows.value_rowids(), tf.int32), 1)
+  zeros = tf.zeros_like(begin)
+  return tf.concat([begin, rows.flat_values], 0), tf.concat([zeros, types], 0)
+
+
+def one_hot(index: tf.Tensor | int, length: tf.Tensor, value: tf.Tensor | int) -> tf.Tensor:
+  """int32 [length]: `value` at one position, 0 elsewhere."""
+  return tf.where(tf.range(length) == index, tf.cast(value, tf.int32), 0)

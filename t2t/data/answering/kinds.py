@@ -1,0 +1,178 @@
+"""Kinds of questions: by which fields of an example each is told, and where in the example a head answers it."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data.answering import framing as framing_lib
+from t2t.data.answering.framing import Framing
+
+Features = dict[str, tf.Tensor]
+
+# Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
+ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
+
+_LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """How a model reads.
+
+  vocabulary: of its tokens.
+  framing: the ids around texts.
+  length: positions.
+  number: of the head that is asked, among the model's.
+  reads: "first", "last", "mean" or "each": the position of a text that answers for it.
+  whole: whether parts of a text are read as they are written, in one: a model that writes knows them so.
+  """
+
+  vocabulary: seqio.Vocabulary
+  framing: Framing
+  length: int
+  number: int
+  reads: str
+  whole: bool
+
+  def frame(self, texts: tf.Tensor, length: int | tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Ids and token types of texts, string [texts]."""
+    ids = framing_lib.encode(self.vocabulary, texts)
+    return framing_lib.framed(ids, self.framing, self.length if length is None else length)
+
+  def place(self, tokens: tf.Tensor) -> tf.Tensor:
+    """The position that answers for a text."""
+    return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)
+
+
+# ---- Kinds -----------------------------------------------------------------------------------------------------------
+
+
+def _parts(example: Features, reading: Reading) -> tf.Tensor:
+  """The texts of an example, string [parts]."""
+  if reading.whole or "parts" not in example:
+    return example["inputs"][None]
+  return example["parts"]
+
+
+def _label(example: Features) -> tf.Tensor:
+  """The number of the right class, int32 []; -1 where it is not given."""
+  if "label" in example:
+    return tf.cast(example["label"], tf.int32)
+  found = tf.where(example["options"] == example["targets"])
+  return tf.concat([tf.cast(found[:, 0], tf.int32), [-1]], 0)[0]
+
+
+def _of_text(example: Features, reading: Reading, target: tf.Tensor) -> Features:
+  tokens, types = reading.frame(_parts(example, reading))
+  at, length = reading.place(tokens), tf.size(tokens)
+  return {
+    "inputs": tokens,
+    "token_types": types,
+    "texts": tf.zeros_like(tokens),
+    "answer_heads": framing_lib.one_hot(at, length, reading.number + 1),
+    "answer_targets": framing_lib.one_hot(at, length, target),
+  }
+
+
+def _class(example: Features, reading: Reading) -> Features:
+  """A text, and its class.
+
+  In:  {"parts": ["a b", "c"], "label": 2, "options": ["x", "y", "z"]}      head 0, with [CLS] 101 and [SEP] 102
+  Out: {"inputs": [101, 5, 6, 102, 7, 102], "token_types": [0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0],
+        "answer_heads": [1, 0, 0, 0, 0, 0], "answer_targets": [2, 0, 0, 0, 0, 0], "has_answer": True}
+  """
+  label = _label(example)
+  return _of_text(example, reading, tf.maximum(label, 0)) | {"has_answer": label >= 0}
+
+
+def _score(example: Features, reading: Reading) -> Features:
+  """A text, and a number: its bits are the target; -1 says that it is not given."""
+  value = tf.cast(example["label"], tf.float32)
+  return _of_text(example, reading, tf.bitcast(value, tf.int32)) | {"has_answer": value != -1.0}
+
+
+def _right_candidates(example: Features) -> tf.Tensor:
+  """bool [candidates]."""
+  if "answers" in example:
+    return tf.reduce_any(example["options"][:, None] == example["answers"][None, :], axis=1)
+  return tf.range(tf.size(example["candidates"])) == _label(example)
+
+
+def _choice(example: Features, reading: Reading) -> Features:
+  """Candidates behind the same text, each a text of its own that sees no other; one position of each answers.
+
+  In:  {"parts": ["a"], "candidates": ["b", "c"], "label": 1}               head 0, with [CLS] 101 and [SEP] 102
+  Out: {"inputs": [101, 5, 102, 6, 102, 101, 5, 102, 7, 102], "token_types": [0, 0, 0, 1, 1, 0, 0, 0, 1, 1],
+        "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "answer_heads": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0],
+        "answer_targets": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0], "has_answer": True}
+  """
+  parts, candidates = example["parts"], example["candidates"]
+  number, right = tf.size(candidates), _right_candidates(example)
+  most = reading.length // tf.maximum(number, 1)
+  around = len(reading.framing.begin) + len(reading.framing.end) + len(reading.framing.between)
+  most = _checked(most, most >= around + _LEAST, number, reading.length)
+
+  def one(given: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    candidate, is_right, index = given
+    tokens, types = reading.frame(tf.concat([parts, candidate[None]], 0), most)
+    length, at = tf.size(tokens), reading.place(tokens)
+    target = tf.cast(is_right, tf.int32)
+    heads = framing_lib.one_hot(at, length, reading.number + 1)
+    return tokens, types, tf.fill([length], index), heads, framing_lib.one_hot(at, length, target)
+
+  rows = tf.map_fn(
+    one,
+    (candidates, right, tf.range(number)),
+    fn_output_signature=(tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0),) * 5,
+  )
+  names = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
+  found = {name: row.flat_values for name, row in zip(names, rows, strict=True)}
+  return found | {"has_answer": tf.reduce_any(right)}
+
+
+def _checked(most: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -> tf.Tensor:
+  """`most`, if so many candidates fit."""
+
+  def refuse(number) -> tf.Tensor:
+    number = int(number)
+    raise UserError(
+      f"config.data.inputs_length={length}: an example has {number} candidates, each of which needs at least"
+      f" {_LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
+    )
+
+  return tf.cond(fits, lambda: most, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of question.
+
+  fields: those of an example that tell it.
+  make: (example, how it is read) -> what the model reads and is asked, and whether the answer is given.
+  number: classes that its head has; 0: as many as options.
+  """
+
+  fields: tuple[str, ...]
+  make: Callable[[Features, Reading], Features]
+  number: int = 0
+
+
+# The first whose fields an example has.
+KINDS: dict[str, Kind] = {
+  "choice": Kind(("candidates",), _choice, number=1),
+  "score": Kind(("label",), _score, number=1),
+  "class": Kind(("options",), _class),
+}
+
+
+def kind_of(spec: Mapping[str, tf.TensorSpec]) -> str:
+  """The kind of the question that examples with these fields ask; "": none that a head answers."""
+  for name, kind in KINDS.items():
+    if set(kind.fields) <= set(spec):
+      if name == "score" and not spec["label"].dtype.is_floating:
+        continue
+      return name
+  return "class" if "classes" in spec else ""

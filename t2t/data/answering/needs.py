@@ -1,0 +1,169 @@
+"""Which head a task needs: read off the first example that its formats make of its records."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import selection, sources, text_formats, vocabularies
+from t2t.data.answering import kinds
+from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import HeadConfig, TransformerConfig
+
+# Steps that make what a model writes of text; for a head it is framed in another way.
+_WRITING = (
+  text_formats.tokenize,
+  seqio.preprocessors.tokenize,
+  seqio.preprocessors.tokenize_and_append_eos,
+  seqio.preprocessors.append_eos,
+  seqio.preprocessors.append_eos_after_trim,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+  """What a task asks.
+
+  head: name of the one that answers it; tasks that are asked alike have one head.
+  kind: of `kinds.KINDS`.
+  labels: texts of the classes, where all examples have the same.
+  number: of logits.
+  """
+
+  head: str
+  kind: str
+  labels: tuple[str, ...]
+  number: int
+
+
+def unwrapped(step: Any) -> Any:
+  """The function of a step, without the arguments that were bound to it."""
+  return unwrapped(step.func) if isinstance(step, functools.partial) else step
+
+
+def formats_of(task: seqio.Task) -> list:
+  """A task's preprocessors up to the text of its examples, without those that are there for what is written."""
+  steps = [step for step in task.preprocessors if unwrapped(step) not in text_formats.FOR_WRITING]
+  if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
+    raise UserError(
+      f"{task.name}: heads answer what a task's formats make of its records, which a cache has not; leave"
+      " config.data.cache_dir empty"
+    )
+  return [step for step in steps if unwrapped(step) not in _WRITING]
+
+
+def formatted(task: seqio.Task, records: tf.data.Dataset) -> tf.data.Dataset:
+  """What a task's formats make of records."""
+  part = task.replace(preprocessors=formats_of(task))
+  return part.preprocess_postcache(part.preprocess_precache(records, seed=0), sequence_length={}, seed=0)
+
+
+def need_of(task: seqio.Task) -> Need:
+  """What a task asks; its first record is read.
+
+  Raises:
+    UserError: no head could answer it, or there is no record.
+  """
+  split = "train" if "train" in task.splits else task.splits[0]
+  records = task.source.get_dataset(split=split, shuffle=False, seed=0)
+  dataset = formatted(task, records)
+  kind = kinds.kind_of(dataset.element_spec)
+  if not kind:
+    fields = ", ".join(f"{kind.fields[0]} ({name})" for name, kind in kinds.KINDS.items())
+    raise UserError(
+      f"{task.name}: no head answers it: its examples have {', '.join(dataset.element_spec)}, and none of {fields};"
+      " a class is one of the texts that its preprocessors keep as 'options'; a model with a decoder can be trained to"
+      " write the answer: config.train.loss=cross_entropy"
+    )
+  try:
+    first = next(iter(dataset.take(1).as_numpy_iterator()), None)
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
+  if first is None:
+    raise UserError(f"{task.name}: split {split!r} has no example")
+  name = first["head"].decode() if "head" in first else re.sub(r"\W", "_", task.name)
+  name = name if re.match(r"[A-Za-z]", name) else f"head_{name}"
+  labels = tuple(text.decode() for text in first.get("options", ())) if kind == "class" else ()
+  number = kinds.KINDS[kind].number or len(labels) or len(first["classes"])
+  return Need(name, kind, labels, number)
+
+
+def heads_of(
+  tasks: Sequence[seqio.Task], model: TransformerConfig, vocabulary: seqio.Vocabulary
+) -> tuple[HeadConfig, ...]:
+  """The heads that a model needs to answer tasks; one that it has by that name stays as it is.
+
+  A text is answered for by [CLS] where the vocabulary has it, by the last token in a decoder, else by the mean.
+
+  Raises:
+    UserError: two tasks want different heads of one name, or a head of the model has another number of classes.
+  """
+  found: dict[str, tuple[HeadConfig, str]] = {}
+  own = {head.name: head for head in model.heads}
+  for task in tasks:
+    need = need_of(task)
+    head = HeadConfig(need.head, need.number, need.kind, need.labels, reads=_reads(model, need, vocabulary))
+    if need.head in own:
+      head = _checked(own[need.head], need, task.name)
+    other = found.setdefault(need.head, (head, task.name))
+    if other[0] != head:
+      raise UserError(
+        f"config.data.mixture: {other[1]} and {task.name} both ask a head {need.head!r}, with {other[0].num_classes}"
+        f" and {head.num_classes} classes ({', '.join(other[0].labels)}; {', '.join(head.labels)}); register one of"
+        " them with another name of its head"
+      )
+  return tuple(head for head, _ in found.values())
+
+
+def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
+  if need.kind in ("tag", "span"):
+    return "each"
+  if model.kind.continues:
+    return "last"
+  return (
+    "first" if not ARCHITECTURES[model.architecture].writes and vocabularies.cls_id(vocabulary) is not None else "mean"
+  )
+
+
+def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
+  """The model's own head, if it answers the task."""
+  if head.kind != need.kind or head.num_classes != need.number:
+    raise UserError(
+      f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"
+      f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
+      f" that head anew: config.model.heads=() and config.init.fresh=^heads/{head.name}/"
+    )
+  return dataclasses.replace(head, labels=need.labels) if need.labels and not head.labels else head
+
+
+def _listed(labels: Sequence[str]) -> str:
+  return f" ({', '.join(labels)})" if labels else ""
+
+
+def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> int:
+  """The number of the head that answers a task.
+
+  Raises:
+    UserError: there is none; lists those there are.
+  """
+  need = need_of(task)
+  names = [head.name for head in heads]
+  if need.head not in names:
+    raise UserError(
+      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has"
+      f" {', '.join(names) or 'none'}: fine-tune it on the task, config.data.mixture={task.name}"
+    )
+  _checked(heads[names.index(need.head)], need, task.name)
+  return names.index(need.head)
+
+
+def is_answered(found: selection.Found) -> bool:
+  """Whether all tasks have answers, and none is a pre-training objective."""
+  from t2t.data import objectives
+
+  return all(task.metric_fns and not objectives.of(task) for task in selection.tasks_of(found))

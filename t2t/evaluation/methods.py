@@ -1,0 +1,252 @@
+"""How a model is asked for the answer of a task: it writes, it ranks the options, or a head answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flax import nnx
+import jax
+import numpy as np
+
+from t2t import UserError, did_you_mean, losses
+from t2t.config import DataConfig, EvalConfig
+from t2t.data import answering
+from t2t.generation import answerer, decoding, predictor
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
+  import seqio
+
+Examples = Sequence[Mapping[str, Any]]
+Done = Callable[[float, int], None] | None  # of examples and tokens, after each batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """A model, and how it is asked.
+
+  data: lengths of inputs and targets.
+  settings: of beams.
+  config, graphdef, mesh: of the model.
+  vocabulary: of the model.
+  batch_size: rows over all devices.
+  ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
+  """
+
+  data: DataConfig
+  settings: EvalConfig
+  config: TransformerConfig
+  graphdef: nnx.GraphDef
+  mesh: jax.sharding.Mesh
+  vocabulary: "seqio.Vocabulary"
+  batch_size: int
+  ends_prompts: bool | None
+
+
+class Method(Protocol):
+  """A way to ask."""
+
+  def task(self, task: "seqio.Task") -> "seqio.Task":
+    """The task as its examples are read."""
+
+  def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
+    """Whether the task can be asked so.
+
+    Raises:
+      UserError: it cannot; says what would do.
+    """
+
+  def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
+    """What the model is given of an example, token ids."""
+
+  def answer(
+    self, task: "seqio.Task", examples: Examples, params: Params, done: Done
+  ) -> tuple[Sequence[str], Sequence[float]]:
+    """The answer to each example as text, and its score."""
+
+  def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
+    """Of each example's own target, float32 [examples]."""
+
+
+def text(value: bytes | str) -> str:
+  """A field of an example that is a text."""
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Writes:
+  """The answer is written, token by token."""
+
+  def __init__(self, asked: Asked):
+    config, settings = asked.config, asked.settings
+    self._asked, self._vocabulary = asked, asked.vocabulary
+    self._predictor = predictor.Predictor(
+      config,
+      asked.graphdef,
+      asked.mesh,
+      predictor.framing(asked.vocabulary),
+      decode=decoding.DecodeConfig(
+        max_length=asked.data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
+      )
+      if self.writes
+      else None,
+      batch_size=asked.batch_size,
+      max_inputs=asked.data.inputs_length,
+    )
+
+  writes = True
+
+  def task(self, task: "seqio.Task") -> "seqio.Task":
+    """As it is."""
+    return task
+
+  def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
+    """Any task can be."""
+
+  def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
+    """EOS ends what an encoder reads that a decoder answers; behind a decoder's prompt it stands if it did in training.
+
+    An encoder alone is given a prompt that its answer goes on from.
+    """
+    if "inputs" not in example:
+      return []
+    kind, eos_id = self._asked.config.kind, self._vocabulary.eos_id
+    tokens = example["inputs"].tolist()
+    if kind.reads_apart:
+      return tokens
+    if tokens and tokens[-1] == eos_id:
+      tokens.pop()
+    ends = self._asked.ends_prompts
+    as_the_task = task.output_features["inputs"].add_eos if ends is None else ends
+    if kind.writes and as_the_task:
+      return [*tokens[: self._asked.data.inputs_length - 1], eos_id]
+    return tokens
+
+  def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
+    """What is written, and its log-probability."""
+    del task
+    written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
+    return [self._vocabulary.decode(each.tokens[0]) for each in written], [each.scores[0] for each in written]
+
+  def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
+    """See `Method`."""
+    pairs = [(example["inputs"], example["targets"].tolist()) for example in examples]
+    return self._predictor.log_likelihood(params, pairs, on_batch=done)
+
+
+class Ranks(Writes):
+  """The likeliest option: by its log-probability, of a masked language model by the mean over its tokens."""
+
+  writes = False
+
+  def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
+    """It has options."""
+    if task.predict_metric_fns and "options" not in example:
+      raise UserError(
+        f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
+        " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written: config.eval.method=write"
+      )
+
+  def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
+    """See the class."""
+    del task
+    kind = self._asked.config.kind
+    end = [self._vocabulary.eos_id] if kind.reads_apart else []
+    options = [[text(option) for option in example["options"]] for example in examples]
+    encoded = {each: self._vocabulary.encode(each) for texts in options for each in texts}
+    pairs = [
+      (example["inputs"], [*encoded[each], *end])
+      for example, texts in zip(examples, options, strict=True)
+      for each in texts
+    ]
+    # Of so many options as make one example.
+    share = len(examples) / len(pairs)
+    step = None if done is None else lambda number, tokens: done(number * share, tokens)
+    scores = self._predictor.log_likelihood(params, pairs, on_batch=step)
+    if not kind.writes:
+      scores = scores / np.array([max(len(target), 1) for _, target in pairs])
+    ends = np.cumsum([len(texts) for texts in options])
+    chosen, best = [], []
+    for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
+      chosen.append(texts[int(np.argmax(of_texts))])
+      best.append(float(np.max(of_texts)))
+    return chosen, best
+
+
+class Heads:
+  """A head answers."""
+
+  def __init__(self, asked: Asked):
+    self._asked = asked
+    self._answerer = answerer.Answerer(
+      asked.config,
+      asked.graphdef,
+      asked.mesh,
+      pad_id=max(asked.vocabulary.pad_id, 0),
+      batch_size=asked.batch_size,
+    )
+    self._heads: dict[str, int] = {}
+    if asked.settings.shots:
+      raise UserError(
+        f"config.eval.shots={asked.settings.shots}: solved examples are for models that write; a head reads one example"
+      )
+
+  def task(self, task: "seqio.Task") -> "seqio.Task":
+    """With the examples as a head reads them."""
+    config = self._asked.config
+    self._heads[task.name] = answering.head_of(task, config.heads)
+    return answering.for_heads(task, config.architecture, config.heads)
+
+  def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
+    """It measures answers, and not how likely texts are."""
+    del example
+    if task.score_metric_fns:
+      raise UserError(
+        f"{task.name}: its metrics are of how likely its targets are, which a head does not say; leave it out of"
+        " config.eval.tasks"
+      )
+
+  def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
+    """As the task frames them."""
+    del task
+    return example["inputs"]
+
+  def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done):
+    """What the head says, as the text that would have been written."""
+    head = self._asked.config.heads[self._heads[task.name]]
+    logits = self._answerer.logits(params, head, examples, on_batch=done)
+    pairs = [answerer.answer(head, example, each) for example, each in zip(examples, logits, strict=True)]
+    return [answer for answer, _ in pairs], [score for _, score in pairs]
+
+  def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
+    """Of nothing: see `check`."""
+    raise NotImplementedError
+
+
+METHODS: dict[str, Callable[[Asked], Method]] = {"write": Writes, "rank": Ranks, "head": Heads}
+
+
+def choose(name: str, config: TransformerConfig, *, by_heads: bool) -> str:
+  """A key of `METHODS`: what is asked for; or by heads if these were trained to, in writing, or by ranking.
+
+  Args:
+    name: config.eval.method; "": to be chosen.
+    config: of the model.
+    by_heads: whether the model was trained to answer by its heads.
+
+  Raises:
+    UserError: no such method, or not with this model.
+  """
+  if name and name not in METHODS:
+    raise UserError(
+      f"config.eval.method={name}: no such method; there are {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+    )
+  there = [head.name for head in config.heads if head.kind in losses.ANSWERED_KINDS]
+  if name == "head" and not there:
+    raise UserError(
+      "config.eval.method=head: the model has no head that answers; fine-tune it on the tasks first, with"
+      " config.train.loss=heads"
+    )
+  if not config.kind.writes:
+    return "head" if there and by_heads and name != "rank" else "rank" if name != "head" else name
+  return name or ("head" if there and by_heads else "write")

@@ -1,0 +1,161 @@
+"""What heads say of examples: batches of like lengths, one program for each shape; and that as the answer of a task."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import numpy as np
+
+from t2t import losses, sharding
+from t2t.generation import predictor
+from t2t.models.architecture import Batch
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.params import Params
+
+Example = Mapping[str, Any]  # inputs, token_types, texts, answer_heads: int [length]
+
+
+def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: int) -> dict[str, np.ndarray]:
+  """A batch with one example in a row; texts of an example that do not see each other are segments.
+
+  In:  [{"inputs": [101, 7, 101, 8], "token_types": [0, 0, 0, 0], "texts": [0, 0, 1, 1]}], width 5, side "encoder"
+  Out: {"encoder_input_tokens": [[101, 7, 101, 8, 0]], "encoder_segment_ids": [[1, 1, 2, 2, 0]],
+        "encoder_positions": [[0, 1, 0, 1, 0]], "encoder_token_types": [[0, 0, 0, 0, 0]]}
+  """
+  segments = [np.asarray(example["texts"]) + 1 for example in examples]
+  positions = [np.concatenate([np.arange(n) for n in np.unique(x, return_counts=True)[1]]) for x in segments]
+  found = {
+    "input_tokens": predictor.padded([example["inputs"] for example in examples], width, pad_id),
+    "segment_ids": predictor.padded(segments, width, 0),
+    "positions": predictor.padded(positions, width, 0),
+  }
+  if side == "encoder":
+    found["token_types"] = predictor.padded([example["token_types"] for example in examples], width, 0)
+  return {f"{side}_{name}": x for name, x in found.items()}
+
+
+def _logits(graphdef: nnx.GraphDef, name: str, params: Params, batch: Batch) -> jax.Array:
+  return losses.all_answers(nnx.merge(graphdef, params), batch, [name])[name]
+
+
+class Answerer:
+  """Asks the heads of one model; each shape of a batch is compiled once.
+
+  Every host calls it with the same examples, and gets all answers.
+
+  Args:
+    config: of the model.
+    graphdef: its structure; parameters are given with each call, so that training can go on between calls.
+    mesh: on which the parameters lie.
+    pad_id: fills a row.
+    batch_size: rows of a batch, over all devices.
+  """
+
+  def __init__(
+    self, config: TransformerConfig, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, *, pad_id: int, batch_size: int
+  ):
+    self._config, self._mesh, self._pad_id = config, mesh, pad_id
+    self._sharding = sharding.batch_sharding(mesh)
+    shards = sharding.num_shards("batch", mesh)
+    self._rows = -(-batch_size // shards) * shards
+    self._programs = {head.name: jax.jit(functools.partial(_logits, graphdef, head.name)) for head in config.heads}
+
+  def logits(
+    self, params: Params, head: HeadConfig, examples: Sequence[Example], *, on_batch: Callable | None = None
+  ) -> list[np.ndarray]:
+    """float32 [positions that are asked, classes] of each example.
+
+    Args:
+      params: nested dict.
+      head: that is asked.
+      examples: see `Example`.
+      on_batch: called with the number of examples and of their tokens after each batch.
+    """
+    most = self._config.most_positions or 1 << 30
+    widths = [predictor.bucket(len(example["inputs"]), most) for example in examples]
+    found: list[np.ndarray] = [np.zeros(0)] * len(examples)
+    for width, indices in predictor.by_width(widths, self._rows):
+      rows = [examples[i] for i in indices]
+      features = features_of(rows, width, side=self._config.kind.answers, pad_id=self._pad_id)
+      with jax.set_mesh(self._mesh):
+        batch = predictor.placed(features, self._rows, self._sharding)
+        logits = predictor.gathered(self._programs[head.name](params, batch))
+      for i, row in zip(indices, logits, strict=False):
+        found[i] = row[: len(examples[i]["inputs"])][np.asarray(examples[i]["answer_heads"]) > 0]
+      if on_batch is not None:
+        on_batch(len(indices), sum(len(example["inputs"]) for example in rows))
+    return found
+
+
+# ---- Answers ---------------------------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+  return logits - np.logaddexp.reduce(logits)
+
+
+def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  texts = example["classes"] if "classes" in example else head.labels or range(head.num_classes)
+  log_p = _log_softmax(logits[0])
+  best = int(np.argmax(log_p))
+  return _text(texts[best]), float(log_p[best])
+
+
+def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  del head
+  log_p = _log_softmax(logits[:, 0])
+  best = int(np.argmax(log_p))
+  return _text(example["options" if "options" in example else "candidates"][best]), float(log_p[best])
+
+
+def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  del head, example
+  return repr(float(logits[0, 0])), 0.0
+
+
+_ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]] = {
+  "class": _class,
+  "choice": _choice,
+  "score": _score,
+}
+
+
+def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """What a head says of an example, as a model that writes would; and its log-probability, of a number 0.
+
+  Args:
+    head: that was asked.
+    example: with the fields of its task.
+    logits: [positions that are asked, classes].
+  """
+  return _ANSWERS[head.kind](head, example, logits)
+
+
+# ---- A batch's own ---------------------------------------------------------------------------------------------------
+
+
+def _named(head: HeadConfig, number: int) -> str:
+  return head.labels[number] if head.labels else str(number)
+
+
+def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[str, str]:
+  """What a head says of an example of a batch, and what is right, as short texts.
+
+  Args:
+    head: that was asked.
+    logits: float32 [positions that are asked, classes].
+    targets: int32 there; see `losses.heads.Asked`.
+  """
+  if head.kind == "score":
+    return f"{logits[0, 0]:.2f}", f"{float(losses.scores_of(targets)[0]):.2f}"
+  if head.kind == "choice":
+    right = np.flatnonzero(targets > 0)
+    return f"candidate {int(np.argmax(logits[:, 0])) + 1}", f"candidate {', '.join(str(i + 1) for i in right)}"
+  found, right = logits.argmax(axis=-1), targets
+  return " ".join(_named(head, int(i)) for i in found), " ".join(_named(head, int(i)) for i in right)

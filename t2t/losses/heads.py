@@ -1,0 +1,337 @@
+"""What heads answer: classes, numbers, tags, spans, and which of several candidates; beside masked tokens or alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.config import Config
+from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram_loss
+from t2t.losses.protocol import Baseline, Weights
+from t2t.metrics import Metrics, WeightedSum
+from t2t.models import heads, transformer
+from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.models.flops import model_flops
+
+KINDS = ("class", "score", "choice", "tag", "span")  # heads that are asked by a batch's features
+
+_NOT_THERE = -1e30  # as a logit
+
+
+class Asked(NamedTuple):
+  """What a batch asks of one head.
+
+  at: bool [batch, length], where it answers.
+  targets: int32 there: the class; the bits of a float32 score; 1 for a right candidate; 1 where a span starts plus 2
+    where it ends.
+  groups: int there: positions of a row with the same number are one example's.
+  """
+
+  at: jax.Array
+  targets: jax.Array
+  groups: jax.Array
+
+
+def asked_of(batch: Batch, number: int) -> Asked:
+  """What a batch asks of the head of this number in the model's config."""
+  side = sides(batch)[0]
+  found = batch[f"{side}_answer_heads"] == number + 1
+  return Asked(found, batch[f"{side}_answer_targets"], batch[f"{side}_answer_groups"])
+
+
+# ---- Kinds -----------------------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+  """Of each position, float32 [batch, length]: what it adds to the loss, and to the number of right answers."""
+
+  loss: jax.Array
+  right: jax.Array
+
+
+def _same(asked: Asked) -> jax.Array:
+  """bool [batch, length, length]: which positions that are asked are of the same example."""
+  return (asked.groups[:, :, None] == asked.groups[:, None, :]) & asked.at[:, None, :]
+
+
+def _over_group(reduce: Callable, same: jax.Array, x: jax.Array) -> jax.Array:
+  """Of each position the sum, maximum, ... over its group; [batch, length] -> [batch, length]."""
+  return reduce(jnp.where(same, x[:, None, :], _NOT_THERE), axis=-1)
+
+
+def _one_each(asked: Asked) -> jax.Array:
+  return asked.at.astype(jnp.float32)
+
+
+def _class(logits: jax.Array, asked: Asked) -> Found:
+  """Cross-entropy of the class."""
+  log_p = jax.nn.log_softmax(logits)
+  is_target = jnp.where(asked.at, asked.targets, 0)[..., None] == jnp.arange(logits.shape[-1])
+  at, of_target = _one_each(asked), jnp.sum(jnp.where(is_target, log_p, 0.0), axis=-1)
+  return Found(-at * of_target, at * (of_target >= jnp.max(log_p, axis=-1)))
+
+
+def scores_of(targets: jax.Array) -> jax.Array:
+  """The float32 numbers whose bits int32 targets are."""
+  return jax.lax.bitcast_convert_type(targets, jnp.float32)
+
+
+def _score(logits: jax.Array, asked: Asked) -> Found:
+  """Squared error; right is what is no more than 0.5 from the target."""
+  error = jnp.where(asked.at, logits[..., 0] - scores_of(asked.targets), 0.0)
+  return Found(jnp.square(error), _one_each(asked) * (jnp.abs(error) <= 0.5))
+
+
+def _right(asked: Asked) -> jax.Array:
+  return asked.at & (asked.targets > 0)
+
+
+def _one_for_each_right(asked: Asked) -> jax.Array:
+  """Right candidates of an example share in one."""
+  right = _right(asked)
+  number = jnp.sum(_same(asked) & right[:, None, :], axis=-1)
+  return jnp.where(right, 1.0 / jnp.maximum(number, 1), 0.0)
+
+
+def _choice(logits: jax.Array, asked: Asked) -> Found:
+  """Minus the log-probability that one of the right candidates has, by a softmax over those of the example."""
+  same, scores, units = _same(asked), logits[..., 0], _one_for_each_right(asked)
+  of_right = same & _right(asked)[:, None, :]
+  total, right = (_over_group(jax.nn.logsumexp, x, scores) for x in (same, of_right))
+  best, best_right = (_over_group(jnp.max, x, scores) for x in (same, of_right))
+  return Found(jnp.where(units > 0, units * (total - right), 0.0), units * (best_right >= best))
+
+
+def _starts(asked: Asked) -> jax.Array:
+  return (asked.at & (asked.targets % 2 == 1)).astype(jnp.float32)
+
+
+def _span(logits: jax.Array, asked: Asked) -> Found:
+  """Half of the cross-entropy of the first position, and half of that of the last, each over the example's.
+
+  Source: Devlin et al. 2019, section 4.2; halves as in transformers.
+  """
+  same, bounds = _same(asked), (_starts(asked), (asked.at & (asked.targets >= 2)).astype(jnp.float32))
+  loss, found = jnp.zeros(asked.at.shape), []
+  for number, is_bound in enumerate(bounds):
+    scores = logits[..., number]
+    total = _over_group(jax.nn.logsumexp, same, scores)
+    loss += 0.5 * jnp.where(is_bound > 0, total - scores, 0.0)
+    found.append(is_bound * (scores >= _over_group(jnp.max, same, scores)))
+  return Found(loss, found[0] * _over_group(jnp.max, same, found[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+  """How a kind of head is scored.
+
+  found: logits [batch, length, classes] of what is asked.
+  units: float32 [batch, length], what the sum of losses is divided by, added up.
+  baseline: the loss of who knows how often each answer is right, of the whole batch: (sum, number of units).
+  """
+
+  found: Callable[[jax.Array, Asked], Found]
+  units: Callable[[Asked], jax.Array]
+  baseline: Callable[[Sequence[Asked], int], jax.Array]
+
+
+def _entropy(asked: Sequence[Asked], classes: int) -> jax.Array:
+  counts = sum(jnp.zeros(classes).at[each.targets].add(_one_each(each), mode="drop") for each in asked)
+  shares = counts / jnp.maximum(jnp.sum(counts), 1.0)
+  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
+
+
+def _variance(asked: Sequence[Asked], classes: int) -> jax.Array:
+  del classes
+  sums = [0.0, 0.0, 0.0]
+  for each in asked:
+    x = jnp.where(each.at, scores_of(each.targets), 0.0)
+    sums = [a + jnp.sum(b) for a, b in zip(sums, (_one_each(each), x, jnp.square(x)), strict=True)]
+  number, first, second = jnp.maximum(sums[0], 1.0), sums[1], sums[2]
+  return second / number - jnp.square(first / number)
+
+
+def _chance(units: Callable[[Asked], jax.Array], asked: Sequence[Asked]) -> jax.Array:
+  """Of who takes any: the mean logarithm of how many there are."""
+  total, number = 0.0, 0.0
+  for each in asked:
+    weights = units(each)
+    total += jnp.sum(weights * jnp.log(jnp.maximum(jnp.sum(_same(each), axis=-1), 1)))
+    number += jnp.sum(weights)
+  return total / jnp.maximum(number, 1.0)
+
+
+_KINDS = {
+  "class": _Kind(_class, _one_each, _entropy),
+  "score": _Kind(_score, _one_each, _variance),
+  "choice": _Kind(_choice, _one_for_each_right, lambda asked, _: _chance(_one_for_each_right, asked)),
+  "tag": _Kind(_class, _one_each, _entropy),
+  "span": _Kind(_span, _starts, lambda asked, _: _chance(_starts, asked)),
+}
+
+
+def _number_of_examples(asked: Asked) -> jax.Array:
+  """How many groups are asked something; their numbers rise along a row."""
+  groups = jnp.where(asked.at, asked.groups, 0)
+  before = jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
+  return jnp.sum((groups > before).astype(jnp.float32))
+
+
+# ---- Hidden states ---------------------------------------------------------------------------------------------------
+
+
+def answers(
+  module: Model, states: jax.Array, batch: Batch, name: str, *, dropout_key: jax.Array | None = None
+) -> jax.Array:
+  """Logits of a head at every position, float32 [batch, length, classes].
+
+  Args:
+    module: the model.
+    states: of its last layer, or of every layer; see `Model.states`.
+    batch: model features.
+    name: of the head.
+    dropout_key: None at evaluation.
+  """
+  head = module.heads[name]
+  hidden = states if head.layers == "mix" or states.ndim == 3 else states[-1]
+  if head.reads == "mean":
+    hidden = heads.mean_of_segments(hidden, segments_of(batch, module.architecture.answers))
+  return module.head_logits(name, hidden, dropout_key=dropout_key)
+
+
+def all_answers(module: Model, batch: Batch, names: Sequence[str]) -> dict[str, jax.Array]:
+  """`answers` of several heads, by name."""
+  states = module.states(batch, every_layer=reads_every_layer(module.config))
+  return {name: answers(module, states, batch, name) for name in names}
+
+
+def reads_every_layer(model: TransformerConfig) -> bool:
+  """Whether one of the heads does."""
+  return any(head.layers == "mix" for head in model.heads)
+
+
+# ---- The loss --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+  """A term for each head of the model that a batch asks, and with `tokens` one for the tokens that are predicted.
+
+  A head's term is the mean over its answers, times the share of the batch's examples that it is asked: of a mixture of
+  tasks each example counts alike, and of a task alone the term is its mean.
+
+  Metrics: loss and accuracy, of the tokens if there are any, else of all heads; with several terms those of each head.
+  """
+
+  config: TransformerConfig
+  tokens: CrossEntropyConfig | None
+  splits: ClassVar[bool] = True
+  unit: ClassVar[str] = "per answer"
+  part: ClassVar[str] = ""
+
+  @classmethod
+  def of(cls, run: Config) -> "Heads":
+    """The loss of a run.
+
+    Raises:
+      UserError: the model has no head that could be asked.
+    """
+    asked = [head for head in run.model.heads if head.kind in KINDS]
+    if not asked:
+      raise UserError(
+        f"config.train.loss={run.train.loss}: the model has no head that answers; give config.data.mixture a task with"
+        " options, whose head is made for it, or config.model.heads one of your own"
+      )
+    tokens = CrossEntropy.of(run).config if run.train.loss == "tokens_and_heads" else None
+    return cls(run.model, tokens)
+
+  @property
+  def heads(self) -> tuple[str, ...]:
+    """All that can be asked."""
+    return tuple(head.name for _, head in self._asked)
+
+  @property
+  def _asked(self) -> list[tuple[int, HeadConfig]]:
+    return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in KINDS]
+
+  def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
+    """The model alone."""
+    return transformer.build(config, rngs)
+
+  def idle(self, model: TransformerConfig) -> tuple[str, ...]:
+    """Where no tokens are predicted the head over the vocabulary, and a decoder that answers nothing."""
+    if self.tokens is not None:
+      return ()
+    has_own = model.logits_transform or not model.tied_logits
+    return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.reads_apart else ()))
+
+  def weights(self, batch: Batch) -> Weights:
+    """Answers of each head, as many times as there are examples for each of its own; and tokens that count."""
+    found, examples = {}, {}
+    for number, head in self._asked:
+      asked = asked_of(batch, number)
+      found[head.name] = jnp.sum(_KINDS[head.kind].units(asked))
+      examples[head.name] = _number_of_examples(asked)
+    total = sum(examples.values())
+    weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in found.items()}
+    if self.tokens is not None:
+      weights["tokens"] = jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))
+    return weights
+
+  def __call__(
+    self, module: Model, batch: Batch, weights: Weights, *, key: jax.Array | None, train: bool
+  ) -> tuple[dict[str, jax.Array], Metrics]:
+    """See `Loss`."""
+    body_key, *keys = (
+      jax.random.split(key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
+    )
+    states = module.states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
+    terms, metrics, added = {}, {}, []
+    for number, head in self._asked:
+      kind, asked = _KINDS[head.kind], asked_of(batch, number)
+      logits = answers(module, states, batch, head.name, dropout_key=keys[number])
+      loss, right = (jnp.sum(x) for x in kind.found(logits, asked))
+      units, examples = jnp.sum(kind.units(asked)), _number_of_examples(asked)
+      terms[head.name] = loss / jnp.maximum(weights[head.name], 1e-8)
+      metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
+      metrics[f"{head.name}_accuracy"] = WeightedSum(right, units)
+      share = examples / jnp.maximum(units, 1e-8)
+      added.append((loss * share, right * share, examples))
+    if self.tokens is None:
+      loss, right, examples = (sum(column) for column in zip(*added, strict=True))
+      own = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
+      return terms, own | (metrics if len(added) > 1 else {})
+    hidden = states if states.ndim == 3 else states[-1]
+    return self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
+
+  def _with_tokens(self, module, hidden, batch, weights, terms, metrics, *, train: bool):
+    config = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
+    side = predicted_side(batch)
+    own = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    targets = batch[f"{side}_target_tokens"]
+    summed, sums, _ = token_sums(config, module.logits_fn(), hidden, targets, own, sparse=True)
+    of_tokens = {name: WeightedSum(sums[i], jnp.sum(own)) for i, name in enumerate(("loss", "z_loss", "accuracy"))}
+    return terms | {"tokens": summed / jnp.maximum(weights["tokens"], 1.0)}, of_tokens | metrics
+
+  def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
+    """The model's, with the logits of the tokens that are predicted."""
+    predicted = predicted if self.tokens is not None else 0.0
+    return model_flops(config, batch_size=batch_size, lengths=lengths, predicted=predicted)
+
+  def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
+    """Of who knows how often each answer is right."""
+    if self.tokens is not None:
+      loss = float(unigram_loss(batches, vocab_size))
+      return [Baseline("unigram model", loss, "knows how often each token occurs in these targets")]
+    total, number = 0.0, 0.0
+    for place, head in self._asked:
+      asked = [asked_of(batch, place) for batch in batches]
+      examples = sum(_number_of_examples(each) for each in asked)
+      total += examples * _KINDS[head.kind].baseline(asked, head.num_classes)
+      number += examples
+    return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), "knows how often each answer is right")]
