@@ -24,9 +24,12 @@ def with_heads(config: Config) -> Config:
   data, model, loss = config.data, config.model, config.train.loss
   found = None if data.files or not data.mixture else pipeline.registered(data)
   answered = found is not None and answering.is_answered(found)
+  asked = _asked_by_objectives(config, found)
   if not loss:
-    loss = "heads" if answered and not model.kind.writes else "cross_entropy"
+    loss = "tokens_and_heads" if asked else "heads" if answered and not model.kind.writes else "cross_entropy"
     config = config.with_(train={"loss": loss})
+  if asked:
+    return _with_asked(config, asked)
   if not answered_by_heads(loss):
     _check_learns(found, config)
     return config
@@ -36,6 +39,40 @@ def with_heads(config: Config) -> Config:
   # Others that could answer would not be asked.
   others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
   return config.with_(model={"heads": (*others, *wanted)})
+
+
+def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
+  """The heads that a run's objectives ask, which must be the same.
+
+  Raises:
+    UserError: they are not, or there is no such objective.
+  """
+  names = {config.data.objective} if config.data.files else objectives.of(found) if found is not None else set()
+  heads = {name: objectives.heads_of(name) for name in sorted(names)}
+  if len(set(heads.values())) > 1:
+    listed = "; ".join(f"{name}: {', '.join(head.name for head in own) or 'none'}" for name, own in heads.items())
+    raise UserError(f"config.data.mixture={config.data.mixture}: objectives that ask different heads ({listed})")
+  return next(iter(heads.values()), ())
+
+
+def _with_asked(config: Config, asked: tuple[HeadConfig, ...]) -> Config:
+  """The run whose model has the heads of its objective, first of all, in the order in which they are asked."""
+  if config.train.loss != "tokens_and_heads":
+    raise UserError(
+      f"config.train.loss={config.train.loss}: the objective asks a head {asked[0].name!r} besides the tokens, which"
+      " tokens_and_heads learns"
+    )
+  there = {head.name: head for head in config.model.heads}
+  for head in asked:
+    own = there.get(head.name, head)
+    if (own.kind, own.num_classes) != (head.kind, head.num_classes):
+      raise UserError(
+        f"config.model.heads: {own.name} is a {own.kind} head with {own.num_classes} classes, and the objective asks a"
+        f" {head.kind} with {head.num_classes}: {', '.join(head.labels)}"
+      )
+  names = [head.name for head in asked]
+  others = (head for head in config.model.heads if head.name not in names and head.kind not in ANSWERED_KINDS)
+  return config.with_(model={"heads": (*(there.get(head.name, head) for head in asked), *others)})
 
 
 def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:

@@ -9,8 +9,8 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import selection
 from t2t.data.answering import kinds, needs
-from t2t.data.answering.framing import Framing
 from t2t.data.answering.kinds import ANSWER_FEATURES, Reading
+from t2t.data.framing import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 

@@ -7,8 +7,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.answering import framing as framing_lib
-from t2t.data.answering.framing import Framing
+from t2t.data import framing as framing_lib
+from t2t.data.framing import Framing
 
 Features = dict[str, tf.Tensor]
 
