@@ -21,7 +21,7 @@ def dataset_of(record):
   def tensor(value):
     if isinstance(value, dict):
       return {key: tensor(item) for key, item in value.items()}
-    return tf.constant(value, tf.string) if value == [] else tf.constant(value)
+    return tf.constant(value, tf.string) if isinstance(value, list) and not value else tf.constant(value)
 
   return tf.data.Dataset.from_tensors(tensor(record))
 
@@ -71,7 +71,7 @@ def docstring_example(function):
     (text_formats.pair, {}),
     (text_formats.wsc, {}),
     (text_formats.record, {}),
-    (text_formats.squad, {}),
+    (text_formats.spans, {}),
     (text_formats.summarize, {"document": "article", "summary": "highlights"}),
     (text_formats.translate, {"source": "en", "target": "de"}),
   ],
@@ -112,8 +112,16 @@ def test_answers_that_are_not_given():
   for training in (True, False):
     (found,) = run(text_formats.record, PASSAGE | {"answers": [], "training": training})
     assert (found["targets"], found["answers"], found["options"]) == ("<unk>", [], ["Ann", "Bob"])
-  (found,) = run(text_formats.squad, {"id": "a", "question": "b?", "context": "c", "answers": {"text": []}})
-  assert (found["targets"], found["answers"]) == ("<unk>", [])
+  question = {
+    "id": "a",
+    "question": "b?",
+    "context": "c",
+    "answers": {"text": [], "answer_start": np.zeros(0, np.int32)},
+  }
+  (found,) = run(text_formats.squad, question)
+  assert (found["targets"], found["answers"], "no_answer" in found) == ("<unk>", [], False)
+  (found,) = run(text_formats.spans, question, unanswerable=True)
+  assert found["targets"] == found["no_answer"] == "unanswerable"
 
 
 def test_a_query_is_evaluated_once():

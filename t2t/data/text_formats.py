@@ -15,7 +15,7 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t.data import vocabularies
+from t2t.data import answers, vocabularies
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
@@ -272,11 +272,11 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
     passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
     entities = tf.strings.reduce_join(features["entities"], separator=", ")
     inputs = tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " ")
-    answers = features["answers"]
-    number = tf.where(features["training"], tf.maximum(tf.size(answers), 1), 1)
-    targets = tf.concat([answers, [UNKNOWN]], 0)[:number]
+    right = features["answers"]
+    number = tf.where(features["training"], tf.maximum(tf.size(right), 1), 1)
+    targets = tf.concat([right, [UNKNOWN]], 0)[:number]
     idx = tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")])
-    shared = {"inputs": inputs, "idx": idx, "options": features["entities"], "answers": answers}
+    shared = {"inputs": inputs, "idx": idx, "options": features["entities"], "answers": right}
     return {"targets": targets} | {name: tf.repeat(x[None], number, axis=0) for name, x in shared.items()}
 
   return dataset.map(format_query, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -293,26 +293,43 @@ def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
 
 
 @seqio.map_over_dataset
-def squad(features: Features) -> Features:
+def spans(features: Features, *, unanswerable: bool = False) -> Features:
   """A question on a paragraph, and the words of the paragraph that answer it.
 
   In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
-        "answers": {"text": ["carbon monoxide", "monoxide."]}}
+        "answers": {"text": ["carbon monoxide", "monoxide."], "answer_start": [22, 29]}}
   Out: {"inputs": "question: What does it displace ? context: Oxygen ( O2 ) displaces carbon monoxide .",
-        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1"}
+        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1", "head": "span",
+        "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
+        "answer_texts": ["carbon monoxide", "monoxide."], "answer_starts": [22, 29]}
 
   The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
   text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
   target.
+
+  Args:
+    features: as above; "answer_start" counts characters.
+    unanswerable: whether a question without answers has none, which is then the answer, `answers.UNANSWERABLE`; else
+      they are not given.
   """
-  answers = _space_punctuation(features["answers"]["text"])
+  given = features["answers"]
+  spaced = _space_punctuation(given["text"])
   question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
+  nothing = answers.UNANSWERABLE if unanswerable else UNKNOWN
   return {
     "inputs": tf.strings.join(["question:", question, "context:", context], " "),
-    "targets": tf.concat([answers, [UNKNOWN]], 0)[0],
-    "answers": answers,
+    "targets": tf.concat([spaced, [nothing]], 0)[0],
+    "answers": spaced,
     "id": features["id"],
-  }
+    "head": tf.constant("span"),
+    "question": features["question"],
+    "context": features["context"],
+    "answer_texts": given["text"],
+    "answer_starts": tf.cast(given["answer_start"], tf.int32),
+  } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
+
+
+squad = spans  # T5's
 
 
 # ---- Text to text ----------------------------------------------------------------------------------------------------
