@@ -42,6 +42,12 @@ def run(function, record, **options):
   return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
 
 
+def written(record):
+  """A query of ReCoRD as it is written."""
+  examples = text_formats.each_answer(text_formats.record(dataset_of(record)))
+  return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
+
+
 def docstring_example(function):
   """The literal record and the literal examples of a docstring."""
   lines = inspect.getdoc(function).split("\n")
@@ -110,7 +116,7 @@ def test_a_label_that_is_not_given(function, options, record):
 def test_answers_that_are_not_given():
   """A query or a question without answers is one example, whether it is trained on or not."""
   for training in (True, False):
-    (found,) = run(text_formats.record, PASSAGE | {"answers": [], "training": training})
+    (found,) = written(PASSAGE | {"answers": [], "training": training})
     assert (found["targets"], found["answers"], found["options"]) == ("<unk>", [], ["Ann", "Bob"])
   question = {
     "id": "a",
@@ -126,8 +132,16 @@ def test_answers_that_are_not_given():
 
 def test_a_query_is_evaluated_once():
   """However many answers are right; all of them go along."""
-  (found,) = run(text_formats.record, PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
+  (found,) = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
   assert (found["targets"], found["answers"]) == ("Ann", ["Ann", "Bob"])
+
+
+def test_each_answer_is_written():
+  """In training: the same text, with one answer after another."""
+  found = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": True})
+  inputs = "record query: @placeholder entities: Ann, Bob passage: Ann."
+  assert [(each["inputs"], each["targets"]) for each in found] == [(inputs, "Ann"), (inputs, "Bob")]
+  assert "training" not in found[0]
 
 
 @pytest.mark.parametrize("before", [".", "?", "!", '"', "'"])

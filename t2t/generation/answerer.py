@@ -109,6 +109,8 @@ def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 
 def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head
+  if not len(logits):
+    return "", 0.0  # of an example none of whose candidates is mentioned
   log_p = _log_softmax(logits[:, 0])
   best = int(np.argmax(log_p))
   return _text(example["options" if "options" in example else "candidates"][best]), float(log_p[best])
