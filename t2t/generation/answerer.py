@@ -96,6 +96,10 @@ def _text(value: Any) -> str:
   return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def _named(head: HeadConfig, number: int) -> str:
+  return head.labels[number] if head.labels else str(number)
+
+
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
   return logits - np.logaddexp.reduce(logits)
 
@@ -119,6 +123,14 @@ def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str
 def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head, example
   return repr(float(logits[0, 0])), 0.0
+
+
+def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """Of words that are not asked O."""
+  tags = ["O"] * len(example["words"])
+  for number, own in zip(example["asked_words"], logits, strict=True):
+    tags[int(number)] = _named(head, int(np.argmax(own)))
+  return " ".join(tags), float(sum(np.max(_log_softmax(own)) for own in logits))
 
 
 # As transformers' run_qa has them.
@@ -162,6 +174,7 @@ _ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float
   "choice": _choice,
   "score": _score,
   "span": _span,
+  "tag": _tag,
 }
 
 
@@ -177,10 +190,6 @@ def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
-
-
-def _named(head: HeadConfig, number: int) -> str:
-  return head.labels[number] if head.labels else str(number)
 
 
 def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[str, str]:
