@@ -50,12 +50,12 @@ def written(record):
 
 
 def docstring_example(function):
-  """The literal record and the literal examples of a docstring."""
+  """The literal records and the literal examples of a docstring."""
   lines = inspect.getdoc(function).split("\n")
   start = next(i for i, line in enumerate(lines) if line.startswith("In:"))
   middle = next(i for i, line in enumerate(lines) if line.startswith("Out:"))
   end = next((i for i in range(middle, len(lines)) if not lines[i].strip()), len(lines))
-  given = ast.literal_eval(" ".join(lines[start:middle]).removeprefix("In:").strip())
+  given = ast.literal_eval("[" + " ".join(lines[start:middle]).removeprefix("In:") + "]")
   expected = ast.literal_eval("[" + " ".join(lines[middle:end]).removeprefix("Out:") + "]")
   return given, expected
 
@@ -72,6 +72,10 @@ def docstring_example(function):
         "parts": ("premise", "hypothesis"),
       },
     ),
+    (text_formats.choices, {"prefix": "weather", "fields": ("context",), "candidates": "endings"}),
+    (text_formats.scored, {"prefix": "rating", "fields": ("review",), "label": "stars"}),
+    (text_formats.in_language, {"language": "de"}),
+    (text_formats.each_answer, {}),
     (text_formats.copa, {}),
     (text_formats.multirc, {"labels": BOOLEAN}),
     (text_formats.stsb, {}),
@@ -87,7 +91,7 @@ def docstring_example(function):
 def test_docstring_examples(function, options):
   """What a docstring shows is what the preprocessor does."""
   given, expected = docstring_example(function)
-  assert run(function, given, **options) == expected
+  assert [example for record in given for example in run(function, record, **options)] == expected
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,22 @@ def test_a_label_that_is_not_given(function, options, record):
   """The target is T5's text for it, the label stays -1."""
   found = run(function, {"idx": 3, "label": -1, **record}, **options)[0]
   assert (found["targets"], found["label"]) == ("<unk>", -1)
+
+
+def test_candidates_in_fields_of_their_own():
+  """As SWAG has them; a test record has no label, and a record's number is kept."""
+  record = {"sent": "a", "one": "b", "two": "c", "gold": -1, "idx": 7}
+  (found,) = run(text_formats.choices, record, prefix="x", fields=("sent",), candidates=("one", "two"), label="gold")
+  assert (found["inputs"], found["targets"]) == ("x sent: a choice1: b choice2: c", "<unk>")
+  assert (found["candidates"], found["label"], found["idx"]) == (["b", "c"], -1, 7)
+
+
+def test_a_number_that_is_not_given():
+  """-1, as of other labels; others are written as short as they are."""
+  texts = [
+    run(text_formats.scored, {"a": "b", "label": x}, prefix="p", fields=("a",))[0]["targets"] for x in (-1.0, 0.1, 4)
+  ]
+  assert texts == ["<unk>", "0.1", "4"]
 
 
 def test_answers_that_are_not_given():

@@ -48,7 +48,7 @@ def labelled(
         " own portion of titanic anatomy to shaft? Did he think he was helping?", "Valence was helping"]}
 
   Args:
-    features: the `fields`, "label" and "idx".
+    features: the `fields` and "label"; "idx" is kept.
     prefix: the task's name.
     fields: in the order in which they are read.
     labels: texts of the classes.
@@ -62,11 +62,96 @@ def labelled(
     "inputs": tf.strings.join(words, " "),
     "targets": _target(features["label"], labels),
     "label": tf.cast(features["label"], tf.int32),
-    "idx": tf.cast(features["idx"], tf.int32),
     "options": tf.constant(labels),
     "head": tf.constant(reading_formats.head_name(prefix)),
     "parts": tf.stack([features[field] for field in parts or fields]),
-  }
+  } | _number_of(features)
+
+
+def _number_of(features: Features) -> Features:
+  """The record's, where it has one."""
+  return {"idx": tf.cast(features["idx"], tf.int32)} if "idx" in features else {}
+
+
+@seqio.map_over_dataset
+def choices(
+  features: Features, *, prefix: str, fields: Sequence[str], candidates: str | Sequence[str], label: str = "label"
+) -> Features:
+  """One or more texts, each behind its name, and which of several others goes with them.
+
+  In:  {"context": "It rained all day.", "endings": ["It is wet.", "It is dry.", "It is old."], "label": 1}
+  Out: {"inputs": "weather context: It rained all day. choice1: It is wet. choice2: It is dry. choice3: It is old.",
+        "targets": "choice2", "label": 1, "options": ["choice1", "choice2", "choice3"], "head": "weather",
+        "parts": ["It rained all day."], "candidates": ["It is wet.", "It is dry.", "It is old."]}
+
+  Args:
+    features: as above; "idx" is kept.
+    prefix: the task's name.
+    fields: in the order in which they are read.
+    candidates: the field with all candidates, or fields with one each.
+    label: the field with the number of the right one; -1 where it is not given.
+  Source: COPA as Raffel et al. 2020 have it, appendix D.10, with the candidates behind.
+  """
+  own = features[candidates] if isinstance(candidates, str) else tf.stack([features[name] for name in candidates])
+  options = tf.strings.join(["choice", tf.strings.as_string(tf.range(1, tf.size(own) + 1))])
+  words = [prefix]
+  for field in fields:
+    words += [f"{field}:", features[field]]
+  words.append(tf.strings.reduce_join(tf.strings.join([options, own], ": "), separator=" "))
+  right = tf.cast(features[label], tf.int32)
+  return {
+    "inputs": tf.strings.join(words, " "),
+    "targets": tf.gather(tf.concat([options, [UNKNOWN]], 0), tf.where(right < 0, tf.size(own), right)),
+    "label": right,
+    "options": options,
+    "head": tf.constant(reading_formats.head_name(prefix)),
+    "parts": tf.stack([features[field] for field in fields]),
+    "candidates": own,
+  } | _number_of(features)
+
+
+@seqio.map_over_dataset
+def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str = "label") -> Features:
+  """One or more texts, each behind its name, and a number.
+
+  In:  {"review": "Good, not great.", "stars": 3.5}
+  Out: {"inputs": "rating review: Good, not great.", "targets": "3.5", "label": 3.5, "head": "rating",
+        "parts": ["Good, not great."]}
+
+  Args:
+    features: as above; "idx" is kept.
+    prefix: the task's name.
+    fields: in the order in which they are read.
+    label: the field with the number; -1 where it is not given.
+  """
+  words = [prefix]
+  for field in fields:
+    words += [f"{field}:", features[field]]
+  number = tf.cast(features[label], tf.float32)
+  return {
+    "inputs": tf.strings.join(words, " "),
+    "targets": tf.where(number == -1.0, UNKNOWN, tf.strings.as_string(number, shortest=True)),
+    "label": number,
+    "head": tf.constant(reading_formats.head_name(prefix)),
+    "parts": tf.stack([features[field] for field in fields]),
+  } | _number_of(features)
+
+
+@seqio.map_over_dataset
+def in_language(features: Features, *, language: str) -> Features:
+  """A pair of sentences that a record of XNLI has in several languages, in one of them.
+
+  In:  {"premise": {"de": "Es regnet.", "en": "It rains."}, "label": 1,
+        "hypothesis": {"language": ["en", "de"], "translation": ["It is wet.", "Es ist nass."]}}
+  Out: {"premise": "Es regnet.", "hypothesis": "Es ist nass.", "label": 1}
+
+  Args:
+    features: as above.
+    language: key of the premise.
+  """
+  given = features["hypothesis"]
+  (hypothesis,) = tf.unstack(tf.boolean_mask(given["translation"], given["language"] == language)[:1], num=1)
+  return {"premise": features["premise"][language], "hypothesis": hypothesis, "label": features["label"]}
 
 
 _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}

@@ -1,4 +1,4 @@
-"""Benchmarks as a seqio source: SuperGLUE, GLUE and SQuAD, from TensorFlow Datasets or from the files as released."""
+"""Benchmarks as a seqio source, from TensorFlow Datasets or from the files as released."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -24,7 +24,7 @@ class _Layout:
   folder: beside those of the benchmark's other tasks; "" where the files lie in the user's folder itself.
   read: (path, where, labels) -> records of a file.
   stems: split -> names of its file, without the ending; any other file is a split of its own name.
-  suffixes: endings of the files.
+  suffixes: endings of the files; "": of folders, which have the files of a split.
   """
 
   folder: str
@@ -61,6 +61,8 @@ def _squad(version: str) -> _Layout:
   return _Layout("", released_records.squad, stems, [".json"])
 
 
+XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+PAWS_LANGUAGES = ("de", "en", "es", "fr", "ja", "ko", "zh")
 _PAIR = ("sentence1", "sentence2")
 _MNLI = ("premise=sentence1", "hypothesis=sentence2")
 
@@ -102,6 +104,56 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
   },
   "squad": {"": _squad("v1.1")},
   "squad_v2": {"": _squad("v2.0")},
+  "hellaswag": {
+    "": _lines(
+      "",
+      released_records.hellaswag,
+      {"train": ["hellaswag_train"], "validation": ["hellaswag_val"], "test": ["hellaswag_test"]},
+    ),
+  },
+  "conll2003": {
+    "": _Layout(
+      "conll2003",
+      functools.partial(released_records.columns, words="tokens", tags="ner", names=("tokens", "pos", "chunks", "ner")),
+      {"train": ["train"], "validation": ["valid"], "test": ["test"]},
+      [".txt"],
+    ),
+  },
+  "xnli": {
+    language: _Layout(
+      "",
+      functools.partial(released_records.xnli, language=language),
+      {"validation": ["xnli.dev"], "test": ["xnli.test"]},
+      [".tsv"],
+    )
+    for language in XNLI_LANGUAGES
+  },
+  "paws_x_wiki": {
+    language: _Layout(
+      language,
+      functools.partial(released_records.quoted, texts=_PAIR, delimiter="\t", left_out=True),
+      {"train": ["translated_train"], "validation": ["dev_2k"], "test": ["test_2k"]},
+      [".tsv"],
+    )
+    for language in PAWS_LANGUAGES
+  },
+  "imdb_reviews": {
+    "": _Layout("aclImdb", released_records.reviews, {"train": ["train"], "test": ["test"]}, [""]),
+  },
+  "ag_news_subset": {
+    "": _Layout(
+      "ag_news_csv",
+      functools.partial(
+        released_records.quoted,
+        texts=("title", "description"),
+        delimiter=",",
+        columns=("label", "title", "description"),
+        first_label=1,
+      ),
+      {"train": ["train"], "test": ["test"]},
+      [".csv"],
+    ),
+  },
 }
 
 
@@ -195,7 +247,7 @@ class BenchmarkSource(seqio.DataSource):
     found = {}
     for path in sorted(self._task_folder().iterdir()):
       for suffix in self._layout.suffixes:
-        if path.name.endswith(suffix):
+        if path.name.endswith(suffix) and path.is_dir() == (not suffix):
           found[path.name.removesuffix(suffix)] = str(path)
     known = {"train": [], "validation": [], "test": []}
     known |= self._layout.stems

@@ -1,9 +1,10 @@
-"""What stands in the released files of SuperGLUE, GLUE and SQuAD, as records with the fields of TensorFlow Datasets.
+"""What stands in the released files of benchmarks, as records with the fields of TensorFlow Datasets.
 
 What no format reads is left out.  Classes are numbered as in TFDS, -1 where none is given.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import csv
 import json
 from typing import Any
 
@@ -173,6 +174,131 @@ def wsc(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
       "label": _label(row.get("label"), labels, place),
       "idx": _field(row, "idx", int, place),
     }
+
+
+# ---- Other benchmarks ------------------------------------------------------------------------------------------------
+
+
+def hellaswag(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each context, with all of its endings."""
+  for place, row in _json_lines(path, where):
+    endings = _field(row, "endings", list, place)
+    yield {
+      "context": _field(row, "ctx", str, place),
+      "endings": [_field({"ending": ending}, "ending", str, place) for ending in endings],
+      "label": _label(row.get("label"), labels, place),
+    }
+
+
+def xnli(path: str, where: str, labels: Sequence[str], *, language: str) -> Iterator[Record]:
+  """One record for each pair of sentences in a language, in the form of TFDS's, which has all languages together."""
+  lines = _lines(path, where)
+  header = lines[0].split("\t")
+  for column in ("language", "gold_label", "sentence1", "sentence2"):
+    if column not in header:
+      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+  for number, line in enumerate(lines[1:], 2):
+    cells = line.split("\t")
+    place = f"{where}: {path}, line {number}"
+    if not line.strip():
+      continue
+    if len(cells) != len(header):
+      raise UserError(f"{place}: has {len(cells)} column(s), the header {len(header)}: {', '.join(header)}")
+    row = dict(zip(header, cells, strict=True))
+    if row["language"] == language:
+      yield {
+        "premise": {language: row["sentence1"]},
+        "hypothesis": {"language": [language], "translation": [row["sentence2"]]},
+        "label": _label(row["gold_label"], labels, place),
+      }
+
+
+def quoted(
+  path: str,
+  where: str,
+  labels: Sequence[str],
+  *,
+  texts: Sequence[str],
+  delimiter: str,
+  columns: Sequence[str] = (),
+  first_label: int = 0,
+  left_out: bool = False,
+) -> Iterator[Record]:
+  """Rows of a table whose cells may stand in quotes.
+
+  Args:
+    path: of the file.
+    where: the config key that led there, for messages.
+    labels: names of the classes.
+    texts: columns of a record, beside "label".
+    delimiter: between columns.
+    columns: of files that do not name them.
+    first_label: the number of the first class.
+    left_out: whether rows whose label is no class are expected, and left out, as TFDS does.
+  """
+  rows = csv.reader(_lines(path, where), delimiter=delimiter)
+  header = list(columns) or next(rows, [])
+  for column in (*texts, "label"):
+    if column not in header:
+      raise UserError(f"{where}: {path}, line 1: has no column {column!r}; it has {', '.join(map(repr, header))}")
+  for cells in rows:
+    place = f"{where}: {path}, line {rows.line_num}"
+    if not cells:
+      continue
+    if len(cells) != len(header):
+      raise UserError(f"{place}: has {len(cells)} column(s) and not {len(header)}: {', '.join(header)}")
+    row = dict(zip(header, cells, strict=True))
+    number = int(row["label"]) - first_label if row["label"].isdecimal() else -1
+    if 0 <= number < len(labels):
+      yield {name: row[name] for name in texts} | {"label": number}
+    elif not left_out:
+      raise UserError(
+        f"{place}: label {row['label']!r} is none of {', '.join(labels)}, which are numbered from {first_label} on"
+      )
+
+
+def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each file of the folders neg and pos, of which the first is the first class."""
+  del labels
+  found = []
+  for name in ("neg", "pos"):
+    folder = epath.Path(path) / name
+    if not folder.is_dir():
+      raise UserError(f"{where}: {path}: has no folder {name}, with a file for each review")
+    found += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
+  for _, file, name in sorted(found):
+    text = "\n".join(_lines(str(file), where)).strip()
+    yield {"text": text, "label": ("neg", "pos").index(name)}
+
+
+def columns(
+  path: str, where: str, labels: Sequence[str], *, words: str, tags: str, names: Sequence[str]
+) -> Iterator[Record]:
+  """One record for each sentence of a file with a word and its tags in each line, and empty lines between sentences.
+
+  Args:
+    path: of the file.
+    where: the config key that led there, for messages.
+    labels: names of the tags.
+    words: column of the words.
+    tags: and of the tags.
+    names: of all columns.
+  """
+  found: tuple[list[str], list[int]] = ([], [])
+  for number, line in enumerate([*_lines(path, where), ""], 1):
+    cells = line.split()
+    if cells and cells[0] != "-DOCSTART-":
+      place = f"{where}: {path}, line {number}"
+      if len(cells) != len(names):
+        raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}")
+      tag = cells[names.index(tags)]
+      if tag not in labels:
+        raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
+      found[0].append(cells[names.index(words)])
+      found[1].append(labels.index(tag))
+    elif found[0]:
+      yield {words: found[0], tags: np.array(found[1], np.int32)}
+      found = ([], [])
 
 
 # ---- GLUE ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,28 @@
+"""Named entities of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), English: a head tags words, other models write.
+
+config.data.folders.conll2003 names the folder of train.txt, valid.txt and test.txt; without it TensorFlow Datasets
+provides them.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+from t2t.data.sources import released
+
+# In TFDS's order.
+_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
+
+seqio.TaskRegistry.add(
+  "conll2003",
+  source=released.BenchmarkSource(
+    "conll2003",
+    tfds="conll2003/conll2003:1.0.0",
+    labels=_TAGS,
+    splits={"train": "train", "validation": "dev", "test": "test"},
+  ),
+  preprocessors=text_formats.preprocessors(text_formats.tagged, words="tokens", tags="ner", names=_TAGS, prefix="ner"),
+  output_features=text_formats.t5_features(),
+  postprocess_fn=answers.tagged(_TAGS),
+  metric_fns=[task_metrics.entity_f1],
+)

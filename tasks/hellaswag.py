@@ -1,0 +1,23 @@
+"""HellaSwag (Zellers et al. 2019): which of four sentences goes on with a text.
+
+config.data.folders.hellaswag names the folder of the released files; without it TensorFlow Datasets provides them.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+from t2t.data.sources import released
+
+_CHOICES = ("choice1", "choice2", "choice3", "choice4")
+
+seqio.TaskRegistry.add(
+  "hellaswag",
+  source=released.BenchmarkSource("hellaswag", tfds="hellaswag:1.1.0", labels=_CHOICES),
+  preprocessors=text_formats.preprocessors(
+    text_formats.choices, prefix="hellaswag", fields=("context",), candidates="endings"
+  ),
+  output_features=text_formats.t5_features(),
+  postprocess_fn=answers.label(_CHOICES),
+  metric_fns=[task_metrics.accuracy],
+)

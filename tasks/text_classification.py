@@ -1,0 +1,31 @@
+"""One of a few classes for a text: reviews of films (IMDB, Maas et al. 2011) and news (AG News, Zhang et al. 2015).
+
+Neither has a validation split: --config.data.eval_split=test.  config.data.folders.imdb_reviews and
+config.data.folders.ag_news_subset name the folders of the released files (aclImdb, ag_news_csv); without them
+TensorFlow Datasets provides them.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+from t2t.data.sources import released
+
+for _name, _tfds, _prefix, _fields, _labels in [
+  ("imdb_reviews", "imdb_reviews/plain_text:1.0.0", "imdb", ("text",), ("negative", "positive")),
+  (
+    "ag_news_subset",
+    "ag_news_subset:1.0.0",
+    "ag_news",
+    ("title", "description"),
+    ("World", "Sports", "Business", "Sci/Tech"),
+  ),
+]:
+  seqio.TaskRegistry.add(
+    _name,
+    source=released.BenchmarkSource(_name, tfds=_tfds, labels=_labels, splits=("train", "test")),
+    preprocessors=text_formats.preprocessors(text_formats.labelled, prefix=_prefix, fields=_fields, labels=_labels),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=answers.label(_labels),
+    metric_fns=[task_metrics.accuracy],
+  )

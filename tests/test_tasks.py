@@ -1,0 +1,187 @@
+"""Registered tasks from files as released, and from TensorFlow Datasets: what is written, and what heads are asked."""
+
+import json
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow_datasets as tfds
+
+from t2t import UserError
+from t2t.data import answering, registry, selection, vocabularies
+from t2t.data.answering import kinds, needs
+from t2t.generation import answerer
+from t2t.models.config import HeadConfig
+
+BYTES = vocabularies.load("bytes", extra_ids=0)
+for _module in ("conll2003", "hellaswag", "multilingual", "squad", "text_classification"):
+  registry.load(f"t2t.tasks.{_module}")
+
+TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
+CONLL = """-DOCSTART- -X- O O
+
+Ann NNP I-NP B-PER
+Lee NNP I-NP I-PER
+saw VBD I-VP O
+Rome NNP I-NP B-LOC
+
+-DOCSTART- -X- O O
+
+It PRP I-NP O
+"""
+SWAG = {"ind": 4, "activity_label": "Rain", "ctx": "It rains.", "endings": ["a", "b", "c", "d"], "label": 2}
+XNLI = [
+  "language\tgold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpromptID\tpairID",
+  'de\tcontradiction\t\tEs "regnet.\tNein.\t1\t2',
+  'en\tcontradiction\t\tIt "rains.\tNo.\t1\t2',
+  "de\tentailment\t\tJa.\tJa.\t3\t4",
+]
+PAWS = ["id\tsentence1\tsentence2\tlabel", '1\ta "b"\t"c ""d"""\t1', "2\tNS\tNS\tNS", "3\te\tf\t0"]
+REVIEWS = ("neg/1_2", "pos/0_9")
+NEWS = ['"3","Oil up","Prices, ""again"", rise"', '"4","Chip","A new\\\\one"']
+
+# task -> files of its folder, the written form of the first example, and the head it needs
+RELEASED = {
+  "conll2003": (
+    {"conll2003/train.txt": CONLL, "conll2003/valid.txt": CONLL},
+    ("ner: Ann Lee saw Rome", "PER: Ann Lee; LOC: Rome"),
+    answering.Need("ner", "tag", TAGS, 9),
+  ),
+  "hellaswag": (
+    {"hellaswag_train.jsonl": json.dumps(SWAG), "hellaswag_val.jsonl": json.dumps(SWAG)},
+    ("hellaswag context: It rains. choice1: a choice2: b choice3: c choice4: d", "choice3"),
+    answering.Need("hellaswag", "choice", (), 1),
+  ),
+  "xnli_de": (
+    {"xnli.dev.tsv": "\n".join(XNLI), "xnli.test.tsv": "\n".join(XNLI)},
+    ('mnli hypothesis: Nein. premise: Es "regnet.', "contradiction"),
+    answering.Need("mnli", "class", ("entailment", "neutral", "contradiction"), 3),
+  ),
+  "paws_x_wiki_fr": (
+    {"fr/translated_train.tsv": "\n".join(PAWS), "fr/dev_2k.tsv": "\n".join(PAWS)},
+    ('paws sentence1: a "b" sentence2: c "d"', "paraphrase"),
+    answering.Need("paws", "class", ("different_meaning", "paraphrase"), 2),
+  ),
+  "imdb_reviews": (
+    {
+      f"aclImdb/{split}/{name}.txt": f"{name}<br />\n" for split in ("train", "test") for name in ("neg/1_2", "pos/0_9")
+    },
+    ("imdb text: pos/0_9<br />", "positive"),
+    answering.Need("imdb", "class", ("negative", "positive"), 2),
+  ),
+  "ag_news_subset": (
+    {"ag_news_csv/train.csv": "\n".join(NEWS), "ag_news_csv/test.csv": "\n".join(NEWS)},
+    ('ag_news title: Oil up description: Prices, "again", rise', "Business"),
+    answering.Need("ag_news", "class", ("World", "Sports", "Business", "Sci/Tech"), 4),
+  ),
+}
+# task -> number of records of each split of the files above
+NUMBERS = {"conll2003": 2, "hellaswag": 1, "xnli_de": 2, "paws_x_wiki_fr": 2, "imdb_reviews": 2, "ag_news_subset": 2}
+
+
+def write(folder, files):
+  for name, text in files.items():
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text + "\n")
+
+
+def released(name, folder):
+  """The registered task in bytes, read from a folder."""
+  task = seqio.TaskRegistry.get(name)
+  return selection.adapt(task, vocabulary=BYTES, folders={task.source.folder_key: str(folder)})
+
+
+def examples(task, split, **lengths):
+  dataset = task.get_dataset({"inputs": 200, "targets": 60} | lengths, split=split, shuffle=False)
+  return list(dataset.as_numpy_iterator())
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_files_as_they_are_released(name, tmp_path):
+  """What is written of the first record, and that a model that has written it is right; what a head is asked."""
+  files, (inputs, targets), need = RELEASED[name]
+  write(tmp_path, files)
+  task = released(name, tmp_path)
+  first_split = "validation" if name.startswith("xnli") else "train"
+  held_out = next(split for split in ("validation", "test") if split in task.splits)
+  for split in (first_split, held_out):
+    assert task.source.num_input_examples(split) == NUMBERS[name]
+    first, *_ = found = examples(task, split)
+    assert len(found) == NUMBERS[name]
+    assert (BYTES.decode(first["inputs"].tolist()), BYTES.decode(first["targets"].tolist())) == (inputs, targets)
+    right = [task.postprocess_fn("?", example=each, is_target=True) for each in found]
+    texts = [each["targets_pretokenized"].decode() for each in found]
+    told = [task.postprocess_fn(text, example=each, is_target=False) for text, each in zip(texts, found, strict=True)]
+    assert [metric(right, told) for metric in task.metric_fns][0].popitem()[1] == 100.0
+
+  assert answering.need_of(task) == need
+  head = HeadConfig(need.head, need.number, need.kind, need.labels, reads="each" if need.kind == "tag" else "first")
+  for architecture in ("encoder_only", "encoder_decoder"):
+    asked = examples(answering.for_heads(task, architecture, (head,)), first_split)
+    told = []
+    for each in asked:
+      assert each["has_answer"]
+      here = each["answer_targets"][each["answer_heads"] > 0]
+      logits = here[:, None] * 8.0 if need.number == 1 else 8.0 * np.eye(need.number)[here]
+      told.append(task.postprocess_fn(answerer.answer(head, each, logits)[0], example=each, is_target=False))
+    right = [task.postprocess_fn("?", example=each, is_target=True) for each in asked]
+    assert task.metric_fns[0](right, told).popitem()[1] == 100.0
+
+
+KINDS = {name: need.kind for name, (*_, need) in RELEASED.items()}
+KINDS |= {"squad": "span", "squad_v2": "span", "xnli_en": "class", "paws_x_wiki_en": "class"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_tensorflow_datasets_have_the_fields(name):
+  """Its names, versions, splits and features are those of the installed builders."""
+  with tfds.testing.mock_data(num_examples=2):
+    task = seqio.TaskRegistry.get(name)
+    for split in task.splits:
+      dataset = needs.formatted(task, task.source.get_dataset(split, shuffle=False))
+      assert kinds.kind_of(dataset.element_spec) == KINDS[name]
+      if name.startswith(("hellaswag", "xnli")):
+        continue  # made-up records have labels and languages that are none
+      found = list(dataset.as_numpy_iterator())
+      assert len(found) == 2
+      for each in found:
+        assert isinstance(each["inputs"], bytes) and isinstance(each["targets"], bytes)
+        task.postprocess_fn("?", example=each, is_target=True)
+
+
+@pytest.mark.parametrize(
+  ("name", "file", "text", "message"),
+  [
+    (
+      "conll2003",
+      "conll2003/train.txt",
+      "Ann NNP I-NP B-PER\nLee I-PER",
+      r"line 2: has 2 column\(s\) and not 4: tokens, p",
+    ),
+    ("conll2003", "conll2003/train.txt", "\nAnn NNP I-NP B-DOG", r"line 2: tag 'B-DOG' is none of O, B-PER"),
+    ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"endings": "a"}), r"line 1: field 'endings' is a str"),
+    ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"label": 4}), r"line 1: label 4 is none of choice1"),
+    ("xnli_de", "xnli.dev.tsv", "language\tsentence1", r"line 1: has no column 'gold_label'"),
+    ("xnli_de", "xnli.dev.tsv", f"{XNLI[0]}\nde\tneutral", r"line 2: has 2 column\(s\), the header 7"),
+    ("paws_x_wiki_fr", "fr/translated_train.tsv", f"{PAWS[0]}\n1\ta", r"line 2: has 2 column\(s\) and not 4: id"),
+    ("ag_news_subset", "ag_news_csv/train.csv", '"5","a","b"', r"line 1: label '5' is none of World.* from 1 on"),
+    ("imdb_reviews", "aclImdb/train/neg/0_1.txt", "a", r"has no folder pos, with a file for each review"),
+  ],
+)
+def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
+  """The key that led there, file and line."""
+  write(tmp_path, {file: text})
+  task = released(name, tmp_path)
+  key = task.source.folder_key
+  with pytest.raises(UserError, match=rf"^config\.data\.folders\.{key}: .*{message}"):
+    task.source.num_input_examples("validation" if name.startswith("xnli") else "train")
+
+
+def test_a_test_set_without_labels(tmp_path):
+  """HellaSwag's: candidates are asked, and none is right."""
+  write(tmp_path, {"hellaswag_test.jsonl": json.dumps({name: x for name, x in SWAG.items() if name != "label"})})
+  task = released("hellaswag", tmp_path)
+  (found,) = examples(task, "test")
+  assert (found["label"], found["targets_pretokenized"]) == (-1, b"<unk>")
+  (asked,) = examples(answering.for_heads(task, "encoder_only", (HeadConfig("hellaswag", 1, "choice"),)), "test")
+  assert not asked["has_answer"] and np.count_nonzero(asked["answer_heads"]) == 4
