@@ -277,7 +277,7 @@ def test_what_is_registered():
     "glue_wnli",
   ]
   assert registered("squad", "summarization", "translation") == [
-    "squad", "cnn_dailymail", "xsum", "wmt_en_de", "wmt_en_fr", "wmt_en_ro",
+    "squad", "squad_v2", "cnn_dailymail", "xsum", "wmt_en_de", "wmt_en_fr", "wmt_en_ro",
   ]  # fmt: skip
   assert (
     len(seqio.MixtureRegistry.get("super_glue").tasks)
