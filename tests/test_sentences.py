@@ -154,10 +154,10 @@ def run(objective="masked_lm_nsp", **train):
 
 def test_a_run_has_the_head_that_its_objective_asks():
   """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
-  config = runs.with_heads(run())
+  config = runs.resolved(run())
   assert config.train.loss == "tokens_and_heads" and config.model.heads == (sentences.NEXT.head,)
   own = dataclasses.replace(sentences.NEXT.head, reads="mean")
-  config = runs.with_heads(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
+  config = runs.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
   assert [head.name for head in config.model.heads] == ["next_sentence", "other"] and config.model.heads[0] == own
 
 
@@ -175,12 +175,12 @@ def test_a_run_has_the_head_that_its_objective_asks():
 def test_what_an_objective_cannot_ask(changes, message):
   """Before anything is built."""
   with pytest.raises(UserError, match=message):
-    runs.with_heads(run().with_(**changes))
+    runs.resolved(run().with_(**changes))
 
 
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
-  config = runs.with_heads(run()).with_(train={"batch_size": 8})
+  config = runs.resolved(run()).with_(train={"batch_size": 8})
   mesh = sharding.make_mesh({"fsdp": 8})
   batch = next(runs.batches(config, mesh, num_streams=None))
   planned = recipe.batch(config)

@@ -146,9 +146,9 @@ def masked_pairs(
         "loss_weights": [0, 0, 1, 0, 0, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0],
         "answer_heads": [1, 0, 0, 0, 0, 0, 0], "answer_targets": [1, 0, 0, 0, 0, 0, 0]}        "random" of NEXT
 
-  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these are
-  all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one example
-  in ten a short one; here each piece is one example.
+  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these
+  are all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one
+  example in ten a short one; here each piece is one example.
 
   Args:
     dataset: {"targets": int32 [n]} without EOS.
