@@ -1,6 +1,6 @@
 """What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
 
-from t2t.data.answering.examples import for_heads, labelled
+from t2t.data.answering.examples import for_heads, gathered, labelled
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
 from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, need_of
 from t2t.data.framing import Framing
@@ -12,6 +12,7 @@ __all__ = [
   "Kind",
   "Need",
   "for_heads",
+  "gathered",
   "head_of",
   "heads_of",
   "is_answered",
