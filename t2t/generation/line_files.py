@@ -42,13 +42,14 @@ def place(path: str, number: int = 0) -> str:
   return f"--input: {name}, line {number}" if number else f"--input: {name}"
 
 
-def read(path: str, *, field: str = "") -> Iterator[Line]:
+def read(path: str, *, field: str = "", parts: bool = False) -> Iterator[Line]:
   """The lines of an input, one after another.
 
   Args:
     path: a .txt file, with an input on each line, or a .jsonl file, with an object on each; local or gs://; "-" is
       standard input, whose lines are text, or objects if there is a `field`.
     field: of an object, where its text is; "" is "inputs".
+    parts: whether an object may have "parts", a list of texts, in its place; they are its text, joined, then.
 
   Raises:
     UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
@@ -64,7 +65,7 @@ def read(path: str, *, field: str = "") -> Iterator[Line]:
         text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
       others: Mapping[str, Any] = {}
       if as_json and text.strip():
-        text, others = _parsed(text, field or "inputs", where)
+        text, others = _parsed(text, field or "inputs", where, parts=parts)
       yield Line(number, text if text.strip() else "", others)
   if not number:
     raise UserError(f"{place(path)} is empty; give at least one line")
@@ -110,10 +111,10 @@ def _decoded(content: bytes, where: str) -> str:
 
 
 # What a row has of its own; see `row`.
-_OWN = ("line", "inputs", "prediction", "score", "alternatives", "cut", "error")
+_OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "cut", "error")
 
 
-def _parsed(text: str, field: str, where: str) -> tuple[str, Mapping[str, Any]]:
+def _parsed(text: str, field: str, where: str, *, parts: bool) -> tuple[str, Mapping[str, Any]]:
   """The text of an object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."
   try:
@@ -123,20 +124,41 @@ def _parsed(text: str, field: str, where: str) -> tuple[str, Mapping[str, Any]]:
     raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
   if not isinstance(value, dict):
     raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
+  if parts and "parts" in value:
+    joined = " ".join(texts(value, "parts", where))
+    value = {field: joined} | value
   if field not in value:
     there = ", ".join(map(repr, value)) or "none at all"
     raise UserError(f"{where}: has no field {field!r}; its fields are {there}; name the one with the text by --field")
   found = value.pop(field)
   if not isinstance(found, str):
     raise UserError(f"{where}: field {field!r} is {json.dumps(found)[:60]}, not a string")
-  try:
-    found.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
-  except UnicodeEncodeError as error:
-    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  _check_unicode(found, field, where)
   taken = [name for name in value if name in _OWN]
   if taken:
     raise UserError(f"{where}: has a field {taken[0]!r}, which the output has of its own; rename it")
   return found, value
+
+
+def _check_unicode(text: str, field: str, where: str) -> None:
+  try:
+    text.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
+  except UnicodeEncodeError as error:
+    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+
+
+def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
+  """The texts that an object has in a field.
+
+  Raises:
+    UserError: it is not a list of at least one text.
+  """
+  found = fields[name]
+  if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+    raise UserError(f'{where}: field {name!r} is {json.dumps(found)[:60]}; give a list of texts, such as ["a", "b"]')
+  for text in found:
+    _check_unicode(text, name, where)
+  return found
 
 
 def row(line: Line, answer: Mapping[str, Any]) -> Row:
