@@ -111,7 +111,7 @@ def _decoded(content: bytes, where: str) -> str:
 
 
 # What a row has of its own; see `row`.
-_OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "cut", "error")
+_OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
 def _parsed(text: str, field: str, where: str, *, parts: bool) -> tuple[str, Mapping[str, Any]]:
@@ -193,10 +193,9 @@ class Output:
 
   def __init__(self, file: io.IOBase, path: str, run: Mapping[str, Any]):
     self._file, self._path, self._run = file, path, run
-    self._record = pathlib.Path(f"{path}.run.json")
     self._size = self._done = 0
     if path != PIPE and os.fstat(file.fileno()).st_size:
-      self._check_run()
+      check_run(path, run)
       for content in self._contents():
         self._size += len(content)
         self._done += 1
@@ -254,44 +253,84 @@ class Output:
     """Appends rows; when it returns, a killed run does not lose them."""
     if not self._begun and self._path != PIPE:
       if not self._done:
-        part = self._record.with_name(self._record.name + ".part")
-        part.write_text(json.dumps(self._run, indent=2) + "\n")
-        part.replace(self._record)
+        record_run(self._path, self._run)
       self._file.truncate(self._size)
     self._begun = True
-    content = memoryview(b"".join(map(_encoded, rows)))
-    try:
-      while content:
-        content = content[self._file.write(content) :]
-      self._file.flush()
-    except BrokenPipeError:
-      raise
-    except OSError as error:
-      raise UserError(
-        f"--output {self._path}: cannot be written ({error.strerror}); the same command goes on when it can"
-      ) from error
-
-  def _check_run(self) -> None:
-    try:
-      before = json.loads(self._record.read_text())
-    except (OSError, ValueError):
-      raise UserError(
-        f"--output {self._path}: exists, and no {self._record.name} beside it says what made it;"
-        " give another --output, or delete it to start anew"
-      ) from None
-    differences = [
-      f"--{name} {self._run.get(name)}, it was {before.get(name)}"
-      for name in self._run | before
-      if name != "input" and before.get(name) != self._run.get(name)  # its lines themselves are compared
-    ]
-    if differences:
-      raise UserError(
-        f"--output {self._path}: belongs to another run: {'; '.join(differences)}."
-        f" Give what it had to go on with it, or {self._start_anew()}"
-      )
+    append(self._file, b"".join(map(_encoded, rows)), path=self._path)
 
   def _start_anew(self) -> str:
-    return f"give another --output, or delete {self._path} to start anew"
+    return _start_anew(self._path)
+
+
+def _start_anew(path: str) -> str:
+  return f"give another --output, or delete {path} to start anew"
+
+
+def append(file: io.IOBase, content: bytes, *, path: str) -> None:
+  """Writes all of it.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  left = memoryview(content)
+  try:
+    while left:
+      left = left[file.write(left) :]
+    file.flush()
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    raise UserError(
+      f"--output {path}: cannot be written ({error.strerror}); the same command goes on when it can"
+    ) from error
+
+
+# ---- The run that an output belongs to -------------------------------------------------------------------------------
+
+
+# What the record of an output that has no texts says of those of its input.
+_OF_LINES = ("lines", "texts")
+
+
+def _record(path: str) -> pathlib.Path:
+  return pathlib.Path(f"{path}.run.json")
+
+
+def record_run(path: str, run: Mapping[str, Any]) -> None:
+  """Says beside an output what it depends on."""
+  part = _record(path).with_name(_record(path).name + ".part")
+  part.write_text(json.dumps(run, indent=2) + "\n")
+  part.replace(_record(path))
+
+
+def check_run(path: str, run: Mapping[str, Any]) -> None:
+  """Whether an output that is there is of this run.
+
+  Raises:
+    UserError: it is not: says what differs.
+  """
+  try:
+    before = json.loads(_record(path).read_text())
+  except (OSError, ValueError):
+    raise UserError(
+      f"--output {path}: exists, and no {_record(path).name} beside it says what made it;"
+      " give another --output, or delete it to start anew"
+    ) from None
+  differences = [
+    f"--{name} {run.get(name)}, it was {before.get(name)}"
+    for name in run | before
+    if name not in ("input", *_OF_LINES) and before.get(name) != run.get(name)  # lines themselves are compared
+  ]
+  if differences:
+    raise UserError(
+      f"--output {path}: belongs to another run: {'; '.join(differences)}."
+      f" Give what it had to go on with it, or {_start_anew(path)}"
+    )
+  if any(before.get(name) != run.get(name) for name in _OF_LINES):
+    raise UserError(
+      f"--output {path}: belongs to another input: the lines of {run['input']} are not those that it was begun with;"
+      f" {_start_anew(path)}"
+    )
 
 
 def _encoded(fields: Row) -> bytes:
@@ -311,6 +350,17 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
   if path == PIPE:
     yield Output(sys.stdout.buffer, path, run)
     return
+  with opened(path) as file:
+    yield Output(file, os.path.expanduser(path), run)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[io.IOBase]:
+  """A local file, for reading and appending, that no other process writes to at the same time.
+
+  Raises:
+    UserError: it cannot be written, or another does.
+  """
   if "://" in path:
     raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
   path = os.path.expanduser(path)
@@ -326,4 +376,4 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
       raise UserError(
         f"--output {path}: another process is writing to it; wait for it, or give another --output"
       ) from None
-    yield Output(file, path, run)
+    yield file
