@@ -27,6 +27,10 @@ GPT2_NAMES = {
 }
 
 
+# On the last token, without a bias.
+_SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+
+
 def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
   activation = settings.get("activation_function", "gelu_new")
   return {
@@ -49,6 +53,7 @@ def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
 GPT2 = families.Family(
   model_type="gpt2",
   model_class="GPT2LMHeadModel",
+  tasks={"GPT2ForSequenceClassification": _SCORE},
   keys={
     "vocab_size": ("vocab_size", 50_257),
     "n_embd": ("embed_dim", 768),
@@ -149,6 +154,7 @@ def _write_llama(fields: families.Settings) -> dict[str, Any]:
 LLAMA = families.Family(
   model_type="llama",
   model_class="LlamaForCausalLM",
+  tasks={"LlamaForSequenceClassification": _SCORE},
   keys={
     "vocab_size": ("vocab_size", 32_000),
     "hidden_size": ("embed_dim", 4096),
@@ -183,6 +189,7 @@ QWEN3 = dataclasses.replace(
   LLAMA,
   model_type="qwen3",
   model_class="Qwen3ForCausalLM",
+  tasks={"Qwen3ForSequenceClassification": _SCORE},
   keys={
     **LLAMA.keys,
     "vocab_size": ("vocab_size", 151_936),

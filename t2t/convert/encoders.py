@@ -93,6 +93,30 @@ _BERT_FIELDS = {
 }
 
 
+# Of a text or a candidate: the pooler that the body has.
+_POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
+_CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
+_DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
+_SPAN = families.Task(
+  ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
+)
+BERT_TASKS = {
+  # Whether one sentence follows another.
+  "BertForPreTraining": families.Task(
+    ("class",),
+    _POOLED | {"cls.seq_relationship.weight": "projection", "cls.seq_relationship.bias": "projection_bias"},
+    head="nsp",
+    pretrains=True,
+    num_classes=2,
+    dropout_rate=0.0,
+  ),
+  "BertForSequenceClassification": families.Task(("class", "score"), _POOLED | _CLASSIFIER, **_DROPOUT),
+  "BertForMultipleChoice": families.Task(("choice",), _POOLED | _CLASSIFIER, num_classes=1, **_DROPOUT),
+  "BertForTokenClassification": families.Task(("tag",), _CLASSIFIER, **_DROPOUT),
+  "BertForQuestionAnswering": _SPAN,
+}
+
+
 def _read_bert(settings: families.Settings) -> dict[str, Any]:
   return {
     "mlp_activation": families.look_up(families.PLAIN, "hidden_act", settings.get("hidden_act", "gelu")),
@@ -115,6 +139,8 @@ def _write_bert(fields: families.Settings) -> dict[str, Any]:
 BERT = families.Family(
   model_type="bert",
   model_class="BertForMaskedLM",
+  bare_class="BertModel",
+  tasks=BERT_TASKS,
   keys={
     "vocab_size": ("vocab_size", 30_522),
     "hidden_size": ("embed_dim", 768),
@@ -140,7 +166,7 @@ BERT = families.Family(
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   },
   buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
-  pooler={"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"},
+  pooler=_POOLED,
   unread=("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
   square=True,
   read=_read_bert,
@@ -162,10 +188,28 @@ def _write_roberta(fields: families.Settings) -> dict[str, Any]:
   return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
 
 
+_ROBERTA_POOLED = {"roberta.pooler.dense.weight": "pooler", "roberta.pooler.dense.bias": "pooler_bias"}
+# A pooler of its own, with dropout on both sides.
+_ROBERTA_CLASS = {
+  "classifier.dense.weight": "pooler",
+  "classifier.dense.bias": "pooler_bias",
+  "classifier.out_proj.weight": "projection",
+  "classifier.out_proj.bias": "projection_bias",
+}
+
 ROBERTA = dataclasses.replace(
   BERT,
   model_type="roberta",
   model_class="RobertaForMaskedLM",
+  bare_class="RobertaModel",
+  tasks={
+    "RobertaForSequenceClassification": families.Task(
+      ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True}, **_DROPOUT
+    ),
+    "RobertaForMultipleChoice": families.Task(("choice",), _ROBERTA_POOLED | _CLASSIFIER, num_classes=1),
+    "RobertaForTokenClassification": families.Task(("tag",), _CLASSIFIER, **_DROPOUT),
+    "RobertaForQuestionAnswering": _SPAN,
+  },
   keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
   names=ROBERTA_NAMES,
   reads=(*BERT.reads, "pad_token_id"),
@@ -174,7 +218,7 @@ ROBERTA = dataclasses.replace(
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
   },
-  pooler={"roberta.pooler.dense.weight": "pooler", "roberta.pooler.dense.bias": "pooler_bias"},
+  pooler=_ROBERTA_POOLED,
   read=_read_roberta,
   write=_write_roberta,
 )
@@ -186,10 +230,34 @@ def _write_albert(fields: families.Settings) -> dict[str, Any]:
   return _write_bert(fields)
 
 
+_ALBERT_POOLED = {"albert.pooler.weight": "pooler", "albert.pooler.bias": "pooler_bias"}
+_ALBERT_DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout_prob", dropout_rate=0.1)
+
 ALBERT = dataclasses.replace(
   BERT,
   model_type="albert",
   model_class="AlbertForMaskedLM",
+  bare_class="AlbertModel",
+  tasks={
+    # Which of two sentences comes first.
+    "AlbertForPreTraining": families.Task(
+      ("class",),
+      _ALBERT_POOLED
+      | {"sop_classifier.classifier.weight": "projection", "sop_classifier.classifier.bias": "projection_bias"},
+      head="sop",
+      pretrains=True,
+      num_classes=2,
+      **_ALBERT_DROPOUT,
+    ),
+    "AlbertForSequenceClassification": families.Task(
+      ("class", "score"), _ALBERT_POOLED | _CLASSIFIER, **_ALBERT_DROPOUT
+    ),
+    "AlbertForMultipleChoice": families.Task(
+      ("choice",), _ALBERT_POOLED | _CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
+    ),
+    "AlbertForTokenClassification": families.Task(("tag",), _CLASSIFIER, **_ALBERT_DROPOUT),
+    "AlbertForQuestionAnswering": _SPAN,
+  },
   keys={
     **BERT.keys,
     "vocab_size": ("vocab_size", 30_000),
@@ -207,7 +275,7 @@ ALBERT = dataclasses.replace(
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
   },
-  pooler={"albert.pooler.weight": "pooler", "albert.pooler.bias": "pooler_bias"},
+  pooler=_ALBERT_POOLED,
   unread=("sop_classifier.classifier.weight", "sop_classifier.classifier.bias"),
   read=lambda settings: _read_bert({"hidden_act": "gelu_new"} | dict(settings)),
   write=_write_albert,
@@ -220,10 +288,12 @@ ELECTRA_NAMES = {
 } | {
   "electra.embeddings_project.weight": "embed/projection",
   "electra.embeddings_project.bias": "embed/projection_bias",
-  "discriminator_predictions.dense.weight": "heads/replaced/dense",
-  "discriminator_predictions.dense.bias": "heads/replaced/dense_bias",
-  "discriminator_predictions.dense_prediction.weight": "heads/replaced/projection",
-  "discriminator_predictions.dense_prediction.bias": "heads/replaced/projection_bias",
+}
+_DETECTOR = {
+  "discriminator_predictions.dense.weight": "dense",
+  "discriminator_predictions.dense.bias": "dense_bias",
+  "discriminator_predictions.dense_prediction.weight": "projection",
+  "discriminator_predictions.dense_prediction.bias": "projection_bias",
 }
 
 
@@ -239,8 +309,17 @@ def _write_electra(fields: families.Settings) -> dict[str, Any]:
 ELECTRA = dataclasses.replace(
   BERT,
   model_type="electra",
-  model_class="ElectraForPreTraining",
+  # Logits of tokens, which it was not trained to have, are those of the embedding and have no parameters.
+  model_class="ElectraModel",
   bare_class="ElectraModel",
+  tasks={
+    "ElectraForPreTraining": families.Task(("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1),
+    "ElectraForSequenceClassification": families.Task(
+      ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True, "pooler": "gelu"}, **_DROPOUT
+    ),
+    "ElectraForTokenClassification": families.Task(("tag",), _CLASSIFIER, **_DROPOUT),
+    "ElectraForQuestionAnswering": _SPAN,
+  },
   keys=BERT.keys
   | {
     "embedding_size": ("embedding_dim", 128),
@@ -250,7 +329,6 @@ ELECTRA = dataclasses.replace(
   },
   fields=_BERT_FIELDS | {"logits_transform": False},
   names=ELECTRA_NAMES,
-  heads={"replaced": {"kind": "detector", "num_classes": 1}},
   prefix="electra.",
   copies={},
   pooler={},
@@ -276,6 +354,25 @@ MODERN_BERT_NAMES = {
   "head.norm.weight": "head/norm/scale",
   "decoder.weight": "head/projection",
   "decoder.bias": "head/bias",
+}
+
+
+_PREDICTION = {"head.dense.weight": "pooler", "head.norm.weight": "norm/scale"} | _CLASSIFIER
+_MODERN_BERT_HEAD: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=0.0, fields={"pooler": "norm"})
+
+
+_POOLING, _POOLINGS = "classifier_pooling", {"cls": "first", "mean": "mean"}
+
+MODERN_BERT_TASKS = {
+  "ModernBertForSequenceClassification": families.Task(
+    ("class", "score"),
+    _PREDICTION,
+    read=lambda settings: {"reads": families.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
+    write=lambda head: {_POOLING: families.name_of(_POOLINGS, "heads.reads", head.reads)},
+    **_MODERN_BERT_HEAD,
+  ),
+  "ModernBertForTokenClassification": families.Task(("tag",), _PREDICTION, **_MODERN_BERT_HEAD),
+  "ModernBertForQuestionAnswering": families.Task(("span",), _PREDICTION, num_classes=2, **_MODERN_BERT_HEAD),
 }
 
 
@@ -334,6 +431,8 @@ def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
 MODERN_BERT = families.Family(
   model_type="modernbert",
   model_class="ModernBertForMaskedLM",
+  bare_class="ModernBertModel",
+  tasks=MODERN_BERT_TASKS,
   keys={
     "vocab_size": ("vocab_size", 50_368),
     "hidden_size": ("embed_dim", 768),
