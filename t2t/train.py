@@ -43,18 +43,18 @@ def train(config: Config, workdir: str) -> TrainState:
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
-  from t2t.data import pipeline, vocabularies
+  from t2t.data import pipeline, runs, vocabularies
   from t2t.evaluation import evaluate
 
   # ---- Mesh and data -------------------------------------------------------
-  config = pipeline.with_heads(config)
+  config = runs.with_heads(config)
   made = recipe.make(config)
   hosts.check_number(config.train.hosts)
   mesh, why = meshes.make(config)
   recipe.check_sizes(config, mesh)
   steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
   with steps.running():
-    pipeline.check_run(config)
+    runs.check(config)
   workdir = bucket.absolute(workdir)
 
   with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def train(config: Config, workdir: str) -> TrainState:
     checkpoints = store.Checkpoints(workdir, keep=config.checkpoint.keep)
     stack.callback(checkpoints.close)
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
-    batches = pipeline.batches_of(config, mesh, num_streams=num_streams)
+    batches = runs.batches(config, mesh, num_streams=num_streams)
     stack.callback(batches.close)
     # What was chosen at the first start is part of the config from then on: it decides the order of the data.
     config = config.with_(data={"num_streams": batches.num_streams})
@@ -84,7 +84,7 @@ def train(config: Config, workdir: str) -> TrainState:
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
 
     # ---- What is measured --------------------------------------------------
-    eval_batches = pipeline.eval_batches_of(config, mesh)
+    eval_batches = runs.eval_batches(config, mesh)
     chosen = transformer.attention_kernels(config.model, eval_batches[0])
     hosts.say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))

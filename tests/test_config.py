@@ -90,7 +90,7 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"heads": (HeadConfig("a", 2), HeadConfig("a", 3))}, "config.model.heads: a, a: each must have a name of its own"),
     ({"heads": ({"name": "nli", "num_classes": 3, "kind": "clas"},)}, "kind='clas'.*did you mean class?"),
     (
-      {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3),)},
+      {"architecture": "decoder_only", "num_encoder_layers": 0, "heads": (HeadConfig("nli", 3, reads="first"),)},
       "config.model.heads: nli reads the first position, which in a decoder alone sees no other",
     ),
     ({"bidirectional_prefix": True}, "config.model.bidirectional_prefix=True: only with architecture=decoder_only"),

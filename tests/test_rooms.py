@@ -39,6 +39,7 @@ FLOORS = (
   "data.offline_cache",
   "data.beam_caching",
   "data.pipeline",
+  "data.runs",
   "data.preview",
   "task_metrics",
   "tasks",

@@ -142,7 +142,7 @@ def test_different_vocabularies():
   one, other = (selection.adapt(cb, vocabulary=vocabularies.load("bytes", extra_ids=ids)) for ids in (100, 200))
   both = seqio.Mixture("both", [(one, 1), (other.replace(name="other"), 1)])
   with pytest.raises(UserError, match=r"mixture=both: other and super_glue_cb are registered with different voc"):
-    selection.check(both, "encoder_decoder", {}, mixture="both")
+    selection.check(both, {}, mixture="both")
 
 
 def test_a_bad_line_is_found_before_training(data, folder):
@@ -150,12 +150,6 @@ def test_a_bad_line_is_found_before_training(data, folder):
   (folder / "COPA" / "val.jsonl").write_text('{"premise": "p"}\n')
   with pytest.raises(UserError, match=r"val\.jsonl, line 1: has no field 'choice1'"):
     check(data)
-
-
-def test_an_encoder_does_not_write(data):
-  """The message says what it learns from."""
-  with pytest.raises(UserError, match=r"super_glue_cb is answered in writing, .*masked-LM objective"):
-    check(data, "encoder_only")
 
 
 # ---- Copies ----------------------------------------------------------------------------------------------------------

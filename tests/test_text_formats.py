@@ -56,7 +56,16 @@ def docstring_example(function):
 @pytest.mark.parametrize(
   ("function", "options"),
   [
-    (text_formats.labelled, {"prefix": "cb", "fields": ("hypothesis", "premise"), "labels": NLI}),
+    (
+      text_formats.labelled,
+      {
+        "prefix": "cb",
+        "fields": ("hypothesis", "premise"),
+        "labels": NLI,
+        "parts": ("premise", "hypothesis"),
+      },
+    ),
+    (text_formats.copa, {}),
     (text_formats.multirc, {"labels": BOOLEAN}),
     (text_formats.stsb, {}),
     (text_formats.pair, {}),
@@ -142,8 +151,8 @@ def test_the_pronoun_is_marked(text, pronoun, index, marked):
 def test_wrong_nouns_are_not_trained_on(label):
   """Only a noun that is the right one says what to write; all are evaluated."""
   record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "label": label, "idx": 0}
-  assert len(run(text_formats.wsc, record | {"training": True})) == (label == 1)
-  assert len(run(text_formats.wsc, record | {"training": False})) == 1
+  assert len(run(text_formats.only_right, record | {"training": True})) == (label == 1)
+  assert len(run(text_formats.only_right, record | {"training": False})) == 1
 
 
 def test_tokens_keep_their_text():

@@ -13,6 +13,8 @@ from t2t import features
 from t2t.data import vocabularies
 from t2t.models.architecture import ARCHITECTURES
 
+_SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
+
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
 
@@ -32,7 +34,6 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
         encoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
   """
 
-  _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
   TASK_FEATURES = dict.fromkeys(features.ENCODER, _SPEC)
   MODEL_FEATURES = dict.fromkeys(
     ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights", "encoder_token_types"), _SPEC
@@ -80,7 +81,6 @@ class AnswerFeatureConverter(seqio.FeatureConverter):
   Targets and loss weights of tokens that are predicted besides are laid beside them.
   """
 
-  _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
   TASK_FEATURES = dict.fromkeys(features.ANSWERED, _SPEC)
   MODEL_FEATURES = {}
   PACKING_FEATURE_DTYPES = {}
@@ -90,8 +90,8 @@ class AnswerFeatureConverter(seqio.FeatureConverter):
     self._side = ARCHITECTURES[architecture].answers
     self._has_targets = has_targets
     if has_targets:
-      self.TASK_FEATURES = self.TASK_FEATURES | dict.fromkeys(("targets", "loss_weights"), self._SPEC)
-    self.MODEL_FEATURES = dict.fromkeys(features.answered_features(architecture, has_targets), self._SPEC)
+      self.TASK_FEATURES = self.TASK_FEATURES | dict.fromkeys(("targets", "loss_weights"), _SPEC)
+    self.MODEL_FEATURES = dict.fromkeys(features.answered_features(architecture, has_targets), _SPEC)
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     names = {"inputs": "input_tokens", "targets": "target_tokens"}

@@ -20,7 +20,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.config import Config, DataConfig
+from t2t.config import DataConfig
 from t2t.data import (
   answering,
   converters,
@@ -34,7 +34,6 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.sources import scan, text_files
-from t2t.losses import ANSWERED_KINDS, answered_by_heads
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -77,7 +76,7 @@ def load_task(
       " files of text or the name of a registered task or mixture"
     )
   if not data.files:
-    found = _adapted(data, _registered(data))
+    found = adapted(data, registered(data))
     return answering.for_heads(found, architecture, heads) if heads else found
   for name, folder in data.folders.items():
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
@@ -107,14 +106,14 @@ def load_task(
   )
 
 
-def _registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
+def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
   """The task or mixture that the user names; `folders` are named as its tasks have it."""
   found = selection.named(data.mixture, modules=data.task_modules)
   selection.check_folders(found, data.folders)
   return found
 
 
-def _adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
+def adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
   """In the user's vocabulary, and read from his folders."""
   adapted = selection.adapt(
     found,
@@ -139,7 +138,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   """
   if not data.mixture:
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
-  found = [_adapted(data, task) for task in selection.select(_registered(data), names)]
+  found = [adapted(data, task) for task in selection.select(registered(data), names)]
   return [selection.for_architecture(task, architecture) for task in found]
 
 
@@ -490,89 +489,3 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
       f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
     )
-
-
-# ---- Of a run --------------------------------------------------------------------------------------------------------
-
-
-def with_heads(config: Config) -> Config:
-  """The run with the loss that it means, and with the heads that its tasks need, if these answer.
-
-  An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
-
-  Raises:
-    UserError: a task that no head answers, or a model whose heads are others.
-  """
-  data, model, loss = config.data, config.model, config.train.loss
-  found = None if data.files or not data.mixture else _registered(data)
-  answered = found is not None and answering.is_answered(found)
-  if not loss:
-    loss = "heads" if answered and not model.kind.writes else "cross_entropy"
-    config = config.with_(train={"loss": loss})
-  if not answered_by_heads(loss):
-    _check_learns(found, config)
-    return config
-  if not answered:
-    return config
-  wanted = answering.heads_of(selection.tasks_of(_adapted(data, found)), model, vocabulary(data))
-  # Others that could answer would not be asked.
-  others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
-  return config.with_(model={"heads": (*others, *wanted)})
-
-
-def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:
-  """Refuses a task that is answered in writing to a model that does not write."""
-  if found is None or config.model.kind.writes:
-    return
-  for task in selection.tasks_of(found):
-    if task.metric_fns and not objectives.of(task):
-      raise UserError(
-        f"config.data.mixture={config.data.mixture}: {task.name} is answered in writing, which a model with"
-        f" config.model.architecture={config.model.architecture} does not learn: have heads answer it,"
-        " config.train.loss=heads, without tasks that have no answers"
-      )
-
-
-def _heads_asked(config: Config) -> tuple[HeadConfig, ...]:
-  """The model's heads where they answer the run's tasks."""
-  data = config.data
-  if not data.mixture or not answered_by_heads(config.train.loss):
-    return ()
-  return config.model.heads if answering.is_answered(_registered(data)) else ()
-
-
-def check_run(config: Config) -> None:
-  """`check` for the data, the model and the batch of a run."""
-  check(
-    config.data,
-    architecture=config.model.architecture,
-    batch_size=config.train.batch_size,
-    model_vocab_size=config.model.vocab_size,
-    model_max_length=config.model.most_positions,
-    heads=_heads_asked(config),
-  )
-
-
-def batches_of(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None) -> streams.BatchIterator:
-  """`train_batches` of a run; a resumed one has as many streams as it began with."""
-  return train_batches(
-    config.data,
-    config.model.architecture,
-    mesh,
-    batch_size=config.train.batch_size,
-    seed=config.train.seed,
-    num_streams=num_streams,
-    heads=_heads_asked(config),
-  )
-
-
-def eval_batches_of(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:
-  """`eval_batches` of a run."""
-  return eval_batches(
-    config.data,
-    config.model.architecture,
-    mesh,
-    batch_size=config.eval.batch_size or config.train.batch_size,
-    max_batches=config.eval.batches,
-    heads=_heads_asked(config),
-  )

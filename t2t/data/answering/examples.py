@@ -75,6 +75,7 @@ def ask(
   )
   make = kinds.KINDS[head.kind].make
 
+  @tf.autograph.experimental.do_not_convert  # it takes as long as all else, and no tensor decides anything in Python
   def one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     if head.labels and "options" in example:
       example = example | {"options": _same_options(example["options"], head.labels, task)}

@@ -1,0 +1,121 @@
+"""The data of a run: what its config says is read, and which heads its tasks need of the model."""
+
+import jax
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.config import Config
+from t2t.data import answering, objectives, pipeline, selection, sources, streams
+from t2t.losses import ANSWERED_KINDS, answered_by_heads
+from t2t.models.config import HeadConfig
+
+_CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
+
+
+def with_heads(config: Config) -> Config:
+  """The run with the loss that it means, and with the heads that its tasks need, if these answer.
+
+  An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
+
+  Raises:
+    UserError: a task that no head answers, or a model whose heads are others.
+  """
+  data, model, loss = config.data, config.model, config.train.loss
+  found = None if data.files or not data.mixture else pipeline.registered(data)
+  answered = found is not None and answering.is_answered(found)
+  if not loss:
+    loss = "heads" if answered and not model.kind.writes else "cross_entropy"
+    config = config.with_(train={"loss": loss})
+  if not answered_by_heads(loss):
+    _check_learns(found, config)
+    return config
+  if not answered:
+    return config
+  wanted = answering.heads_of(selection.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data))
+  # Others that could answer would not be asked.
+  others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
+  return config.with_(model={"heads": (*others, *wanted)})
+
+
+def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:
+  """Refuses a task that is answered in writing to a model that does not write."""
+  if found is None or config.model.kind.writes:
+    return
+  for task in selection.tasks_of(found):
+    if task.metric_fns and not objectives.of(task):
+      raise UserError(
+        f"config.data.mixture={config.data.mixture}: {task.name} is answered in writing, which a model with"
+        f" config.model.architecture={config.model.architecture} does not learn: leave config.train.loss empty, and a"
+        " head answers it; without tasks besides that have a masked-LM objective"
+      )
+
+
+def _heads_asked(config: Config) -> tuple[HeadConfig, ...]:
+  """The model's heads where they answer the run's tasks."""
+  data = config.data
+  if not data.mixture or not answered_by_heads(config.train.loss):
+    return ()
+  return config.model.heads if answering.is_answered(pipeline.registered(data)) else ()
+
+
+def check(config: Config) -> None:
+  """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
+
+  Raises:
+    UserError: see there.
+  """
+  heads = _heads_asked(config)
+  pipeline.check(
+    config.data,
+    architecture=config.model.architecture,
+    batch_size=config.train.batch_size,
+    model_vocab_size=config.model.vocab_size,
+    model_max_length=config.model.most_positions,
+    heads=heads,
+  )
+  if heads:
+    _check_examples(config, heads)
+
+
+def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:
+  """Makes the first examples of each task: labels and candidates are checked as they are made."""
+  data, architecture = config.data, config.model.architecture
+  for task in selection.tasks_of(pipeline.load_task(data, architecture, heads=heads)):
+    if data.train_split not in task.splits:
+      continue
+    found = pipeline.task_examples(data, architecture, task, split=data.train_split).take(_CHECKED)
+    try:
+      answers = sum(bool(example["has_answer"]) for example in found.as_numpy_iterator())
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+    if not answers:
+      raise UserError(
+        f"{task.name}: none of the first examples of split {data.train_split!r} has an answer to learn from; name"
+        " another split, config.data.train_split"
+      )
+
+
+def batches(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None) -> streams.BatchIterator:
+  """`train_batches` of a run; a resumed one has as many streams as it began with."""
+  return pipeline.train_batches(
+    config.data,
+    config.model.architecture,
+    mesh,
+    batch_size=config.train.batch_size,
+    seed=config.train.seed,
+    num_streams=num_streams,
+    heads=_heads_asked(config),
+  )
+
+
+def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:
+  """`eval_batches` of a run."""
+  return pipeline.eval_batches(
+    config.data,
+    config.model.architecture,
+    mesh,
+    batch_size=config.eval.batch_size or config.train.batch_size,
+    max_batches=config.eval.batches,
+    heads=_heads_asked(config),
+  )

@@ -1,0 +1,281 @@
+"""Tasks as models with heads read them: how texts are framed, what is asked, and what cannot be."""
+
+import functools
+
+from hypothesis import given, settings, strategies
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, task_metrics
+from t2t.data import answering, answers, selection, text_formats, vocabularies
+from t2t.data.answering import framing, kinds, needs
+from t2t.models.config import HeadConfig, TransformerConfig
+
+BERT = framing.Framing((101,), (102,), (102,))
+ROBERTA = framing.Framing((0,), (2, 2), (2,))
+BYTES = vocabularies.load("bytes", extra_ids=0)
+
+
+def framed(texts, around=BERT, length=100):
+  tokens, types = framing.framed(tf.ragged.constant(texts, dtype=tf.int32), around, length)
+  return tokens.numpy().tolist(), types.numpy().tolist()
+
+
+# ---- Framing ---------------------------------------------------------------------------------------------------------
+
+
+def test_framed_texts():
+  """As BERT and RoBERTa are; the separator behind a text belongs to it."""
+  assert framed([[7, 8], [9]]) == ([101, 7, 8, 102, 9, 102], [0, 0, 0, 0, 1, 1])
+  assert framed([[7, 8], [9]], ROBERTA) == ([0, 7, 8, 2, 2, 9, 2], [0, 0, 0, 0, 0, 1, 1])
+  assert framed([[7], [8], [9]])[0] == [101, 7, 102, 8, 102, 9, 102]
+  assert framed([[7], [8], [9]])[1] == [0, 0, 0, 1, 1, 1, 1]
+  assert framed([[7]])[0] == [101, 7, 102]
+  assert framed([[], [9]])[0] == [101, 102, 9, 102]
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=strategies.lists(strategies.integers(0, 30), min_size=1, max_size=4), room=strategies.integers(0, 60))
+def test_the_longest_text_is_cut_first(lengths, room):
+  """Nothing is cut that fits; otherwise no room is left, and no text is cut below a longer one's rest."""
+  kept = framing.shortened(tf.constant(lengths), room).numpy()
+  assert all(0 <= k <= n for k, n in zip(kept, lengths, strict=True))
+  assert kept.sum() == min(sum(lengths), room)
+  cut = [k for k, n in zip(kept, lengths, strict=True) if k < n]
+  if cut:
+    assert max(kept) - min(cut) <= 1 and cut == sorted(cut, reverse=True)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+  texts=strategies.lists(strategies.lists(strategies.integers(3, 90), max_size=9), min_size=1, max_size=3),
+  length=strategies.integers(8, 30),
+)
+def test_a_framed_text_fits(texts, length):
+  """Whatever its parts; all special tokens are there, and the parts begin as they did."""
+  tokens, types = framed(texts, BERT, length)
+  assert len(tokens) == len(types) <= length
+  parts = " ".join(map(str, tokens[1:])).split("102")
+  assert tokens[0] == 101 and tokens.count(102) == len(texts) and parts[-1] == ""
+  for text, part in zip(texts, parts, strict=False):
+    kept = [int(token) for token in part.split()]
+    assert kept == text[: len(kept)]
+
+
+@pytest.mark.parametrize(
+  ("architecture", "expected"),
+  [
+    ("encoder_decoder", framing.Framing((), (1,), (1,))),
+    ("decoder_only", framing.Framing((0,), (1,), ())),
+    ("encoder_only", framing.Framing((), (1,), (1,))),
+  ],
+)
+def test_a_vocabulary_without_cls(architecture, expected):
+  """EOS stands between texts; a decoder begins with BOS, and reads on to the last token."""
+  assert framing.Framing.of(BYTES, architecture) == expected
+
+
+def test_texts_of_bytes_have_lengths_of_their_own():
+  """seqio's vocabulary of bytes takes texts of one length alone."""
+  assert framing.encode(BYTES, tf.constant(["a", "bc", ""])).to_list() == [[100], [101, 102], []]
+
+
+# ---- Tasks -----------------------------------------------------------------------------------------------------------
+
+RECORDS = [
+  {"text": "is it", "other": "so", "label": 1, "idx": 0, "training": True},
+  {"text": "no", "other": "it is not", "label": 0, "idx": 1, "training": True},
+  {"text": "who", "other": "knows", "label": -1, "idx": 2, "training": True},
+]
+LABELS = ("no", "yes")
+BERT_LIKE = TransformerConfig("encoder_only", 384, 8, 1, 8, 8, num_encoder_layers=1)
+
+
+def source(records):
+  def dataset_fn(split, shuffle_files, seed=None):
+    del split, shuffle_files, seed
+    signature = {name: tf.TensorSpec.from_tensor(tf.constant(value)) for name, value in records[0].items()}
+    signature = {name: tf.TensorSpec([None] * spec.shape.rank, spec.dtype) for name, spec in signature.items()}
+    return tf.data.Dataset.from_generator(lambda: iter(records), output_signature=signature)
+
+  return seqio.FunctionDataSource(dataset_fn, splits=("train",), num_input_examples={"train": len(records)})
+
+
+def task(records=RECORDS, *formats, name="odd"):
+  steps = formats or (functools.partial(text_formats.labelled, prefix="sure", fields=("text", "other"), labels=LABELS),)
+  feature = seqio.Feature(BYTES, add_eos=True)
+  return seqio.Task(
+    name,
+    source=source(records),
+    preprocessors=text_formats.preprocessors(*steps),
+    output_features={"inputs": feature, "targets": feature},
+    postprocess_fn=answers.label(LABELS),
+    metric_fns=[task_metrics.accuracy],
+  )
+
+
+def examples(found, head, *, architecture="encoder_only", length=32):
+  asked = answering.for_heads(found, architecture, (HeadConfig("other", 4), head))
+  dataset = asked.get_dataset({"inputs": length}, split="train", shuffle=False, num_epochs=1)
+  return list(dataset.as_numpy_iterator())
+
+
+def test_a_task_says_which_head_it_needs():
+  """Its name, kind and classes, from the first record; the vocabulary says where a text is answered for."""
+  assert answering.need_of(task()) == needs.Need("sure", "class", LABELS, 2)
+  (head,) = answering.heads_of([task()], BERT_LIKE, BYTES)
+  assert head == HeadConfig("sure", 2, "class", LABELS, reads="mean")
+
+
+def test_what_a_class_head_reads():
+  """The parts, framed, the label where the head answers; the text and the record's fields beside them."""
+  first, second, third = examples(task(), HeadConfig("sure", 2, labels=LABELS, reads="first"))
+  encoded = [BYTES.encode(part) for part in ("is it", "so")]
+  assert first["inputs"].tolist() == [*encoded[0], 1, *encoded[1], 1]
+  assert first["answer_heads"].tolist() == [2] + [0] * 8
+  assert first["answer_targets"].tolist() == [1] + [0] * 8
+  assert first["token_types"].tolist() == [0] * 6 + [1] * 3
+  assert (first["idx"], first["label"], first["inputs_pretokenized"]) == (0, 1, b"sure text: is it other: so")
+  assert [bool(each["has_answer"]) for each in (first, second, third)] == [True, True, False]
+
+
+def test_what_a_decoder_reads():
+  """The text as a model that writes knows it, BOS first; the last token answers."""
+  first = examples(task(), HeadConfig("sure", 2, labels=LABELS, reads="last"), architecture="decoder_only")[0]
+  assert first["inputs"].tolist() == [0, *BYTES.encode("sure text: is it other: so")]
+  assert np.flatnonzero(first["answer_heads"]).tolist() == [len(first["inputs"]) - 1]
+
+
+def test_a_text_that_is_cut_still_answers():
+  """Its last token where that one answers."""
+  for architecture, reads, at in (("decoder_only", "last", 11), ("encoder_decoder", "mean", 0)):
+    first = examples(task(), HeadConfig("sure", 2, reads=reads), architecture=architecture, length=12)[0]
+    assert len(first["inputs"]) == 12 and np.flatnonzero(first["answer_heads"]).tolist() == [at]
+
+
+def test_candidates_are_texts_of_their_own():
+  """Each behind the same premise; the target is 1 for the right one."""
+  record = {"premise": "It rained.", "choice1": "It is wet.", "choice2": "Dry.", "question": "effect", "label": 1}
+  found = task([record | {"idx": 0}], text_formats.copa)
+  assert answering.need_of(found) == needs.Need("copa", "choice", (), 1)
+  (first,) = examples(found, HeadConfig("copa", 1, "choice", reads="first"), length=128)
+  texts = [BYTES.decode(first["inputs"][first["texts"] == i].tolist()) for i in range(2)]
+  premise = "It rained. What happened as a result?"
+  assert [text.startswith(premise) for text in texts] == [True, True]
+  at = np.flatnonzero(first["answer_heads"])
+  assert at.tolist() == [0, np.flatnonzero(first["texts"] == 1)[0]]
+  assert first["answer_targets"][at].tolist() == [0, 1]
+
+
+def test_a_number_keeps_its_bits():
+  """T5 rounds it to write it; a head learns it as it is, and -1 is none."""
+  records = [{"sentence1": "a", "sentence2": "b", "label": value, "idx": 0} for value in (3.27, -1.0)]
+  found = examples(task(records, text_formats.stsb), HeadConfig("stsb", 1, "score", reads="first"))
+  assert found[0]["answer_targets"][:1].view(np.float32) == np.float32(3.27)
+  assert [bool(each["has_answer"]) for each in found] == [True, False]
+
+
+def test_nothing_is_left_out_for_a_head():
+  """A wrong noun says nothing of what to write, and all of whether it is right."""
+  record = {"text": "He ran.", "span1_text": "Bob", "span2_text": "He", "span2_index": 0, "idx": 0, "training": True}
+  records = [record | {"label": label} for label in (0, 1)]
+  found = task(records, text_formats.only_right, text_formats.wsc)
+  assert answering.need_of(found) == needs.Need("wsc", "class", (), 2)
+  targets = [each["answer_targets"][0] for each in examples(found, HeadConfig("wsc", 2, reads="first"))]
+  assert targets == [0, 1]
+
+
+def test_answers_that_are_not_given_are_not_learnt():
+  """They are asked, as test sets are, and no batch has them."""
+  asked = answering.for_heads(task(), "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
+  dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
+  assert [each["idx"] for each in answering.labelled(dataset).as_numpy_iterator()] == [0, 1]
+
+
+def test_a_mixture_keeps_its_rates():
+  """Each task in its place; the registry has what it had."""
+  both = seqio.Mixture("both", [(task(), 3), (task(name="even"), 1)])
+  asked = answering.for_heads(both, "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
+  assert {each.name: asked.get_rate(each) for each in selection.tasks_of(asked)} == {"odd": 3, "even": 1}
+  assert {tuple(each.output_features) for each in selection.tasks_of(asked)} == {("inputs", *kinds.ANSWER_FEATURES)}
+  assert "targets" in both.output_features
+
+
+# ---- What cannot be asked --------------------------------------------------------------------------------------------
+
+
+def without_options(dataset):
+  return dataset.map(lambda record: {"inputs": record["text"], "targets": record["other"]})
+
+
+def other_options(dataset):
+  """The second record has options of its own."""
+  options = tf.constant([["a", "b"], ["a", "c"], ["a", "b"]])
+  return dataset.map(
+    lambda x: {"inputs": x["text"], "targets": "a", "label": 0, "options": tf.gather(options, x["idx"])}
+  )
+
+
+def test_a_task_without_options():
+  """The message says what would tell a head, and what to do instead."""
+  with pytest.raises(
+    UserError, match=r"odd: no head answers it: its examples have inputs, targets, and none of .*opti"
+  ):
+    answering.need_of(task(RECORDS, without_options))
+
+
+def test_options_that_differ():
+  """Not those of the first example: a class is one of the same few."""
+  found = task(RECORDS, other_options)
+  need = answering.need_of(found)
+  with pytest.raises(
+    tf.errors.OpError, match="UserError: odd: an example has the options a, c, and the first one a, b"
+  ):
+    examples(found, HeadConfig(need.head, 2, labels=need.labels, reads="first"))
+
+
+def test_a_label_outside_of_the_options():
+  """Of the record that has it: before training, for the first examples are made then."""
+  found = task([RECORDS[0], RECORDS[1] | {"label": 2}])
+  found = found.replace(preprocessors=[_without_targets, *found.preprocessors[1:]])
+  with pytest.raises(tf.errors.OpError, match="UserError: odd: an example has the label 2, but there are 2 classes"):
+    examples(found, HeadConfig("odd", 2, labels=LABELS, reads="first"))
+
+
+def _without_targets(dataset):
+  """As a format of one's own may be."""
+  return dataset.map(
+    lambda x: {"inputs": x["text"], "targets": x["other"], "label": x["label"], "options": tf.constant(LABELS)}
+  )
+
+
+def test_more_candidates_than_fit():
+  """How many there are, and what would do."""
+  record = {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 0, "idx": 0}
+  with pytest.raises(tf.errors.OpError, match=r"UserError: config.data.inputs_length=11: an example has 2 candidates"):
+    examples(task([record], text_formats.copa), HeadConfig("copa", 1, "choice", reads="first"), length=11)
+
+
+@pytest.mark.parametrize(
+  ("head", "message"),
+  [
+    (HeadConfig("sure", 3), r"sure is a class head with 3 classes, and odd needs a class head with 2 \(no, yes\)"),
+    (HeadConfig("sure", 1, "score"), "sure is a score head with 1 classes"),
+    (HeadConfig("other", 2), "odd is answered by a head 'sure', which the model has not; it has other"),
+  ],
+)
+def test_a_head_of_another_kind(head, message):
+  """Which, how many, and how to begin it anew."""
+  with pytest.raises(UserError, match=message):
+    answering.head_of(task(), (head,))
+
+
+def test_two_tasks_of_one_name():
+  """They share a head if they ask the same, else the names are told."""
+  same = answering.heads_of([task(), task(name="even")], BERT_LIKE, BYTES)
+  assert [head.name for head in same] == ["sure"]
+  other = functools.partial(text_formats.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
+  with pytest.raises(UserError, match="odd and even both ask a head 'sure', with 2 and 3 classes"):
+    answering.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)

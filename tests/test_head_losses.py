@@ -1,0 +1,348 @@
+"""What heads are asked in a batch, and what the answers cost: the same however examples lie in rows."""
+
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+import toy
+
+from t2t import UserError, losses, sharding
+from t2t.config import load_config, records
+from t2t.data import converters
+from t2t.models import heads as heads_lib
+from t2t.models.config import HeadConfig
+from t2t.training import recipe
+
+HEADS = (
+  HeadConfig("topic", 3),
+  HeadConfig("likeness", 1, "score"),
+  HeadConfig("cause", 1, "choice"),
+  HeadConfig("names", 4, "tag"),
+  HeadConfig("answer", 2, "span"),
+)
+LENGTH = 16
+FEATURES = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
+
+
+class Vocabulary(seqio.PassThroughVocabulary):
+  """Ids that stand for themselves; 0 pads."""
+
+  bos_id = 0
+
+  def __init__(self):
+    super().__init__(40, eos_id=1)
+
+
+def example(kind, random, reads):
+  """One that asks a head of this kind: texts of random tokens, and a random answer."""
+  number = 2 if kind == "choice" else 1
+  lengths = random.integers(2, 6, number)
+  tokens = random.integers(3, 40, lengths.sum())
+  texts = np.repeat(np.arange(number), lengths)
+  ends = np.cumsum(lengths)
+  at = ends - 1 if reads == "last" else ends - lengths
+  found = {"inputs": tokens, "token_types": (np.arange(len(tokens)) % 3 == 2).astype(int), "texts": texts}
+  heads, targets = np.zeros_like(tokens), np.zeros_like(tokens)
+  place = [head.kind for head in HEADS].index(kind) + 1
+  if kind in ("class", "score", "choice"):
+    heads[at] = place
+    score = np.float32(random.normal()).view(np.int32)
+    targets[at] = {"class": random.integers(0, 3), "score": score, "choice": np.eye(2, dtype=int)[random.integers(2)]}[
+      kind
+    ]
+  else:
+    heads[1:] = place
+    if kind == "tag":
+      targets[1:] = random.integers(0, 4, len(tokens) - 1)
+    else:
+      start = random.integers(1, len(tokens))
+      targets[start] += 1
+      targets[random.integers(start, len(tokens))] += 2
+  return found | {"answer_heads": heads, "answer_targets": targets}
+
+
+def batch_of(examples, architecture, *, pack):
+  """Model features of examples, [rows, LENGTH]."""
+  signature = dict.fromkeys(FEATURES, tf.TensorSpec([None], tf.int32))
+  dataset = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
+  rows = converters.convert(dataset, architecture, dict.fromkeys(FEATURES, LENGTH), vocabulary=Vocabulary(), pack=pack)
+  rows = list(rows.as_numpy_iterator())
+  return {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
+
+
+@functools.cache
+def asked(architecture, seed=0, number=2):
+  """So many examples of each kind, in a random order, packed and alone."""
+  random, reads = np.random.default_rng(seed), "last" if architecture == "decoder_only" else "first"
+  examples = [example(head.kind, random, reads) for head in HEADS for _ in range(number)]
+  examples = [examples[i] for i in random.permutation(len(examples))]
+  return tuple(batch_of(examples, architecture, pack=pack) for pack in (False, True))
+
+
+def with_heads(name, heads=HEADS, **fields):
+  return dataclasses.replace(toy.KINDS[name], heads=heads, **fields)
+
+
+def loss_of(config, *, tokens=None):
+  """(parameters, batch, weights or None) -> (loss, metrics), and parameters that tell rows apart."""
+  graphdef, params = toy.split(toy.model(config))
+  random = np.random.default_rng(1)
+  params["heads"] = jax.tree.map(lambda x: x + 0.3 * jnp.asarray(random.normal(size=x.shape), x.dtype), params["heads"])
+  loss = losses.Heads(config, tokens)
+
+  def compute(params, batch, weights=None):
+    weights = loss.weights(batch) if weights is None else weights
+    terms, metrics = loss(nnx.merge(graphdef, params), batch, weights, key=None, train=False)
+    return sum(terms.values()), metrics
+
+  return jax.jit(jax.value_and_grad(compute, has_aux=True)), params, loss
+
+
+# ---- Examples in rows ------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_converter():
+  """The literal arrays of its docstring."""
+  examples = [
+    {"inputs": [8, 9, 4], "token_types": [0, 0, 0], "texts": [0, 0, 0]}
+    | {"answer_heads": [1, 0, 0], "answer_targets": [5, 0, 0]},
+    {"inputs": [8, 9, 8, 7], "token_types": [0, 1, 0, 1], "texts": [0, 0, 1, 1]}
+    | {"answer_heads": [2, 0, 2, 0], "answer_targets": [0, 0, 1, 0]},
+  ]
+  (row,) = (np.asarray(x)[0, :8].tolist() for x in [batch_of(examples, "encoder_only", pack=True)["encoder_positions"]])
+  assert row == [0, 1, 2, 0, 1, 0, 1, 0]
+  found = {name: np.asarray(x)[0, :8].tolist() for name, x in batch_of(examples, "encoder_only", pack=True).items()}
+  assert found == {
+    "encoder_input_tokens": [8, 9, 4, 8, 9, 8, 7, 0],
+    "encoder_token_types": [0, 0, 0, 0, 1, 0, 1, 0],
+    "encoder_answer_heads": [1, 0, 0, 2, 0, 2, 0, 0],
+    "encoder_answer_targets": [5, 0, 0, 0, 0, 1, 0, 0],
+    "encoder_answer_groups": [1, 1, 1, 2, 2, 2, 2, 0],
+    "encoder_segment_ids": [1, 1, 1, 2, 2, 3, 3, 0],
+    "encoder_positions": [0, 1, 2, 0, 1, 0, 1, 0],
+  }
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 3.25, -1e-30, 1e30, float(np.float32(0.1))])
+def test_bits_of_a_score_come_through(value):
+  """Negative ones, too, whose sign is the highest bit; 0.0 is all zeros, as padding is."""
+  one = {name: [0, 0] for name in FEATURES} | {"inputs": [5, 6], "answer_heads": [1, 0]}
+  one["answer_targets"] = [int(np.float32(value).view(np.int32)), 0]
+  batch = batch_of([one], "encoder_only", pack=True)
+  found = losses.scores_of(batch["encoder_answer_targets"])[0, 0]
+  assert np.float32(found).tobytes() == np.float32(value).tobytes()
+
+
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
+def test_packed_equals_unpacked(name):
+  """Loss, gradients and every metric of ten examples of five kinds, in ten rows or in half as many."""
+  config = with_heads(name)
+  alone, packed = asked(config.architecture)
+  side = config.kind.answers
+  rows = [len(batch[f"{side}_input_tokens"]) for batch in (alone, packed)]
+  assert rows[0] == 10 and rows[1] < 7
+  compute, params, _ = loss_of(config)
+  ((loss, metrics), gradient), ((expected, theirs), expected_gradient) = compute(params, packed), compute(params, alone)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient, atol=1e-5)
+  toy.assert_trees_close({n: x.value() for n, x in metrics.items()}, {n: x.value() for n, x in theirs.items()})
+  # A bias that is added to all candidates, or to all positions, changes no softmax.
+  idle = ("heads/cause/projection_bias", "heads/answer/projection_bias")
+  assert all(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith("heads/") and path not in idle)
+
+
+def test_parts_of_a_batch_add_up():
+  """Cut in rows, however unevenly the answers lie; each part is divided by what the whole batch has."""
+  config = with_heads("bert")
+  batch, _ = asked("encoder_only")
+  compute, params, loss = loss_of(config)
+  (expected, _), expected_gradient = compute(params, batch)
+  weights = loss.weights(batch)
+  parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, 10))]
+  found = [compute(params, part, weights) for part in parts]
+  np.testing.assert_allclose(sum(each[0][0] for each in found), expected, rtol=1e-5)
+  toy.assert_trees_close(jax.tree.map(jnp.add, found[0][1], found[1][1]), expected_gradient)
+
+
+@pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])
+def test_the_mesh_changes_nothing(mesh_shape):
+  """Rows on eight devices, or parts of rows."""
+  batch = asked("encoder_only", number=8)[0]
+  config = with_heads("bert")
+  compute, params, _ = loss_of(config)
+  (expected, _), expected_gradient = compute(params, batch)
+  mesh = sharding.make_mesh(mesh_shape)
+  with jax.set_mesh(mesh):
+    compute, *_ = loss_of(config)
+    (loss, _), gradient = compute(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  toy.assert_trees_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
+
+
+# ---- What each kind costs --------------------------------------------------------------------------------------------
+
+
+def logsumexp(x):
+  return np.log(np.sum(np.exp(x)))
+
+
+def by_hand(head, logits, targets):
+  """Of one example, from the logits where it is asked: the loss, how many answers, how many are right."""
+  if head.kind in ("class", "tag"):
+    loss = sum(logsumexp(row) - row[target] for row, target in zip(logits, targets, strict=True))
+    return loss, len(targets), np.sum(logits.argmax(-1) == targets)
+  if head.kind == "score":
+    error = logits[0, 0] - np.int32(targets[0]).view(np.float32)
+    return error**2, 1, abs(error) <= 0.5
+  if head.kind == "choice":
+    scores = logits[:, 0]
+    return logsumexp(scores) - logsumexp(scores[targets > 0]), 1, targets[scores.argmax()] > 0
+  start, end = np.flatnonzero(targets % 2)[0], np.flatnonzero(targets >= 2)[0]
+  loss = sum(logsumexp(logits[:, i]) - logits[at, i] for i, at in enumerate((start, end))) / 2
+  return loss, 1, logits[:, 0].argmax() == start and logits[:, 1].argmax() == end
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_term_is_its_formula(seed):
+  """A mean over answers for each head, weighted by its share of the examples; right answers are counted."""
+  config = with_heads("bert")
+  batch, _ = asked("encoder_only", seed=seed)
+  graphdef, _ = toy.split(toy.model(config))
+  compute, params, _ = loss_of(config)
+  (loss, metrics), _ = compute(params, batch)
+  model = nnx.merge(graphdef, params)
+  logits = {n: np.asarray(x) for n, x in losses.all_answers(model, batch, [head.name for head in HEADS]).items()}
+  sums = {head.name: np.zeros(3) for head in HEADS}
+  host = {name.removeprefix("encoder_answer_"): np.asarray(x) for name, x in batch.items()}
+  for row in range(10):
+    at = host["heads"][row] > 0
+    head = HEADS[host["heads"][row][at][0] - 1]
+    sums[head.name] += by_hand(head, logits[head.name][row][at], host["targets"][row][at])
+  for name, (total, answers, right) in sums.items():
+    np.testing.assert_allclose(metrics[f"{name}_loss"].value(), total / answers, rtol=1e-4)
+    np.testing.assert_allclose(metrics[f"{name}_accuracy"].value(), right / answers, rtol=1e-5)
+  expected = np.mean([total / answers for total, answers, _ in sums.values()])  # two examples of each
+  np.testing.assert_allclose(loss, expected, rtol=1e-4)
+  np.testing.assert_allclose(metrics["loss"].value(), expected, rtol=1e-4)
+
+
+def test_one_of_several_right_candidates_is_enough():
+  """Their probabilities add up; together they count as one answer."""
+  one = {name: [0, 0, 0] for name in FEATURES} | {"inputs": [5, 6, 7], "texts": [0, 1, 2]}
+  one |= {"answer_heads": [3, 3, 3], "answer_targets": [1, 0, 1]}
+  config = with_heads("bert")
+  compute, params, loss = loss_of(config)
+  batch = batch_of([one], "encoder_only", pack=False)
+  assert loss.weights(batch)["cause"] == 1.0
+  logits = losses.all_answers(nnx.merge(toy.split(toy.model(config))[0], params), batch, ["cause"])["cause"][0, :3, 0]
+  expected = -np.log(jax.nn.softmax(logits)[jnp.array([0, 2])].sum())
+  np.testing.assert_allclose(compute(params, batch)[0][0], expected, rtol=1e-5)
+
+
+def test_examples_of_a_mixture_count_alike():
+  """Three of one task and one of another: the second has a quarter of the loss, however many tokens it tags."""
+  random = np.random.default_rng(0)
+  examples = [example("class", random, "first") for _ in range(3)] + [example("tag", random, "first")]
+  compute, params, _ = loss_of(with_heads("bert"))
+  batch = batch_of(examples, "encoder_only", pack=False)
+  (loss, metrics), _ = compute(params, batch)
+  expected = 0.75 * metrics["topic_loss"].value() + 0.25 * metrics["names_loss"].value()
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_a_head_that_is_not_asked_costs_nothing():
+  """And has a gradient of zeros: no numbers that are none."""
+  batch = batch_of([example("class", np.random.default_rng(0), "first")], "encoder_only", pack=False)
+  compute, params, _ = loss_of(with_heads("bert"))
+  (loss, _), gradient = compute(params, batch)
+  assert np.isfinite(loss) and all(np.all(np.isfinite(x)) for x in jax.tree.leaves(gradient))
+  assert not any(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith(("heads/cause", "heads/names")))
+
+
+def test_constant_answers():
+  """The loss of who knows how often each is right: entropy, variance, and chance among candidates."""
+  batch, _ = asked("encoder_only", number=4)
+  for kind, expected in (("class", np.log(3)), ("choice", np.log(2)), ("score", 4.0)):
+    place = [head.kind for head in HEADS].index(kind)
+    own = jnp.where(batch["encoder_answer_heads"] == place + 1, place + 1, 0)
+    (found,) = losses.Heads(with_heads("bert"), None).baselines([batch | {"encoder_answer_heads": own}], 40)
+    assert 0 < found.loss <= expected + 1e-5
+
+
+# ---- What is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_is_of_the_own_text():
+  """Of each segment, without padding, at each of its positions."""
+  hidden = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+  segments = np.array([[1, 1, 2, 2, 2], [1, 0, 0, 0, 0]])
+  found = heads_lib.mean_of_segments(jnp.asarray(hidden), jnp.asarray(segments))
+  np.testing.assert_allclose(found[0, :2], np.tile(hidden[0, :2].mean(0), (2, 1)), rtol=1e-5)
+  np.testing.assert_allclose(found[0, 2:], np.tile(hidden[0, 2:].mean(0), (3, 1)), rtol=1e-5)
+  np.testing.assert_allclose(found[1], [hidden[1, 0], *np.zeros((4, 3))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "albert"])
+def test_every_layer(name):
+  """What was embedded, and what came out of each layer; the last is what the model gives."""
+  config = toy.KINDS[name]
+  model, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  states = model.states(batch, every_layer=True)
+  assert len(states) == 1 + (config.num_encoder_layers or config.num_decoder_layers)
+  np.testing.assert_allclose(states[-1], model.states(batch), atol=1e-6)
+  assert len({np.asarray(x).tobytes() for x in states}) == len(states)
+  fewer = {"num_encoder_layers": 1} if config.num_encoder_layers else {"num_decoder_layers": 1}
+  if not config.share_layers and config.post_norm:
+    graphdef, params = toy.split(model)
+    shorter = toy.split(toy.model(dataclasses.replace(config, **fewer)))[0]
+    side = config.kind.answers
+    first = params | {side: params[side] | {"layers": jax.tree.map(lambda x: x[:1], params[side]["layers"])}}
+    np.testing.assert_allclose(states[1], nnx.merge(shorter, first).states(batch), atol=1e-5)
+
+
+def test_a_mix_of_layers_is_weighed():
+  """scale * sum of softmax(weights) * states, which begins as their mean; the gradient reaches weights and scale."""
+  head = HeadConfig("topic", 3, layers="mix", reads="mean", pooler="")
+  config = with_heads("bert", (head,))
+  batch, _ = asked("encoder_only")
+  batch = batch | {"encoder_answer_heads": jnp.where(batch["encoder_answer_heads"] == 1, 1, 0)}
+  compute, params, _ = loss_of(config)
+  own, model = params["heads"]["topic"], toy.model(config)
+  states = np.asarray(model.states(batch, every_layer=True))
+  weights = np.exp(own["mix"]) / np.exp(own["mix"]).sum() * own["mix_scale"]
+  mixed = np.einsum("s,sble->ble", weights, states)
+  segments = batch["encoder_segment_ids"]
+  expected = heads_lib.mean_of_segments(mixed, segments) @ own["projection"] + own["projection_bias"]
+  graphdef, _ = toy.split(model)
+  found = losses.all_answers(nnx.merge(graphdef, params), batch, ["topic"])["topic"]
+  real = np.asarray(segments) > 0
+  np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-4)
+  gradient = compute(params, batch)[1]["heads"]["topic"]
+  assert np.all(gradient["mix"] != 0) and gradient["mix_scale"] != 0
+
+
+# ---- A run -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_read_is_not_trained():
+  """The head over the vocabulary, and a decoder that answers nothing; weight decay would wear them away."""
+  for name in ("bert", "t5_1_1"):
+    config = records(load_config("tiny"))
+    config = dataclasses.replace(config, model=with_heads(name)).with_(train={"loss": "heads"})
+    _, state, _ = recipe.make(config).state(sharding.make_mesh({"fsdp": 8}))
+    frozen = {path.split("/")[0] for path in toy.flat(state.frozen_params)}
+    assert frozen == ({"head"} if name == "bert" else {"head", "decoder"})
+    assert any(path.startswith("heads/") for path in toy.flat(state.params))
+
+
+def test_a_model_without_heads_answers_nothing():
+  """The message says what would make one."""
+  config = records(load_config("tiny_bert")).with_(train={"loss": "heads"})
+  with pytest.raises(UserError, match=r"loss=heads: the model has no head that answers; give config.data.mixture"):
+    recipe.make(config)
