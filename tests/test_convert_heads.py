@@ -158,6 +158,15 @@ def test_a_pooler_that_the_head_does_not_read_is_left_behind(tmp_path):
   assert set(found.pooler) == {"pooler", "pooler_bias"} and any("left behind" in note for note in found.notes)
 
 
+def test_pieces_whose_ids_are_shifted_are_no_vocabulary(tmp_path):
+  """XLM-R's SentencePiece model alone would give every text other ids: what to give instead is said."""
+  save(with_heads(), tmp_path / "hf")
+  (tmp_path / "hf" / "sentencepiece.bpe.model").write_bytes(b"pieces")
+  found = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert not found.vocabulary
+  assert any("the ids of sentencepiece.bpe.model are not the model's" in note for note in found.notes)
+
+
 # ---- What may be done with one ---------------------------------------------------------------------------------------
 
 

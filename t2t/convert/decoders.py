@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
+"""GPT-2, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
 
 import dataclasses
 from typing import Any
@@ -183,6 +183,32 @@ LLAMA = families.Family(
   buffers=(".rotary_emb.inv_freq",),
   read=_read_llama,
   write=_write_llama,
+)
+
+
+def _read_mistral(settings: families.Settings) -> dict[str, Any]:
+  window = settings.get("sliding_window", 4096)
+  if window == 1:
+    raise families.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
+  # Theirs counts the position itself.
+  return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
+
+
+def _write_mistral(fields: families.Settings) -> dict[str, Any]:
+  window = fields["attention_window"]
+  return _write_llama(fields) | {"sliding_window": window + 1 if window else None}
+
+
+MISTRAL = dataclasses.replace(
+  LLAMA,
+  model_type="mistral",
+  model_class="MistralForCausalLM",
+  tasks={"MistralForSequenceClassification": _SCORE},
+  keys=LLAMA.keys | {"intermediate_size": ("mlp_dim", 14_336), "max_position_embeddings": ("max_length", 4096 * 32)},
+  must={},
+  reads=(*LLAMA.reads, "sliding_window"),
+  read=_read_mistral,
+  write=_write_mistral,
 )
 
 QWEN3 = dataclasses.replace(

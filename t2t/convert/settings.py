@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
-from t2t.convert import decoders, encoders, families, heads
+from t2t.convert import decoders, encoders, families, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -12,8 +12,8 @@ FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
     *(families.T5, families.MT5),
-    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.MODERN_BERT),
-    *(decoders.GPT2, decoders.LLAMA, decoders.QWEN3),
+    *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
+    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
   )
 }
 
@@ -37,6 +37,7 @@ HARMLESS = frozenset(
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
     "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
+    "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
   }
 )
 # fmt: on

@@ -90,8 +90,8 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
   assert model == config
   places = huggingface.places(family, config)
   # Of a bias that they hold twice they read the copy.
-  parameters = dict(theirs.named_parameters())
-  read = {original: copy for copy, original in family.copies.items() if copy in parameters and original in parameters}
+  parameters = dict(theirs.named_parameters(remove_duplicate=False))
+  read = {original: copy for copy, original in family.copies.items() if copy in parameters}
   places = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
   return Pair(config, foreign.graphdef(config), foreign.nested(params), theirs, folder / "theirs", places)
 
@@ -175,7 +175,7 @@ def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs:
 
 def assert_same_gradients(pair: Pair, gradient: dict) -> None:
   """Of every parameter, once theirs has gone backward."""
-  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters())
+  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters(remove_duplicate=False))
   assert pair.places.keys() <= parameters.keys()
   for name in pair.places:
     found, other = pair.as_theirs(name, flat), parameters[name].grad

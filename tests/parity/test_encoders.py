@@ -1,4 +1,4 @@
-"""t2t's BERT, RoBERTa, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
+"""t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
 
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
@@ -18,6 +18,8 @@ FAMILIES = {
   "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=({"name": "nsp", "num_classes": 2},)),
   "bert-untied": sizes.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
   "roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
+  "xlm-roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
+  "distilbert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
   "albert": sizes.albert("base")
   | SHAPE
   | dict(max_length=40, embedding_dim=11, heads=({"name": "sop", "num_classes": 2},)),
@@ -27,7 +29,9 @@ FAMILIES = {
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
 }
 # family -> the id of padding
-PADDING = {"roberta": 1}
+PADDING = {"roberta": 1, "xlm-roberta": 1}
+# Theirs, if it is not what ours is written as.
+CLASSES = {"xlm-roberta": "XLMRobertaForMaskedLM"}
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -37,7 +41,8 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def pair(family, tmp_path_factory):
-  return parity.pair(TransformerConfig(**FAMILIES[family]), tmp_path_factory.mktemp(family))
+  config = TransformerConfig(**FAMILIES[family])
+  return parity.pair(config, tmp_path_factory.mktemp(family), model_class=CLASSES.get(family, ""))
 
 
 @pytest.fixture(scope="module", params=[((37, 23, 40), 40), ((5, 9, 1), 11)], ids=["long", "short"])
@@ -46,7 +51,7 @@ def batch(request, family):
   made = toy.batch(lengths, (1,) * len(lengths), padded_to=(length, 1), architecture="encoder_only")
   if family in PADDING:
     return parity.with_roberta_ids(made, PADDING[family])
-  if family == "modern_bert":
+  if family in ("modern_bert", "distilbert"):
     del made["encoder_token_types"]
   assert np.any(np.asarray(made["encoder_loss_weights"]))
   return made

@@ -31,11 +31,13 @@ ENCODER = SHAPE | dict(num_encoder_layers=3)
 BODIES = {
   "bert": sizes.bert("base") | ENCODER | dict(segment_types=3),
   "roberta": sizes.roberta("base") | ENCODER,
+  "distilbert": sizes.bert("base") | ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "albert": sizes.albert("base") | ENCODER | dict(embedding_dim=11),
   "electra": sizes.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": sizes.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
   "gpt2": sizes.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
   "llama": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
+  "mistral": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, attention_window=4),
   "qwen3": sizes.llama3("8b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, qk_norm=True),
 }
 LABELS = ("no", "rather not", "perhaps", "yes", "what?")
@@ -71,6 +73,10 @@ CASES = {
   "AlbertForMultipleChoice": Case("albert", HeadConfig("choice", 1, "choice")),
   "AlbertForTokenClassification": Case("albert", named("names", 4, "tag")),
   "AlbertForQuestionAnswering": Case("albert", HeadConfig("span", 2, "span")),
+  "DistilBertForSequenceClassification": Case("distilbert", named("nli", 3, "class", pooler="relu")),
+  "DistilBertForMultipleChoice": Case("distilbert", HeadConfig("copa", 1, "choice", pooler="relu", dropout_rate=0.4)),
+  "DistilBertForTokenClassification": Case("distilbert", named("names", 5, "tag")),
+  "DistilBertForQuestionAnswering": Case("distilbert", HeadConfig("span", 2, "span", dropout_rate=0.35)),
   "ElectraForSequenceClassification": Case("electra", named("nli", 3, "class", **ELECTRA)),
   "ElectraForTokenClassification": Case("electra", named("names", 5, "tag")),
   "ElectraForQuestionAnswering": Case("electra", HeadConfig("span", 2, "span")),
@@ -82,6 +88,7 @@ CASES = {
   "ModernBertForQuestionAnswering": Case("modern_bert", HeadConfig("span", 2, "span", dropout_rate=0.2, **MODERN_BERT)),
   "GPT2ForSequenceClassification": Case("gpt2", named("nli", 3, "class", **SCORE)),
   "LlamaForSequenceClassification": Case("llama", HeadConfig("score", 1, "score", **SCORE)),
+  "MistralForSequenceClassification": Case("mistral", named("nli", 4, "class", **SCORE)),
   "Qwen3ForSequenceClassification": Case("qwen3", named("nli", 2, "class", **SCORE)),
 }
 LENGTHS = (17, 5, 11, 8)  # of rows in a batch of 19 positions; for choices two examples with two candidates
@@ -128,12 +135,12 @@ def features(batch: transformer.Batch, at, targets, groups=1) -> transformer.Bat
 
 
 def a_batch(body: str) -> transformer.Batch:
-  if body in ("gpt2", "llama", "qwen3"):
+  if BODIES[body]["architecture"] == "decoder_only":
     return toy.batch(LENGTHS, (1,) * 4, padded_to=(17, 2), architecture="decoder_only")
   made = toy.batch(LENGTHS, (1,) * 4, padded_to=(19, 1), architecture="encoder_only")
   if body == "roberta":
     return parity.with_roberta_ids(made, 1)
-  if body == "modern_bert":
+  if body in ("modern_bert", "distilbert"):
     del made["encoder_token_types"]
   return made
 
