@@ -1,4 +1,4 @@
-r"""Fine-tuning: of models that write by task prefix, as T5 was (Raffel et al. 2020, section 3.1.2); of encoders by heads.
+r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020, section 3.1.2); of encoders by heads.
 
   t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
   t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --workdir runs/qa \

@@ -37,10 +37,10 @@ def _head(name: str, *labels: str) -> HeadConfig:
   return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
 
 
-NEXT = Task(_head("next_sentence", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
-ORDER = Task(_head("sentence_order", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
+NEXT = Task(_head("nsp", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = Task(_head("sop", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
 STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
-  _head("sentence_structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
+  _head("structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
 )
 
 
