@@ -9,8 +9,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, task_metrics
-from t2t.data import answering, answers, selection, text_formats, vocabularies
-from t2t.data.answering import framing, kinds, needs
+from t2t.data import answering, answers, framing, selection, text_formats, vocabularies
+from t2t.data.answering import kinds, needs
 from t2t.models.config import HeadConfig, TransformerConfig
 
 BERT = framing.Framing((101,), (102,), (102,))

@@ -190,14 +190,6 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
   np.testing.assert_array_equal(given["heads"]["nli"]["pooler_bias"], bias)
 
 
-def test_written_for_transformers_a_head_is_left_out(tmp_path):
-  """Their model of masked tokens has none: whoever converts it is told."""
-  config = dataclasses.replace(THEIRS, heads=(NLI,))
-  notes = huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
-  assert "the head nli is left out: a BertForMaskedLM has none" in notes
-  assert huggingface.open_foreign(str(tmp_path / "bert")).model.heads == ()
-
-
 def test_a_checkpoint_from_before_heads_had_names(tmp_path):
   """With `pooler: true` in its config and a pooler that nothing read among its arrays: it is passed over."""
   config = toy.KINDS["bert"]

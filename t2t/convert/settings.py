@@ -1,10 +1,10 @@
 """config.json of Hugging Face's models as a `TransformerConfig`, and back; families.py has the tables."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
-from t2t.convert import decoders, encoders, families
+from t2t.convert import decoders, encoders, families, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -12,8 +12,8 @@ FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
     *(families.T5, families.MT5),
-    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.MODERN_BERT),
-    *(decoders.GPT2, decoders.LLAMA, decoders.QWEN3),
+    *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
+    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
   )
 }
 
@@ -36,7 +36,8 @@ HARMLESS = frozenset(
     "reorder_and_upcast_attn", "repad_logits_with_grad", "return_dict", "sep_token_id", "sliding_window",
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
-    "torch_dtype", "transformers_version", "use_cache",
+    "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
+    "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
   }
 )
 # fmt: on
@@ -109,7 +110,8 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
-  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads"):
+  # Of heads: convert/heads.py.
+  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads", "vocabulary_head"):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled
@@ -124,8 +126,28 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   return fields
 
 
-def family_of(model: TransformerConfig, where: str) -> tuple[Family, dict[str, Any]]:
-  """The family that a t2t model belongs to, and its config.json.
+class Written(NamedTuple):
+  """What a t2t model is in transformers.
+
+  family: its tables.
+  model: with the heads that its class has; others are left out.
+  model_class: theirs.
+  settings: config.json, but for what follows from the vocabulary.
+  """
+
+  family: Family
+  model: TransformerConfig
+  model_class: str
+  settings: dict[str, Any]
+
+
+def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Written:
+  """The family that a t2t model belongs to, its class and its config.json.
+
+  Args:
+    model: the model.
+    where: the checkpoint, for messages.
+    head: the one that is written, see `heads.reduced`.
 
   Raises:
     UserError: there is none; names the fields that stand in the way, family by family.
@@ -134,7 +156,14 @@ def family_of(model: TransformerConfig, where: str) -> tuple[Family, dict[str, A
   for family in FAMILIES.values():
     if family.fields["architecture"] == model.architecture:
       try:
-        return family, write_settings(family, model)
+        settings = write_settings(family, model)
+        part = heads.reduced(family, model, head)
+        return Written(
+          family,
+          part,
+          heads.class_of(family, part)[0],
+          settings | heads.write(family, part, hint=heads.leaves_out(model)),
+        )
       except families.Unknown as error:
         # What two families have alike stands in the way of both.
         reasons.setdefault(str(error), family.model_type)

@@ -267,7 +267,7 @@ class Heads:
     """Where no tokens are predicted the head over the vocabulary, and a decoder that answers nothing."""
     if self.tokens is not None:
       return ()
-    has_own = model.logits_transform or not model.tied_logits
+    has_own = model.vocabulary_head and (model.logits_transform or not model.tied_logits)
     return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.reads_apart else ()))
 
   def weights(self, batch: Batch) -> Weights:

@@ -84,6 +84,19 @@ class HeadConfig:
         f"config.model.heads: {self.name} has {len(self.labels)} labels and num_classes={self.num_classes}"
       )
 
+  def spelled_out(self, kind: Architecture) -> "HeadConfig":
+    """The same head on a model of this architecture, with what it reads and its pooler said, if its kind implies them.
+
+    As published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): of a text or a
+    candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder
+    the projection reads the last position (Radford et al. 2018).
+    """
+    whole = self.kind not in ("tag", "span")
+    reads = self.reads or ("each" if not whole else "last" if kind.continues else "first")
+    published = "tanh" if whole and not kind.continues else ""
+    pooler = published if self.pooler == "published" else self.pooler
+    return dataclasses.replace(self, reads=reads, pooler=pooler)
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
@@ -132,6 +145,7 @@ class TransformerConfig:
   segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
+  vocabulary_head: bool = True  # there are logits over the vocabulary; False: only what `heads` answer
   heads: tuple[HeadConfig, ...] = ()  # others besides that over the vocabulary: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   # How it is computed

@@ -108,18 +108,13 @@ class Head(Protocol):
 class AnswerHead(nnx.Module):
   """Logits of an answer: what is read, a pooler, dropout and a projection, as `HeadConfig` has them.
 
-  As published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): of a text or a
-  candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder the
-  projection reads the last position (Radford et al. 2018).
+  What its kind implies is said in `HeadConfig.spelled_out`.
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    whole = head.kind not in ("tag", "span")
-    self.reads = head.reads or ("each" if not whole else "last" if config.kind.continues else "first")
-    self.layers = head.layers
-    published = "tanh" if whole and not config.kind.continues else ""
-    pooler = published if head.pooler == "published" else head.pooler
+    head = head.spelled_out(config.kind)
+    self.reads, self.layers, pooler = head.reads, head.layers, head.pooler
     self.activation = config.mlp_activation if pooler == "norm" else pooler
     self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
     # A span is read off the states as they are (Devlin et al. 2019, and their code).

@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import tempfile
 
-import jax.numpy as jnp
 import numpy as np
 import parity
 from parity import torch
@@ -35,14 +34,14 @@ CONFIGS = {
   "llama2": sizes.llama2("7b") | _DECODER,
   "llama3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),
   "qwen3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
-  "bert": sizes.bert("base") | _ENCODER,
+  "bert": sizes.bert("base") | _ENCODER | dict(heads=({"name": "nsp", "num_classes": 2},)),
   "roberta": sizes.roberta("base") | _ENCODER,
-  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5),
+  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5, heads=({"name": "sop", "num_classes": 2},)),
   "modern_bert": sizes.modern_bert("base")
   | _ENCODER
   | dict(num_encoder_layers=4, attention_window=2, rotary_base=9_000.0, local_rotary_base=700.0),
 }
-CLASSES = {"mt5": "MT5ForConditionalGeneration", "bert": "BertForPreTraining", "albert": "AlbertForPreTraining"}
+CLASSES = {"mt5": "MT5ForConditionalGeneration"}
 HALF = ("llama3",)  # stored as bfloat16, in several files
 
 
@@ -52,11 +51,8 @@ def batch(name: str) -> dict[str, np.ndarray]:
   inputs = (4, 9, 1) if architecture == "encoder_only" else (3, 5, 1)
   made = toy.batch(inputs, (3, 1, 4), padded_to=(max(inputs) + 1, 5), architecture=architecture)
   if name == "roberta":
-    # Their positions count what is not padding by its id, so that id 1 ends no sequence; ours go by segment ids.
-    tokens = made["encoder_input_tokens"]
-    made["encoder_segment_ids"] = (tokens > 0).astype(jnp.int32)
-    made["encoder_input_tokens"] = jnp.where(tokens > 0, jnp.where(tokens == toy.EOS, 2, tokens), 1)
-  if name in ("roberta", "modern_bert"):
+    made = parity.with_roberta_ids(made, 1)
+  if name == "modern_bert":
     del made["encoder_token_types"]
   return {key: np.asarray(x) for key, x in made.items()}
 

@@ -1,4 +1,4 @@
-"""t2t's GPT-2, Llama and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
+"""t2t's GPT-2, Llama, Mistral and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
 
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
@@ -20,6 +20,8 @@ FAMILIES = {
   "llama": sizes.llama2("7b") | SHAPE,
   "llama-grouped-tied": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
   "llama-grouped-far": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3),
+  # Prompts and what follows are longer than the window.
+  "mistral": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, attention_window=4),
   "qwen3": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
 }
 

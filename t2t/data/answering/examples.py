@@ -1,16 +1,18 @@
 """Examples of tasks as models with heads read them: seqio tasks in place of those that are answered in writing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import selection
-from t2t.data.answering import kinds, needs
-from t2t.data.answering.framing import Framing
-from t2t.data.answering.kinds import ANSWER_FEATURES, Reading
+from t2t.data.answering import kinds, needs, spans
+from t2t.data.answering.kinds import ANSWER_FEATURES
+from t2t.data.answering.reading import Reading
+from t2t.data.framing import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -72,20 +74,30 @@ def ask(
     number=number,
     reads=head.reads,
     whole=ARCHITECTURES[architecture].writes,
+    task=task,
   )
-  make = kinds.KINDS[head.kind].make
+  kind = kinds.KINDS[kinds.kind_of(dataset.element_spec)]
+  kind.check(reading)
 
   @tf.autograph.experimental.do_not_convert  # it takes as long as all else, and no tensor decides anything in Python
   def one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     if head.labels and "options" in example:
       example = example | {"options": _same_options(example["options"], head.labels, task)}
-    asked = make(example, reading)
+    asked = kind.make(example, reading)
     if head.kind in ("class", "tag"):
       asked["answer_targets"] = _in_range(asked["answer_targets"], head, task)
     texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
     return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | asked
 
-  return dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+  def apart(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
+    """An example for each window, its number along."""
+    rows = {name: example[name] for name in ("inputs", *ANSWER_FEATURES, *spans.OFFSETS)}
+    shared = {name: x for name, x in example.items() if name not in rows}
+    numbers = tf.data.Dataset.range(rows["inputs"].nrows(), output_type=tf.int32)
+    return numbers.map(lambda i: shared | {name: row[i] for name, row in rows.items()} | {"window": i})
+
+  found = dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+  return found.flat_map(apart) if kind.windows else found
 
 
 def _checked(x: tf.Tensor, holds: tf.Tensor, refuse, given: tf.Tensor) -> tf.Tensor:
@@ -115,6 +127,24 @@ def _in_range(targets: tf.Tensor, head: HeadConfig, task: str) -> tf.Tensor:
     )
 
   return _checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
+
+
+def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+  """One example for all windows of a context, which it has as "windows"; other examples as they are.
+
+  In:  {"id": "a", "window": 0, ...}, {"id": "a", "window": 1, ...}, {"id": "b", "window": 0, ...}
+  Out: {"id": "a", "windows": [{"window": 0, ...}, {"window": 1, ...}], ...}, {"id": "b", "windows": [...], ...}
+  """
+  last: dict[str, Any] | None = None
+  for example in examples:
+    if "window" in example and example["window"] > 0:
+      last["windows"].append(example)
+      continue
+    if last is not None:
+      yield last
+    last = dict(example) | ({"windows": [example]} if "window" in example else {})
+  if last is not None:
+    yield last
 
 
 def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -30,7 +30,7 @@ class Need:
   """What a task asks.
 
   head: name of the one that answers it; tasks that are asked alike have one head.
-  kind: of `kinds.KINDS`.
+  kind: of the head.
   labels: texts of the classes, where all examples have the same.
   number: of logits.
   """
@@ -88,9 +88,10 @@ def need_of(task: seqio.Task) -> Need:
     raise UserError(f"{task.name}: split {split!r} has no example")
   name = first["head"].decode() if "head" in first else re.sub(r"\W", "_", task.name)
   name = name if re.match(r"[A-Za-z]", name) else f"head_{name}"
-  labels = tuple(text.decode() for text in first.get("options", ())) if kind == "class" else ()
-  number = kinds.KINDS[kind].number or len(labels) or len(first["classes"])
-  return Need(name, kind, labels, number)
+  question = kinds.KINDS[kind]
+  labels = () if question.number else tuple(text.decode() for text in first.get("options", ()))
+  number = question.number or len(labels) or len(first["classes"])
+  return Need(name, question.head, labels, number)
 
 
 def heads_of(

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from t2t.data.answering import kinds
-from t2t.data.answering.framing import Framing
+from t2t.data.framing import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
