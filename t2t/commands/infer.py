@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     "--head",
     default="",
     metavar="NAME",
-    help='of several heads the one that is asked; a line may be {"parts": ["...", "..."]}, texts that are read'
-    ' together, and has "candidates" where one is to be chosen',
+    help="the head that is asked, where there are several, or the model predicts tokens, too; a line may be"
+    ' {"parts": ["...", "..."]}, texts that are read together, and has "candidates" where one is to be chosen',
   )
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   model = parser.add_argument_group("model")
@@ -141,7 +141,8 @@ def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decodi
     UserError: it can be asked in no way, or there are options of another.
   """
   where = f"--checkpoint {options.checkpoint}"
-  if options.head or pretrained.answers_by_heads(source):
+  # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
+  if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     found, said = "head", "is asked by its head"
   elif source.model.kind.writes:
     found, said = "write", "writes"

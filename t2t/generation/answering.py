@@ -95,11 +95,13 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
     UserError: there is none of that name, there are several, or it cannot be asked of a text alone.
   """
   heads = {head.name: head for head in model.heads if head.kind in losses.ANSWERED_KINDS}
-  names = ", ".join(heads) or "none"
-  if wanted and wanted not in heads:
+  names = ", ".join(heads)
+  if heads and wanted and wanted not in heads:
     raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")
-  if not wanted and len(heads) != 1:
-    raise UserError(f"{where} has several heads: {names}; say which by --head" if heads else f"{where} has no head")
+  if not heads:
+    raise UserError(f"{where} has no head to ask; `t2t embed` gives vectors")
+  if not wanted and len(heads) > 1:
+    raise UserError(f"{where} has several heads: {names}; say which by --head")
   head = heads[wanted or next(iter(heads))]
   if head.kind not in answerer.FIELDS:
     raise UserError(
