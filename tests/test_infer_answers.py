@@ -310,6 +310,20 @@ def test_blanks_of_bytes():
   assert (ids, cut) == ([100, 35, 259, 35, 259, 101, 1], 0)
 
 
+@pytest.mark.parametrize(("loss", "asked"), [("tokens_and_heads", "fillings"), ("heads", "probabilities")])
+def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, run, tmp_path):
+  """A model that was trained to predict tokens, too, fills blanks, unless a head is named."""
+  copy = shutil.copytree(several, tmp_path / "run")
+  for path in copy.glob("checkpoints/*/config/metadata"):
+    config = json.loads(path.read_text())
+    config["train"] |= {"loss": loss}
+    path.write_text(json.dumps(config))
+  named = ("--head=pair",) if loss == "heads" else ()
+  code, rows, _ = run(copy, [{"inputs": "a [MASK]"}], *named)
+  assert code == 0 and asked in rows[0]
+  assert "probabilities" in run(copy, [{"inputs": "a [MASK]"}], "--head=pair", output="named.jsonl")[1][0]
+
+
 def test_replaced_tokens_are_no_fillings(run, tmp_path):
   """ELECTRA's discriminator has learned which tokens were replaced, and nothing of which are likely."""
   copy = shutil.copytree(trained.workdir("encoder_only"), tmp_path / "run")

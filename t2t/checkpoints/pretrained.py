@@ -162,6 +162,11 @@ def answers_by_heads(source: Source) -> bool:
   return losses.answered_by_heads(source.run.get("train", {}).get("loss", ""))
 
 
+def predicts_tokens(source: Source) -> bool:
+  """Whether the model was trained to predict tokens, perhaps beside what its heads answer."""
+  return source.model.vocabulary_head and source.run.get("train", {}).get("loss", "") != "heads"
+
+
 def ends_prompts(source: Source) -> tuple[bool | None, str]:
   """Whether a decoder alone was trained with EOS behind what it is given, and what says so; None: nothing does.
 

@@ -18,14 +18,15 @@ from t2t.runtime import hosts
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t embed",
-    usage="t2t embed --checkpoint C --input FILE --output FILE.npy|.parquet [options]\n"
-    "       t2t embed --checkpoint C --layer all --probe TASK [options]",
-    description="Writes a vector, float32, for each line of a file: the hidden states of a model of\n"
-    "any architecture, of its encoder if it has one, pooled over the tokens of the\n"
-    "line.  The same command again goes on where it stopped.  A .npy file has them as\n"
-    "[lines, embed]; of all layers [lines, layers + 1, embed], the first what was\n"
-    "embedded.  A .parquet file has line, inputs and vector, or layer_0, layer_1, ...\n"
-    "An empty line has no numbers (NaN; null in .parquet).",
+    usage="t2t embed --checkpoint C --input FILE --output FILE.npy [options]\n"
+    "       t2t embed --checkpoint C --layer all --probe TASK [options]\n"
+    "                 [--config.data.KEY=VALUE ...]",
+    description="Writes a vector, float32, for each line of a file: the hidden states of a model\n"
+    "of any architecture, of its encoder if it has one, pooled over the tokens of the\n"
+    "line.  The same command again goes on where it stopped.\n\n"
+    "A .npy file has them as [lines, embed]; of all layers [lines, layers + 1, embed],\n"
+    "the first what was embedded.  A .parquet file has line, inputs and vector, or\n"
+    "layer_0, layer_1, ...  An empty line has no numbers (NaN; null in .parquet).",
     epilog="examples:\n"
     "  t2t embed --checkpoint runs/tiny --input texts.txt --output vectors.npy\n"
     "  t2t embed --checkpoint runs/tiny_bert --pool first --layer 2 \\\n"
@@ -63,7 +64,6 @@ def _parser() -> argparse.ArgumentParser:
   )
   add("--examples", type=int, default=5_000, metavar="N", help="of each split at most; default: 5000")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that register tasks")
-  add("--config.data.KEY", dest="_data", metavar="VALUE", help="what `t2t train --help data` lists, as data.folders")
   model = parser.add_argument_group("model")
   add = model.add_argument
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of a line at most; default: as in training")

@@ -14,7 +14,7 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configs import default
-from t2t.generation import answering, decoding, filling, lines, predictor, prompting, server, writing
+from t2t.generation import answering, decoding, filling, lines, predictor, prompting, served, server, writing
 from t2t.runtime import hosts, memory
 
 _MAX_LENGTH, _TOP = 64, 10
@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     "--head",
     default="",
     metavar="NAME",
-    help='of several heads the one that is asked; a line may be {"parts": ["...", "..."]}, texts that are read'
-    ' together, and has "candidates" where one is to be chosen',
+    help="the head that is asked, where there are several, or the model predicts tokens, too; a line may be"
+    ' {"parts": ["...", "..."]}, texts that are read together, and has "candidates" where one is to be chosen',
   )
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   model = parser.add_argument_group("model")
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
-  add("--server", action="store_true", help="a page on this machine instead of files: type, and watch it write")
+  add("--server", action="store_true", help="a page on this machine instead of files: type, and see what comes")
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   add("--host", default="127.0.0.1", help="whose requests are heard; default: 127.0.0.1, this machine's alone")
   hosts.add_options(parser)
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
   source = pretrained.read_source(options.checkpoint)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:
-    _serve(options, source, decode)
+    server.serve(_service(options, source, decode), host=options.host, port=options.port)
     return
   make_way = _way(options, source, decode)
   mesh = lines.make_mesh(options.tensor)
@@ -141,7 +141,8 @@ def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decodi
     UserError: it can be asked in no way, or there are options of another.
   """
   where = f"--checkpoint {options.checkpoint}"
-  if options.head or pretrained.answers_by_heads(source):
+  # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
+  if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     found, said = "head", "is asked by its head"
   elif source.model.kind.writes:
     found, said = "write", "writes"
@@ -186,14 +187,15 @@ def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> boo
   return ends
 
 
-def _serve(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> None:
-  predictor.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
-  server.serve(
+def _service(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> served.Service:
+  """What answers behind the page."""
+  if _asks(options, source, decode) != "write":
+    options.batch_size = 1
+    return served.Asker(source, _way(options, source, decode), tensor=options.tensor)
+  return served.Writer(
     source,
     inputs_length=options.inputs_length,
     ends_prompts=_ends_prompts(options, source),
     tensor=options.tensor,
     defaults=decode,
-    host=options.host,
-    port=options.port,
   )

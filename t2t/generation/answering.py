@@ -24,21 +24,20 @@ class Answering:
     batch_size: lines of a batch, over all devices.
   """
 
-  unit = "tokens"
-  parts = True
+  unit, parts = "tokens", True
 
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
   ):
     from t2t.data import answering
 
-    self.longest, self._head = longest, head
+    self.asks, self.longest, self._head = head.kind, longest, head
     vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
     architecture = model.config.architecture
     self._questions = answering.Questions(
       vocabulary, architecture, head=head, number=model.config.heads.index(head), length=longest
     )
-    self._in_one = answering.reads_whole(architecture, head)
+    self.pairs = not answering.reads_whole(architecture, head)
     pad_id = max(vocabulary.pad_id, 0)
     self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
     self.options = {"inputs_length": longest, "head": head.name}
@@ -47,7 +46,7 @@ class Answering:
   def check(self, line: line_files.Line, where: str) -> None:
     """See `lines.Way`."""
     fields = line.others
-    if "parts" in fields and self._in_one and len(line_files.texts(fields, "parts", where)) > 1:
+    if "parts" in fields and not self.pairs and len(line_files.texts(fields, "parts", where)) > 1:
       raise UserError(
         f"{where}: has several 'parts', but the head {self._head.name} was trained on a text that its task had put"
         " together, with the names of the parts; give it so in one text"
@@ -96,11 +95,13 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
     UserError: there is none of that name, there are several, or it cannot be asked of a text alone.
   """
   heads = {head.name: head for head in model.heads if head.kind in losses.ANSWERED_KINDS}
-  names = ", ".join(heads) or "none"
-  if wanted and wanted not in heads:
+  names = ", ".join(heads)
+  if heads and wanted and wanted not in heads:
     raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")
-  if not wanted and len(heads) != 1:
-    raise UserError(f"{where} has several heads: {names}; say which by --head" if heads else f"{where} has no head")
+  if not heads:
+    raise UserError(f"{where} has no head to ask; `t2t embed` gives vectors")
+  if not wanted and len(heads) > 1:
+    raise UserError(f"{where} has several heads: {names}; say which by --head")
   head = heads[wanted or next(iter(heads))]
   if head.kind not in answerer.FIELDS:
     raise UserError(

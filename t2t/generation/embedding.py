@@ -148,8 +148,8 @@ class Embedding:
     batch_size: lines of a batch, over all devices.
   """
 
-  unit = "tokens"
-  parts = True
+  asks, unit = "embed", "tokens"
+  parts = pairs = True
   nothing: Mapping[str, Any] = {"vector": None}
 
   def __init__(

@@ -95,8 +95,8 @@ class Filling:
     UserError: there is no such number of fillings, or no mask.
   """
 
-  unit = "tokens"
-  parts = False
+  asks, unit = "fill", "tokens"
+  parts = pairs = False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, top: int, longest: int, batch_size: int):

@@ -53,16 +53,20 @@ class Asked:
 class Way(Protocol):
   """What a model is asked of each line, on every host.
 
+  asks: what is asked, as the page knows it: the kind of a head, "fill", ...
   unit: what is counted beside lines: "tokens", "new tokens".
   longest: tokens of a line at most.
-  parts: whether a line may be several texts.
+  parts: whether a line may have its texts in a list.
+  pairs: whether that may be more than one: the model was trained to read several apart.
   options: what rows depend on besides checkpoint and input, by the names of the command's options.
   nothing: fields of the row of a line that cannot be asked.
   """
 
+  asks: str
   unit: str
   longest: int
   parts: bool
+  pairs: bool
   options: Mapping[str, Any]
   nothing: Mapping[str, Any]
 

@@ -24,8 +24,8 @@ class Writing:
     batch_size: lines of a batch, over all devices.
   """
 
-  unit = "new tokens"
-  parts = False
+  asks, unit = "write", "new tokens"
+  parts = pairs = False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(
