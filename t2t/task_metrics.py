@@ -131,6 +131,18 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
   return {"exact_match": _percent(exact), "f1": _percent(overlap)}
 
 
+def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
+  """The same where a question may have no answer: then `answers.UNANSWERABLE` is right, and else it is wrong.
+
+  Source: Rajpurkar et al. 2018.
+  """
+  pairs = []
+  for right, prediction in zip(targets, predictions, strict=True):
+    withheld = prediction == answers.UNANSWERABLE
+    pairs.append((right, "" if withheld else prediction) if right else (["none"], "none" if withheld else ""))
+  return squad([right for right, _ in pairs], [prediction for _, prediction in pairs])
+
+
 def record(targets: Sequence[Mapping], predictions: Sequence[str]) -> dict[str, float]:
   """Exact match and F1 of words of ReCoRD's queries, whose script counts as SQuAD's.
 

@@ -1,7 +1,10 @@
-"""SQuAD 1.1 (Rajpurkar et al. 2016) as text to text, in T5's format.
+"""SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018) as text to text, in T5's format; heads answer with spans.
 
-config.data.folders.squad names the folder of the released files; without it TensorFlow Datasets provides them.
+config.data.folders.squad and config.data.folders.squad_v2 name the folders of the released files; without them
+TensorFlow Datasets provides them.  In 2.0 half of the questions are not answered by their paragraphs.
 """
+
+import functools
 
 import seqio
 
@@ -9,11 +12,20 @@ from t2t import task_metrics
 from t2t.data import answers, text_formats
 from t2t.data.sources import released
 
-seqio.TaskRegistry.add(
-  "squad",
-  source=released.BenchmarkSource("squad", tfds="squad/v1.1:3.0.0", splits=("train", "validation")),
-  preprocessors=text_formats.preprocessors(text_formats.squad),
-  output_features=text_formats.t5_features(),
-  postprocess_fn=answers.squad(),
-  metric_fns=[task_metrics.squad],
-)
+for _name, _tfds, _format, _metric in [
+  ("squad", "squad/v1.1:3.0.0", text_formats.squad, task_metrics.squad),
+  (
+    "squad_v2",
+    "squad/v2.0:3.0.0",
+    functools.partial(text_formats.spans, unanswerable=True),
+    task_metrics.squad_v2,
+  ),
+]:
+  seqio.TaskRegistry.add(
+    _name,
+    source=released.BenchmarkSource(_name, tfds=_tfds, splits=("train", "validation")),
+    preprocessors=text_formats.preprocessors(_format),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=answers.squad(),
+    metric_fns=[_metric],
+  )

@@ -62,7 +62,7 @@ _add(
   [task_metrics.multirc_f1a, task_metrics.multirc_exact_match],
   labels=_BOOLEAN,
 )
-_add("record", [text_formats.record], answers.record(), [task_metrics.record])
+_add("record", [text_formats.record, text_formats.each_answer], answers.record(), [task_metrics.record])
 _add(
   "wsc",
   [text_formats.only_right, text_formats.wsc],

@@ -371,7 +371,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
     preprocessors=objectives.preprocessors(name, pack=pack),
     output_features=objectives.output_features(name, vocabulary),
   )
-  lengths = {"inputs": 64, "targets": 64, "loss_weights": 64}
+  lengths = dict.fromkeys(("inputs", "targets", *objective.features), 64)
   dataset = task.get_dataset(lengths, "train", shuffle=False, seed=0, trim_output_features=False)
   assert set(dataset.element_spec) >= set(objective.features) == set(task.output_features)
   assert all(dataset.element_spec[feature].dtype == tf.int32 for feature in objective.features)
@@ -422,8 +422,9 @@ def test_the_table_is_consistent(name):
   output_features = objectives.output_features(name, seqio.ByteVocabulary(10))
   assert tuple(output_features) == objective.features
   for feature, definition in output_features.items():
-    assert definition.dtype == tf.int32 and definition.add_eos == (feature != "loss_weights")
-    assert isinstance(definition.vocabulary, seqio.PassThroughVocabulary) == (feature == "loss_weights")
+    is_text = feature in ("inputs", "targets")
+    assert definition.dtype == tf.int32 and definition.add_eos == is_text
+    assert isinstance(definition.vocabulary, seqio.PassThroughVocabulary) != is_text
 
 
 def test_which_objective_fits_which_architecture():
@@ -437,6 +438,11 @@ def test_which_objective_fits_which_architecture():
     "masked_lm",
     "whole_word_masked_lm",
     "span_masked_lm",
+    "ngram_masked_lm",
+    "masked_lm_nsp",
+    "masked_lm_sop",
+    "ngram_masked_lm_sop",
+    "struct_bert",
   }
 
 

@@ -212,16 +212,24 @@ SQUAD = {
 }
 
 
+def test_squad_without_an_answer(tmp_path):
+  """A file of questions alone has lists of the same types."""
+  write(tmp_path / "test.json", {"data": [{"paragraphs": [SQUAD["data"][0]["paragraphs"][1]]}]})
+  given = source("", tmp_path, benchmark="squad", labels=()).get_dataset("test").element_spec["answers"]
+  assert {name: spec.dtype.name for name, spec in given.items()} == {"text": "string", "answer_start": "int32"}
+
+
 def test_squad(tmp_path):
   """A record for each question, all its answers along; any other file is a split of its own name."""
   for name in ("dev-v1.1", "mine"):
     write(tmp_path / f"{name}.json", SQUAD)
   squad = source("", tmp_path, benchmark="squad", labels=())
-  expected = {"id": "i", "question": "Q?", "context": "A b.", "answers": {"text": ["A"]}, "training": False}
+  expected = {"id": "i", "question": "Q?", "context": "A b.", "training": False}
+  expected["answers"] = {"text": ["A"], "answer_start": [0]}
   for split in ("validation", "mine"):
     first, second = records(squad, split)
     assert first == expected
-    assert second["answers"] == {"text": []}
+    assert second["answers"] == {"text": [], "answer_start": []}
 
 
 # ---- Splits and shards -----------------------------------------------------------------------------------------------

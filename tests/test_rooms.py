@@ -27,6 +27,7 @@ FLOORS = (
   "data.registry",
   "data.answers",
   "data.vocabularies",
+  "data.framing",
   "data.text_formats",
   "data.objectives",
   "data.sources",

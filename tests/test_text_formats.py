@@ -21,7 +21,7 @@ def dataset_of(record):
   def tensor(value):
     if isinstance(value, dict):
       return {key: tensor(item) for key, item in value.items()}
-    return tf.constant(value, tf.string) if value == [] else tf.constant(value)
+    return tf.constant(value, tf.string) if isinstance(value, list) and not value else tf.constant(value)
 
   return tf.data.Dataset.from_tensors(tensor(record))
 
@@ -39,6 +39,12 @@ def plain(value):
 def run(function, record, **options):
   """What a preprocessor makes of one record, as Python values."""
   examples = function(dataset_of(record), **options)
+  return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
+
+
+def written(record):
+  """A query of ReCoRD as it is written."""
+  examples = text_formats.each_answer(text_formats.record(dataset_of(record)))
   return [{name: plain(value) for name, value in example.items()} for example in examples.as_numpy_iterator()]
 
 
@@ -71,7 +77,7 @@ def docstring_example(function):
     (text_formats.pair, {}),
     (text_formats.wsc, {}),
     (text_formats.record, {}),
-    (text_formats.squad, {}),
+    (text_formats.spans, {}),
     (text_formats.summarize, {"document": "article", "summary": "highlights"}),
     (text_formats.translate, {"source": "en", "target": "de"}),
   ],
@@ -110,16 +116,32 @@ def test_a_label_that_is_not_given(function, options, record):
 def test_answers_that_are_not_given():
   """A query or a question without answers is one example, whether it is trained on or not."""
   for training in (True, False):
-    (found,) = run(text_formats.record, PASSAGE | {"answers": [], "training": training})
+    (found,) = written(PASSAGE | {"answers": [], "training": training})
     assert (found["targets"], found["answers"], found["options"]) == ("<unk>", [], ["Ann", "Bob"])
-  (found,) = run(text_formats.squad, {"id": "a", "question": "b?", "context": "c", "answers": {"text": []}})
-  assert (found["targets"], found["answers"]) == ("<unk>", [])
+  question = {
+    "id": "a",
+    "question": "b?",
+    "context": "c",
+    "answers": {"text": [], "answer_start": np.zeros(0, np.int32)},
+  }
+  (found,) = run(text_formats.squad, question)
+  assert (found["targets"], found["answers"], "no_answer" in found) == ("<unk>", [], False)
+  (found,) = run(text_formats.spans, question, unanswerable=True)
+  assert found["targets"] == found["no_answer"] == "unanswerable"
 
 
 def test_a_query_is_evaluated_once():
   """However many answers are right; all of them go along."""
-  (found,) = run(text_formats.record, PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
+  (found,) = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": False})
   assert (found["targets"], found["answers"]) == ("Ann", ["Ann", "Bob"])
+
+
+def test_each_answer_is_written():
+  """In training: the same text, with one answer after another."""
+  found = written(PASSAGE | {"answers": ["Ann", "Bob"], "training": True})
+  inputs = "record query: @placeholder entities: Ann, Bob passage: Ann."
+  assert [(each["inputs"], each["targets"]) for each in found] == [(inputs, "Ann"), (inputs, "Bob")]
+  assert "training" not in found[0]
 
 
 @pytest.mark.parametrize("before", [".", "?", "!", '"', "'"])

@@ -128,6 +128,8 @@ def optimizer_config(**fields) -> OptimizerConfig:
     learning_rate=0.1,
     schedule="constant",
     warmup_steps=0,
+    warmup_ratio=0.0,
+    layer_decay=1.0,
     final_ratio=0.0,
     clip_norm=0.0,
     scale_by_parameter=False,

@@ -11,7 +11,7 @@ import numpy as np
 from t2t import __main__ as command
 
 # A model and a corpus so small that what takes time is Python.
-_SMALL = (
+SMALL = (
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
   "--config.model.num_heads=2",
@@ -62,7 +62,7 @@ def workdir(architecture: str) -> pathlib.Path:
       documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
       text = folder / f"{architecture}.jsonl"
       text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-      options = [*_MODELS[architecture], *_SMALL, f"--config.data.files={text}", "--workdir", str(path)]
+      options = [*_MODELS[architecture], *SMALL, f"--config.data.files={text}", "--workdir", str(path)]
       assert command.main(["train", *options]) == 0
       done.touch()
   return path

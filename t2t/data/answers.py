@@ -17,6 +17,7 @@ import numpy as np
 from t2t import UserError
 
 UNPARSEABLE = -1  # as the label that a text names
+UNANSWERABLE = "unanswerable"  # what is written where a text does not answer a question
 
 Postprocess = Callable[..., Any]
 

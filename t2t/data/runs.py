@@ -13,20 +13,28 @@ from t2t.models.config import HeadConfig
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
 
 
-def with_heads(config: Config) -> Config:
-  """The run with the loss that it means, and with the heads that its tasks need, if these answer.
+def resolved(config: Config) -> Config:
+  """The run with what its data decides: the loss that it means, the heads that its tasks need, its number of steps.
 
   An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
 
   Raises:
-    UserError: a task that no head answers, or a model whose heads are others.
+    UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
   """
-  data, model, loss = config.data, config.model, config.train.loss
+  data = config.data
   found = None if data.files or not data.mixture else pipeline.registered(data)
+  return _with_steps(_with_heads(config, found), found)
+
+
+def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
+  data, model, loss = config.data, config.model, config.train.loss
   answered = found is not None and answering.is_answered(found)
+  asked = _asked_by_objectives(config, found)
   if not loss:
-    loss = "heads" if answered and not model.kind.writes else "cross_entropy"
+    loss = "tokens_and_heads" if asked else "heads" if answered and not model.kind.writes else "cross_entropy"
     config = config.with_(train={"loss": loss})
+  if asked:
+    return _with_asked(config, asked)
   if not answered_by_heads(loss):
     _check_learns(found, config)
     return config
@@ -36,6 +44,71 @@ def with_heads(config: Config) -> Config:
   # Others that could answer would not be asked.
   others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
   return config.with_(model={"heads": (*others, *wanted)})
+
+
+def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
+  """The run with as many steps as its epochs are; each is evaluated and saved, if nothing else is said."""
+  epochs, data = config.train.epochs, config.data
+  if not epochs:
+    return _with_intervals(config, config.train.steps)
+  if found is None or epochs < 0:
+    raise UserError(
+      f"config.train.epochs={epochs}: "
+      + ("must not be below 0" if epochs < 0 else "counts examples of tasks, and there is no config.data.mixture")
+      + "; give config.train.steps, and 0.0 epochs"
+    )
+  number = 0
+  for task in selection.tasks_of(pipeline.adapted(data, found)):
+    if data.train_split in task.splits:
+      count = task.num_input_examples(data.train_split)
+      if count is None:
+        raise UserError(
+          f"config.train.epochs={epochs}: {task.name} does not say how many examples it has; give config.train.steps,"
+          " and 0.0 epochs"
+        )
+      number += count
+  steps = max(1, round(epochs * number / config.train.batch_size))
+  return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
+
+
+def _with_intervals(config: Config, epoch: int) -> Config:
+  """An interval of 0 is an epoch of so many steps."""
+  every = {name: {"every": getattr(config, name).every or max(1, epoch)} for name in ("eval", "checkpoint")}
+  return config.with_(**every)
+
+
+def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
+  """The heads that a run's objectives ask, which must be the same.
+
+  Raises:
+    UserError: they are not, or there is no such objective.
+  """
+  names = {config.data.objective} if config.data.files else objectives.of(found) if found is not None else set()
+  heads = {name: objectives.heads_of(name) for name in sorted(names)}
+  if len(set(heads.values())) > 1:
+    listed = "; ".join(f"{name}: {', '.join(head.name for head in own) or 'none'}" for name, own in heads.items())
+    raise UserError(f"config.data.mixture={config.data.mixture}: objectives that ask different heads ({listed})")
+  return next(iter(heads.values()), ())
+
+
+def _with_asked(config: Config, asked: tuple[HeadConfig, ...]) -> Config:
+  """The run whose model has the heads of its objective, first of all, in the order in which they are asked."""
+  if config.train.loss != "tokens_and_heads":
+    raise UserError(
+      f"config.train.loss={config.train.loss}: the objective asks a head {asked[0].name!r} besides the tokens, which"
+      " tokens_and_heads learns"
+    )
+  there = {head.name: head for head in config.model.heads}
+  for head in asked:
+    own = there.get(head.name, head)
+    if (own.kind, own.num_classes) != (head.kind, head.num_classes):
+      raise UserError(
+        f"config.model.heads: {own.name} is a {own.kind} head with {own.num_classes} classes, and the objective asks a"
+        f" {head.kind} with {head.num_classes}: {', '.join(head.labels)}"
+      )
+  names = [head.name for head in asked]
+  others = (head for head in config.model.heads if head.name not in names and head.kind not in ANSWERED_KINDS)
+  return config.with_(model={"heads": (*(there.get(head.name, head) for head in asked), *others)})
 
 
 def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> None:

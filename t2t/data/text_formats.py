@@ -15,7 +15,7 @@ import re
 import seqio
 import tensorflow as tf
 
-from t2t.data import vocabularies
+from t2t.data import answers, vocabularies
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
@@ -251,35 +251,55 @@ def wsc(features: Features) -> Features:
 # ---- Reading comprehension -------------------------------------------------------------------------------------------
 
 
-def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Which entity of a passage stands for @placeholder in a query; in training once for each right answer.
+@seqio.map_over_dataset
+def record(features: Features) -> Features:
+  """Which entity of a passage stands for @placeholder in a query.
 
   In:  {"passage": "Ann met Bob.\\n@highlight\\nAnn won", "query": "@placeholder is glad", "entities": ["Ann", "Bob"],
         "answers": ["Ann", "Bob"], "idx": {"passage": 3, "query": 8}, "training": True}
   Out: {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
-        "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"]},
-       {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
-        "targets": "Bob", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"]}
+        "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"], "training": True,
+        "head": "record", "passage": "Ann met Bob. Ann won", "query": "@placeholder is glad"}
 
-  Elsewhere there is one example for each query, with the first answer as its target.  Highlights become sentences of
-  the passage, with a full stop before them where none is.
+  The first answer is the target.  Highlights become sentences of the passage, with a full stop before them where none
+  is.
 
   Source: T5's code; the paper does not show the task.
   """
+  passage = tf.strings.regex_replace(features["passage"], r"""([.?!"'])\n@highlight\n""", r"\1 ")
+  passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
+  entities = tf.strings.reduce_join(features["entities"], separator=", ")
+  return {
+    "inputs": tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " "),
+    "targets": tf.concat([features["answers"], [UNKNOWN]], 0)[0],
+    "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")]),
+    "options": features["entities"],
+    "answers": features["answers"],
+    "training": features["training"],
+    "head": tf.constant("record"),
+    "passage": passage,
+    "query": features["query"],
+  }
 
-  def format_query(features: Features) -> Features:
-    passage = tf.strings.regex_replace(features["passage"], r"""([.?!"'])\n@highlight\n""", r"\1 ")
-    passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
-    entities = tf.strings.reduce_join(features["entities"], separator=", ")
-    inputs = tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " ")
-    answers = features["answers"]
-    number = tf.where(features["training"], tf.maximum(tf.size(answers), 1), 1)
-    targets = tf.concat([answers, [UNKNOWN]], 0)[:number]
-    idx = tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")])
-    shared = {"inputs": inputs, "idx": idx, "options": features["entities"], "answers": answers}
-    return {"targets": targets} | {name: tf.repeat(x[None], number, axis=0) for name, x in shared.items()}
 
-  return dataset.map(format_query, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """An example for each right answer, in training: each is written; elsewhere, and for a head, they stay one.
+
+  In:  {"targets": "a", "answers": ["a", "b"], "training": True}, {"targets": "c", "answers": ["c", "d"],
+        "training": False}
+  Out: {"targets": "a", "answers": ["a", "b"]}, {"targets": "b", "answers": ["a", "b"]},
+       {"targets": "c", "answers": ["c", "d"]}
+
+  Source: T5's code.
+  """
+
+  def apart(features: Features) -> tf.data.Dataset:
+    more = features["training"] & (tf.size(features["answers"]) > 0)
+    targets = tf.cond(more, lambda: features["answers"], lambda: features["targets"][None])
+    others = {name: x for name, x in features.items() if name != "training"}
+    return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**others, "targets": target})
+
+  return dataset.flat_map(apart)
 
 
 def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
@@ -293,26 +313,43 @@ def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
 
 
 @seqio.map_over_dataset
-def squad(features: Features) -> Features:
+def spans(features: Features, *, unanswerable: bool = False) -> Features:
   """A question on a paragraph, and the words of the paragraph that answer it.
 
   In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
-        "answers": {"text": ["carbon monoxide", "monoxide."]}}
+        "answers": {"text": ["carbon monoxide", "monoxide."], "answer_start": [22, 29]}}
   Out: {"inputs": "question: What does it displace ? context: Oxygen ( O2 ) displaces carbon monoxide .",
-        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1"}
+        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1", "head": "span",
+        "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
+        "answer_texts": ["carbon monoxide", "monoxide."], "answer_starts": [22, 29]}
 
   The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
   text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
   target.
+
+  Args:
+    features: as above; "answer_start" counts characters.
+    unanswerable: whether a question without answers has none, which is then the answer, `answers.UNANSWERABLE`; else
+      they are not given.
   """
-  answers = _space_punctuation(features["answers"]["text"])
+  given = features["answers"]
+  spaced = _space_punctuation(given["text"])
   question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
+  nothing = answers.UNANSWERABLE if unanswerable else UNKNOWN
   return {
     "inputs": tf.strings.join(["question:", question, "context:", context], " "),
-    "targets": tf.concat([answers, [UNKNOWN]], 0)[0],
-    "answers": answers,
+    "targets": tf.concat([spaced, [nothing]], 0)[0],
+    "answers": spaced,
     "id": features["id"],
-  }
+    "head": tf.constant("span"),
+    "question": features["question"],
+    "context": features["context"],
+    "answer_texts": given["text"],
+    "answer_starts": tf.cast(given["answer_start"], tf.int32),
+  } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
+
+
+squad = spans  # T5's
 
 
 # ---- Text to text ----------------------------------------------------------------------------------------------------
@@ -352,7 +389,7 @@ def translate(features: Features, *, source: str, target: str) -> Features:
 
 
 # Steps that make, or leave out, examples because an answer is written; a head answers of each record.
-FOR_WRITING = (only_right,)
+FOR_WRITING = (only_right, each_answer)
 
 
 # ---- Tasks of a format -----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a model is asked in an evaluation: a task's examples, and solved ones in front of them if wanted."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,14 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.config import DataConfig
-from t2t.data import pipeline, sources
+from t2t.data import answering, pipeline, sources
 
 POOL = 1_000  # training examples that shots are drawn from
 _SEED = 0  # the same shots in every run
 
 
 def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, limit: int = 0) -> list[dict[str, Any]]:
-  """The examples of a task, in their order: NumPy values and bytes.
+  """The examples of a task, in their order: NumPy values and bytes; windows of a context are one example.
 
   Args:
     data: lengths of inputs and targets.
@@ -35,7 +36,7 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
     )
   dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:
-    found = [dict(example) for example in (dataset.take(limit) if limit else dataset).as_numpy_iterator()]
+    found = list(itertools.islice(answering.gathered(dataset.as_numpy_iterator()), limit or None))
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if not found:

@@ -194,7 +194,7 @@ class Heads:
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """With the examples as a head reads them."""
     config = self._asked.config
-    self._heads[task.name] = answering.head_of(task, config.heads)
+    self._heads[task.name], _ = answering.head_of(task, config.heads)
     return answering.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
@@ -214,8 +214,14 @@ class Heads:
   def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done):
     """What the head says, as the text that would have been written."""
     head = self._asked.config.heads[self._heads[task.name]]
-    logits = self._answerer.logits(params, head, examples, on_batch=done)
-    pairs = [answerer.answer(head, example, each) for example, each in zip(examples, logits, strict=True)]
+    rows = [example.get("windows", [example]) for example in examples]
+    ends = np.cumsum([len(each) for each in rows])
+    # Of so many windows as make one example.
+    share = len(examples) / int(ends[-1])
+    step = None if done is None else lambda number, tokens: done(number * share, tokens)
+    logits = self._answerer.logits(params, head, [row for each in rows for row in each], on_batch=step)
+    own = [np.concatenate(logits[end - len(each) : end]) for each, end in zip(rows, ends, strict=True)]
+    pairs = [answerer.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
     return [answer for answer, _ in pairs], [score for _, score in pairs]
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:

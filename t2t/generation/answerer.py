@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import math
 from typing import Any
 
 from flax import nnx
 import jax
 import numpy as np
 
-from t2t import losses, sharding
-from t2t.generation import predictor
+from t2t import UserError, losses, sharding
+from t2t.generation import predictor, prompting
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -109,6 +110,8 @@ def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 
 def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head
+  if not len(logits):
+    return "", 0.0  # of an example none of whose candidates is mentioned
   log_p = _log_softmax(logits[:, 0])
   best = int(np.argmax(log_p))
   return _text(example["options" if "options" in example else "candidates"][best]), float(log_p[best])
@@ -119,10 +122,47 @@ def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
   return repr(float(logits[0, 0])), 0.0
 
 
+# As transformers' run_qa has them.
+_BEST = 20  # starts and ends of a window that are looked at
+_LONGEST = 30  # tokens of a span
+
+
+def _spans(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Spans of a window, from the likeliest start with the likeliest end on: scores and bounds in characters."""
+  starts, ends = (window[name][np.asarray(window["answer_heads"]) > 0] for name in ("context_starts", "context_ends"))
+  inside = starts >= 0
+  starts, ends, logits = starts[inside], ends[inside], logits[inside]
+  first, last = (np.argsort(-column, kind="stable")[:_BEST] for column in logits.T)
+  first, last = (x.ravel() for x in np.meshgrid(first, last, indexing="ij"))
+  fits = (last >= first) & (last - first < _LONGEST) & (ends[last] > starts[first])
+  first, last = first[fits], last[fits]
+  return logits[first, 0] + logits[last, 1], starts[first], ends[last]
+
+
+def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """The best span of all windows; "no_answer" where that of none of them is better, and it is an answer."""
+  del head
+  numbers = [np.count_nonzero(window["answer_heads"]) for window in example["windows"]]
+  found, nothing = [], []
+  for window, own in zip(example["windows"], np.split(logits, np.cumsum(numbers)[:-1]), strict=True):
+    found.append(_spans(window, own))
+    asked = np.asarray(window["answer_heads"]) > 0
+    nothing.append(float(own[window["context_starts"][asked] < 0].sum()))
+  scores, starts, ends = (np.concatenate(column) for column in zip(*found, strict=True))
+  best = np.argsort(-scores, kind="stable")[:_BEST]
+  # The window that has most reason to hold an answer says whether there is one.
+  withheld = [min(nothing)] if "no_answer" in example else []
+  log_p = _log_softmax(np.array([*scores[best], *withheld]))
+  if not len(best) or (withheld and withheld[0] > scores[best[0]]):
+    return _text(example["no_answer"]) if withheld else "", float(log_p[-1]) if len(log_p) else 0.0
+  return _text(example["context"])[starts[best[0]] : ends[best[0]]], float(log_p[0])
+
+
 _ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]] = {
   "class": _class,
   "choice": _choice,
   "score": _score,
+  "span": _span,
 }
 
 
@@ -132,15 +172,72 @@ def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
   Args:
     head: that was asked.
     example: with the fields of its task.
-    logits: [positions that are asked, classes].
+    logits: [positions that are asked, classes]; of an example of several windows, those of one after another.
   """
   return _ANSWERS[head.kind](head, example, logits)
+
+
+# ---- Fields of a row -------------------------------------------------------------------------------------------------
+
+
+def _rounded(value: float) -> float:
+  found = prompting.rounded(float(value))
+  if not math.isfinite(found):
+    raise UserError(f"--checkpoint: an answer is {found}: its training had gone wrong; take another")
+  return found
+
+
+def _class_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del candidates
+  log_p = _log_softmax(logits[0])
+  best = int(np.argmax(log_p))
+  probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
+  return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
+
+
+def _choice_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del head
+  log_p = _log_softmax(logits[:, 0])
+  best = int(np.argmax(log_p))
+  probabilities = [_rounded(np.exp(x)) for x in log_p]
+  return {"prediction": candidates[best], "score": _rounded(log_p[best]), "probabilities": probabilities}
+
+
+def _score_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del head, candidates
+  return {"prediction": _rounded(logits[0, 0])}
+
+
+# Kinds of heads that can be asked of any text.
+FIELDS: dict[str, Callable[[HeadConfig, np.ndarray, Sequence[str]], dict[str, Any]]] = {
+  "class": _class_fields,
+  "choice": _choice_fields,
+  "score": _score_fields,
+}
+
+
+def fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str] = ()) -> dict[str, Any]:
+  """What a head says of a text, as the fields of a row.
+
+  In:  a class head with the labels no and yes, [[0.0, 1.0]]
+  Out: {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
+
+  Args:
+    head: that was asked.
+    logits: [positions that are asked, classes].
+    candidates: of a choice.
+
+  Raises:
+    UserError: they are not finite.
+  """
+  return FIELDS[head.kind](head, logits, candidates)
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
 
 
-def _named(head: HeadConfig, number: int) -> str:
+def named(head: HeadConfig, number: int) -> str:
+  """The text of a class, or its number where it has none."""
   return head.labels[number] if head.labels else str(number)
 
 
@@ -157,5 +254,9 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
   if head.kind == "choice":
     right = np.flatnonzero(targets > 0)
     return f"candidate {int(np.argmax(logits[:, 0])) + 1}", f"candidate {', '.join(str(i + 1) for i in right)}"
+  if head.kind == "span":
+    # Positions of the context are counted from 1; the first of all that are asked may stand for no answer.
+    bounds = (logits.argmax(axis=0), [np.argmax(targets % 2 == 1), np.argmax(targets >= 2)])
+    return tuple(f"tokens {int(first)}-{int(last)}" for first, last in bounds)
   found, right = logits.argmax(axis=-1), targets
-  return " ".join(_named(head, int(i)) for i in found), " ".join(_named(head, int(i)) for i in right)
+  return " ".join(named(head, int(i)) for i in found), " ".join(named(head, int(i)) for i in right)

@@ -21,7 +21,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, lines, predictor, prompting
+from t2t.generation import decoding, predictor, prompting, writing
 from t2t.training import writers
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
@@ -195,7 +195,7 @@ class Service:
   # ---- With beams ----------------------------------------------------------
 
   def _search(self, tokens: list[int], request: Request) -> Iterator[Event]:
-    config = lines.decode_config(
+    config = writing.decode_config(
       max_length=self._room(request.max_length), beam=request.beam, length_penalty=request.length_penalty
     )
     predictor = self._beams(config)
@@ -227,7 +227,7 @@ class Service:
     # Room for more than is asked for: the options' program then serves all lengths up to that.
     room = self._room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
     drawing = dict(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
-    config = lines.decode_config(max_length=room, **(drawing if request.temperature else {}))
+    config = writing.decode_config(max_length=room, **(drawing if request.temperature else {}))
     begin, advance = self._stream(config)
     if not self._seen(config, len(tokens)):
       yield {"state": "compiling"}

@@ -1,9 +1,10 @@
 """What heads answer of tasks: which head a task needs, and its examples as a model with that head reads them."""
 
-from t2t.data.answering.examples import for_heads, labelled
-from t2t.data.answering.framing import Framing
+from t2t.data.answering.examples import for_heads, gathered, labelled
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
 from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, need_of
+from t2t.data.answering.questions import Question, Questions, reads_whole
+from t2t.data.framing import Framing
 
 __all__ = [
   "ANSWER_FEATURES",
@@ -11,10 +12,14 @@ __all__ = [
   "Framing",
   "Kind",
   "Need",
+  "Question",
+  "Questions",
   "for_heads",
+  "gathered",
   "head_of",
   "heads_of",
   "is_answered",
   "labelled",
   "need_of",
+  "reads_whole",
 ]

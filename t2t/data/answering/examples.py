@@ -1,16 +1,18 @@
 """Examples of tasks as models with heads read them: seqio tasks in place of those that are answered in writing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import functools
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import selection
-from t2t.data.answering import kinds, needs
-from t2t.data.answering.framing import Framing
-from t2t.data.answering.kinds import ANSWER_FEATURES, Reading
+from t2t.data.answering import kinds, needs, spans
+from t2t.data.answering.kinds import ANSWER_FEATURES
+from t2t.data.answering.reading import Reading
+from t2t.data.framing import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -28,11 +30,18 @@ def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadCon
   """
 
   def answered(task: seqio.Task) -> seqio.Task:
-    number = needs.head_of(task, heads)
+    number, need = needs.head_of(task, heads)
     vocabulary = task.output_features["inputs"].vocabulary
     as_it_is = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False)
     step = functools.partial(
-      ask, vocabulary=vocabulary, architecture=architecture, number=number, head=heads[number], task=task.name
+      ask,
+      vocabulary=vocabulary,
+      architecture=architecture,
+      number=number,
+      head=heads[number],
+      task=task.name,
+      labels=need.labels,
+      order=needs.order_of(heads[number], need),
     )
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)} | dict.fromkeys(ANSWER_FEATURES, as_it_is)
     return task.replace(preprocessors=[*needs.formats_of(task), step], output_features=features)
@@ -49,6 +58,8 @@ def ask(
   number: int,
   head: HeadConfig,
   task: str,
+  labels: Sequence[str] = (),
+  order: Sequence[int] = (),
 ) -> tf.data.Dataset:
   """Texts to ids and to what a head is asked of them; the texts stay, under other names, as do all other fields.
 
@@ -64,6 +75,8 @@ def ask(
     number: of the head, among the model's.
     head: itself.
     task: name of the task, for messages.
+    labels: classes of the task.
+    order: of each of them the number that it has in the head; empty: the same.
   """
   reading = Reading(
     vocabulary,
@@ -72,20 +85,32 @@ def ask(
     number=number,
     reads=head.reads,
     whole=ARCHITECTURES[architecture].writes,
+    task=task,
   )
-  make = kinds.KINDS[head.kind].make
+  kind = kinds.KINDS[kinds.kind_of(dataset.element_spec)]
+  kind.check(reading)
 
   @tf.autograph.experimental.do_not_convert  # it takes as long as all else, and no tensor decides anything in Python
   def one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    if head.labels and "options" in example:
-      example = example | {"options": _same_options(example["options"], head.labels, task)}
-    asked = make(example, reading)
+    if labels and "options" in example:
+      example = example | {"options": _same_options(example["options"], labels, task)}
+    asked = kind.make(example, reading)
     if head.kind in ("class", "tag"):
       asked["answer_targets"] = _in_range(asked["answer_targets"], head, task)
+      if tuple(order) != tuple(range(len(order))):
+        asked["answer_targets"] = _renumbered(asked, order)
     texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
     return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | asked
 
-  return dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+  def apart(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
+    """An example for each window, its number along."""
+    rows = {name: example[name] for name in ("inputs", *ANSWER_FEATURES, *spans.OFFSETS)}
+    shared = {name: x for name, x in example.items() if name not in rows}
+    numbers = tf.data.Dataset.range(rows["inputs"].nrows(), output_type=tf.int32)
+    return numbers.map(lambda i: shared | {name: row[i] for name, row in rows.items()} | {"window": i})
+
+  found = dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+  return found.flat_map(apart) if kind.windows else found
 
 
 def _checked(x: tf.Tensor, holds: tf.Tensor, refuse, given: tf.Tensor) -> tf.Tensor:
@@ -115,6 +140,30 @@ def _in_range(targets: tf.Tensor, head: HeadConfig, task: str) -> tf.Tensor:
     )
 
   return _checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
+
+
+def _renumbered(asked: dict[str, tf.Tensor], order: Sequence[int]) -> tf.Tensor:
+  """Targets as the head numbers its classes."""
+  is_asked = asked["answer_heads"] > 0
+  return tf.where(is_asked, tf.gather(tf.constant(order, tf.int32), tf.where(is_asked, asked["answer_targets"], 0)), 0)
+
+
+def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+  """One example for all windows of a context, which it has as "windows"; other examples as they are.
+
+  In:  {"id": "a", "window": 0, ...}, {"id": "a", "window": 1, ...}, {"id": "b", "window": 0, ...}
+  Out: {"id": "a", "windows": [{"window": 0, ...}, {"window": 1, ...}], ...}, {"id": "b", "windows": [...], ...}
+  """
+  last: dict[str, Any] | None = None
+  for example in examples:
+    if "window" in example and example["window"] > 0:
+      last["windows"].append(example)
+      continue
+    if last is not None:
+      yield last
+    last = dict(example) | ({"windows": [example]} if "window" in example else {})
+  if last is not None:
+    yield last
 
 
 def labelled(dataset: tf.data.Dataset) -> tf.data.Dataset:

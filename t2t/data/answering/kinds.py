@@ -3,48 +3,17 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 
-import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.answering import framing as framing_lib
-from t2t.data.answering.framing import Framing
-
-Features = dict[str, tf.Tensor]
+from t2t.data import framing as framing_lib
+from t2t.data.answering import mentions, spans
+from t2t.data.answering.reading import Features, Reading
 
 # Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
 
-_LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-  """How a model reads.
-
-  vocabulary: of its tokens.
-  framing: the ids around texts.
-  length: positions.
-  number: of the head that is asked, among the model's.
-  reads: "first", "last", "mean" or "each": the position of a text that answers for it.
-  whole: whether parts of a text are read as they are written, in one: a model that writes knows them so.
-  """
-
-  vocabulary: seqio.Vocabulary
-  framing: Framing
-  length: int
-  number: int
-  reads: str
-  whole: bool
-
-  def frame(self, texts: tf.Tensor, length: int | tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Ids and token types of texts, string [texts]."""
-    ids = framing_lib.encode(self.vocabulary, texts)
-    return framing_lib.framed(ids, self.framing, self.length if length is None else length)
-
-  def place(self, tokens: tf.Tensor) -> tf.Tensor:
-    """The position that answers for a text."""
-    return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)
+LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
 
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
@@ -113,7 +82,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   number, right = tf.size(candidates), _right_candidates(example)
   most = reading.length // tf.maximum(number, 1)
   around = len(reading.framing.begin) + len(reading.framing.end) + len(reading.framing.between)
-  most = _checked(most, most >= around + _LEAST, number, reading.length)
+  most = _checked(most, most >= around + LEAST, number, reading.length)
 
   def one(given: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
     candidate, is_right, index = given
@@ -140,7 +109,7 @@ def _checked(most: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -
     number = int(number)
     raise UserError(
       f"config.data.inputs_length={length}: an example has {number} candidates, each of which needs at least"
-      f" {_LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
+      f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
     )
 
   return tf.cond(fits, lambda: most, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))
@@ -152,19 +121,27 @@ class Kind:
 
   fields: those of an example that tell it.
   make: (example, how it is read) -> what the model reads and is asked, and whether the answer is given.
+  head: kind of the head that answers it.
   number: classes that its head has; 0: as many as options.
+  windows: whether what `make` makes are several examples, a row of each for what is there token by token.
+  check: of how it is read, before any example is; raises UserError.
   """
 
   fields: tuple[str, ...]
   make: Callable[[Features, Reading], Features]
+  head: str
   number: int = 0
+  windows: bool = False
+  check: Callable[[Reading], None] = lambda reading: None
 
 
 # The first whose fields an example has.
 KINDS: dict[str, Kind] = {
-  "choice": Kind(("candidates",), _choice, number=1),
-  "score": Kind(("label",), _score, number=1),
-  "class": Kind(("options",), _class),
+  "span": Kind(("question", "context", "answer_starts"), spans.make, "span", number=2, windows=True, check=spans.check),
+  "mention": Kind(("passage", "query", "options"), mentions.make, "choice", number=1),
+  "choice": Kind(("candidates",), _choice, "choice", number=1),
+  "score": Kind(("label",), _score, "score", number=1),
+  "class": Kind(("options",), _class, "class"),
 }
 
 

@@ -1,5 +1,6 @@
 """What text is made into for pre-training: the table of objectives, and what its rows are made of."""
 
+from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.table import (
   OBJECTIVES,
   R_DENOISERS,
@@ -11,7 +12,7 @@ from t2t.data.objectives.table import (
   check_fits,
   denoising,
   ends_inputs,
-  fill_in_the_middle,
+  heads_of,
   mass,
   of,
   output_features,
@@ -34,6 +35,7 @@ __all__ = [
   "denoising",
   "ends_inputs",
   "fill_in_the_middle",
+  "heads_of",
   "mass",
   "of",
   "output_features",

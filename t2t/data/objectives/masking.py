@@ -16,6 +16,7 @@ from t2t.data.objectives import corruption, pieces
 
 _CONTINUE = 0.8  # 1 - p of SpanBERT's geometric span lengths
 _LONGEST_SPAN = 10  # words; the mean of lengths up to it is 3.8
+_LONGEST_NGRAM = 3  # words (Lan et al. 2020, section 3.1)
 
 
 def frame(
@@ -123,10 +124,35 @@ def word_spans(
   Source: Joshi et al. 2020 (SpanBERT), section 3.1.
   """
   length_seed, order_seed = tf.unstack(tf.random.split(seed))
-  length = tf.size(candidates)
   # The inverse of the distribution function of a geometric draw that is no longer than the longest.
-  uniform = tf.random.stateless_uniform([length], length_seed) * (1 - _CONTINUE**_LONGEST_SPAN)
+  uniform = tf.random.stateless_uniform([tf.size(candidates)], length_seed) * (1 - _CONTINUE**_LONGEST_SPAN)
   spans = tf.minimum(1 + tf.cast(tf.math.log(1 - uniform) / math.log(_CONTINUE), tf.int32), _LONGEST_SPAN)
+  return _spans(candidates, starts, spans, order_seed, noise_density)
+
+
+def word_ngrams(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """As `word_spans`, of one, two or three words: the probability of n is as 1 / n.
+
+  In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, T, T], noise_density 0.6
+  Out: ([F, T, T, T, F, F, F], [0, 1, 1, 1, 2, 2, 2])       two words, and the third
+
+  Source: Lan et al. 2020 (ALBERT), section 3.1.
+  """
+  length_seed, order_seed = tf.unstack(tf.random.split(seed))
+  weights = [1 / n for n in range(1, _LONGEST_NGRAM + 1)]
+  ends = tf.constant([sum(weights[: n + 1]) / sum(weights) for n in range(_LONGEST_NGRAM - 1)])
+  uniform = tf.random.stateless_uniform([tf.size(candidates)], length_seed)
+  spans = 1 + tf.searchsorted(ends, uniform, side="right")
+  return _spans(candidates, starts, spans, order_seed, noise_density)
+
+
+def _spans(
+  candidates: tf.Tensor, starts: tf.Tensor, spans: tf.Tensor, order_seed: tf.Tensor, noise_density: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses spans of so many words, in a random order, until they hold enough tokens."""
+  length = tf.size(candidates)
   span_of_word = tf.searchsorted(tf.cumsum(spans), tf.range(length), side="right")
   groups = tf.gather(span_of_word, words(candidates, starts))
   keys = tf.gather(tf.random.stateless_uniform([length], order_seed), groups)

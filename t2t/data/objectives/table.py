@@ -15,9 +15,11 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, did_you_mean
+from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, masking, pieces
+from t2t.data.objectives import corruption, masking, pieces, sentences
+from t2t.data.objectives.middle import fill_in_the_middle
+from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
@@ -174,67 +176,6 @@ def causal_lm(
   return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
 
 
-def fill_in_the_middle(
-  dataset: tf.data.Dataset,
-  sequence_length: Mapping[str, int],
-  output_features: Mapping[str, seqio.Feature],
-  *,
-  merge_documents: bool = True,
-) -> tf.data.Dataset:
-  """Half of the pieces as in `causal_lm`, the others with a middle part moved to the end, marked in two ways.
-
-  In:  {"targets": [3, 4, 5, 6, 7]}         with [99, 98, 97] as marks and EOS 1, kinds drawn 0, 2 and 3
-  Out: {"targets": [3, 4, 5, 6, 7]}
-       {"targets": [99, 3, 98, 6, 7, 97, 4, 5, 1]}          PSM, a quarter
-       {"targets": [99, 98, 6, 7, 97, 3, 4, 5, 1]}          SPM, a quarter
-
-  The marks are the vocabulary's own where it has pieces for them, <fim_prefix> or the like, else the first three
-  sentinels.  Every token of a document comes out once in each epoch, and the EOS behind a middle besides.
-
-  Args: as in `span_corruption`; the documents have EOS.
-
-  Raises:
-    UserError: no room, or fewer than three sentinels.
-
-  Source: Bavarian et al. 2022, section 3; a rate of 0.5 and both orders alike are its defaults.
-  """
-  vocabulary = output_features["targets"].vocabulary
-  move = functools.partial(corruption.fill_in_the_middle, marks=_middle_marks(vocabulary), eos_id=vocabulary.eos_id)
-  marked = pieces.room(sequence_length, {"targets": 4})
-  plain = sequence_length["targets"]
-  dataset = pieces.cut_into_kinds(
-    dataset, lengths=(plain, plain, marked, marked), merge_documents=merge_documents, whole_documents=True
-  )
-
-  @seqio.map_over_dataset(num_seeds=1)
-  def rearrange(features: Features, seed: tf.Tensor) -> Features:
-    tokens = features["targets"]
-    kinds = [
-      lambda: tokens,
-      lambda: tokens,
-      lambda: move(tokens, seed),
-      lambda: move(tokens, seed, suffix_first=True),
-    ]
-    return {"targets": tf.switch_case(features["kind"], kinds)}
-
-  return rearrange(dataset)
-
-
-_MIDDLE_MARKS = (  # StarCoder, Qwen, Code Llama
-  ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-  ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-  ("<PRE>", "<SUF>", "<MID>"),
-)
-
-
-def _middle_marks(vocabulary: seqio.Vocabulary) -> tuple[int, ...]:
-  ids = {text.strip(): i for i, text in enumerate(vocabularies.token_texts(vocabulary))}
-  for marks in _MIDDLE_MARKS:
-    if all(mark in ids for mark in marks):
-      return tuple(ids[mark] for mark in marks)
-  return tuple(vocabularies.sentinel_ids(vocabulary, 3))
-
-
 def prefix_lm(
   dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
 ) -> tf.data.Dataset:
@@ -345,6 +286,7 @@ class Objective:
   make: Callable[..., list[Preprocessor]]  # given merge_documents, and noise_density and the like as in `published`
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   sentinels: int = 100  # enough at T5's 512 tokens
+  heads: tuple[HeadConfig, ...] = ()  # that it asks; the first heads of its model
 
 
 def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
@@ -367,6 +309,7 @@ def _of_documents_with_eos(preprocessor: Preprocessor) -> Callable[..., list[Pre
 
 _ENCODER_DECODER, _DECODERS, _ENCODER = ("encoder_decoder",), ("encoder_decoder", "decoder_only"), ("encoder_only",)
 _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "targets", "loss_weights")
+_IDS = ("inputs", "targets")  # features that are ids of the vocabulary
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
 # Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
@@ -381,6 +324,14 @@ def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[s
 def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
   return Objective(_ENCODER, _ALIGNED, make, _BERT)
+
+
+def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
+  make = lambda **options: [
+    pieces.tokenize,
+    functools.partial(sentences.masked_pairs, task=task, choose=choose, **options),
+  ]
+  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(task.head,))
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -405,6 +356,11 @@ OBJECTIVES: dict[str, Objective] = {
   "masked_lm": _masked(masking.random_tokens),
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
+  "ngram_masked_lm": _masked(masking.word_ngrams),
+  "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
+  "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
+  "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
+  "struct_bert": _with_sentences(sentences.STRUCTURE, masking.random_tokens),
 }
 
 
@@ -467,8 +423,17 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
     UserError: no such objective; names the nearest.
   """
   text = seqio.Feature(vocabulary, add_eos=True)
-  weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
-  return {feature: weights if feature == "loss_weights" else text for feature in _objective(name).features}
+  numbers = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
+  return {feature: text if feature in _IDS else numbers for feature in _objective(name).features}
+
+
+def heads_of(name: str) -> tuple[HeadConfig, ...]:
+  """The heads that an objective asks, in the order in which its examples number them.
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return _objective(name).heads
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:

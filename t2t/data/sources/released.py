@@ -56,6 +56,11 @@ def _table(
   return _Layout(folder, read, stems or {"validation": ["dev"]}, suffixes)
 
 
+def _squad(version: str) -> _Layout:
+  stems = {"train": [f"train-{version}"], "validation": [f"dev-{version}"]}
+  return _Layout("", released_records.squad, stems, [".json"])
+
+
 _PAIR = ("sentence1", "sentence2")
 _MNLI = ("premise=sentence1", "hypothesis=sentence2")
 
@@ -95,9 +100,8 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
     "wnli": _table("WNLI", *_PAIR),
     "ax": _table("diagnostic", *_MNLI, stems={"test": ["diagnostic"]}),
   },
-  "squad": {
-    "": _Layout("", released_records.squad, {"train": ["train-v1.1"], "validation": ["dev-v1.1"]}, [".json"]),
-  },
+  "squad": {"": _squad("v1.1")},
+  "squad_v2": {"": _squad("v2.0")},
 }
 
 
@@ -329,7 +333,7 @@ def _read(
 
 
 def _column(values: Sequence[Any]) -> Any:
-  """One tensor of values that are all texts, all numbers or all lists of texts; of mappings a tensor for each key.
+  """One tensor of values that are all texts, numbers, lists of texts or arrays; of mappings a tensor for each key.
 
   In:  [{"text": "a", "idx": 0}, {"text": "b", "idx": 1}]
   Out: {"text": ["a", "b"], "idx": [0, 1]}
@@ -337,8 +341,9 @@ def _column(values: Sequence[Any]) -> Any:
   first = values[0]
   if isinstance(first, dict):
     return {key: _column([value[key] for value in values]) for key in first}
-  if isinstance(first, list):
-    texts = tf.constant([text for value in values for text in value], tf.string)
-    return tf.RaggedTensor.from_row_lengths(texts, np.array([len(value) for value in values], np.int64))
+  if isinstance(first, list | np.ndarray):
+    lists = isinstance(first, list)
+    flat = tf.constant([text for value in values for text in value], tf.string) if lists else np.concatenate(values)
+    return tf.RaggedTensor.from_row_lengths(flat, np.array([len(value) for value in values], np.int64))
   types = {str: tf.string, int: tf.int32, float: tf.float32}
   return tf.constant(values, types[type(first)])

@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import logging
 from etils import epath
+import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
@@ -254,5 +255,8 @@ def squad(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
           "id": _field(question, "id", str, place),
           "question": _field(question, "question", str, place),
           "context": _field(paragraph, "context", str, place),
-          "answers": {"text": [_field(answer, "text", str, place) for answer in answers]},
+          "answers": {
+            "text": [_field(answer, "text", str, place) for answer in answers],
+            "answer_start": np.array([_field(answer, "answer_start", int, place) for answer in answers], np.int32),
+          },
         }

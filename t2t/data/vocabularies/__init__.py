@@ -24,9 +24,11 @@ from t2t.data.vocabularies.ids import (
   t5_vocabulary,
   token_texts,
 )
+from t2t.data.vocabularies.offsets import Tokens, tokens_of
 
 __all__ = [
   "DOCS_SIZE",
+  "Tokens",
   "bos_id",
   "check",
   "check_same",
@@ -48,4 +50,5 @@ __all__ = [
   "starts_word",
   "t5_vocabulary",
   "token_texts",
+  "tokens_of",
 ]

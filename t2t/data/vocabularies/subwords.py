@@ -3,7 +3,7 @@
 The ids are those of the published tokenizers, token for token; the work is done by the `tokenizers` library.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import json
@@ -171,16 +171,33 @@ class SubwordVocabulary(seqio.Vocabulary):
     encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
 
+  def _parts(self, text: str) -> Iterator[tuple[int, int, int | None]]:
+    """(start, end, id) of each sentinel that is spelled out, and of what stands between them, whose id is None."""
+    end = 0
+    for match in _SENTINEL.finditer(text) if self.extra_ids and "<extra_id_" in text else ():
+      if int(match[1]) < self.extra_ids:
+        yield end, match.start(), None
+        yield *match.span(), self.vocab_size - 1 - int(match[1])
+        end = match.end()
+    yield end, len(text), None
+
   def _encode(self, s: str | bytes) -> list[int]:
     text = s.decode(errors="replace") if isinstance(s, bytes) else s
-    if not self.extra_ids or "<extra_id_" not in text:
-      return self._encode_own([text])[0]
-    ids, end = [], 0
-    for match in _SENTINEL.finditer(text):
-      if int(match[1]) < self.extra_ids:
-        ids += [*self._encode_own([text[end : match.start()]])[0], self.vocab_size - 1 - int(match[1])]
-        end = match.end()
-    return ids + self._encode_own([text[end:]])[0]
+    ids = []
+    for start, end, sentinel in self._parts(text):
+      ids += self._encode_own([text[start:end]])[0] if sentinel is None else [sentinel]
+    return ids
+
+  def encode_with_offsets(self, text: str) -> list[tuple[int, int, int]]:
+    """The ids of `encode`, each with the characters of the text that it stands for: (id, start, end)."""
+    found = []
+    for start, end, sentinel in self._parts(text):
+      if sentinel is not None:
+        found.append((sentinel, start, end))
+        continue
+      own = self.tokenizer.encode(text[start:end], add_special_tokens=False)
+      found += [(i, start + first, start + last) for i, (first, last) in zip(own.ids, own.offsets, strict=True)]
+    return found
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """int32 [length] of a scalar; of a batch [batch, (length)], ragged."""

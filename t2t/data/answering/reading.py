@@ -1,0 +1,42 @@
+"""How a model reads the texts of an example: in which tokens, what stands around them, and which position answers."""
+
+import dataclasses
+
+import seqio
+import tensorflow as tf
+
+from t2t.data import framing as framing_lib
+from t2t.data.framing import Framing
+
+Features = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """How a model reads.
+
+  vocabulary: of its tokens.
+  framing: the ids around texts.
+  length: positions.
+  number: of the head that is asked, among the model's.
+  reads: "first", "last", "mean" or "each": the position of a text that answers for it.
+  whole: whether parts of a text are read as they are written, in one: a model that writes knows them so.
+  task: whose examples are read, for messages.
+  """
+
+  vocabulary: seqio.Vocabulary
+  framing: Framing
+  length: int
+  number: int
+  reads: str
+  whole: bool
+  task: str = ""
+
+  def frame(self, texts: tf.Tensor, length: int | tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Ids and token types of texts, string [texts]."""
+    ids = framing_lib.encode(self.vocabulary, texts)
+    return framing_lib.framed(ids, self.framing, self.length if length is None else length)
+
+  def place(self, tokens: tf.Tensor) -> tf.Tensor:
+    """The position that answers for a text."""
+    return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)

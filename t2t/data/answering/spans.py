@@ -1,0 +1,165 @@
+"""Answers that are parts of a text: a question, and windows of the context that holds its answer."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import vocabularies
+from t2t.data.answering.reading import Features, Reading
+from t2t.data.framing import Framing
+
+# Of each token: the characters of the context that it stands for; -1 where it is none of the context's.
+OFFSETS = ("context_starts", "context_ends")
+
+# As in Devlin et al. 2019's code, and transformers'.
+MOST_OF_QUESTION = 64  # tokens: what is longer is cut
+OVERLAP = 128  # tokens that a window has in common with the one before
+
+
+class Window(NamedTuple):
+  """A question and a part of a context; int32 [tokens].
+
+  inputs: ids.
+  token_types: 0 up to the context, 1 from there on.
+  asked: 1 at the context's tokens, and at the position that stands for no answer.
+  targets: 1 where the answer starts, 2 where it ends, 3 where both: at the position for none, if it is not all there.
+  context_starts, context_ends: see `OFFSETS`.
+  """
+
+  inputs: np.ndarray
+  token_types: np.ndarray
+  asked: np.ndarray
+  targets: np.ndarray
+  context_starts: np.ndarray
+  context_ends: np.ndarray
+
+
+def check(reading: Reading) -> None:
+  """Whether there is room for a window that goes on behind the one before.
+
+  Raises:
+    UserError: there is not.
+  """
+  framing = reading.framing
+  around = len(framing.begin) + len(framing.between) + max(len(framing.end), 1)
+  least = around + MOST_OF_QUESTION + OVERLAP + 1
+  if reading.length < least:
+    raise UserError(
+      f"config.data.inputs_length={reading.length}: {reading.task} reads a context in windows, of which each has"
+      f" {OVERLAP} tokens of the one before, behind a question of up to {MOST_OF_QUESTION}; set"
+      f" config.data.inputs_length={least} or more (BERT's is 384)"
+    )
+
+
+def windows(
+  question: Sequence[int],
+  context: vocabularies.Tokens,
+  answer: tuple[int, int] | None,
+  *,
+  framing: Framing,
+  length: int,
+  eos_id: int,
+) -> list[Window]:
+  """A context in windows that overlap, each behind the question.
+
+  The first position stands for no answer, [CLS]; of a decoder, which does not look ahead, EOS behind the window.
+
+  Args:
+    question: ids.
+    context: ids and characters.
+    answer: first character, and the one behind the last; None: there is none.
+    framing: the ids around texts.
+    length: tokens of a window at most; see `check`.
+    eos_id: of the vocabulary.
+  """
+  question = question[:MOST_OF_QUESTION]
+  end = framing.end or (eos_id,)
+  before = np.array([*framing.begin, *question, *framing.between], np.int32)
+  room, number = length - len(before) - len(end), len(context.ids)
+  found, start = [], 0
+  while True:
+    stop = min(start + room, number)
+    inputs = np.concatenate([before, context.ids[start:stop], np.array(end, np.int32)])
+    here = slice(len(before), len(before) + stop - start)
+    types, asked, targets, starts, ends = (np.full(len(inputs), x, np.int32) for x in (0, 0, 0, -1, -1))
+    types[len(before) :] = 1
+    starts[here], ends[here] = context.starts[start:stop], context.ends[start:stop]
+    nothing = 0 if framing.end else len(inputs) - 1
+    asked[here] = asked[nothing] = 1
+    first, last = _bounds(starts[here], ends[here], answer) or (nothing - len(before),) * 2
+    targets[len(before) + first] += 1
+    targets[len(before) + last] += 2
+    found.append(Window(inputs, types, asked, targets, starts, ends))
+    if stop == number:
+      return found
+    start += room - OVERLAP
+
+
+def _bounds(starts: np.ndarray, ends: np.ndarray, answer: tuple[int, int] | None) -> tuple[int, int] | None:
+  """The tokens in which an answer starts and ends, if both are there."""
+  if answer is None or not len(starts):
+    return None
+  (before,), (behind,) = np.nonzero(starts <= answer[0]), np.nonzero(ends >= answer[1])
+  if not len(before) or not len(behind) or before[-1] > behind[0]:
+    return None
+  return int(before[-1]), int(behind[0])
+
+
+def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record: bytes, task: str):
+  """Where the first answer is; None: there is none."""
+  if not len(texts):
+    return None
+  start, text = int(starts[0]), texts[0].decode()
+  if context[start : start + len(text)] != text or start < 0:
+    there = context[max(start, 0) : max(start, 0) + max(len(text), 1)]
+    raise UserError(
+      f"{task}: record {record.decode()!r}: its answer {text!r} is not in the context at character {start}, where"
+      f" {there!r} stands; 'answer_start' counts the characters of the context from 0"
+    )
+  return start, start + len(text)
+
+
+def make(example: Features, reading: Reading) -> Features:
+  """The windows of a question's context: of what is there token by token a row for each.
+
+  The right answers, with which what a head says is compared, are the context's own characters.
+
+  In:  {"question": "Who?", "context": "Ann met Bob.", "answer_starts": [8], "answer_texts": ["Bob"], "id": "q1"}
+  Out: {"inputs": [[101, 2040, 1029, 102, 5754, 2777, 3960, 1012, 102]], "token_types": [[0, 0, 0, 0, 1, 1, 1, 1, 1]],
+        "texts": [[0, 0, 0, 0, 0, 0, 0, 0, 0]], "answer_heads": [[1, 0, 0, 0, 1, 1, 1, 1, 0]],
+        "answer_targets": [[0, 0, 0, 0, 0, 0, 3, 0, 0]], "context_starts": [[-1, -1, -1, -1, 0, 4, 8, 11, -1]],
+        "context_ends": [[-1, -1, -1, -1, 3, 7, 11, 12, -1]], "answers": ["Bob"], "has_answer": True}
+  """
+
+  def rows(question, context, starts, texts, record) -> tuple[np.ndarray, ...]:
+    context = context.decode()
+    found = windows(
+      vocabularies.tokens_of(reading.vocabulary, question.decode()).ids,
+      vocabularies.tokens_of(reading.vocabulary, context),
+      _checked_answer(context, starts, texts, record, reading.task),
+      framing=reading.framing,
+      length=reading.length,
+      eos_id=reading.vocabulary.eos_id,
+    )
+    lengths = np.array([len(window.inputs) for window in found], np.int64)
+    return lengths, *(np.concatenate(column) for column in zip(*found, strict=True))
+
+  given = [example[name] for name in ("question", "context", "answer_starts", "answer_texts")]
+  given.append(example["id"] if "id" in example else tf.constant(""))
+  lengths, *columns = tf.numpy_function(rows, given, [tf.int64] + [tf.int32] * len(Window._fields), stateful=False)
+  lengths = tf.ensure_shape(lengths, [None])
+  found = {
+    name: tf.RaggedTensor.from_row_lengths(tf.ensure_shape(column, [None]), lengths)
+    for name, column in zip(Window._fields, columns, strict=True)
+  }
+  heads, targets = found.pop("asked") * (reading.number + 1), found.pop("targets")
+  return found | {
+    "texts": tf.zeros_like(heads),
+    "answer_heads": heads,
+    "answer_targets": targets,
+    "answers": example["answer_texts"],
+    "has_answer": (tf.size(example["answer_texts"]) > 0) | ("no_answer" in example),
+  }

@@ -1,0 +1,220 @@
+"""Two texts and how they belong together, beside masked tokens: what BERT, ALBERT and StructBERT are trained on."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import framing, vocabularies
+from t2t.data.objectives import corruption, masking, pieces
+from t2t.models.config import HeadConfig
+
+Features = dict[str, tf.Tensor]
+
+_GROUP = 1024  # pieces among which a text from elsewhere is drawn: a long article is a few hundred
+_SHUFFLED = 0.05  # share of the trigrams (Wang et al. 2020, section 3.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What is asked of two texts.
+
+  head: its classes are these arrangements, by number.
+  arrangements: "next", B behind A as it was; "swapped", A behind B; "random", B of another document.  All are as
+    frequent.
+  shuffles_words: whether the order of some words is to be found again, too.
+  """
+
+  head: HeadConfig
+  arrangements: tuple[str, ...]
+  shuffles_words: bool = False
+
+
+def _head(name: str, *labels: str) -> HeadConfig:
+  # transformers' heads for pre-training have no dropout.
+  return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
+
+
+NEXT = Task(_head("nsp", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = Task(_head("sop", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
+STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
+  _head("structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
+)
+
+
+# ---- Two texts -------------------------------------------------------------------------------------------------------
+
+
+def _of_documents(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
+  """Pieces of documents, none of two, with the number of their document.
+
+  In:  {"targets": [1, 2, 3]}, {"targets": [4, 5]}          length 2
+  Out: {"targets": [1, 2], "document": 0}, {"targets": [4, 5], "document": 1}        a single token is no two texts
+  """
+
+  def cut(number: tf.Tensor, features: Features) -> Features:
+    tokens = features["targets"]
+    size = tf.size(tokens, tf.int64)
+    splits = tf.concat([tf.range(0, size, length, tf.int64), [size]], 0)
+    rows = tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)
+    return {"targets": rows, "document": tf.repeat(number, rows.nrows())}
+
+  found = dataset.enumerate().map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+  return found.filter(lambda features: tf.size(features["targets"]) > 1)
+
+
+def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Divides a piece of text behind a sentence that is drawn, or anywhere if none ends in it.
+
+  In:  [3, 4, 9, 5, 6, 9, 7], of which 9 ends a sentence
+  Out: [3, 4, 9], [5, 6, 9, 7]              or behind the second
+  """
+  ends = tf.gather(ends_sentence, tokens[:-1])
+  keys = tf.random.stateless_uniform([tf.size(tokens) - 1], seed) + tf.cast(ends, tf.float32)
+  at = tf.argmax(keys, output_type=tf.int32) + 1
+  return tokens[:at], tokens[at:]
+
+
+def with_others(group: Features, seed: tf.Tensor) -> Features:
+  """Beside each second text one of another document, drawn among the group; where there is none, nothing.
+
+  In:  {"second": [[5], [6], [7]], "document": [0, 0, 1]}
+  Out: {"second": [[5], [6], [7]], "document": [0, 0, 1], "other": [[7], [7], [6]]}
+
+  Args:
+    group: of so many pieces, ragged.
+    seed: int [2], stateless.
+  """
+  document = group["document"]
+  number = tf.size(document)
+  is_other = document[:, None] != document[None, :]
+  keys = tf.where(is_other, tf.random.stateless_uniform([number, number], seed), -1.0)
+  chosen = tf.argmax(keys, axis=1, output_type=tf.int32)
+  lengths = tf.where(tf.reduce_any(is_other, axis=1), tf.gather(group["second"].row_lengths(), chosen), 0)
+  other = tf.gather(group["second"], chosen)
+  kept = tf.ragged.range(other.row_lengths()).flat_values < tf.repeat(lengths, other.row_lengths())
+  values = tf.boolean_mask(other.flat_values, kept)
+  return {**group, "other": tf.RaggedTensor.from_row_lengths(values, lengths)}
+
+
+# ---- Words -----------------------------------------------------------------------------------------------------------
+
+
+def shuffle_trigrams(tokens: tf.Tensor, may_move: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Shuffles some runs of three tokens; one in twenty of those that could be.
+
+  In:  [3, 4, 5, 6, 7, 8], may_move [T, T, T, F, T, T]
+  Out: [5, 3, 4, 6, 7, 8], [T, T, T, F, F, F]               tokens, and which were in a run
+
+  Source: Wang et al. 2020 (StructBERT), section 3.2, with K = 3.
+  """
+  choose_seed, order_seed, start_seed = tf.unstack(tf.random.split(seed, 3))
+  length = tf.size(tokens)
+  start = tf.random.stateless_uniform([], start_seed, 0, 3, tf.int32)
+  run = (tf.range(length) + start) // 3
+  runs = length // 3 + 2
+  whole = tf.math.unsorted_segment_sum(tf.cast(may_move, tf.int32), run, runs) == 3
+  number = tf.math.count_nonzero(whole, dtype=tf.int32)
+  keys = tf.where(whole, tf.random.stateless_uniform([runs], choose_seed), 2.0)
+  count = tf.minimum(corruption.noise_count(number, _SHUFFLED), number)
+  chosen = tf.gather(corruption.lowest(keys, count), run)
+  # Within a chosen run by what is drawn, else as it was; a run's numbers lie between those of its neighbours.
+  drawn = 3.0 * (tf.cast(run, tf.float32) + tf.random.stateless_uniform([length], order_seed))
+  order = tf.argsort(tf.where(chosen, drawn, tf.cast(tf.range(length) + start, tf.float32)))
+  return tf.gather(tokens, order), chosen
+
+
+# ---- The objective ---------------------------------------------------------------------------------------------------
+
+
+def masked_pairs(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  task: Task,
+  choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = masking.random_tokens,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Two texts of one document, or of two, some of their tokens hidden; and which class their arrangement is.
+
+  In:  {"targets": [3, 4, 9, 5, 6]}, {"targets": [7, 8]}    with [CLS] 101, [SEP] 102 and [MASK] 103; 9 ends a sentence
+  Out: {"inputs": [101, 3, 103, 9, 102, 8, 102], "targets": [101, 3, 4, 9, 102, 8, 102],
+        "loss_weights": [0, 0, 1, 0, 0, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0],
+        "answer_heads": [1, 0, 0, 0, 0, 0, 0], "answer_targets": [1, 0, 0, 0, 0, 0, 0]}        "random" of NEXT
+
+  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these
+  are all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one
+  example in ten a short one; here each piece is one example.
+
+  Args:
+    dataset: {"targets": int32 [n]} without EOS.
+    sequence_length: of "inputs", special tokens included; that of "targets" must not be shorter.
+    output_features: its "targets" has the vocabulary.
+    task: what is asked.
+    choose: which tokens are hidden, see `masking`.
+    noise_density: part of the tokens of text that is.
+    merge_documents: not used: a text ends where its document does.
+
+  Raises:
+    UserError: lengths that do not fit, or a vocabulary without a mask.
+  """
+  del merge_documents
+  vocabulary = output_features["targets"].vocabulary
+  if sequence_length["targets"] < sequence_length["inputs"]:
+    raise UserError(
+      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
+      f" set config.data.targets_length={sequence_length['inputs']}"
+    )
+  around = framing.Framing.of(vocabulary, "encoder_only")
+  length = sequence_length["inputs"]
+  special = len(around.begin) + len(around.between) + len(around.end)
+  room = pieces.room(sequence_length, {"inputs": special}, shortest=2)
+  mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  ends_sentence, starts_word = vocabularies.ends_sentence(vocabulary), vocabularies.starts_word(vocabulary)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def divide(features: Features, seed: tf.Tensor) -> Features:
+    first, second = halves(features["targets"], seed, ends_sentence=ends_sentence)
+    return {"first": first, "second": second, "document": features["document"]}
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def draw(group: Features, seed: tf.Tensor) -> Features:
+    return with_others(group, seed)
+
+  @seqio.map_over_dataset(num_seeds=4)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    first, second, other = (features[name] for name in ("first", "second", "other"))
+    label = tf.random.stateless_uniform([], seeds[0], 0, len(task.arrangements), tf.int32)
+    if "random" in task.arrangements:
+      is_missing = (label == task.arrangements.index("random")) & (tf.size(other) == 0)
+      label = tf.where(is_missing, task.arrangements.index("next"), label)
+    arranged = {
+      "next": lambda: (first, second),
+      "swapped": lambda: (second, first),
+      "random": lambda: (first, other),
+    }
+    pair = tf.switch_case(label, [arranged[name] for name in task.arrangements])
+    tokens, types = framing.framed(tf.ragged.stack(list(pair)), around, length)
+    candidates = masking.is_one_of(tokens, ordinary_ids)
+    chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
+    inputs = masking.replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    if task.shuffles_words:
+      inputs, moved = shuffle_trigrams(inputs, candidates & ~chosen, seeds[3])
+      chosen |= moved
+    size = tf.size(tokens)
+    return {
+      "inputs": inputs,
+      "targets": tokens,
+      "loss_weights": tf.cast(chosen, tf.int32),
+      "token_types": types,
+      "texts": tf.zeros_like(tokens),
+      "answer_heads": framing.one_hot(0, size, 1),
+      "answer_targets": framing.one_hot(0, size, label),
+    }
+
+  parts = divide(_of_documents(dataset, length=room))
+  return corrupt(draw(parts.ragged_batch(_GROUP)).unbatch())

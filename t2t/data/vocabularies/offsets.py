@@ -1,0 +1,77 @@
+"""Where in a text its tokens stand: ids with the characters that each is made of."""
+
+from typing import NamedTuple
+
+import numpy as np
+from sentencepiece import sentencepiece_pb2
+import seqio
+
+from t2t import UserError
+from t2t.data.vocabularies import subwords
+
+
+class Tokens(NamedTuple):
+  """Ids of a text, and for each the characters of the Python string from `starts` up to `ends`; int32 [tokens].
+
+  White space in front of a word, which is part of some vocabularies' pieces, is left out of the characters; a piece of
+  white space alone, or of nothing, is an empty range.
+  """
+
+  ids: np.ndarray
+  starts: np.ndarray
+  ends: np.ndarray
+
+
+def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
+  """The ids of `vocabulary.encode(text)`, and where in the text they stand.
+
+  In:  "Où es-tu?" in T5's vocabulary
+  Out: [411, 23063, 3, 15, 7, 18, 17, 76, 58], [0, 1, 3, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+  Args:
+    vocabulary: of bytes, of a SentencePiece model, WordPiece or byte-level BPE.
+    text: valid Unicode.
+
+  Raises:
+    UserError: a vocabulary of the user's own class.
+  """
+  if isinstance(vocabulary, subwords.SubwordVocabulary):
+    found = vocabulary.encode_with_offsets(text)
+  elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    found = _of_sentencepiece(vocabulary, text)
+  elif isinstance(vocabulary, seqio.ByteVocabulary):
+    own = [(number, number + 1) for number, character in enumerate(text) for _ in character.encode()]
+    found = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), own, strict=True)]
+  else:
+    raise UserError(
+      f"config.data.vocabulary: {type(vocabulary).__name__} does not say where in a text its tokens stand, and what"
+      " is asked are parts of the text; use bytes, SentencePiece, WordPiece or byte-level BPE"
+    )
+  ids, starts, ends = (np.array(column, np.int32) for column in zip(*found, strict=True)) if found else _NOTHING
+  spaces = np.array([*(character.isspace() for character in text), False])
+  return Tokens(ids, *_without_spaces(spaces, starts, ends))
+
+
+_NOTHING = (np.zeros(0, np.int32),) * 3
+
+
+def _of_sentencepiece(vocabulary: seqio.SentencePieceVocabulary, text: str) -> list[tuple[int, int, int]]:
+  # Its offsets are in bytes of UTF-8.
+  encoded = vocabulary.tokenizer.encode(text, out_type="serialized_proto")
+  character = [number for number, each in enumerate(text) for _ in each.encode()] + [len(text)]
+  found = []
+  for piece in sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces:
+    start, is_empty = character[piece.begin], piece.begin == piece.end
+    # A part of a character (a piece for one byte of it) is the whole.
+    found.append((piece.id, start, start if is_empty else character[piece.end - 1] + 1))
+  return found
+
+
+def _without_spaces(spaces: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Ranges without white space at their ends."""
+  starts, ends = starts.copy(), ends.copy()
+  while (inner := (starts < ends) & spaces[np.minimum(starts, len(spaces) - 1)]).any():
+    starts += inner
+  while (inner := (starts < ends) & spaces[np.maximum(ends - 1, 0)]).any():
+    ends -= inner
+  return starts, ends

@@ -1,0 +1,115 @@
+"""Entities of a passage as candidates: where each is mentioned first, and what is cut."""
+
+import ast
+import inspect
+import re
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t.data import answering, framing, selection, vocabularies
+from t2t.data.answering import mentions
+from t2t.data.answering.reading import Reading
+from t2t.generation import answerer
+from t2t.models.config import HeadConfig
+import t2t.tasks.superglue  # noqa: F401  registers the task
+
+BYTES = vocabularies.load("bytes", extra_ids=0)
+BERT = framing.Framing((101,), (102,), (102,))
+
+
+def asked(example, *, vocabulary=BYTES, length=200, number=0):
+  """What is made of an example, as Python values."""
+  example = {"query": "@placeholder is glad", "training": False} | example
+  record = {name: tf.constant(x, tf.string if x == [] else None) for name, x in example.items()}
+  reading = Reading(vocabulary, BERT, length, number, "first", False)
+  (found,) = tf.data.Dataset.from_tensors(record).map(lambda x: mentions.make(x, reading)).as_numpy_iterator()
+  found["options"] = [option.decode() for option in found["options"]]
+  return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in found.items()}
+
+
+def told(found, vocabulary=BYTES):
+  """Each candidate, what is read from there on for 3 bytes, and whether it is right."""
+  places = np.flatnonzero(found["answer_heads"])
+  texts = [vocabulary.decode(found["inputs"][place : place + 3]) for place in places]
+  return list(zip(found["options"], texts, np.array(found["answer_targets"])[places].tolist(), strict=True))
+
+
+def test_docstring_examples(tmp_path):
+  """What stands there is what is made of it."""
+  words = "[PAD] [UNK] [CLS] [SEP] [MASK] ann met bob and won @ placeholder is glad"
+  (tmp_path / "vocab.txt").write_text(words.replace(" ", "\n"))
+  text = re.sub(r"\s+", " ", inspect.getdoc(mentions.make))
+  given, expected = (ast.literal_eval(x) for x in re.search(r"In: ({.*?}) words.*? Out: ({.*?})", text).groups())
+  assert asked(given, vocabulary=vocabularies.load(str(tmp_path / "vocab.txt"), extra_ids=0)) == expected
+  assert mentions.find("Annabel met Ann.", ["Ann", "bel", "Bob", ""]) == [[12], [4], [], []]
+
+
+def test_the_first_mention_of_each_is_asked():
+  """In the order of the passage; what is not mentioned is no candidate, and without a right one there is no answer."""
+  example = {"passage": "Bob met Ann. Ann won.", "options": ["Ann", "Bob", "Eve"], "answers": ["Bob", "Eve"]}
+  found = asked(example, number=2)
+  assert told(found) == [("Bob", "Bob", 1), ("Ann", "Ann", 0)]
+  assert set(found["answer_heads"]) == {0, 3} and found["has_answer"]
+  assert not asked(example | {"answers": ["Eve"]})["has_answer"]
+  assert not asked(example | {"answers": []})["has_answer"]
+  nothing = asked(example | {"options": ["Eve"]})
+  assert (nothing["options"], max(nothing["answer_heads"])) == ([], 0)
+  assert answerer.answer(HeadConfig("record", 1, "choice"), nothing, np.zeros((0, 1), np.float32)) == ("", 0.0)
+
+
+def test_entities_that_begin_alike():
+  """The one with other mentions has its next; where there is none, the other alone is asked."""
+  passage = "Up York City, and then York."
+  found = told(asked({"passage": passage, "options": ["York", "York City"], "answers": ["York"]}))
+  assert found == [("York City", "Yor", 0), ("York", "Yor", 1)]
+  found = told(asked({"passage": passage[:-5], "options": ["York", "York City"], "answers": ["York"]}))
+  assert len(found) == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_passage_that_is_cut(training):
+  """At its end; in training so that a right answer stays. The labels change nothing in evaluation."""
+  passage = "Ann ran. " + "so on " * 30 + "Bob won. Ann lost."
+  example = {"passage": passage, "options": ["Ann", "Bob"], "training": training}
+  right, wrong = (asked(example | {"answers": [name]}, length=100) for name in ("Bob", "Ann"))
+  assert len(right["inputs"]) == len(wrong["inputs"]) == 100
+  if training:
+    assert told(right) == [("Bob", "Bob", 1), ("Ann", "Ann", 0)] and right["has_answer"]
+    assert told(wrong) == [("Ann", "Ann", 1)]
+  else:
+    assert right["inputs"] == wrong["inputs"] and told(right) == [("Ann", "Ann", 0)]
+  assert right["inputs"][-22:-1] == [102, *BYTES.encode("@placeholder is glad")]
+
+
+def test_a_long_query_leaves_half_of_the_room():
+  """Each loses what does not fit."""
+  found = asked({"passage": "Ann " * 50, "query": "q" * 300, "options": ["Ann"], "answers": ["Ann"]}, length=103)
+  assert len(found["inputs"]) == 103 and sum(found["token_types"]) == 51
+
+
+def test_a_query_is_one_example_for_a_head(tmp_path):
+  """From the released files; its head scores candidates, of which any number may be right."""
+  (tmp_path / "ReCoRD").mkdir()
+  text = "Ann met Bob.\\n@highlight\\nEve saw it"
+  entities = [{"start": text.replace("\\n", "\n").index(name), "end": 0} for name in ("Ann", "Bob", "Eve")]
+  entities = [f'{{"start": {each["start"]}, "end": {each["start"] + 2}}}' for each in entities]
+  answers = '[{"start": 0, "end": 2, "text": "Ann"}, {"start": 8, "end": 10, "text": "Bob"}]'
+  query = f'{{"query": "@placeholder met", "idx": 7, "answers": {answers}}}'
+  line = f'{{"idx": 3, "passage": {{"text": "{text}", "entities": [{", ".join(entities)}]}}, "qas": [{query}]}}'
+  (tmp_path / "ReCoRD" / "train.jsonl").write_text(line)
+  task = seqio.TaskRegistry.get("super_glue_record")
+  task = selection.adapt(task, vocabulary=BYTES, folders={"superglue": str(tmp_path)})
+  assert answering.need_of(task) == answering.Need("record", "choice", (), 1)
+  head = HeadConfig("record", 1, "choice")
+  asks = lambda task: list(task.get_dataset({"inputs": 200, "targets": 9}, split="train", shuffle=False))
+  (found,) = asks(answering.for_heads(task, "encoder_only", (head,)))
+  assert found["options"].numpy().tolist() == [b"Ann", b"Bob", b"Eve"]
+  logits = np.array([[0.0], [1.0], [0.5]], np.float32)
+  example = {name: x.numpy() for name, x in found.items()}
+  value = task.postprocess_fn(answerer.answer(head, example, logits)[0], example=example, is_target=False)
+  right = task.postprocess_fn("?", example=example, is_target=True)
+  assert task.metric_fns[0]([right], [value]) == {"exact_match": 100.0, "f1": 100.0}
+  assert len(asks(task)) == 2  # written, each answer is an example

@@ -1,0 +1,203 @@
+"""Two texts and how they belong together: the docstrings' arrays, and that each arrangement is what it says."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, sharding
+from t2t.config import load_config, records
+from t2t.data import objectives, pipeline, runs
+from t2t.data.objectives import masking, sentences
+from t2t.losses import Heads
+from t2t.models.config import HeadConfig
+from t2t.training import recipe
+
+SEED = [3, 5]
+
+
+class Vocabulary(seqio.PassThroughVocabulary):
+  """Ids that stand for themselves: 0 pads, 1 is EOS, 9 a full stop, 96 a mask, 97 [CLS] and 98 [SEP]."""
+
+  special_ids = frozenset({0, 1, 96, 97, 98})
+  mask_id, cls_id, sep_id, bos_id = 96, 97, 98, 1
+
+  def __init__(self):
+    super().__init__(99, eos_id=1)
+
+  def token_texts(self):
+    return [". " if i == 9 else " x" for i in range(99)]
+
+
+def documents(number=40, seed=0):
+  """Of random lengths; the tokens of document d are all from a range of its own, and rise."""
+  random = np.random.default_rng(seed)
+  rows = [np.arange(10, 10 + random.integers(1, 60)) for _ in range(number)]
+  dataset = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([row.tolist() for row in rows], tf.int32))
+  return dataset.map(lambda row: {"targets": row}), rows
+
+
+def pairs(task, *, length=24, **options):
+  feature = seqio.Feature(Vocabulary(), add_eos=True)
+  dataset, rows = documents()
+  made = sentences.masked_pairs(
+    dataset, {"inputs": length, "targets": length}, {"targets": feature}, task=task, **options
+  )
+  tf.random.set_seed(1)
+  return list(made.as_numpy_iterator()), rows
+
+
+def halves_of(example):
+  tokens = example["targets"]
+  (first, second) = np.flatnonzero(tokens == 98)
+  return tokens[1:first], tokens[first + 1 : second]
+
+
+@pytest.mark.parametrize(
+  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
+)
+def test_arrangements_are_what_their_class_says(task):
+  """B goes on where A ends, or the other way round, or neither; all about as often."""
+  found, _ = pairs(task)
+  counts = np.zeros(len(task.arrangements))
+  for example in found:
+    assert example["inputs"][0] == 97 and np.sum(example["targets"] == 98) == 2
+    assert np.flatnonzero(example["answer_heads"]).tolist() == [0] and example["answer_heads"][0] == 1
+    first, second = halves_of(example)
+    name = task.arrangements[example["answer_targets"][0]]
+    follows = {"next": second[0] == first[-1] + 1, "swapped": first[0] == second[-1] + 1}
+    if name in follows:
+      assert follows[name]
+    counts[example["answer_targets"][0]] += 1
+    types = np.concatenate([np.zeros(len(first) + 2), np.ones(len(second) + 1)])
+    np.testing.assert_array_equal(example["token_types"], types)
+  assert len(found) > 60 and counts.min() > 0.5 * counts.mean()
+
+
+def test_a_text_from_elsewhere_is_of_another_document():
+  """Never of the same; where there is no other, there is nothing."""
+  second = tf.ragged.constant([[5], [6, 6], [7]], dtype=tf.int32)
+  group = {"second": second, "document": tf.constant([0, 0, 1])}
+  assert sentences.with_others(group, SEED)["other"].to_list() in ([[7], [7], [5]], [[7], [7], [6, 6]])
+  alone = sentences.with_others(group | {"document": tf.constant([2, 2, 2])}, SEED)
+  assert alone["other"].to_list() == [[], [], []]
+
+
+def test_a_document_alone_has_no_other():
+  """Its pairs are all "next": there is nothing to draw."""
+  feature = seqio.Feature(Vocabulary(), add_eos=True)
+  dataset = tf.data.Dataset.from_tensors({"targets": tf.range(10, 90)})
+  made = sentences.masked_pairs(dataset, {"inputs": 16, "targets": 16}, {"targets": feature}, task=sentences.NEXT)
+  assert {int(example["answer_targets"][0]) for example in made.as_numpy_iterator()} == {0}
+
+
+def test_a_text_is_divided_behind_a_sentence():
+  """If one ends in it; else anywhere, and neither half is empty."""
+  ends = tf.range(20) == 9
+  halves = lambda tokens, seed: [
+    x.numpy().tolist() for x in sentences.halves(tf.constant(tokens), seed, ends_sentence=ends)
+  ]
+  found = {tuple(halves([3, 4, 9, 5, 6, 9, 7], [1, seed])[0]) for seed in range(20)}
+  assert found == {(3, 4, 9), (3, 4, 9, 5, 6, 9)}
+  anywhere = [halves([3, 4, 5, 9], [1, seed]) for seed in range(20)]  # the last ends the text itself
+  assert {len(first) for first, _ in anywhere} == {1, 2, 3} and all(a + b == [3, 4, 5, 9] for a, b in anywhere)
+
+
+def test_every_token_comes_out():
+  """Of pieces in order: documents are cut, and nothing is left out but a single token."""
+  found, rows = pairs(sentences.ORDER)
+  tokens = np.concatenate([np.concatenate(halves_of(example)) for example in found])
+  expected = np.concatenate([row[: len(row) - (len(row) % 21 == 1)] for row in rows])
+  np.testing.assert_array_equal(np.sort(tokens), np.sort(expected))
+
+
+def test_trigrams_are_shuffled():
+  """One in twenty of those that may move, within themselves; all else stays where it is."""
+  tokens, may_move = tf.range(100, 400), tf.range(300) % 50 != 7
+  moved_to, where = (x.numpy() for x in sentences.shuffle_trigrams(tokens, may_move, SEED))
+  assert where.sum() == 3 * round(0.05 * sum(all((i + k) % 50 != 7 for k in range(3)) for i in range(0, 300, 3)))
+  np.testing.assert_array_equal(moved_to[~where], tokens.numpy()[~where])
+  assert not np.any(where & ~may_move.numpy())
+  runs_of = np.split(np.flatnonzero(where), where.sum() // 3)
+  assert all(sorted(moved_to[run]) == tokens.numpy()[run].tolist() for run in runs_of)
+  assert any(moved_to[run].tolist() != tokens.numpy()[run].tolist() for run in runs_of)
+
+
+def test_the_order_of_words_has_a_loss():
+  """Where words were shuffled the token that stood there is to be predicted, masked or not."""
+  found, _ = pairs(sentences.STRUCTURE, length=64)
+  plain, _ = pairs(dataclasses.replace(sentences.STRUCTURE, shuffles_words=False), length=64)
+  share = lambda examples: sum(x["loss_weights"].sum() for x in examples) / sum(len(x["inputs"]) for x in examples)
+  assert share(plain) + 0.02 < share(found) < share(plain) + 0.12
+  changed = [(x["inputs"] != x["targets"]) & (x["loss_weights"] == 0) for x in found]
+  assert not np.concatenate(changed).any()
+
+
+def test_short_ngrams_are_more_frequent():
+  """One word 6 times in 11, two 3 times, three twice; as many tokens as single ones would be."""
+  candidates = tf.constant([False] + [True] * 2000 + [False])
+  chosen, groups = masking.word_ngrams(candidates, candidates, SEED)
+  assert tf.math.count_nonzero(chosen) == 300
+  sizes = np.bincount(np.bincount(groups.numpy()[1:-1]))[1:4]
+  np.testing.assert_allclose(sizes / sizes.sum(), np.array([6, 3, 2]) / 11, atol=0.04)
+
+
+# ---- A run -----------------------------------------------------------------------------------------------------------
+
+
+def run(objective="masked_lm_nsp", **train):
+  config = records(load_config("tiny_bert"))
+  return config.with_(data={"mixture": f"docs_{objective}", "objective": objective}, train=train)
+
+
+def test_a_run_has_the_head_that_its_objective_asks():
+  """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
+  config = runs.resolved(run())
+  assert config.train.loss == "tokens_and_heads" and config.model.heads == (sentences.NEXT.head,)
+  own = dataclasses.replace(sentences.NEXT.head, reads="mean")
+  config = runs.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
+  assert [head.name for head in config.model.heads] == ["nsp", "other"] and config.model.heads[0] == own
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy: the objective asks a head 'nsp'"),
+    (
+      {"model": {"heads": (HeadConfig("nsp", 3),)}},
+      "nsp is a class head with 3 classes, and the objective asks a class with 2: next, random",
+    ),
+    ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "objectives that ask different heads"),
+  ],
+)
+def test_what_an_objective_cannot_ask(changes, message):
+  """Before anything is built."""
+  with pytest.raises(UserError, match=message):
+    runs.resolved(run().with_(**changes))
+
+
+def test_what_is_planned_is_what_is_read():
+  """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
+  config = runs.resolved(run()).with_(train={"batch_size": 8})
+  mesh = sharding.make_mesh({"fsdp": 8})
+  batch = next(runs.batches(config, mesh, num_streams=None))
+  planned = recipe.batch(config)
+  assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+    name: (x.shape, x.dtype) for name, x in planned.items()
+  }
+  weights = Heads.of(config).weights(batch)
+  assert weights["nsp"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
+
+
+def test_objectives_with_heads_are_those_of_the_table():
+  """Each says which head it asks, and no other objective asks any."""
+  asks = {name: [head.name for head in objectives.heads_of(name)] for name in objectives.OBJECTIVES}
+  assert {name: heads for name, heads in asks.items() if heads} == {
+    "masked_lm_nsp": ["nsp"],
+    "masked_lm_sop": ["sop"],
+    "ngram_masked_lm_sop": ["sop"],
+    "struct_bert": ["structure"],
+  }
+  assert pipeline.load_task(run().data).output_features.keys() == set(objectives.OBJECTIVES["masked_lm_nsp"].features)
