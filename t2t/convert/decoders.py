@@ -28,7 +28,7 @@ GPT2_NAMES = {
 
 
 # On the last token, without a bias.
-_SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
 
 
 def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
 GPT2 = families.Family(
   model_type="gpt2",
   model_class="GPT2LMHeadModel",
-  tasks={"GPT2ForSequenceClassification": _SCORE},
+  tasks={"GPT2ForSequenceClassification": SCORE},
   keys={
     "vocab_size": ("vocab_size", 50_257),
     "n_embd": ("embed_dim", 768),
@@ -111,7 +111,8 @@ QWEN3_NAMES = LLAMA_NAMES | {
 }
 
 
-def _rotary_base(settings: families.Settings) -> float:
+def rotary_base(settings: families.Settings) -> float:
+  """The base of a model whose layers have one."""
   # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
   for key in ("rope_parameters", "rope_scaling"):
     value = settings.get(key) or {}
@@ -131,7 +132,7 @@ def _read_llama(settings: families.Settings) -> dict[str, Any]:
     "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
     "head_dim": settings.get("head_dim") or settings.get("hidden_size", 4096) // num_heads,
     "mlp_activation": families.look_up(families.GATED, "hidden_act", settings.get("hidden_act", "silu")),
-    "rotary_base": _rotary_base(settings),
+    "rotary_base": rotary_base(settings),
     "tied_logits": settings.get("tie_word_embeddings", False),
   }
 
@@ -154,7 +155,7 @@ def _write_llama(fields: families.Settings) -> dict[str, Any]:
 LLAMA = families.Family(
   model_type="llama",
   model_class="LlamaForCausalLM",
-  tasks={"LlamaForSequenceClassification": _SCORE},
+  tasks={"LlamaForSequenceClassification": SCORE},
   keys={
     "vocab_size": ("vocab_size", 32_000),
     "hidden_size": ("embed_dim", 4096),
@@ -203,7 +204,7 @@ MISTRAL = dataclasses.replace(
   LLAMA,
   model_type="mistral",
   model_class="MistralForCausalLM",
-  tasks={"MistralForSequenceClassification": _SCORE},
+  tasks={"MistralForSequenceClassification": SCORE},
   keys=LLAMA.keys | {"intermediate_size": ("mlp_dim", 14_336), "max_position_embeddings": ("max_length", 4096 * 32)},
   must={},
   reads=(*LLAMA.reads, "sliding_window"),
@@ -215,7 +216,7 @@ QWEN3 = dataclasses.replace(
   LLAMA,
   model_type="qwen3",
   model_class="Qwen3ForCausalLM",
-  tasks={"Qwen3ForSequenceClassification": _SCORE},
+  tasks={"Qwen3ForSequenceClassification": SCORE},
   keys={
     **LLAMA.keys,
     "vocab_size": ("vocab_size", 151_936),

@@ -53,7 +53,8 @@ def _global_every(settings: families.Settings) -> int:
   return every
 
 
-def _rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
+def rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
+  """The base of layers of one kind; before transformers 5 `key` had it."""
   parameters = (settings.get("rope_parameters") or {}).get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
     raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
@@ -66,8 +67,8 @@ def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
     raise families.Unknown(
       f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
     )
-  whole = _rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
-  local = _rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
+  whole = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
+  local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
   return {
     "mlp_activation": families.look_up(families.GATED, "hidden_activation", activation),
     "tied_logits": settings.get("tie_word_embeddings", True),

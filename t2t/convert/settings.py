@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
-from t2t.convert import decoders, encoders, families, heads, modern_bert
+from t2t.convert import decoders, encoders, families, gemma, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -14,12 +14,28 @@ FAMILIES: dict[str, Family] = {
     *(families.T5, families.MT5),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
+    *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
   )
 }
 
 _OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
 _OF_POSITIONS += ("max_length", "position_offset")
 _SHOWN = 4  # differences that a message names
+
+# What t2t's model has not.
+_NOT_READ = {
+  "gemma3": "has a model of images besides; t2t reads that of text alone, a Gemma3ForCausalLM with gemma3_text",
+  "t5gemma": (
+    "its encoder and decoder have a config each, of widths, layers, windows and soft-caps, which t2t's model has once;"
+    " and its encoder's window is one position wider to the right than to the left"
+  ),
+  "t5gemma2": "has a model of images, and one attention of its decoder to itself and to the inputs; t2t's has two",
+  "bart": (
+    "its decoder has positions and a norm of the embedding of its own, beside the encoder's; t2t's model has one table"
+    " and one norm for both"
+  ),
+  "mbart": "its decoder has positions and a norm of the embedding of its own; t2t's model has one of each for both",
+}
 
 # Keys that change neither shapes nor numbers, of all families.
 # fmt: off
@@ -38,6 +54,7 @@ HARMLESS = frozenset(
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
     "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
     "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
+    "cache_implementation",
   }
 )
 # fmt: on
@@ -50,6 +67,8 @@ def family(settings: Settings, where: str) -> Family:
     UserError: t2t does not know it.
   """
   name = settings.get("model_type")
+  if name in _NOT_READ:
+    raise UserError(f"{where}: model_type={name!r}: {_NOT_READ[name]}")
   if name not in FAMILIES:
     raise UserError(
       f"{where}: model_type={name!r}: t2t reads {', '.join(FAMILIES)} (mT5, ByT5, Flan-T5 and UL2 are t5 or mt5)"
@@ -121,6 +140,12 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     fields["max_length"] = fields["position_offset"] = 0
   if model.positions != "rotary":
     fields["rotary_base"] = 0.0
+  # Which layers see all: said in several ways.
+  every, first = model.global_attention_every, model.global_attention_first
+  layers = range(model.num_encoder_layers + model.num_decoder_layers)
+  sees_all = [i for i in layers if every and i % every == first]
+  fields["global_attention_every"] = sees_all if model.attention_window else []
+  del fields["global_attention_first"]
   has_local = model.attention_window and model.global_attention_every != 1 and model.positions == "rotary"
   fields["local_rotary_base"] = (model.local_rotary_base or model.rotary_base) if has_local else 0.0
   return fields

@@ -26,7 +26,9 @@ _MAY_BE_ZERO = (
   "max_length",
   "position_offset",
   "attention_window",
+  "attention_scale_dim",
   "global_attention_every",
+  "global_attention_first",
   "segment_types",
 )
 
@@ -127,14 +129,19 @@ class TransformerConfig:
   # Attention
   num_kv_heads: int = 0  # grouped-query attention: heads of keys and values; 0: num_heads
   scale_attention: bool = False  # logits / sqrt(head_dim); T5's initializer carries that instead
+  attention_scale_dim: int = 0  # with scale_attention: by which they are scaled instead (Gemma 2); 0: head_dim
+  attention_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: they stay
   qk_norm: bool = False  # queries and keys are normed, each head by itself
   attention_window: int = 0  # positions that a query sees to each side; 0: all
-  global_attention_every: int = 0  # with a window, layers 0, n, 2n, ... see all positions; 0: none does
+  global_attention_every: int = 0  # with a window, every n-th layer sees all positions; 0: none does
+  global_attention_first: int = 0  # the number of the first that does, below n: 0, n, 2n, ... (Gemma 2: 1, 3, 5, ...)
   bidirectional_prefix: bool = False  # decoder_only: the inputs see each other in both directions
   # Blocks
   norm: str = "rms"  # rms or layer
   norm_epsilon: float = 1e-6
+  norm_offset: bool = False  # norms multiply with 1 + scale, which starts as 0 (Gemma)
   post_norm: bool = False  # norms behind the residual sums (BERT) instead of at the start of each branch
+  branch_norm: bool = False  # norms at the end of each branch as well, in front of the residual sum (Gemma 2)
   biases: bool = False  # in projections, feed-forward layers and layer norms
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
   share_layers: bool = False  # the layers of a stack are one and the same (ALBERT)
@@ -142,8 +149,10 @@ class TransformerConfig:
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected up to embed_dim (ALBERT); 0: embed_dim
   embedding_norm: bool = False  # the embedded tokens are normed (BERT)
+  scale_embedding: bool = False  # the embedded tokens are multiplied with sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
+  logits_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: they stay
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
   vocabulary_head: bool = True  # there are logits over the vocabulary; False: only what `heads` answer
   heads: tuple[HeadConfig, ...] = ()  # others besides that over the vocabulary: ({"name": "nli", "num_classes": 3},)
@@ -235,6 +244,8 @@ class TransformerConfig:
       raise UserError(f"config.model.segment_types={self.segment_types}: only with architecture=encoder_only")
     if self.bidirectional_prefix and not self.kind.continues:
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
+    if self.branch_norm and self.post_norm:
+      raise UserError("config.model.branch_norm=True: only with config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:
       raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")
 
@@ -247,6 +258,18 @@ class TransformerConfig:
       )
     if self.positions == "rotary" and self.head_dim % 2:
       raise UserError(f"config.model.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+    if self.attention_scale_dim and not self.scale_attention:
+      raise UserError(
+        f"config.model.attention_scale_dim={self.attention_scale_dim}: only with config.model.scale_attention=True"
+      )
+    if self.global_attention_first and self.global_attention_first >= self.global_attention_every:
+      raise UserError(
+        f"config.model.global_attention_first={self.global_attention_first}: must be below"
+        f" config.model.global_attention_every={self.global_attention_every}"
+      )
+    for field in ("attention_softcap", "logits_softcap"):
+      if getattr(self, field) < 0.0:
+        raise UserError(f"config.model.{field}={getattr(self, field)}: must be at least 0, which leaves logits alone")
     if self.global_attention_every and not self.attention_window:
       raise UserError(
         f"config.model.global_attention_every={self.global_attention_every}: without config.model.attention_window"

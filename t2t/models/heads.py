@@ -21,6 +21,7 @@ class _Logits:
   norm_epsilon: float
   centered: bool
   scale: float
+  softcap: float
 
   def __call__(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
     """float32 [..., vocab] of [..., embed]."""
@@ -32,7 +33,8 @@ class _Logits:
       logits = jnp.einsum("...e,ve->...v", hidden, weights["table"], preferred_element_type=jnp.float32)
     else:
       logits = jnp.einsum("...e,ev->...v", hidden, weights["projection"], preferred_element_type=jnp.float32)
-    return logits if "bias" not in weights else logits + weights["bias"]
+    logits = logits if "bias" not in weights else logits + weights["bias"]
+    return layers.softcap(logits, self.softcap)
 
   def _transformed(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
     x = jnp.einsum("...e,ef->...f", hidden, weights["transform"])
@@ -80,11 +82,13 @@ class VocabularyHead(nnx.Module):
       add("transform", self.transform, config.dtype)
       add("transform_bias", self.transform_bias)
       add("norm_scale", self.norm.scale)
+      if config.norm_offset:
+        weights["norm_scale"] = 1.0 + weights["norm_scale"]
       add("norm_bias", self.norm.bias)
       add("bias", self.bias)
     # T5 scales, because its embedding's entries have standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
-    function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale)
+    function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
     return jax.tree_util.Partial(function, weights)
 
 

@@ -378,7 +378,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
       dataclasses.replace(
         mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
       ),
-      bias=config.positions == "relative" and queries == keys,
+      bias=(config.positions == "relative" and queries == keys) or config.attention_softcap > 0,
       dropout=config.dropout_rate > 0,
     )
 

@@ -28,6 +28,10 @@ from t2t.models.config import HeadConfig, TransformerConfig
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, dtype="float32", dropout_rate=0.0)
 SHAPE |= dict(norm_epsilon=1e-3, max_length=40)
 ENCODER = SHAPE | dict(num_encoder_layers=3)
+GEMMA = dict(
+  norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu", num_decoder_layers=4
+)
+GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
 BODIES = {
   "bert": sizes.bert("base") | ENCODER | dict(segment_types=3),
   "roberta": sizes.roberta("base") | ENCODER,
@@ -38,6 +42,9 @@ BODIES = {
   "gpt2": sizes.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
   "llama": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
   "mistral": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, attention_window=4),
+  "gemma": sizes.llama2("7b") | SHAPE | GEMMA,
+  "gemma2": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0),
+  "gemma3": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(qk_norm=True, rotary_base=1e6, local_rotary_base=700.0),
   "qwen3": sizes.llama3("8b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, qk_norm=True),
 }
 LABELS = ("no", "rather not", "perhaps", "yes", "what?")
@@ -89,6 +96,9 @@ CASES = {
   "GPT2ForSequenceClassification": Case("gpt2", named("nli", 3, "class", **SCORE)),
   "LlamaForSequenceClassification": Case("llama", HeadConfig("score", 1, "score", **SCORE)),
   "MistralForSequenceClassification": Case("mistral", named("nli", 4, "class", **SCORE)),
+  "GemmaForSequenceClassification": Case("gemma", named("nli", 3, "class", **SCORE)),
+  "Gemma2ForSequenceClassification": Case("gemma2", named("nli", 3, "class", **SCORE)),
+  "Gemma3TextForSequenceClassification": Case("gemma3", HeadConfig("score", 1, "score", **SCORE)),
   "Qwen3ForSequenceClassification": Case("qwen3", named("nli", 2, "class", **SCORE)),
 }
 LENGTHS = (17, 5, 11, 8)  # of rows in a batch of 19 positions; for choices two examples with two candidates
