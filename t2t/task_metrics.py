@@ -93,6 +93,21 @@ def axg_parity(targets: Sequence[Mapping], predictions: Sequence[int]) -> dict[s
   return {"gender_parity": _percent(same)}
 
 
+def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
+  """F1 of whole entities, of all types together, as the script of CoNLL counts them (Tjong Kim Sang & De Meulder 2003).
+
+  Targets and predictions are tags with B-, I- and O; an unparseable prediction has no entity.
+  """
+  import seqeval.metrics
+
+  found = [
+    ["O"] * len(right) if prediction is None else list(prediction)
+    for right, prediction in zip(targets, predictions, strict=True)
+  ]
+  right = [list(tags) for tags in targets]
+  return {"f1": 100 * float(seqeval.metrics.f1_score(right, found, zero_division=0)) if right else 0.0}
+
+
 # ---- Numbers ---------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ FLOORS = (
   "data.answers",
   "data.vocabularies",
   "data.framing",
+  "data.reading_formats",
   "data.text_formats",
   "data.objectives",
   "data.sources",

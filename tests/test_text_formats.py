@@ -12,6 +12,7 @@ from t2t.data import text_formats
 
 NLI = ("entailment", "contradiction", "neutral")
 BOOLEAN = ("False", "True")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC")
 PASSAGE = {"passage": "Ann.", "query": "@placeholder", "entities": ["Ann", "Bob"], "idx": {"passage": 0, "query": 1}}
 
 
@@ -78,6 +79,7 @@ def docstring_example(function):
     (text_formats.wsc, {}),
     (text_formats.record, {}),
     (text_formats.spans, {}),
+    (text_formats.tagged, {"words": "tokens", "tags": "ner", "names": TAGS, "prefix": "ner"}),
     (text_formats.summarize, {"document": "article", "summary": "highlights"}),
     (text_formats.translate, {"source": "en", "target": "de"}),
   ],

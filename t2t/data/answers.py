@@ -17,6 +17,7 @@ import numpy as np
 from t2t import UserError
 
 UNPARSEABLE = -1  # as the label that a text names
+UNKNOWN = "<unk>"  # what T5 writes where the answer is not given
 UNANSWERABLE = "unanswerable"  # what is written where a text does not answer a question
 
 Postprocess = Callable[..., Any]
@@ -158,9 +159,80 @@ def squad() -> Postprocess:
   return _postprocess(lambda text, _: text, lambda example: texts(example, "answers"))
 
 
+def tagged(names: Sequence[str]) -> Postprocess:
+  """A tag for each word of the example, from tags with spaces between them or from entities; for a target its "tags".
+
+  "B-PER I-PER O"              -> ["B-PER", "I-PER", "O"]      the example's "words" are ["Ann", "Lee", "won"]
+  "PER: Ann Lee"               -> ["B-PER", "I-PER", "O"]
+  "none"                       -> ["O", "O", "O"]
+  "I do not know"              -> None
+
+  Args:
+    names: of the tags, by their number; those of entities begin with B- and I-.
+  """
+  return _postprocess(
+    lambda text, example: tags_of(text, texts(example, "words"), names),
+    lambda example: [names[int(tag)] for tag in field(example, "tags")],
+  )
+
+
 def text() -> Postprocess:
   """The text, without white space around it; for a target the example's "targets_pretokenized"."""
   return _postprocess(lambda text, _: text, lambda example: _text(field(example, "targets_pretokenized")).strip())
+
+
+# ---- Entities --------------------------------------------------------------------------------------------------------
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+  """Type, first word, and the one behind the last, of what tags mark.
+
+  In:  ["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]
+  Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an I- that goes on with nothing begins, too
+  """
+  found: list[tuple[str, int, int]] = []
+  for place, tag in enumerate(tags):
+    kind = tag[2:]
+    if tag.startswith("I-") and found and found[-1][0] == kind and found[-1][2] == place:
+      found[-1] = (kind, found[-1][1], place + 1)
+    elif tag != "O":
+      found.append((kind, place, place + 1))
+  return found
+
+
+def written_entities(words: Sequence[str], tags: Sequence[str]) -> str:
+  """The entities of a text as they are written.
+
+  In:  ["Ann", "Lee", "saw", "Rome"], ["B-PER", "I-PER", "O", "B-LOC"]
+  Out: "PER: Ann Lee; LOC: Rome"                                      "none" where there is none
+  """
+  return "; ".join(f"{kind}: {' '.join(words[start:end])}" for kind, start, end in entities(tags)) or _NO_ENTITY
+
+
+_NO_ENTITY = "none"
+
+
+def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] | None:
+  """A tag for each word, of what `tagged` says; None where the text is neither tags nor entities.
+
+  Each entity is looked for in the words behind the one before; one that is not there marks nothing.
+  """
+  told = text.split()
+  if told and set(told) <= set(names):
+    return [*told, *["O"] * len(words)][: len(words)]
+  found, behind = ["O"] * len(words), 0
+  if text == _NO_ENTITY:
+    return found
+  kinds = "|".join(sorted({re.escape(name[2:]) for name in names if name[1:2] == "-"}))
+  parts = [re.fullmatch(rf"({kinds}):\s+(.*)", part) for part in re.split(rf";\s+(?=(?:{kinds}):\s)", text)]
+  for match in filter(None, parts):
+    own = match[2].split()
+    starts = (i for i in range(behind, len(words) - len(own) + 1) if list(words[i : i + len(own)]) == own)
+    start = next(starts, None)
+    if start is not None and own:
+      behind = start + len(own)
+      found[start:behind] = [f"B-{match[1]}"] + [f"I-{match[1]}"] * (len(own) - 1)
+  return found if any(parts) else None
 
 
 # ---- Their parts -----------------------------------------------------------------------------------------------------

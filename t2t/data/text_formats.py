@@ -10,18 +10,16 @@ right ones.  For models that answer through a head the texts are there apart as 
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
-import re
 
 import seqio
 import tensorflow as tf
 
-from t2t.data import answers, vocabularies
+from t2t.data import answers, reading_formats, vocabularies
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
 
-# What T5 writes where the answer is not given.
-UNKNOWN = "<unk>"
+UNKNOWN = answers.UNKNOWN
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
@@ -66,18 +64,9 @@ def labelled(
     "label": tf.cast(features["label"], tf.int32),
     "idx": tf.cast(features["idx"], tf.int32),
     "options": tf.constant(labels),
-    "head": tf.constant(_head_name(prefix)),
+    "head": tf.constant(reading_formats.head_name(prefix)),
     "parts": tf.stack([features[field] for field in parts or fields]),
   }
-
-
-def _head_name(prefix: str) -> str:
-  """A name that can stand in the path of a parameter.
-
-  In:  "docs match"
-  Out: "docs_match"
-  """
-  return re.sub(r"\W", "_", prefix)
 
 
 _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
@@ -248,108 +237,10 @@ def wsc(features: Features) -> Features:
   }
 
 
-# ---- Reading comprehension -------------------------------------------------------------------------------------------
+# ---- Answers in a text: see reading_formats.py -----------------------------------------------------------------------
 
-
-@seqio.map_over_dataset
-def record(features: Features) -> Features:
-  """Which entity of a passage stands for @placeholder in a query.
-
-  In:  {"passage": "Ann met Bob.\\n@highlight\\nAnn won", "query": "@placeholder is glad", "entities": ["Ann", "Bob"],
-        "answers": ["Ann", "Bob"], "idx": {"passage": 3, "query": 8}, "training": True}
-  Out: {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
-        "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"], "training": True,
-        "head": "record", "passage": "Ann met Bob. Ann won", "query": "@placeholder is glad"}
-
-  The first answer is the target.  Highlights become sentences of the passage, with a full stop before them where none
-  is.
-
-  Source: T5's code; the paper does not show the task.
-  """
-  passage = tf.strings.regex_replace(features["passage"], r"""([.?!"'])\n@highlight\n""", r"\1 ")
-  passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
-  entities = tf.strings.reduce_join(features["entities"], separator=", ")
-  return {
-    "inputs": tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " "),
-    "targets": tf.concat([features["answers"], [UNKNOWN]], 0)[0],
-    "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")]),
-    "options": features["entities"],
-    "answers": features["answers"],
-    "training": features["training"],
-    "head": tf.constant("record"),
-    "passage": passage,
-    "query": features["query"],
-  }
-
-
-def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """An example for each right answer, in training: each is written; elsewhere, and for a head, they stay one.
-
-  In:  {"targets": "a", "answers": ["a", "b"], "training": True}, {"targets": "c", "answers": ["c", "d"],
-        "training": False}
-  Out: {"targets": "a", "answers": ["a", "b"]}, {"targets": "b", "answers": ["a", "b"]},
-       {"targets": "c", "answers": ["c", "d"]}
-
-  Source: T5's code.
-  """
-
-  def apart(features: Features) -> tf.data.Dataset:
-    more = features["training"] & (tf.size(features["answers"]) > 0)
-    targets = tf.cond(more, lambda: features["answers"], lambda: features["targets"][None])
-    others = {name: x for name, x in features.items() if name != "training"}
-    return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**others, "targets": target})
-
-  return dataset.flat_map(apart)
-
-
-def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
-  """White space around everything that is no letter, digit or underscore of ASCII, as T5 has it.
-
-  In:  "Is it $5?"
-  Out: "Is it $ 5 ?"
-  """
-  text = tf.strings.regex_replace(text, r"(\W)", r" \1 ")
-  return tf.strings.strip(tf.strings.regex_replace(text, r"\s+", " "))
-
-
-@seqio.map_over_dataset
-def spans(features: Features, *, unanswerable: bool = False) -> Features:
-  """A question on a paragraph, and the words of the paragraph that answer it.
-
-  In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
-        "answers": {"text": ["carbon monoxide", "monoxide."], "answer_start": [22, 29]}}
-  Out: {"inputs": "question: What does it displace ? context: Oxygen ( O2 ) displaces carbon monoxide .",
-        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1", "head": "span",
-        "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
-        "answer_texts": ["carbon monoxide", "monoxide."], "answer_starts": [22, 29]}
-
-  The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
-  text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
-  target.
-
-  Args:
-    features: as above; "answer_start" counts characters.
-    unanswerable: whether a question without answers has none, which is then the answer, `answers.UNANSWERABLE`; else
-      they are not given.
-  """
-  given = features["answers"]
-  spaced = _space_punctuation(given["text"])
-  question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
-  nothing = answers.UNANSWERABLE if unanswerable else UNKNOWN
-  return {
-    "inputs": tf.strings.join(["question:", question, "context:", context], " "),
-    "targets": tf.concat([spaced, [nothing]], 0)[0],
-    "answers": spaced,
-    "id": features["id"],
-    "head": tf.constant("span"),
-    "question": features["question"],
-    "context": features["context"],
-    "answer_texts": given["text"],
-    "answer_starts": tf.cast(given["answer_start"], tf.int32),
-  } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
-
-
-squad = spans  # T5's
+record, each_answer = reading_formats.record, reading_formats.each_answer
+spans, squad, tagged = reading_formats.spans, reading_formats.squad, reading_formats.tagged
 
 
 # ---- Text to text ----------------------------------------------------------------------------------------------------

@@ -97,6 +97,11 @@ def _text(value: Any) -> str:
   return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def named(head: HeadConfig, number: int) -> str:
+  """The text of a class, or its number where it has none."""
+  return head.labels[number] if head.labels else str(number)
+
+
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
   return logits - np.logaddexp.reduce(logits)
 
@@ -120,6 +125,14 @@ def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str
 def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head, example
   return repr(float(logits[0, 0])), 0.0
+
+
+def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """Of words that are not asked O."""
+  tags = ["O"] * len(example["words"])
+  for number, own in zip(example["asked_words"], logits, strict=True):
+    tags[int(number)] = named(head, int(np.argmax(own)))
+  return " ".join(tags), float(sum(np.max(_log_softmax(own)) for own in logits))
 
 
 # As transformers' run_qa has them.
@@ -163,6 +176,7 @@ _ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float
   "choice": _choice,
   "score": _score,
   "span": _span,
+  "tag": _tag,
 }
 
 
@@ -234,11 +248,6 @@ def fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str] = ())
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
-
-
-def named(head: HeadConfig, number: int) -> str:
-  """The text of a class, or its number where it has none."""
-  return head.labels[number] if head.labels else str(number)
 
 
 def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import framing as framing_lib
-from t2t.data.answering import mentions, spans
+from t2t.data.answering import mentions, spans, tags
 from t2t.data.answering.reading import Features, Reading
 
 # Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
@@ -138,6 +138,7 @@ class Kind:
 # The first whose fields an example has.
 KINDS: dict[str, Kind] = {
   "span": Kind(("question", "context", "answer_starts"), spans.make, "span", number=2, windows=True, check=spans.check),
+  "tag": Kind(("words", "tags", "options"), tags.make, "tag"),
   "mention": Kind(("passage", "query", "options"), mentions.make, "choice", number=1),
   "choice": Kind(("candidates",), _choice, "choice", number=1),
   "score": Kind(("label",), _score, "score", number=1),

@@ -1,0 +1,166 @@
+"""Formats of tasks whose answers are in a text that is read: seqio preprocessors, which text_formats.py has, too.
+
+For models that answer through a head the text is there as it was, with where in it the answers are.
+"""
+
+from collections.abc import Sequence
+import re
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import answers
+
+Features = dict[str, tf.Tensor]
+
+
+def head_name(prefix: str) -> str:
+  """A name that can stand in the path of a parameter.
+
+  In:  "docs match"
+  Out: "docs_match"
+  """
+  return re.sub(r"\W", "_", prefix)
+
+
+# ---- Reading comprehension -------------------------------------------------------------------------------------------
+
+
+@seqio.map_over_dataset
+def record(features: Features) -> Features:
+  """Which entity of a passage stands for @placeholder in a query.
+
+  In:  {"passage": "Ann met Bob.\\n@highlight\\nAnn won", "query": "@placeholder is glad", "entities": ["Ann", "Bob"],
+        "answers": ["Ann", "Bob"], "idx": {"passage": 3, "query": 8}, "training": True}
+  Out: {"inputs": "record query: @placeholder is glad entities: Ann, Bob passage: Ann met Bob. Ann won",
+        "targets": "Ann", "idx": [3, 8], "options": ["Ann", "Bob"], "answers": ["Ann", "Bob"], "training": True,
+        "head": "record", "passage": "Ann met Bob. Ann won", "query": "@placeholder is glad"}
+
+  The first answer is the target.  Highlights become sentences of the passage, with a full stop before them where none
+  is.
+
+  Source: T5's code; the paper does not show the task.
+  """
+  passage = tf.strings.regex_replace(features["passage"], r"""([.?!"'])\n@highlight\n""", r"\1 ")
+  passage = tf.strings.regex_replace(passage, r"\n@highlight\n", ". ")
+  entities = tf.strings.reduce_join(features["entities"], separator=", ")
+  return {
+    "inputs": tf.strings.join(["record query:", features["query"], "entities:", entities, "passage:", passage], " "),
+    "targets": tf.concat([features["answers"], [answers.UNKNOWN]], 0)[0],
+    "idx": tf.stack([tf.cast(features["idx"][part], tf.int32) for part in ("passage", "query")]),
+    "options": features["entities"],
+    "answers": features["answers"],
+    "training": features["training"],
+    "head": tf.constant("record"),
+    "passage": passage,
+    "query": features["query"],
+  }
+
+
+def each_answer(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """An example for each right answer, in training: each is written; elsewhere, and for a head, they stay one.
+
+  In:  {"targets": "a", "answers": ["a", "b"], "training": True}, {"targets": "c", "answers": ["c", "d"],
+        "training": False}
+  Out: {"targets": "a", "answers": ["a", "b"]}, {"targets": "b", "answers": ["a", "b"]},
+       {"targets": "c", "answers": ["c", "d"]}
+
+  Source: T5's code.
+  """
+
+  def apart(features: Features) -> tf.data.Dataset:
+    more = features["training"] & (tf.size(features["answers"]) > 0)
+    targets = tf.cond(more, lambda: features["answers"], lambda: features["targets"][None])
+    others = {name: x for name, x in features.items() if name != "training"}
+    return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**others, "targets": target})
+
+  return dataset.flat_map(apart)
+
+
+def _space_punctuation(text: tf.Tensor) -> tf.Tensor:
+  """White space around everything that is no letter, digit or underscore of ASCII, as T5 has it.
+
+  In:  "Is it $5?"
+  Out: "Is it $ 5 ?"
+  """
+  text = tf.strings.regex_replace(text, r"(\W)", r" \1 ")
+  return tf.strings.strip(tf.strings.regex_replace(text, r"\s+", " "))
+
+
+@seqio.map_over_dataset
+def spans(features: Features, *, unanswerable: bool = False) -> Features:
+  """A question on a paragraph, and the words of the paragraph that answer it.
+
+  In:  {"id": "a1", "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
+        "answers": {"text": ["carbon monoxide", "monoxide."], "answer_start": [22, 29]}}
+  Out: {"inputs": "question: What does it displace ? context: Oxygen ( O2 ) displaces carbon monoxide .",
+        "targets": "carbon monoxide", "answers": ["carbon monoxide", "monoxide ."], "id": "a1", "head": "span",
+        "question": "What does it displace?", "context": "Oxygen (O2) displaces carbon monoxide.",
+        "answer_texts": ["carbon monoxide", "monoxide."], "answer_starts": [22, 29]}
+
+  The spaces around punctuation, in the answers as well, are those of T5's code; appendix D.15 of the paper shows the
+  text without them.  They make an answer the same pieces wherever it stands in the paragraph.  The first answer is the
+  target.
+
+  Args:
+    features: as above; "answer_start" counts characters.
+    unanswerable: whether a question without answers has none, which is then the answer, `answers.UNANSWERABLE`; else
+      they are not given.
+  """
+  given = features["answers"]
+  spaced = _space_punctuation(given["text"])
+  question, context = _space_punctuation(features["question"]), _space_punctuation(features["context"])
+  nothing = answers.UNANSWERABLE if unanswerable else answers.UNKNOWN
+  return {
+    "inputs": tf.strings.join(["question:", question, "context:", context], " "),
+    "targets": tf.concat([spaced, [nothing]], 0)[0],
+    "answers": spaced,
+    "id": features["id"],
+    "head": tf.constant("span"),
+    "question": features["question"],
+    "context": features["context"],
+    "answer_texts": given["text"],
+    "answer_starts": tf.cast(given["answer_start"], tf.int32),
+  } | ({"no_answer": tf.constant(nothing)} if unanswerable else {})
+
+
+squad = spans  # T5's
+
+
+# ---- Tags ------------------------------------------------------------------------------------------------------------
+
+
+@seqio.map_over_dataset
+def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], prefix: str) -> Features:
+  """A text of words, and the entities that tags mark in it.
+
+  In:  {"tokens": ["Ann", "Lee", "saw", "Rome"], "ner": [1, 2, 0, 3]}
+  Out: {"inputs": "ner: Ann Lee saw Rome", "targets": "PER: Ann Lee; LOC: Rome", "head": "ner",
+        "words": ["Ann", "Lee", "saw", "Rome"], "tags": [1, 2, 0, 3], "options": ["O", "B-PER", "I-PER", "B-LOC"]}
+
+  Args:
+    features: as above.
+    words: name of the field with the words.
+    tags: and of that with the number of each word's tag.
+    names: of the tags: B- and I- before the type of an entity, and O.
+    prefix: the task's name.
+  Source: tags as Ramshaw & Marcus 1995 have them, B- where each entity begins.
+  """
+
+  def write(words, tags) -> bytes:
+    unknown = [int(tag) for tag in tags if not 0 <= tag < len(names)]
+    if unknown:
+      raise UserError(f"{prefix}: a word has the tag {unknown[0]}, but there are {len(names)}: {', '.join(names)}")
+    return answers.written_entities([word.decode() for word in words], [names[tag] for tag in tags]).encode()
+
+  numbers = tf.cast(features[tags], tf.int32)
+  targets = tf.numpy_function(write, [features[words], numbers], tf.string, stateful=False)
+  return {
+    "inputs": tf.strings.join([prefix, ": ", tf.strings.reduce_join(features[words], separator=" ")]),
+    "targets": tf.ensure_shape(targets, []),
+    "head": tf.constant(head_name(prefix)),
+    "words": features[words],
+    "tags": numbers,
+    "options": tf.constant(names),
+  }

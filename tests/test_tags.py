@@ -1,0 +1,184 @@
+"""Tags of words: where each word is asked, entities as they are written and read again, and their metric."""
+
+import hypothesis
+from hypothesis import strategies
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import task_metrics
+from t2t.data import answering, answers, framing, text_formats, vocabularies
+from t2t.data.answering import tags as tags_lib
+from t2t.data.answering.reading import Reading
+from t2t.generation import answerer
+from t2t.models.config import HeadConfig
+
+NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+BYTES = vocabularies.load("bytes", extra_ids=0)
+BERT = framing.Framing((101,), (102,), (102,))
+HEAD = HeadConfig("ner", len(NAMES), "tag", NAMES)
+
+
+# ---- What is asked ---------------------------------------------------------------------------------------------------
+
+
+def asked(words, tags, *, vocabulary=BYTES, length=100):
+  reading = Reading(vocabulary, BERT, length, 0, "each", False)
+  record = {"words": tf.constant(words), "tags": tf.constant(tags)}
+  (found,) = tf.data.Dataset.from_tensors(record).map(lambda x: tags_lib.make(x, reading)).as_numpy_iterator()
+  return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in found.items()}
+
+
+def test_docstring_example(tmp_path):
+  """Pieces within a word are not asked."""
+  (tmp_path / "vocab.txt").write_text("[PAD] [UNK] [CLS] [SEP] [MASK] ann lee ##s won".replace(" ", "\n"))
+  found = asked(["Ann", "Lees", "won"], [1, 2, 0], vocabulary=vocabularies.load(str(tmp_path / "vocab.txt")))
+  assert found == {
+    "inputs": [101, 5, 6, 7, 8, 102],
+    "token_types": [0] * 6,
+    "texts": [0] * 6,
+    "answer_heads": [0, 1, 1, 0, 1, 0],
+    "answer_targets": [0, 1, 2, 0, 0, 0],
+    "asked_words": [0, 1, 2],
+    "has_answer": True,
+  }
+
+
+@hypothesis.given(
+  strategies.lists(strategies.text("aé日", min_size=1, max_size=5), min_size=1, max_size=9), strategies.integers(8, 60)
+)
+@hypothesis.settings(max_examples=50)
+def test_each_word_is_asked_at_its_beginning(words, length):
+  """In characters of more bytes than one, too; those that do not fit are left out, and all others are there."""
+  tags = [i % 5 for i in range(len(words))]
+  found = asked(words, tags, length=length)
+  begins = [1 + len(" ".join([*words[:i], ""]).encode()) for i in range(len(words))]
+  kept = [i for i, begin in enumerate(begins) if begin < min(length, len(found["inputs"])) - 1]
+  assert found["asked_words"] == kept
+  assert np.flatnonzero(found["answer_heads"]).tolist() == [begins[i] for i in kept]
+  assert [found["answer_targets"][begins[i]] for i in kept] == [tags[i] for i in kept]
+  assert len(found["inputs"]) <= length
+
+
+def test_a_word_of_which_nothing_is_read():
+  """A vocabulary may leave out a character; the others keep their tags."""
+  words, starts, ends = ["a", "\x00", "b"], np.array([0, 4]), np.array([1, 5])
+  assert tags_lib.first_tokens(words, starts, ends) == [(0, 0), (1, 2)]
+
+
+def test_what_a_head_says():
+  """A tag for each word of the example; those that were cut have O."""
+  example = {"words": [b"Ann", b"x", b"saw", b"Rome"], "asked_words": np.array([0, 2])}
+  logits = np.eye(5, dtype=np.float32)[[1, 3]]
+  text, score = answerer.answer(HEAD, example, logits)
+  assert text == "B-PER O B-LOC O" and score == pytest.approx(2 * (1 - np.log(np.e + 4)))
+  assert answerer.sample(HEAD, logits, np.array([1, 0])) == ("B-PER B-LOC", "B-PER O")
+
+
+def test_a_task_of_tags():
+  """From records to what the head is asked and to the metric; written, the same records are text."""
+  records = {"tokens": [["Ann", "Lee", "saw", "Rome"]], "ner": [[1, 2, 0, 3]]}
+  options = {"words": "tokens", "tags": "ner", "names": NAMES, "prefix": "ner"}
+  feature = seqio.Feature(BYTES, add_eos=True)
+  task = seqio.Task(
+    "mine",
+    source=seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(records), splits=("train",)
+    ),
+    preprocessors=text_formats.preprocessors(text_formats.tagged, **options),
+    output_features={"inputs": feature, "targets": feature},
+    postprocess_fn=answers.tagged(NAMES),
+    metric_fns=[task_metrics.entity_f1],
+  )
+  assert answering.need_of(task) == answering.Need("ner", "tag", NAMES, 5)
+  apart = answering.for_heads(task, "encoder_only", (HEAD,))
+  (example,) = apart.get_dataset({"inputs": 50}, split="train", shuffle=False).as_numpy_iterator()
+  logits = np.eye(5, dtype=np.float32)[example["answer_targets"][example["answer_heads"] > 0]]
+  value = task.postprocess_fn(answerer.answer(HEAD, example, logits)[0], example=example, is_target=False)
+  right = task.postprocess_fn("?", example=example, is_target=True)
+  assert value == right == ["B-PER", "I-PER", "O", "B-LOC"]
+  written = task.get_dataset({"inputs": 50, "targets": 50}, split="train", shuffle=False)
+  (example,) = written.as_numpy_iterator()
+  text = BYTES.decode(example["targets"].tolist())
+  assert text == "PER: Ann Lee; LOC: Rome"
+  assert task.metric_fns[0]([right], [task.postprocess_fn(text, example=example, is_target=False)]) == {"f1": 100.0}
+
+
+def test_an_unknown_tag():
+  """Which, and how many there are."""
+  records = tf.data.Dataset.from_tensors({"tokens": ["a"], "ner": [5]})
+  with pytest.raises(tf.errors.OpError, match="UserError: ner: a word has the tag 5, but there are 5: O, B-PER"):
+    list(text_formats.tagged(records, words="tokens", tags="ner", names=NAMES, prefix="ner"))
+
+
+# ---- Entities in writing ---------------------------------------------------------------------------------------------
+
+
+@hypothesis.given(strategies.lists(strategies.sampled_from(NAMES), max_size=12), strategies.randoms())
+def test_what_is_written_is_read_again(tags, random):
+  """Whatever the words: each entity is found behind the one before, in words of that spelling."""
+  words = [f"w{i}" for i in range(len(tags))]
+  text = answers.written_entities(words, tags)
+  found = answers.tags_of(text, words, NAMES)
+  assert answers.entities(found) == answers.entities(tags)
+  if tags:
+    assert answers.tags_of(" ".join(tags), words, NAMES) == tags
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("PER: Ann", "B-PER O O O O"),
+    ("PER: Ann; PER: Ann", "B-PER O O B-PER O"),  # behind the first
+    ("LOC: Rome; PER: Ann", "O O B-LOC B-PER O"),  # from the left: the Ann behind Rome
+    ("PER:  Ann  saw ; LOC: nowhere", "B-PER I-PER O O O"),  # one that is not there
+    ("none", "O O O O O"),
+    ("LOC: ; PER: Ann", "B-PER O O O O"),
+    ("O B-PER", "O B-PER O O O"),  # tags, too few
+    ("O O O O O O O", "O O O O O"),  # and too many
+    ("ORG: Ann", None),
+    ("I do not know", None),
+    ("", None),
+  ],
+)
+def test_texts_that_models_write(text, expected):
+  """Entities are aligned with the words from the left; what names neither tags nor entities is no answer."""
+  example = {"words": [word.encode() for word in ["Ann", "saw", "Rome", "Ann", ";"]]}
+  value = answers.tagged(NAMES)(text, example=example)
+  assert value == (expected and expected.split())
+  assert answers.is_unparseable(value) == (expected is None)
+
+
+def test_an_i_that_goes_on_with_nothing_begins():
+  """As the script of CoNLL has it."""
+  assert answers.entities(["I-PER", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"]) == [
+    ("PER", 0, 1), ("LOC", 1, 3), ("LOC", 4, 5), ("LOC", 5, 6),
+  ]  # fmt: skip
+
+
+# ---- The metric ------------------------------------------------------------------------------------------------------
+
+
+def test_entity_f1():
+  """Whole entities: one of three found, one of two right: 2 x 1 / (3 + 2)."""
+  right = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "O"]]
+  told = [["B-PER", "I-PER", "O", "O"], ["B-PER", "O"]]
+  assert task_metrics.entity_f1(right, told) == {"f1": pytest.approx(100 * 2 / 5)}
+  assert task_metrics.entity_f1(right, right) == {"f1": 100.0}
+  assert task_metrics.entity_f1(right, [None, None]) == {"f1": 0.0}
+  assert task_metrics.entity_f1([["O"]], [["O"]]) == task_metrics.entity_f1([], []) == {"f1": 0.0}
+
+
+_TAGS = strategies.lists(strategies.sampled_from(NAMES), min_size=1, max_size=8)
+
+
+@hypothesis.given(strategies.lists(strategies.tuples(_TAGS, _TAGS), min_size=1, max_size=4))
+def test_entity_f1_against_its_definition(pairs):
+  """Twice the entities that both have, over those of either."""
+  pairs = [(right[: len(told)], told[: len(right)]) for right, told in pairs]
+  right, told = (
+    {(i, *each) for i, pair in enumerate(pairs) for each in answers.entities(pair[side])} for side in (0, 1)
+  )
+  expected = 200 * len(right & told) / max(len(right) + len(told), 1)
+  assert task_metrics.entity_f1(*zip(*pairs, strict=True))["f1"] == pytest.approx(expected)
