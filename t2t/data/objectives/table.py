@@ -1,9 +1,9 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
 An objective turns documents, {"text": string}, into examples that fit the sequence lengths: {"inputs", "targets"} for
-any model with a decoder, {"targets"} alone for text that is simply continued, and for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length; all int32 [n].  To add one, write what it does to a sequence in corruption.py
-or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
+any model with a decoder, {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
+what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, masking, pieces
+from t2t.data.objectives import corruption, masking, pairs, pieces
 
 Features = dict[str, tf.Tensor]
 Preprocessor = Callable[..., tf.data.Dataset]
@@ -383,6 +383,11 @@ def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
   return Objective(_ENCODER, _ALIGNED, make, _BERT)
 
 
+def _paired(preprocessor: Preprocessor) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
+  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
+
+
 OBJECTIVES: dict[str, Objective] = {
   "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
   "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2), sentinels=_MANY),
@@ -405,6 +410,8 @@ OBJECTIVES: dict[str, Objective] = {
   "masked_lm": _masked(masking.random_tokens),
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
+  "neighbouring_sentences": _paired(pairs.neighbouring_sentences),
+  "same_text_twice": _paired(pairs.same_text_twice),
 }
 
 
@@ -467,8 +474,8 @@ def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.
     UserError: no such objective; names the nearest.
   """
   text = seqio.Feature(vocabulary, add_eos=True)
-  weights = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
-  return {feature: weights if feature == "loss_weights" else text for feature in _objective(name).features}
+  plain = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
+  return {feature: text if feature in ("inputs", "targets") else plain for feature in _objective(name).features}
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:
