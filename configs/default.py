@@ -53,7 +53,7 @@ def get_config() -> ConfigDict:
   config.train.batch_size = 128  # sequences, over all devices
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
-  config.train.loss = ""  # cross_entropy, heads, tokens_and_heads, electra; "": heads if an encoder is to answer tasks
+  config.train.loss = ""  # cross_entropy, heads, tokens_and_heads, electra, contrastive; "": heads where they answer
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
   config.train.label_smoothing = 0.0  # share of the target distribution spread over the vocabulary; not held out
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time

@@ -382,8 +382,24 @@ class ElectraConfig:
   positions: str = "all"  # that the discriminator is asked about; or masked, those alone
 
 
+@dataclasses.dataclass(frozen=True)
+class ContrastiveConfig:
+  """How pairs of texts are compared: `config.contrastive`, which no other loss has.
+
+  The defaults are those of SimCSE (Gao et al. 2021).  Quick-Thought (Logeswaran & Lee 2018) compares by dot products,
+  similarity=dot and temperature=1.0; LaBSE (Feng et al. 2022) has margin=0.3 and symmetric=True.
+  """
+
+  similarity: str = "cosine"  # of two vectors; or dot, which their lengths count in
+  temperature: float = 0.05  # similarities are divided by it
+  margin: float = 0.0  # is taken off the similarity of the right pair, so that it must be nearer by as much
+  symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
+
+
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.
-OPTIONAL: dict[str, type] = {"electra": ElectraConfig} | {name: adapter.config for name, adapter in ADAPTERS.items()}
+OPTIONAL: dict[str, type] = {"electra": ElectraConfig, "contrastive": ContrastiveConfig} | {
+  name: adapter.config for name, adapter in ADAPTERS.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,6 +416,7 @@ class Config:
   mesh: MeshConfig
   # Those of OPTIONAL:
   electra: ElectraConfig | None = None
+  contrastive: ContrastiveConfig | None = None
   lora: LoraConfig | None = None
 
   @property

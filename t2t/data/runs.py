@@ -7,7 +7,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.config import Config
 from t2t.data import answering, objectives, pipeline, selection, sources, streams
-from t2t.losses import ANSWERED_KINDS, answered_by_heads
+from t2t.losses import ANSWERED_KINDS, answered_by_heads, compares_texts
 from t2t.models.config import HeadConfig
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
@@ -136,8 +136,9 @@ def check(config: Config) -> None:
   """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
 
   Raises:
-    UserError: see there.
+    UserError: see there; or pairs of texts and a loss that does not compare them, or the other way round.
   """
+  _check_pairs(config)
   heads = _heads_asked(config)
   pipeline.check(
     config.data,
@@ -149,6 +150,37 @@ def check(config: Config) -> None:
   )
   if heads:
     _check_examples(config, heads)
+
+
+def _check_pairs(config: Config) -> None:
+  """Refuses a loss that compares texts where there are no two, another where there are, and twice the same vector."""
+  data, model = config.data, config.model
+  if not (data.files or data.mixture):
+    return
+  if data.files:
+    names, where = {data.objective}, f"config.data.objective={data.objective}"
+    found = objectives.output_features(data.objective, pipeline.vocabulary(data))
+  else:
+    task = pipeline.registered(data)
+    names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
+  if ("texts" in found) != compares_texts(config.train.loss):
+    if "texts" in found:
+      raise UserError(
+        f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
+        f" {config.train.loss}; start from a config such as simcse_base"
+      )
+    raise UserError(
+      f"{where}: config.train.loss=contrastive compares pairs of texts, which its examples are not; the objectives"
+      " neighbouring_sentences and same_text_twice make them, and a task's `pairs.preprocessors`"
+    )
+  if "same_text_twice" in names and (not model.dropout_rate or model.t5_dropout):
+    # T5's draws are the same for all positions of a row, where both texts stand.
+    key = "t5_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
+    right = "t5_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
+    raise UserError(
+      f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
+      f" own; set config.model.{right}"
+    )
 
 
 def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:

@@ -12,7 +12,7 @@ POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "score", "choice", "tag", "span", "detector")
+HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector")
 READS = ("first", "last", "mean", "each")
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
@@ -38,9 +38,11 @@ class HeadConfig:
   """A head besides that over the vocabulary; heads.py has the kinds.
 
   name: any number of them may be told apart by it; it is in the paths of their parameters, heads/NAME.
-  num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2.
+  num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2; of a vector
+    its width, 0: the model's, without a projection.
   kind: what the logits are: of the classes of a text (class) or of each word (tag), of each candidate (choice), of
-    where an answer starts and ends (span), a number (score), or of whether each token was replaced (detector).
+    where an answer starts and ends (span), a number (score), of whether each token was replaced (detector), or a
+    vector that is compared with those of other texts (vector).
   labels: texts of the classes, which go into whatever the model is saved as.
   reads: "first" or "last" token of each text, the "mean" of all, or "each" for itself; "": as the kind is published.
   layers: "last", or "mix": the weighted sum of all layers' states, with a scale (ELMo, Peters et al. 2018).
@@ -75,8 +77,13 @@ class HeadConfig:
           f"config.model.heads: {self.name} has {field}={value!r}: known are {', '.join(filter(None, known))}"
           f"{did_you_mean(str(value), known)}"
         )
-    if not isinstance(self.num_classes, int) or self.num_classes < 1:
-      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least 1")
+    least = 0 if self.kind == "vector" else 1
+    if not isinstance(self.num_classes, int) or self.num_classes < least:
+      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least {least}")
+    if self.kind == "vector" and self.reads == "each":
+      raise UserError(
+        f'config.model.heads: {self.name} is a vector, of a whole text: give it "reads": "first", "last" or "mean"'
+      )
     number = {"score": 1, "choice": 1, "span": 2}.get(self.kind, self.num_classes)
     if self.num_classes != number:
       raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: a {self.kind} has {number}")

@@ -112,7 +112,7 @@ class Head(Protocol):
 class AnswerHead(nnx.Module):
   """Logits of an answer: what is read, a pooler, dropout and a projection, as `HeadConfig` has them.
 
-  What its kind implies is said in `HeadConfig.spelled_out`.
+  What its kind implies is said in `HeadConfig.spelled_out`.  A vector may do without the projection.
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
@@ -122,7 +122,8 @@ class AnswerHead(nnx.Module):
     self.activation = config.mlp_activation if pooler == "norm" else pooler
     self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
     # A span is read off the states as they are (Devlin et al. 2019, and their code).
-    self.drops, self.drops_inputs = head.kind != "span" or head.dropout_rate > 0, head.drops_inputs
+    # A vector is compared as it is (Gao et al. 2021, and their code).
+    self.drops, self.drops_inputs = head.kind not in ("span", "vector") or head.dropout_rate > 0, head.drops_inputs
     self.gradient_dtype = config.gradient_dtype
     if head.layers == "mix":
       number = config.num_encoder_layers or config.num_decoder_layers
@@ -132,9 +133,11 @@ class AnswerHead(nnx.Module):
       self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
       self.pooler_bias = layers.bias(config, embed, "embed")
     self.norm = layers.Norm(config, embed) if pooler == "norm" else None
-    self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
+    projects, shape = head.num_classes > 0, (embed, head.num_classes)
+    self.projection = layers.param(rngs, shape, ("embed", None), scale=scale) if projects else None
     # In models without biases, too: some classes are more frequent than others.
-    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if head.bias else None
+    has_bias = projects and head.bias
+    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if has_bias else None
 
   def mixed(self, states: jax.Array) -> jax.Array:
     """[layers + 1, ..., embed] -> [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
@@ -159,6 +162,8 @@ class AnswerHead(nnx.Module):
     x = self.pooled(hidden)
     if self.drops:
       x = layers.dropout(x, self.dropout_rate, behind)
+    if self.projection is None:
+      return x.astype(jnp.float32)
     logits = jnp.einsum("...e,ec->...c", x, self.projection[...].astype(x.dtype), preferred_element_type=jnp.float32)
     return logits if self.projection_bias is None else logits + self.projection_bias[...]
 
@@ -192,6 +197,7 @@ HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {
   "choice": AnswerHead,
   "tag": AnswerHead,
   "span": AnswerHead,
+  "vector": AnswerHead,
   "detector": DetectorHead,
 }
 
@@ -215,3 +221,26 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
   share = same / jnp.maximum(jnp.sum(same, axis=-1, keepdims=True), 1)
   share = jnp.where((segments > 0)[:, :, None], share, 0.0)
   return jnp.einsum("bqk,...bke->...bqe", share, hidden.astype(jnp.float32)).astype(hidden.dtype)
+
+
+def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
+  """What is read of the first texts of each row, float32 [..., batch, number, embed]; zeros where there is none.
+
+  In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2
+  Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
+
+  Args:
+    hidden: [..., batch, length, embed].
+    segments: int [batch, length], text 1, 2, ... of its row that a position belongs to; 0: padding.
+    number: texts.
+    reads: "first", "last" or "mean".
+  """
+  own = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
+  if reads == "mean":
+    share = own / jnp.maximum(jnp.sum(own, axis=-1, keepdims=True), 1.0)
+  else:
+    # A text's positions stand side by side: its first is where they begin, its last where they end.
+    before = jnp.pad(own[..., :-1], [(0, 0), (0, 0), (1, 0)])
+    behind = jnp.pad(own[..., 1:], [(0, 0), (0, 0), (0, 1)])
+    share = own * (1.0 - {"first": before, "last": behind}[reads])
+  return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32))
