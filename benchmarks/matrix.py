@@ -40,6 +40,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
   "language_model": {"architecture": "decoder_only", "num_encoder_layers": 0},
   "encoder_only": {"architecture": "encoder_only", "num_decoder_layers": 0},
 }
+# Those that predict tokens: what pairs of texts cost is not told by token.
+OBJECTIVES = {name: found for name, found in objectives.OBJECTIVES.items() if "targets" in found.features}
 # Objectives whose targets are as long as their inputs; span corruption's are not.
 _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66)}
 
@@ -51,7 +53,7 @@ def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   config.data.mixture = f"docs_{objective}"
   inputs, targets = _LENGTHS.get(objective, (128, 128))
   config.data.inputs_length, config.data.targets_length = inputs, targets
-  features = objectives.OBJECTIVES[objective].features
+  features = OBJECTIVES[objective].features
   length = {"encoder_only": inputs}.get(row, targets if features == ("targets",) else inputs + targets)
   config.train.batch_size = max(1, positions // length)
   config.train.steps = steps
@@ -87,7 +89,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
 
 def draw(results: dict[str, dict[str, Any]], path: pathlib.Path) -> None:
   """One panel for each objective, one curve for each architecture."""
-  panels = sorted({key.split("/")[1] for key in results}, key=list(objectives.OBJECTIVES).index)
+  panels = sorted({key.split("/")[1] for key in results}, key=list(OBJECTIVES).index)
   columns = min(4, len(panels))
   lines = -(-len(panels) // columns)
   figure = matplotlib.figure.Figure(figsize=(3.4 * columns, 2.6 * lines), dpi=110, layout="constrained")
@@ -120,7 +122,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
   """A line for each cell, objective by objective."""
   head = f"{'objective':<22}{'architecture':<17}{'held-out':>9}{'unigram':>9}{'steps/s':>9}{'tokens':>10}"
   lines = [head, "-" * len(head)]
-  for objective in objectives.OBJECTIVES:
+  for objective in OBJECTIVES:
     for row in ARCHITECTURES:
       found = results.get(f"{row}/{objective}")
       if found:
@@ -147,7 +149,7 @@ def main(argv: list[str]) -> None:
   chosen = lambda name, patterns: any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
   cells = [
     (row, objective)
-    for objective, found in objectives.OBJECTIVES.items()
+    for objective, found in OBJECTIVES.items()
     for row, fields in ARCHITECTURES.items()
     if fields.get("architecture", "encoder_decoder") in found.architectures
     and chosen(row, options.architectures)
@@ -156,7 +158,7 @@ def main(argv: list[str]) -> None:
   if not cells:
     raise UserError(
       f"no cell fits --architectures {options.architectures} --objectives {options.objectives};"
-      f" objectives are {', '.join(objectives.OBJECTIVES)}"
+      f" objectives are {', '.join(OBJECTIVES)}"
     )
   memory.keep_freed_memory()
   output = pathlib.Path(options.output)

@@ -49,10 +49,11 @@ def get_config() -> ConfigDict:
 
   config.train = ConfigDict()
   config.train.steps = 1_000  # updates
+  config.train.epochs = 0.0  # passes over the examples of the mixture's tasks, instead of steps; 0: steps count
   config.train.batch_size = 128  # sequences, over all devices
   config.train.microbatches = 1  # the batch is cut in as many parts, one after another: less memory, same result
   config.train.seed = 0  # of parameters, dropout and the order of data
-  config.train.loss = ""  # cross_entropy, heads, tokens_and_heads, electra; "": heads if an encoder is to answer tasks
+  config.train.loss = ""  # cross_entropy, heads, tokens_and_heads, electra, contrastive; "": heads where they answer
   config.train.z_loss = 1e-4  # times log(Z)**2, added to the loss: keeps the logits near zero
   config.train.label_smoothing = 0.0  # share of the target distribution spread over the vocabulary; not held out
   config.train.chunk_tokens = 256  # target positions per batch shard whose logits exist at one time
@@ -70,6 +71,8 @@ def get_config() -> ConfigDict:
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
   config.optimizer.schedule = "t5_inverse_sqrt"  # flat, then falling; or inverse_sqrt, cosine, linear, constant
   config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
+  config.optimizer.warmup_ratio = 0.0  # the same as a share of all steps; 0: warmup_steps count
+  config.optimizer.layer_decay = 1.0  # times the rate of each layer below: 0.9 for fine-tuning (Clark et al. 2020)
   config.optimizer.final_ratio = 0.0  # cosine, linear: last learning rate as a share of the top
   config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip
   config.optimizer.scale_by_parameter = True  # updates relative to each parameter's root mean square
@@ -82,7 +85,7 @@ def get_config() -> ConfigDict:
   config.optimizer.epsilon = 1e-8  # adamw, lamb
 
   config.eval = ConfigDict()
-  config.eval.every = 1_000  # steps; the last step is always evaluated
+  config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch
   config.eval.batches = 20  # held-out batches at most; always the same ones
   config.eval.batch_size = 0  # sequences; 0: as train.batch_size
   config.eval.examples = 3  # fill-in-the-blank examples printed at the end
@@ -95,7 +98,7 @@ def get_config() -> ConfigDict:
   config.eval.max_examples = 0  # of each task; 0: all
 
   config.checkpoint = ConfigDict()
-  config.checkpoint.every = 1_000  # steps; the last step is always saved
+  config.checkpoint.every = 1_000  # steps; the last step is always saved; 0: once an epoch
   config.checkpoint.keep = 3  # the last so many; the best by held-out loss is kept besides
 
   config.init = ConfigDict()

@@ -1,13 +1,17 @@
-r"""Fine-tuning by task prefix, as T5 was (Raffel et al. 2020, section 3.1.2): Adafactor, constant rate, dropout.
+r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020, section 3.1.2); of encoders by heads.
 
   t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
   t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --workdir runs/qa \
     --config.data.folders.squad=SQuAD
   t2t train --config finetune_docs_summary --config.init.checkpoint=runs/tiny --workdir runs/summary
 
-The model and its vocabulary are the checkpoint's.  T5 took 2**18 steps of 128 sequences, and the best of the
-checkpoints that were evaluated on the validation set, every 5,000 steps; the best by each metric is kept here as well.
-Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE 82.7, SQuAD 85.44 exact match and 92.08 F1.
+The model and its vocabulary are the checkpoint's, and so is the recipe: Adafactor at a constant rate with dropout; for
+an encoder alone AdamW over three epochs, 3e-5 after a warm-up over a tenth of the steps (Devlin et al. 2019, appendix
+A.3, which tried 2e-5 to 5e-5).  --config.train.loss=heads has a model that writes answer by heads, too.
+
+T5 took 2**18 steps of 128 sequences, and the best of the checkpoints that were evaluated on the validation set, every
+5,000 steps; the best by each metric is kept here as well.  Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE
+82.7, SQuAD 85.44 exact match and 92.08 F1.
 
 docs_summary and docs_match are for the tiny model, on English that is already on this machine: minutes on two cores.
 `python benchmarks/finetuning.py` compares them with the same model from scratch (--config.init.parameters=False).
@@ -52,6 +56,28 @@ def get_config(mixture: str = "superglue") -> ConfigDict:
   if mixture.startswith("docs"):
     _small(config)
   return config
+
+
+def for_architecture(config: ConfigDict) -> None:
+  """Makes the recipe that of the encoders alone (Devlin et al. 2019, appendix A.3), where the checkpoint is one.
+
+  Three epochs by AdamW, 3e-5 after a warm-up over a tenth of the steps, then falling to nothing, 32 sequences a batch.
+  """
+  if config.model.architecture != "encoder_only" or config.data.mixture.startswith("docs"):
+    return
+  config.train.epochs = 3.0
+  config.train.batch_size = 32
+  config.train.z_loss = 0.0
+  config.optimizer.name = "adamw"
+  config.optimizer.scale_by_parameter = False
+  config.optimizer.learning_rate = 3e-5
+  config.optimizer.schedule = "linear"
+  config.optimizer.warmup_ratio = 0.1
+  config.optimizer.weight_decay = 0.01
+  config.optimizer.epsilon = 1e-6
+  config.optimizer.clip_norm = 1.0
+  config.eval.every = 0
+  config.checkpoint.every = 0
 
 
 def _small(config: ConfigDict) -> None:

@@ -13,6 +13,7 @@ SUBCOMMANDS = {
   "eval": ("t2t.commands.eval", "evaluate a checkpoint on SuperGLUE or other tasks"),
   "superglue": ("t2t.commands.superglue", "fine-tune a checkpoint on SuperGLUE: table and leaderboard files"),
   "infer": ("t2t.commands.infer", "write what a model makes of each line of a file, or on a page"),
+  "embed": ("t2t.commands.embed", "a vector for each line of a file; what each layer knows of a task"),
   "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
   "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
   "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import sys
 import traceback
 from typing import Any, TypeVar
 
@@ -104,6 +105,7 @@ def load_config(spec: str) -> ConfigDict:
     raise UserError(f"--config {path}: no such file; configs that come with t2t: {', '.join(_shipped())}")
   module_spec = importlib.util.spec_from_file_location("t2t_user_config", path)
   module = importlib.util.module_from_spec(module_spec)
+  sys.modules[module_spec.name] = module
   try:
     module_spec.loader.exec_module(module)
     config = module.get_config(argument) if argument else module.get_config()
@@ -122,6 +124,22 @@ def load_config(spec: str) -> ConfigDict:
   return config
 
 
+# A key that is typed -> one that would say the same in another way, and has no say then.
+_INSTEAD = {"train.steps": "train.epochs", "optimizer.warmup_steps": "optimizer.warmup_ratio"}
+
+
+def for_architecture(spec: str, config: ConfigDict) -> None:
+  """Changes a config whose model has become a checkpoint's to the recipe that its file has for that architecture.
+
+  A file that has one for several has a function `for_architecture(config)`, which looks at config.model.architecture.
+  """
+  path, _, _ = spec.partition(":")
+  name = "t2t_user_config" if path.endswith(".py") else _shipped()[spec][0]
+  adapt = getattr(sys.modules[name], "for_architecture", None)
+  if adapt is not None:
+    adapt(config)
+
+
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   """`config` with `--config.SECTION.KEY=VALUE` applied, locked; several values are separated by commas.
 
@@ -129,6 +147,10 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     UserError: an unknown key (names the nearest), a value of another type, or anything else on the command line.
   """
   config.lock()
+  for key, instead in _INSTEAD.items():
+    if any(re.match(rf"--config\.{re.escape(key)}\b", argument) for argument in arguments):
+      section, name = instead.split(".")
+      config[section][name] = 0.0
   for name, cls in OPTIONAL.items():
     if name in config or any(re.match(rf"--config\.{name}\.", argument) for argument in arguments):
       given = config[name].to_dict() if name in config else {}
@@ -253,6 +275,7 @@ class TrainConfig:
   """What training does, and what it asks of the machines."""
 
   steps: int
+  epochs: float
   batch_size: int
   microbatches: int
   seed: int
@@ -278,6 +301,8 @@ class OptimizerConfig:
   learning_rate: float
   schedule: str
   warmup_steps: int
+  warmup_ratio: float
+  layer_decay: float
   final_ratio: float
   clip_norm: float
   scale_by_parameter: bool
@@ -357,8 +382,24 @@ class ElectraConfig:
   positions: str = "all"  # that the discriminator is asked about; or masked, those alone
 
 
+@dataclasses.dataclass(frozen=True)
+class ContrastiveConfig:
+  """How pairs of texts are compared: `config.contrastive`, which no other loss has.
+
+  The defaults are those of SimCSE (Gao et al. 2021).  Quick-Thought (Logeswaran & Lee 2018) compares by dot products,
+  similarity=dot and temperature=1.0; LaBSE (Feng et al. 2022) has margin=0.3 and symmetric=True.
+  """
+
+  similarity: str = "cosine"  # of two vectors; or dot, which their lengths count in
+  temperature: float = 0.05  # similarities are divided by it
+  margin: float = 0.0  # is taken off the similarity of the right pair, so that it must be nearer by as much
+  symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
+
+
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.
-OPTIONAL: dict[str, type] = {"electra": ElectraConfig} | {name: adapter.config for name, adapter in ADAPTERS.items()}
+OPTIONAL: dict[str, type] = {"electra": ElectraConfig, "contrastive": ContrastiveConfig} | {
+  name: adapter.config for name, adapter in ADAPTERS.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,6 +416,7 @@ class Config:
   mesh: MeshConfig
   # Those of OPTIONAL:
   electra: ElectraConfig | None = None
+  contrastive: ContrastiveConfig | None = None
   lora: LoraConfig | None = None
 
   @property

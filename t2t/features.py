@@ -8,6 +8,8 @@ ENCODER = ("inputs", "targets", "loss_weights", "token_types")
 # What stands beside the inputs of a task that heads answer: token by token which head is asked, what it should say, and
 # which of several texts of the example the token belongs to.
 ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
+# Of pairs of texts: the tokens of both, and which of them each belongs to.
+PAIRED = ("inputs", "token_types", "texts")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 
@@ -26,10 +28,9 @@ def task_lengths(
     UserError: no such architecture.
   """
   kind = architecture_of(architecture)
-  if "answer_heads" in features:
-    return dict.fromkeys(
-      (*ANSWERED, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length
-    )
+  if "texts" in features:
+    own = ANSWERED if "answer_heads" in features else PAIRED
+    return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
   if not kind.writes:
     return dict.fromkeys(ENCODER, inputs_length)
   lengths = {"inputs": inputs_length, "targets": targets_length}
@@ -39,7 +40,7 @@ def task_lengths(
 def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, int]:
   """Positions of the encoder and of the decoder, given `task_lengths`."""
   kind = ARCHITECTURES[architecture]
-  if "answer_heads" in lengths:
+  if "texts" in lengths:
     return {kind.answers: lengths["inputs"]}
   if not kind.writes:
     return {"encoder": lengths["inputs"]}
@@ -52,21 +53,22 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool)
   """Name and length of each feature of a batch, given `task_lengths`."""
   kind = ARCHITECTURES[architecture]
   sides = model_lengths(architecture, lengths)
-  if "answer_heads" in lengths:
-    return dict.fromkeys(answered_features(architecture, "targets" in lengths), sides[kind.answers])
+  if "texts" in lengths:
+    return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
   names = (*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ()))
   return {name: sides[name.partition("_")[0]] for name in names}
 
 
-def answered_features(architecture: str, has_targets: bool) -> tuple[str, ...]:
-  """Features of a batch that heads are asked of, whether or not its examples are packed.
+def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, ...]:
+  """Features of a batch whose rows have several texts, whether or not its examples are packed.
 
   Args:
     architecture: of the model.
-    has_targets: whether tokens are predicted as well.
+    features: of the task: heads are asked of the texts, or they are compared; tokens may be predicted as well.
   """
   side = ARCHITECTURES[architecture].answers
-  names = ["input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups"]
+  names = ["input_tokens", "segment_ids", "positions"]
+  names += ["answer_heads", "answer_targets", "answer_groups"] if "answer_heads" in features else []
   names += ["token_types"] if side == "encoder" else []
-  names += ["target_tokens", "loss_weights"] if has_targets else []
+  names += ["target_tokens", "loss_weights"] if "targets" in features else []
   return tuple(f"{side}_{name}" for name in names)

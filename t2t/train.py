@@ -47,7 +47,7 @@ def train(config: Config, workdir: str) -> TrainState:
   from t2t.evaluation import evaluate
 
   # ---- Mesh and data -------------------------------------------------------
-  config = runs.with_heads(config)
+  config = runs.resolved(config)
   made = recipe.make(config)
   hosts.check_number(config.train.hosts)
   mesh, why = meshes.make(config)

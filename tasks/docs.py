@@ -1,6 +1,7 @@
 """The embedded default: the documentation of installed packages, in a vocabulary of its own.
 
-Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary and docs_match.
+Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary and docs_match, and docs_pairs is of texts that
+belong together.
 """
 
 import functools
@@ -9,6 +10,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import answers, objectives, sources, text_formats, vocabularies
+from t2t.data.objectives import pairs
 from t2t.data.sources import docstrings
 
 # Neither the sources nor the vocabulary read anything before they are used.
@@ -33,6 +35,15 @@ seqio.TaskRegistry.add(
   output_features={"inputs": _TEXT, "targets": _TEXT},
   postprocess_fn=answers.text(),
   metric_fns=[task_metrics.rouge],
+  shuffle_buffer_size=1_024,
+)
+
+# The first sentence of a docstring, and what follows it.
+seqio.TaskRegistry.add(
+  "docs_pairs",
+  source=docstrings.DocstringSource(),
+  preprocessors=pairs.preprocessors(text_formats.pairs, first="summary", second="body"),
+  output_features=pairs.output_features(_VOCABULARY),
   shuffle_buffer_size=1_024,
 )
 

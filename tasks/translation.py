@@ -1,24 +1,32 @@
 """T5's translation tasks, out of English: the data of Raffel et al. (2020, section 2.3), by TensorFlow Datasets.
 
 To German as Vaswani et al. (2017), with newstest2013 for validation and newstest2014 for test; to French WMT 2015; to
-Romanian WMT 2016.
+Romanian WMT 2016.  The sentences of wmt_en_LANGUAGE_pairs are compared by a contrastive loss.
 """
 
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, text_formats
+from t2t.data import answers, text_formats, vocabularies
+from t2t.data.objectives import pairs
 
 for _language, _tfds in [
   ("de", "wmt_t2t_translate/de-en:1.0.0"),
   ("fr", "wmt15_translate/fr-en:1.0.0"),
   ("ro", "wmt16_translate/ro-en:1.0.0"),
 ]:
+  _source = seqio.TfdsDataSource(tfds_name=_tfds, splits=("train", "validation", "test"))
   seqio.TaskRegistry.add(
     f"wmt_en_{_language}",
-    source=seqio.TfdsDataSource(tfds_name=_tfds, splits=("train", "validation", "test")),
+    source=_source,
     preprocessors=text_formats.preprocessors(text_formats.translate, source="en", target=_language),
     output_features=text_formats.t5_features(),
     postprocess_fn=answers.text(),
     metric_fns=[task_metrics.bleu],
+  )
+  seqio.TaskRegistry.add(
+    f"wmt_en_{_language}_pairs",
+    source=_source,
+    preprocessors=pairs.preprocessors(text_formats.pairs, first="en", second=_language),
+    output_features=pairs.output_features(vocabularies.t5_vocabulary()),
   )

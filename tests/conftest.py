@@ -29,7 +29,15 @@ hypothesis.settings.load_profile("t2t")
 # Tests of these run commands, which train and read the same small models again and again: a cache of programs, which
 # all workers share, saves a sixth of the CPU time of the first.  Others seldom compile a program twice: there writing
 # them costs more than it saves.
-_COMPILE_ONCE = ("test_evaluate", "test_finetuning", "test_infer", "test_train")
+_COMPILE_ONCE = (
+  "test_embed",
+  "test_evaluate",
+  "test_finetuning",
+  "test_infer",
+  "test_infer_answers",
+  "test_served",
+  "test_train",
+)
 jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,5 +1,6 @@
 """Tasks as models with heads read them: how texts are framed, what is asked, and what cannot be."""
 
+import dataclasses
 import functools
 
 from hypothesis import given, settings, strategies
@@ -199,8 +200,18 @@ def test_a_mixture_keeps_its_rates():
   both = seqio.Mixture("both", [(task(), 3), (task(name="even"), 1)])
   asked = answering.for_heads(both, "encoder_only", (HeadConfig("sure", 2, labels=LABELS, reads="first"),))
   assert {each.name: asked.get_rate(each) for each in selection.tasks_of(asked)} == {"odd": 3, "even": 1}
-  assert {tuple(each.output_features) for each in selection.tasks_of(asked)} == {("inputs", *kinds.ANSWER_FEATURES)}
+  assert all(set(each.output_features) == {"inputs", *kinds.ANSWER_FEATURES} for each in selection.tasks_of(asked))
   assert "targets" in both.output_features
+
+
+def test_classes_in_another_order():
+  """A head from elsewhere numbers them as it was trained: the targets are its numbers."""
+  head = HeadConfig("class", 2, labels=("YES", "no"), reads="first")
+  asked = answering.for_heads(task(), "encoder_only", (head,))
+  dataset = asked.get_dataset({"inputs": 32}, split="train", shuffle=False, num_epochs=1)
+  found = [int(each["answer_targets"][0]) for each in dataset.take(2).as_numpy_iterator()]
+  assert found == [0, 1]  # labels 1 and 0 of the task
+  assert answering.heads_of([task()], dataclasses.replace(BERT_LIKE, heads=(head,)), BYTES) == (head,)
 
 
 # ---- What cannot be asked --------------------------------------------------------------------------------------------
@@ -263,6 +274,7 @@ def test_more_candidates_than_fit():
   [
     (HeadConfig("sure", 3), r"sure is a class head with 3 classes, and odd needs a class head with 2 \(no, yes\)"),
     (HeadConfig("sure", 1, "score"), "sure is a score head with 1 classes"),
+    (HeadConfig("sure", 2, labels=("no", "maybe")), r"sure is a class head with 2 classes \(no, maybe\)"),
     (HeadConfig("other", 2), "odd is answered by a head 'sure', which the model has not; it has other"),
   ],
 )

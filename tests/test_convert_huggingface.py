@@ -87,12 +87,7 @@ def test_their_folder_comes_back_bit_for_bit(name, tmp_path):
   dtype = next(iter(expected.values())).dtype.name
   huggingface.save(converted.open_foreign(str(tmp_path / "run")), epath.Path(tmp_path / "hf"), dtype=dtype)
   found = foreign.safetensors(tmp_path / "hf")
-  # Of tasks that t2t has not; `open_foreign` says so.
-  left_out = {
-    name for name in expected if name.startswith(("cls.seq_relationship.", "sop_classifier.")) or ".pooler." in name
-  }
-  assert found.keys() == expected.keys() - left_out
-  assert all(name in " ".join(opened.notes) for name in left_out)
+  assert found.keys() == expected.keys()
   for tensor, value in found.items():
     expected_value = expected[tensor]
     assert value.dtype == expected_value.dtype
@@ -247,6 +242,101 @@ PUBLISHED = {
     sizes.llama3("8b"),
   ),
 }
+
+
+# Of families that t2t has no sizes of: config.json, and how many parameters the released model has.
+_GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, initializer_range=0.02, head_dim=256)
+_GEMMA |= dict(attention_bias=False, attention_dropout=0.0, use_cache=True, pad_token_id=0, bos_token_id=2)
+_GEMMA |= dict(eos_token_id=1, torch_dtype="bfloat16", num_attention_heads=8, cache_implementation="hybrid")
+RELEASED = {
+  "distilbert-base-uncased": (
+    dict(model_type="distilbert", activation="gelu", attention_dropout=0.1, dim=768, dropout=0.1, hidden_dim=3072)
+    | dict(
+      initializer_range=0.02, max_position_embeddings=512, n_heads=12, n_layers=6, pad_token_id=0, vocab_size=30522
+    )
+    | dict(qa_dropout=0.1, seq_classif_dropout=0.2, sinusoidal_pos_embds=False, tie_weights_=True),
+    66_985_530,
+  ),
+  "xlm-roberta-base": (
+    _BERT
+    | dict(model_type="xlm-roberta", vocab_size=250002, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1)
+    | dict(layer_norm_eps=1e-5, output_past=True),
+    278_295_186,
+  ),
+  "mistralai/Mistral-7B-v0.1": (
+    dict(model_type="mistral", hidden_act="silu", hidden_size=4096, initializer_range=0.02, intermediate_size=14336)
+    | dict(max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8)
+    | dict(rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=4096, tie_word_embeddings=False, vocab_size=32000),
+    7_241_732_096,
+  ),
+  "google/gemma-2b": (
+    _GEMMA
+    | dict(model_type="gemma", hidden_act="gelu", hidden_activation=None, hidden_size=2048, intermediate_size=16384)
+    | dict(max_position_embeddings=8192, num_hidden_layers=18, num_key_value_heads=1, rope_theta=10000.0)
+    | dict(rope_scaling=None, vocab_size=256000),
+    2_506_172_416,
+  ),
+  "google/gemma-2-2b": (
+    _GEMMA
+    | dict(model_type="gemma2", hidden_act="gelu_pytorch_tanh", hidden_size=2304, intermediate_size=9216)
+    | dict(max_position_embeddings=8192, num_hidden_layers=26, num_key_value_heads=4, rope_theta=10000.0)
+    | dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=256, sliding_window=4096)
+    | dict(vocab_size=256000),
+    2_614_341_888,
+  ),
+  "google/gemma-3-1b-pt": (
+    _GEMMA
+    | dict(model_type="gemma3_text", hidden_size=1152, intermediate_size=6912, max_position_embeddings=32768)
+    | dict(num_attention_heads=4, num_hidden_layers=26, num_key_value_heads=1, rope_theta=1000000)
+    | dict(rope_local_base_freq=10000, rope_scaling=None, sliding_window=512, sliding_window_pattern=6)
+    | dict(attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256, vocab_size=262144),
+    999_885_952,
+  ),
+}
+
+
+@pytest.mark.parametrize("name", list(RELEASED))
+def test_a_released_config_has_as_many_parameters_as_the_model(name):
+  """And is written as it was read, up to what says nothing of the model."""
+  settings, number = RELEASED[name]
+  family = settings_lib.family(settings, name)
+  model = TransformerConfig(**settings_lib.read_fields(family, settings))
+  assert sum(x.size for x in tensors.expected(model).values()) == number
+  assert not set(settings) - {*family.keys, *family.must, *family.reads, *settings_lib.HARMLESS}
+  written = settings_lib.write_settings(family, model)
+  assert TransformerConfig(**settings_lib.read_fields(family, written)) == dataclasses.replace(model, dtype="float32")
+
+
+def test_which_layers_of_a_gemma_see_all():
+  """As its config.json lists them, or every so many; what t2t's model cannot have is refused."""
+  settings = dict(RELEASED["google/gemma-3-1b-pt"][0], num_hidden_layers=12)
+  family = settings_lib.family(settings, "gemma")
+  local, every = "sliding_attention", "full_attention"
+
+  def read(**changes):
+    fields = settings_lib.read_fields(family, settings | changes)
+    names = ("attention_window", "global_attention_every", "global_attention_first")
+    return tuple(fields.get(name, 0) for name in names)
+
+  assert read() == (511, 6, 5)
+  assert read(layer_types=[every, local, local] * 4) == (511, 3, 0)
+  assert read(layer_types=[local] * 12) == (511, 0, 0)
+  assert read(layer_types=[every] * 12) == read(sliding_window=None) == (0, 0, 0)
+  for changes, reason in (
+    (dict(layer_types=[local, local, local, every, every, local] * 2), "in t2t's model every n-th layer sees all"),
+    (dict(sliding_window=1), "each position sees another besides itself"),
+    (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rotary positions are not rescaled"),
+    (dict(query_pre_attn_scalar=168.5), "query_pre_attn_scalar=168.5"),
+  ):
+    with pytest.raises(families.Unknown, match=reason):
+      read(**changes)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "bart", "mbart"])
+def test_a_model_that_t2t_could_not_be_says_which_part(name):
+  """Not only that its name is unknown."""
+  with pytest.raises(UserError, match=f"model_type='{name}': (its|has) .*t2t"):
+    settings_lib.family({"model_type": name}, "there")
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))

@@ -57,6 +57,25 @@ def test_a_transform_stands_before_the_logits(kind):
   assert ("transform_bias" in head) == ("bias" in head["norm"]) == config.biases
 
 
+@pytest.mark.parametrize("kind", ["bert", "gemma", "modern_bert"])
+def test_norms_that_multiply_with_one_more_begin_as_the_others(kind):
+  """Their scales begin as zeros, in front of the logits of tokens and of a class, too."""
+  head = dataclasses.replace(NLI, pooler="norm", reads="last")
+  first = dataclasses.replace(toy.KINDS[kind], norm_offset=False, heads=(head,))
+  batch, found = toy.batch(architecture=first.architecture), {}
+  for config in (first, dataclasses.replace(first, norm_offset=True)):
+    graphdef, params = toy.split(toy.model(config))
+    scales = {path: x for path, x in toy.flat(params).items() if path.endswith("/scale")}
+    assert all(np.all(x == (0.0 if config.norm_offset else 1.0)) for x in scales.values())
+    moved = jax.tree_util.tree_map_with_path(lambda path, x: x + 0.5 * ("scale" in str(path[-1])), params)
+    model = nnx.merge(graphdef, moved)
+    hidden = model(batch)
+    found[config.norm_offset] = model.logits(hidden), model.head_logits("nli", hidden)
+  for one, other in zip(found[True], found[False], strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+    assert np.std(one) > 0.1
+
+
 def test_the_function_of_logits_is_a_pytree_of_the_same_structure():
   """Taken from a model twice, it compiles once; its leaves are the weights that it reads."""
   model = toy.model(toy.KINDS["bert"])
@@ -188,14 +207,6 @@ def test_a_pooler_of_theirs_is_left_behind_or_taken(tmp_path):
   }
   np.testing.assert_array_equal(given["heads"]["nli"]["pooler"], kernel.T)
   np.testing.assert_array_equal(given["heads"]["nli"]["pooler_bias"], bias)
-
-
-def test_written_for_transformers_a_head_is_left_out(tmp_path):
-  """Their model of masked tokens has none: whoever converts it is told."""
-  config = dataclasses.replace(THEIRS, heads=(NLI,))
-  notes = huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "bert"))
-  assert "the head nli is left out: a BertForMaskedLM has none" in notes
-  assert huggingface.open_foreign(str(tmp_path / "bert")).model.heads == ()
 
 
 def test_a_checkpoint_from_before_heads_had_names(tmp_path):

@@ -8,6 +8,7 @@ import pathlib
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import pytest
 import toy
 
@@ -185,6 +186,8 @@ def first_losses(model_config, loss, optimizer_config):
   found = []
   for _ in range(3):
     batch = toy.batch((8,) * 8, (6,) * 8, architecture=model_config.architecture)
+    if isinstance(loss, losses.Contrastive):  # of two texts in each row
+      batch |= {"encoder_segment_ids": jnp.tile(jnp.repeat(jnp.array([1, 2]), 4), (8, 1))}
     state, metrics = step(state, batch, toy.key())
     found.append(float(metrics["loss"].value()))
   return found

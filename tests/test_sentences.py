@@ -154,20 +154,20 @@ def run(objective="masked_lm_nsp", **train):
 
 def test_a_run_has_the_head_that_its_objective_asks():
   """First of all, and the loss that learns it; the config's own head of that name stays as it is."""
-  config = runs.with_heads(run())
+  config = runs.resolved(run())
   assert config.train.loss == "tokens_and_heads" and config.model.heads == (sentences.NEXT.head,)
   own = dataclasses.replace(sentences.NEXT.head, reads="mean")
-  config = runs.with_heads(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
-  assert [head.name for head in config.model.heads] == ["next_sentence", "other"] and config.model.heads[0] == own
+  config = runs.resolved(run().with_(model={"heads": (HeadConfig("other", 1, "detector"), own)}))
+  assert [head.name for head in config.model.heads] == ["nsp", "other"] and config.model.heads[0] == own
 
 
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy: the objective asks a head 'next_sentence'"),
+    ({"train": {"loss": "cross_entropy"}}, "loss=cross_entropy: the objective asks a head 'nsp'"),
     (
-      {"model": {"heads": (HeadConfig("next_sentence", 3),)}},
-      "next_sentence is a class head with 3 classes, and the objective asks a class with 2: next, random",
+      {"model": {"heads": (HeadConfig("nsp", 3),)}},
+      "nsp is a class head with 3 classes, and the objective asks a class with 2: next, random",
     ),
     ({"data": {"mixture": "docs_masked_lm_nsp,docs_masked_lm_sop"}}, "objectives that ask different heads"),
   ],
@@ -175,12 +175,12 @@ def test_a_run_has_the_head_that_its_objective_asks():
 def test_what_an_objective_cannot_ask(changes, message):
   """Before anything is built."""
   with pytest.raises(UserError, match=message):
-    runs.with_heads(run().with_(**changes))
+    runs.resolved(run().with_(**changes))
 
 
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
-  config = runs.with_heads(run()).with_(train={"batch_size": 8})
+  config = runs.resolved(run()).with_(train={"batch_size": 8})
   mesh = sharding.make_mesh({"fsdp": 8})
   batch = next(runs.batches(config, mesh, num_streams=None))
   planned = recipe.batch(config)
@@ -188,16 +188,16 @@ def test_what_is_planned_is_what_is_read():
     name: (x.shape, x.dtype) for name, x in planned.items()
   }
   weights = Heads.of(config).weights(batch)
-  assert weights["next_sentence"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
+  assert weights["nsp"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
 
 
 def test_objectives_with_heads_are_those_of_the_table():
   """Each says which head it asks, and no other objective asks any."""
   asks = {name: [head.name for head in objectives.heads_of(name)] for name in objectives.OBJECTIVES}
   assert {name: heads for name, heads in asks.items() if heads} == {
-    "masked_lm_nsp": ["next_sentence"],
-    "masked_lm_sop": ["sentence_order"],
-    "ngram_masked_lm_sop": ["sentence_order"],
-    "struct_bert": ["sentence_structure"],
+    "masked_lm_nsp": ["nsp"],
+    "masked_lm_sop": ["sop"],
+    "ngram_masked_lm_sop": ["sop"],
+    "struct_bert": ["structure"],
   }
   assert pipeline.load_task(run().data).output_features.keys() == set(objectives.OBJECTIVES["masked_lm_nsp"].features)

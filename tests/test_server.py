@@ -16,7 +16,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, prompting, server
+from t2t.generation import decoding, prompting, served, server
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -24,9 +24,9 @@ BEAM = GREEDY | {"beam": 3}
 
 
 @functools.cache
-def service(architecture: str) -> server.Service:
+def service(architecture: str) -> served.Writer:
   source = pretrained.read_source(str(trained.workdir(architecture)))
-  return server.Service(
+  return served.Writer(
     source,
     ends_prompts=prompting.ends_prompts(source)[0],
     defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
@@ -69,7 +69,7 @@ def events(port, **request):
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
 def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
   """The last event has text, score and alternatives of `t2t infer` for a file with this line."""
-  found = list(service(architecture).generate(server.parse(json.dumps(request_).encode())))[-1]
+  found = list(service(architecture).generate(served.parse(json.dumps(request_).encode())))[-1]
   (tmp_path / "in.txt").write_text(request_["inputs"])
   options = [f"--{name}={value}" for name, value in request_.items() if name != "inputs"]
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
@@ -105,7 +105,7 @@ def test_a_long_input_is_cut_and_said_to_be(port):
 
 def test_requests_wait_for_each_other():
   """While one is answered the next one waits, and is told so."""
-  first, second = (service("encoder_decoder").generate(server.parse(json.dumps(GREEDY).encode())) for _ in range(2))
+  first, second = (service("encoder_decoder").generate(served.parse(json.dumps(GREEDY).encode())) for _ in range(2))
   next(first)
   assert next(second) == {"state": "waiting"}
   first.close()  # who asked has left
@@ -207,5 +207,5 @@ def test_the_page_sends_what_the_server_takes():
   inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', content)
   assert len(inputs) == 7
   for name, least, most in inputs:
-    value = server._RANGES[name]
+    value = served._RANGES[name]
     assert value[0] <= float(least) and (not most or float(most) <= value[1]), name

@@ -79,6 +79,7 @@ def docstring_example(function):
     (text_formats.copa, {}),
     (text_formats.multirc, {"labels": BOOLEAN}),
     (text_formats.stsb, {}),
+    (text_formats.pairs, {"first": "en", "second": "de"}),
     (text_formats.pair, {}),
     (text_formats.wsc, {}),
     (text_formats.record, {}),

@@ -52,6 +52,9 @@ KINDS: dict[str, TransformerConfig] = {
   "t5_1_1": config(),
   "t5_1_0": config(mlp_activation="relu", tied_logits=True),
   "modern_t5": config(qk_norm=True, mlp_activation="gated_silu", **_ROTARY),
+  "gemma_t5": config(
+    norm_offset=True, branch_norm=True, scale_embedding=True, attention_softcap=1.5, logits_softcap=2.0, **_ROTARY
+  ),
   "shared_stacks": config(share_stacks=True, num_encoder_layers=3),
   "shared_everything": config(
     share_stacks=True, share_layers=True, num_encoder_layers=3, post_norm=True, norm="layer", biases=True, **_LEARNED
@@ -59,6 +62,19 @@ KINDS: dict[str, TransformerConfig] = {
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
   "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),
+  "gemma": decoder(
+    norm_offset=True,
+    branch_norm=True,
+    scale_embedding=True,
+    attention_scale_dim=3,
+    attention_softcap=1.5,
+    logits_softcap=2.0,
+    attention_window=2,
+    global_attention_every=2,
+    global_attention_first=1,
+    local_rotary_base=100.0,
+    **_ROTARY,
+  ),
   "prefix_lm": decoder(bidirectional_prefix=True, num_kv_heads=1),
   "learned_prefix_lm": decoder(bidirectional_prefix=True, share_layers=True, post_norm=True, **_LEARNED),
   "local_prefix_lm": decoder(
@@ -112,6 +128,8 @@ def optimizer_config(**fields) -> OptimizerConfig:
     learning_rate=0.1,
     schedule="constant",
     warmup_steps=0,
+    warmup_ratio=0.0,
+    layer_decay=1.0,
     final_ratio=0.0,
     clip_norm=0.0,
     scale_by_parameter=False,

@@ -156,9 +156,15 @@ def vocabulary(source: Source):
 
 def answers_by_heads(source: Source) -> bool:
   """Whether the model was trained to answer by its heads."""
-  if source.foreign is not None:
-    return any(head.kind in losses.ANSWERED_KINDS for head in source.model.heads)
+  if source.foreign is not None or not source.model.vocabulary_head:
+    # Where tokens have logits, its heads are those of pre-training (BERT's NSP), and no task's.
+    return not source.model.vocabulary_head
   return losses.answered_by_heads(source.run.get("train", {}).get("loss", ""))
+
+
+def predicts_tokens(source: Source) -> bool:
+  """Whether the model was trained to predict tokens, perhaps beside what its heads answer."""
+  return source.model.vocabulary_head and source.run.get("train", {}).get("loss", "") != "heads"
 
 
 def ends_prompts(source: Source) -> tuple[bool | None, str]:

@@ -14,7 +14,7 @@ import jax
 
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, store
-from t2t.convert import gin, huggingface, output, settings, t5x, tensors, vocabulary_files
+from t2t.convert import gin, heads, huggingface, output, settings, t5x, tensors, vocabulary_files
 from t2t.storage import bucket
 
 # What --from names -> what it is called in a message.
@@ -29,6 +29,7 @@ class Job:
 
   extra_ids: None: as the vocabulary's files say.
   dtype, max_shard_bytes: of a Hugging Face folder.
+  head: which is written, or how that is called that is read.
   """
 
   source: str
@@ -39,6 +40,7 @@ class Job:
   extra_ids: int | None
   dtype: str
   max_shard_bytes: int
+  head: str = ""
 
 
 # ---- Converting ------------------------------------------------------------------------------------------------------
@@ -55,6 +57,8 @@ def run(job: Job) -> None:
   tensors.check(foreign)
   if job.vocabulary:
     foreign = vocabulary_files.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
+  if job.head and job.target == "t2t":
+    foreign = heads.renamed(foreign, job.head)
   notes = list(foreign.notes)
 
   # ---- What it becomes -----------------------------------------------------
@@ -63,16 +67,16 @@ def run(job: Job) -> None:
     with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
       converted.save(foreign, out, advance=advance)
   else:
-    options = {"dtype": job.dtype, "max_shard_bytes": job.max_shard_bytes}
-    with output.progress(*_size(foreign, job.dtype)) as advance:
+    options = {"dtype": job.dtype, "head": job.head, "max_shard_bytes": job.max_shard_bytes}
+    found = settings.written_as(foreign.model, str(foreign.path), head=job.head)
+    with output.progress(*_size(found, job.dtype)) as advance:
       notes += huggingface.save(foreign, out, **options, advance=advance)
   print("\n".join(_report(foreign, job, notes)))
 
 
-def _size(foreign: tensors.Foreign, dtype: str) -> tuple[int, int]:
+def _size(found: settings.Written, dtype: str) -> tuple[int, int]:
   """Bytes and number of the tensors of a Hugging Face folder."""
-  family = settings.family_of(foreign.model, str(foreign.path))[0]
-  written = huggingface.written(family, foreign.model)
+  written = huggingface.written(found.family, found.model)
   width = 4 if dtype == "float32" else 2
   return width * sum(math.prod(place.shape) for place in written.values()), len(written)
 
@@ -105,16 +109,18 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
   """What may be typed next."""
   out = shlex.quote(job.out)
   if job.target == "hf":
-    family = settings.family_of(foreign.model, str(foreign.path))[0]
-    yield f'python -c "import transformers as t; t.{family.class_of(foreign.model)}.from_pretrained({job.out!r})"'
+    model_class = settings.written_as(foreign.model, str(foreign.path), head=job.head).model_class
+    yield f'python -c "import transformers as t; t.{model_class}.from_pretrained({job.out!r})"'
     yield f"t2t convert {out} --to t2t WORKDIR"
     return
   words = "" if foreign.vocabulary else " --config.data.vocabulary=FILE"
-  if foreign.model.kind.writes and foreign.vocabulary:
+  knows_tokens = foreign.model.vocabulary_head
+  if foreign.model.kind.writes and foreign.vocabulary and knows_tokens:
     yield f"t2t infer --checkpoint {out} --input FILE --output FILE"
-  if not any(head.kind == "detector" for head in foreign.model.heads):  # which knows of no token how likely it is
+  # Who has a detector knows of no token how likely it is, either.
+  if knows_tokens and not any(head.kind == "detector" for head in foreign.model.heads):
     yield f"t2t eval --checkpoint {out} --config superglue --workdir WORKDIR{words}"
-  if foreign.model.kind.writes:
+  if foreign.model.kind.writes and knows_tokens:
     yield f"t2t train --config finetune_superglue --config.init.checkpoint={out} --workdir WORKDIR{words}"
   else:
     yield f"t2t train --config CONFIG --config.init.checkpoint={out} --workdir WORKDIR{words}"
@@ -132,8 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     "What cannot be converted exactly is refused, and what is assumed is said.",
     epilog="kinds:\n"
     "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
-    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, ALBERT, ModernBERT, ELECTRA, GPT-2,\n"
-    "         Llama, Qwen 3.  Written, transformers' from_pretrained loads it\n"
+    "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, XLM-R, ALBERT, DistilBERT,\n"
+    "         ModernBERT, ELECTRA, GPT-2, Llama, Mistral, Qwen 3, Gemma 1 to 3; and their\n"
+    "         classes for tasks (...ForSequenceClassification and the like).  Written,\n"
+    "         transformers' from_pretrained loads it\n"
     "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"
@@ -159,6 +167,12 @@ def _parser() -> argparse.ArgumentParser:
     help='that the checkpoint was trained with, if none lies beside it; or "bytes"',
   )
   add("--extra_ids", type=int, metavar="N", help="sentinels behind it; default: 100 of a .model that has none")
+  parser.add_argument(
+    "--head",
+    default="",
+    metavar="NAME",
+    help="of hf: what its head is called, as the task that it answers; to hf: which is written, or vocabulary",
+  )
   theirs = parser.add_argument_group("writing hf")
   add = theirs.add_argument
   add("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: float32")
@@ -241,6 +255,7 @@ def _job(options: argparse.Namespace) -> Job:
     vocabulary=options.vocabulary,
     extra_ids=options.extra_ids,
     dtype=options.dtype or "float32",
+    head=options.head,
     max_shard_bytes=_shard_bytes(options.max_shard_size or _SHARD),
   )
 

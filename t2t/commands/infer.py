@@ -1,15 +1,23 @@
-"""`t2t infer`: what a model writes for each line of a file; with `--server`, for what is typed on a page."""
+"""`t2t infer`: what a model makes of each line of a file; with `--server`, of what is typed on a page.
+
+It writes, or its heads answer, or it fills blanks: as it was trained.
+"""
 
 import argparse
+from collections.abc import Callable
+import functools
 import sys
 
 from absl import logging
+import jax
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configs import default
-from t2t.generation import lines, predictor, prompting, server
+from t2t.generation import answering, decoding, filling, lines, predictor, prompting, served, server, writing
 from t2t.runtime import hosts, memory
+
+_MAX_LENGTH, _TOP = 64, 10
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -18,35 +26,58 @@ def _parser() -> argparse.ArgumentParser:
     usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server",
     description="Writes what a model makes of each line of a file, one JSON object a line, in\n"
     'the same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
-    "The same command again goes on where it stopped.  Without --beam and\n"
-    "--temperature the likeliest token is taken each time.",
+    "The same command again goes on where it stopped.\n\n"
+    "A model with a decoder writes; without --beam and --temperature it takes the\n"
+    "likeliest token each time.  One that was trained to answer by a head says which\n"
+    "class, number or candidate, and the probability of each.  BERT and its like fill\n"
+    "each [MASK], <mask> or <extra_id_0> of a line.",
     epilog="examples:\n"
     "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
     "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"
     "    --input questions.jsonl --field question --output out.jsonl\n"
     "  echo 'Once upon a time' | t2t infer --checkpoint runs/tiny_gpt \\\n"
     "    --input - --output - --temperature 0.7 --top_p 0.9\n"
+    "  t2t infer --checkpoint runs/match --input pairs.jsonl --output out.jsonl\n"
+    "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
+    "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add("--checkpoint", default="", metavar="C", help="a workdir that t2t trained in, or one of its checkpoints")
+  add(
+    "--checkpoint",
+    default="",
+    metavar="C",
+    help="a workdir that t2t trained in, one of its checkpoints, or a folder of Hugging Face's or T5X's",
+  )
   files = parser.add_argument_group("lines")
   add = files.add_argument
   add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; - standard input")
   add("--output", default="", metavar="FILE", help="the predictions; - is standard output")
   add("--field", default="", help="of an object: where its text is; default: inputs")
   add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
-  writing = parser.add_argument_group("writing")
-  add = writing.add_argument
-  add("--max_length", type=int, default=64, metavar="N", help="tokens to write at most; default: 64")
+  written = parser.add_argument_group("writing")
+  add = written.add_argument
+  add(
+    "--max_length", type=int, default=_MAX_LENGTH, metavar="N", help=f"tokens to write at most; default: {_MAX_LENGTH}"
+  )
   add("--beam", type=int, default=1, metavar="N", help="beam search with so many beams")
   add("--length_penalty", type=float, metavar="A", help="of beam search; larger writes more; default: 0.6")
   add("--temperature", type=float, metavar="T", help="draw tokens; below 1 the likely ones more often")
   add("--top_p", type=float, metavar="P", help="draw among the likeliest that have this probability together")
   add("--top_k", type=int, metavar="K", help="draw among so many likeliest")
   add("--seed", type=int, default=0, metavar="N", help="of what is drawn; default: 0")
+  asked = parser.add_argument_group("heads and blanks")
+  add = asked.add_argument
+  add(
+    "--head",
+    default="",
+    metavar="NAME",
+    help="the head that is asked, where there are several, or the model predicts tokens, too; a line may be"
+    ' {"parts": ["...", "..."]}, texts that are read together, and has "candidates" where one is to be chosen',
+  )
+  add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   model = parser.add_argument_group("model")
   add = model.add_argument
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
@@ -55,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
-  add("--server", action="store_true", help="a page on this machine instead of files: type, and watch it write")
+  add("--server", action="store_true", help="a page on this machine instead of files: type, and see what comes")
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   add("--host", default="127.0.0.1", help="whose requests are heard; default: 127.0.0.1, this machine's alone")
   hosts.add_options(parser)
@@ -70,7 +101,7 @@ def main(argv: list[str]) -> None:
     argv: what follows `t2t infer`.
 
   Raises:
-    UserError: see `lines.infer`.
+    UserError: see `lines.run`, and what each way of asking needs.
   """
   options = _parser().parse_args(argv)
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
@@ -79,7 +110,7 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} is missing; see `t2t infer --help`")
   if options.batch_size < 1:
     raise UserError(f"--batch_size {options.batch_size}: must be at least 1")
-  decode = lines.decode_config(
+  decode = writing.decode_config(
     max_length=options.max_length,
     beam=options.beam,
     length_penalty=options.length_penalty,
@@ -93,35 +124,78 @@ def main(argv: list[str]) -> None:
     train = default.get_config().train
     hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
   source = pretrained.read_source(options.checkpoint)
-  predictor.check_architecture(source.model, where=f"--checkpoint {options.checkpoint}")
-  max_inputs = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  if options.server:
+    server.serve(_service(options, source, decode), host=options.host, port=options.port)
+    return
+  make_way = _way(options, source, decode)
+  mesh = lines.make_mesh(options.tensor)
+  job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict)
+  lines.run(source, mesh, make_way(mesh), job)
+
+
+def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> str:
+  """How a model is asked: "head", "fill" or "write".
+
+  Raises:
+    UserError: it can be asked in no way, or there are options of another.
+  """
+  where = f"--checkpoint {options.checkpoint}"
+  # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
+  if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
+    found, said = "head", "is asked by its head"
+  elif source.model.kind.writes:
+    found, said = "write", "writes"
+  else:
+    predictor.check_predicts_tokens(source.model, where=where)
+    found, said = "fill", "is an encoder alone, which fills blanks"
+  if found != "write" and decode != writing.decode_config(max_length=_MAX_LENGTH):
+    raise UserError(f"{where} {said} and writes nothing: leave out the options of writing, as --max_length and --beam")
+  if found != "fill" and options.top is not None:
+    raise UserError(f"--top {options.top}: {where} {said}, and fills no blanks; leave it out")
+  return found
+
+
+def _way(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
+) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  """What is asked of each line, of a model on a mesh."""
+  asks = _asks(options, source, decode)
+  if asks == "write":
+    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+    return functools.partial(
+      writing.Writing,
+      source,
+      decode=decode,
+      seed=options.seed,
+      longest=longest,
+      ends_prompts=_ends_prompts(options, source),
+      batch_size=options.batch_size,
+    )
+  longest = prompting.longest_text(source, inputs_length=options.inputs_length)
+  if asks == "fill":
+    top = _TOP if options.top is None else options.top
+    return functools.partial(filling.Filling, source, top=top, longest=longest, batch_size=options.batch_size)
+  head = answering.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
+  return functools.partial(answering.Answering, source, head=head, longest=longest, batch_size=options.batch_size)
+
+
+def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> bool:
   ends, reason = prompting.ends_prompts(source, options.prompt_eos)
   if source.model.kind.continues:
     print(f"prompts end {'in' if ends else 'without'} EOS, {reason}", file=sys.stderr)
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
-  if options.server:
-    server.serve(
-      source,
-      inputs_length=options.inputs_length,
-      ends_prompts=ends,
-      tensor=options.tensor,
-      defaults=decode,
-      host=options.host,
-      port=options.port,
-    )
-    return
-  lines.infer(
+  return ends
+
+
+def _service(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> served.Service:
+  """What answers behind the page."""
+  if _asks(options, source, decode) != "write":
+    options.batch_size = 1
+    return served.Asker(source, _way(options, source, decode), tensor=options.tensor)
+  return served.Writer(
     source,
-    lines.Job(
-      input=options.input,
-      output=options.output,
-      field=options.field,
-      decode=decode,
-      seed=options.seed,
-      max_inputs=max_inputs,
-      ends_prompts=ends,
-      batch_size=options.batch_size,
-      strict=options.strict,
-      tensor=options.tensor,
-    ),
+    inputs_length=options.inputs_length,
+    ends_prompts=_ends_prompts(options, source),
+    tensor=options.tensor,
+    defaults=decode,
   )

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.config import OPTIONAL, config_names, load_config, override, records
+from t2t.config import OPTIONAL, config_names, for_architecture, load_config, override, records
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
@@ -135,6 +135,7 @@ def parse(
   config = load_config(options.config)
   if prepare is not None:
     prepare(config)
+    for_architecture(options.config, config)
   return options, override(config, rest)
 
 

@@ -33,6 +33,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   Raises:
     UserError: see `train.train` and `evaluate.Evaluation`.
   """
+  from t2t.data import runs
   from t2t.evaluation import evaluate
 
   folder = bucket.absolute(workdir)
@@ -44,9 +45,11 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   diagnostics = [
     name for name, of in _DIAGNOSTICS.items() if of in trained and (name in named or not config.eval.tasks)
   ]
+  config = runs.resolved(config.with_(data={"mixture": ",".join(trained)}))
+  data = config.data
   # Before training: it would be a pity to find out afterwards.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")
-  config = config.with_(data={"mixture": ",".join(trained)}, eval={"tasks": ()}, init={"checkpoint": str(source.path)})
+  config = config.with_(eval={"tasks": ()}, init={"checkpoint": str(source.path)})
   state = train.train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
     return []  # it was told to stop, and has said how to go on

@@ -178,7 +178,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
       fitting = dataclasses.replace(fitting, targets_length=length)
     choice = _Choice(fitting, architecture, task, split)
     try:
-      _check(choice, batch_size=1, model_vocab_size=task.output_features["targets"].vocabulary.vocab_size)
+      _check(choice, batch_size=1, model_vocab_size=selection.vocabulary_of(task).vocab_size)
     except UserError as error:
       errors.append(error)
     else:
@@ -219,7 +219,7 @@ def _check_registered(name: str, modules: Sequence[str]) -> None:
 
 def _architecture(features: Mapping[str, seqio.Feature]) -> str:
   """The architecture that a task is for, by what it yields."""
-  if "loss_weights" in features:
+  if {"loss_weights", "texts"} & set(features):
     return "encoder_only"
   return "encoder_decoder" if "inputs" in features else "decoder_only"
 

@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
+"""GPT-2, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
 
 import dataclasses
 from typing import Any
@@ -27,6 +27,10 @@ GPT2_NAMES = {
 }
 
 
+# On the last token, without a bias.
+SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+
+
 def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
   activation = settings.get("activation_function", "gelu_new")
   return {
@@ -49,6 +53,7 @@ def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
 GPT2 = families.Family(
   model_type="gpt2",
   model_class="GPT2LMHeadModel",
+  tasks={"GPT2ForSequenceClassification": SCORE},
   keys={
     "vocab_size": ("vocab_size", 50_257),
     "n_embd": ("embed_dim", 768),
@@ -106,7 +111,8 @@ QWEN3_NAMES = LLAMA_NAMES | {
 }
 
 
-def _rotary_base(settings: families.Settings) -> float:
+def rotary_base(settings: families.Settings) -> float:
+  """The base of a model whose layers have one."""
   # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
   for key in ("rope_parameters", "rope_scaling"):
     value = settings.get(key) or {}
@@ -126,7 +132,7 @@ def _read_llama(settings: families.Settings) -> dict[str, Any]:
     "num_kv_heads": num_kv_heads if num_kv_heads != num_heads else 0,
     "head_dim": settings.get("head_dim") or settings.get("hidden_size", 4096) // num_heads,
     "mlp_activation": families.look_up(families.GATED, "hidden_act", settings.get("hidden_act", "silu")),
-    "rotary_base": _rotary_base(settings),
+    "rotary_base": rotary_base(settings),
     "tied_logits": settings.get("tie_word_embeddings", False),
   }
 
@@ -149,6 +155,7 @@ def _write_llama(fields: families.Settings) -> dict[str, Any]:
 LLAMA = families.Family(
   model_type="llama",
   model_class="LlamaForCausalLM",
+  tasks={"LlamaForSequenceClassification": SCORE},
   keys={
     "vocab_size": ("vocab_size", 32_000),
     "hidden_size": ("embed_dim", 4096),
@@ -179,10 +186,37 @@ LLAMA = families.Family(
   write=_write_llama,
 )
 
+
+def _read_mistral(settings: families.Settings) -> dict[str, Any]:
+  window = settings.get("sliding_window", 4096)
+  if window == 1:
+    raise families.Unknown("sliding_window=1: in t2t's model each position sees another besides itself")
+  # Theirs counts the position itself.
+  return _read_llama({"num_key_value_heads": 8} | dict(settings)) | {"attention_window": window - 1 if window else 0}
+
+
+def _write_mistral(fields: families.Settings) -> dict[str, Any]:
+  window = fields["attention_window"]
+  return _write_llama(fields) | {"sliding_window": window + 1 if window else None}
+
+
+MISTRAL = dataclasses.replace(
+  LLAMA,
+  model_type="mistral",
+  model_class="MistralForCausalLM",
+  tasks={"MistralForSequenceClassification": SCORE},
+  keys=LLAMA.keys | {"intermediate_size": ("mlp_dim", 14_336), "max_position_embeddings": ("max_length", 4096 * 32)},
+  must={},
+  reads=(*LLAMA.reads, "sliding_window"),
+  read=_read_mistral,
+  write=_write_mistral,
+)
+
 QWEN3 = dataclasses.replace(
   LLAMA,
   model_type="qwen3",
   model_class="Qwen3ForCausalLM",
+  tasks={"Qwen3ForSequenceClassification": SCORE},
   keys={
     **LLAMA.keys,
     "vocab_size": ("vocab_size", 151_936),

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, ALBERT, ELECTRA and ModernBERT as Hugging Face has them; families.py says what the tables mean."""
+"""BERT, RoBERTa, ALBERT, ELECTRA and DistilBERT as Hugging Face has them; families.py says what the tables mean."""
 
 import dataclasses
 from typing import Any
@@ -93,6 +93,30 @@ _BERT_FIELDS = {
 }
 
 
+# Of a text or a candidate: the pooler that the body has.
+_POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
+CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
+_DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
+_SPAN = families.Task(
+  ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
+)
+BERT_TASKS = {
+  # Whether one sentence follows another.
+  "BertForPreTraining": families.Task(
+    ("class",),
+    _POOLED | {"cls.seq_relationship.weight": "projection", "cls.seq_relationship.bias": "projection_bias"},
+    head="nsp",
+    pretrains=True,
+    num_classes=2,
+    dropout_rate=0.0,
+  ),
+  "BertForSequenceClassification": families.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
+  "BertForMultipleChoice": families.Task(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
+  "BertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+  "BertForQuestionAnswering": _SPAN,
+}
+
+
 def _read_bert(settings: families.Settings) -> dict[str, Any]:
   return {
     "mlp_activation": families.look_up(families.PLAIN, "hidden_act", settings.get("hidden_act", "gelu")),
@@ -115,6 +139,8 @@ def _write_bert(fields: families.Settings) -> dict[str, Any]:
 BERT = families.Family(
   model_type="bert",
   model_class="BertForMaskedLM",
+  bare_class="BertModel",
+  tasks=BERT_TASKS,
   keys={
     "vocab_size": ("vocab_size", 30_522),
     "hidden_size": ("embed_dim", 768),
@@ -140,7 +166,7 @@ BERT = families.Family(
     "cls.predictions.decoder.bias": "cls.predictions.bias",
   },
   buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
-  pooler={"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"},
+  pooler=_POOLED,
   unread=("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
   square=True,
   read=_read_bert,
@@ -162,10 +188,28 @@ def _write_roberta(fields: families.Settings) -> dict[str, Any]:
   return _write_bert(fields) | {"max_position_embeddings": rows, "pad_token_id": fields["position_offset"] - 1}
 
 
+_ROBERTA_POOLED = {"roberta.pooler.dense.weight": "pooler", "roberta.pooler.dense.bias": "pooler_bias"}
+# A pooler of its own, with dropout on both sides.
+_ROBERTA_CLASS = {
+  "classifier.dense.weight": "pooler",
+  "classifier.dense.bias": "pooler_bias",
+  "classifier.out_proj.weight": "projection",
+  "classifier.out_proj.bias": "projection_bias",
+}
+
 ROBERTA = dataclasses.replace(
   BERT,
   model_type="roberta",
   model_class="RobertaForMaskedLM",
+  bare_class="RobertaModel",
+  tasks={
+    "RobertaForSequenceClassification": families.Task(
+      ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True}, **_DROPOUT
+    ),
+    "RobertaForMultipleChoice": families.Task(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
+    "RobertaForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "RobertaForQuestionAnswering": _SPAN,
+  },
   keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
   names=ROBERTA_NAMES,
   reads=(*BERT.reads, "pad_token_id"),
@@ -174,9 +218,20 @@ ROBERTA = dataclasses.replace(
     "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
     "lm_head.decoder.bias": "lm_head.bias",
   },
-  pooler={"roberta.pooler.dense.weight": "pooler", "roberta.pooler.dense.bias": "pooler_bias"},
+  pooler=_ROBERTA_POOLED,
   read=_read_roberta,
   write=_write_roberta,
+)
+
+
+# Another vocabulary, whose ids its tokenizer.json has: those of its SentencePiece model are shifted.
+XLM_ROBERTA = dataclasses.replace(
+  ROBERTA,
+  model_type="xlm-roberta",
+  model_class="XLMRobertaForMaskedLM",
+  bare_class="XLMRobertaModel",
+  tasks={f"XLM{name}": task for name, task in ROBERTA.tasks.items()},
+  keys=BERT.keys,
 )
 
 
@@ -186,10 +241,34 @@ def _write_albert(fields: families.Settings) -> dict[str, Any]:
   return _write_bert(fields)
 
 
+_ALBERT_POOLED = {"albert.pooler.weight": "pooler", "albert.pooler.bias": "pooler_bias"}
+_ALBERT_DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout_prob", dropout_rate=0.1)
+
 ALBERT = dataclasses.replace(
   BERT,
   model_type="albert",
   model_class="AlbertForMaskedLM",
+  bare_class="AlbertModel",
+  tasks={
+    # Which of two sentences comes first.
+    "AlbertForPreTraining": families.Task(
+      ("class",),
+      _ALBERT_POOLED
+      | {"sop_classifier.classifier.weight": "projection", "sop_classifier.classifier.bias": "projection_bias"},
+      head="sop",
+      pretrains=True,
+      num_classes=2,
+      **_ALBERT_DROPOUT,
+    ),
+    "AlbertForSequenceClassification": families.Task(
+      ("class", "score"), _ALBERT_POOLED | CLASSIFIER, **_ALBERT_DROPOUT
+    ),
+    "AlbertForMultipleChoice": families.Task(
+      ("choice",), _ALBERT_POOLED | CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
+    ),
+    "AlbertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
+    "AlbertForQuestionAnswering": _SPAN,
+  },
   keys={
     **BERT.keys,
     "vocab_size": ("vocab_size", 30_000),
@@ -207,7 +286,7 @@ ALBERT = dataclasses.replace(
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
     "predictions.decoder.bias": "predictions.bias",
   },
-  pooler={"albert.pooler.weight": "pooler", "albert.pooler.bias": "pooler_bias"},
+  pooler=_ALBERT_POOLED,
   unread=("sop_classifier.classifier.weight", "sop_classifier.classifier.bias"),
   read=lambda settings: _read_bert({"hidden_act": "gelu_new"} | dict(settings)),
   write=_write_albert,
@@ -220,10 +299,12 @@ ELECTRA_NAMES = {
 } | {
   "electra.embeddings_project.weight": "embed/projection",
   "electra.embeddings_project.bias": "embed/projection_bias",
-  "discriminator_predictions.dense.weight": "heads/replaced/dense",
-  "discriminator_predictions.dense.bias": "heads/replaced/dense_bias",
-  "discriminator_predictions.dense_prediction.weight": "heads/replaced/projection",
-  "discriminator_predictions.dense_prediction.bias": "heads/replaced/projection_bias",
+}
+_DETECTOR = {
+  "discriminator_predictions.dense.weight": "dense",
+  "discriminator_predictions.dense.bias": "dense_bias",
+  "discriminator_predictions.dense_prediction.weight": "projection",
+  "discriminator_predictions.dense_prediction.bias": "projection_bias",
 }
 
 
@@ -239,8 +320,17 @@ def _write_electra(fields: families.Settings) -> dict[str, Any]:
 ELECTRA = dataclasses.replace(
   BERT,
   model_type="electra",
-  model_class="ElectraForPreTraining",
+  # Logits of tokens, which it was not trained to have, are those of the embedding and have no parameters.
+  model_class="ElectraModel",
   bare_class="ElectraModel",
+  tasks={
+    "ElectraForPreTraining": families.Task(("detector",), _DETECTOR, head="replaced", pretrains=True, num_classes=1),
+    "ElectraForSequenceClassification": families.Task(
+      ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True, "pooler": "gelu"}, **_DROPOUT
+    ),
+    "ElectraForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
+    "ElectraForQuestionAnswering": _SPAN,
+  },
   keys=BERT.keys
   | {
     "embedding_size": ("embedding_dim", 128),
@@ -250,7 +340,6 @@ ELECTRA = dataclasses.replace(
   },
   fields=_BERT_FIELDS | {"logits_transform": False},
   names=ELECTRA_NAMES,
-  heads={"replaced": {"kind": "detector", "num_classes": 1}},
   prefix="electra.",
   copies={},
   pooler={},
@@ -259,118 +348,89 @@ ELECTRA = dataclasses.replace(
   write=_write_electra,
 )
 
-# ---- ModernBERT ------------------------------------------------------------------------------------------------------
 
-_ATTENTION = tuple(f"encoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
-MODERN_BERT_NAMES = {
-  "model.embeddings.tok_embeddings.weight": "embed/table",
-  "model.embeddings.norm.weight": "embed/norm/scale",
-  "model.layers.{}.attn_norm.weight": "encoder/layers/self_attention_norm/scale",
-  "model.layers.{}.attn.Wqkv.weight": _ATTENTION,
-  "model.layers.{}.attn.Wo.weight": "encoder/layers/self_attention/out",
-  "model.layers.{}.mlp_norm.weight": "encoder/layers/mlp_norm/scale",
-  "model.layers.{}.mlp.Wi.weight": ("encoder/layers/mlp/gate", "encoder/layers/mlp/up"),
-  "model.layers.{}.mlp.Wo.weight": "encoder/layers/mlp/down",
-  "model.final_norm.weight": "encoder/norm/scale",
-  "head.dense.weight": "head/transform",
-  "head.norm.weight": "head/norm/scale",
-  "decoder.weight": "head/projection",
-  "decoder.bias": "head/bias",
+# ---- DistilBERT ------------------------------------------------------------------------------------------------------
+
+_DISTILLED = {
+  "attention.self.query": "attention.q_lin",
+  "attention.self.key": "attention.k_lin",
+  "attention.self.value": "attention.v_lin",
+  "attention.output.dense": "attention.out_lin",
+  "attention.output.LayerNorm": "sa_layer_norm",
+  "intermediate.dense": "ffn.lin1",
+  "output.dense": "ffn.lin2",
+  "output.LayerNorm": "output_layer_norm",
 }
 
 
-def _global_every(settings: families.Settings) -> int:
-  """Every how many layers one sees all positions, from the first on; 1: all do."""
-  types = settings.get("layer_types")
-  if types is None:
-    return settings.get("global_attn_every_n_layers", 3)
-  sees_all = [kind == "full_attention" for kind in types]
-  every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
-  if sees_all != [i % every == 0 for i in range(len(types))]:
-    raise families.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
-  return every
+def _distilled(name: str) -> str:
+  """What DistilBERT calls a parameter of BERT's body."""
+  name = name.replace("bert.encoder.", "bert.transformer.", 1).replace("bert.", "distilbert.", 1)
+  layer, number, part = name.partition("{}.")
+  module, dot, kind = part.rpartition(".")
+  return layer + number + _DISTILLED.get(module, module) + dot + kind
 
 
-def _rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
-  parameters = (settings.get("rope_parameters") or {}).get(kind) or {}
-  if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-    raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
-  return float(parameters.get("rope_theta") or settings.get(key) or default)
+DISTILBERT_NAMES = {
+  _distilled(name): ours
+  for name, ours in BERT_NAMES.items()
+  if not name.startswith("cls.") and ours != "embed/segments"
+} | {
+  "vocab_transform.weight": "head/transform",
+  "vocab_transform.bias": "head/transform_bias",
+  "vocab_layer_norm.weight": "head/norm/scale",
+  "vocab_layer_norm.bias": "head/norm/bias",
+  "vocab_projector.weight": "head/projection",
+  "vocab_projector.bias": "head/bias",
+}
 
 
-def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
-  activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
-  if settings.get("classifier_activation", "gelu") != activation:
-    raise families.Unknown(
-      f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
-    )
-  whole = _rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
-  local = _rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
+def _read_distilbert(settings: families.Settings) -> dict[str, Any]:
   return {
-    "mlp_activation": families.look_up(families.GATED, "hidden_activation", activation),
+    "mlp_activation": families.look_up(families.PLAIN, "activation", settings.get("activation", "gelu")),
     "tied_logits": settings.get("tie_word_embeddings", True),
-    "rotary_base": whole,
-    "local_rotary_base": local if every > 1 else 0.0,
-    "attention_window": settings.get("local_attention", 128) // 2 if every > 1 else 0,
-    "global_attention_every": every if every > 1 else 0,
   }
 
 
-def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
-  if fields["attention_window"] and not fields["global_attention_every"]:
-    raise families.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
-  activation = families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"])
+def _write_distilbert(fields: families.Settings) -> dict[str, Any]:
   return {
-    "hidden_activation": activation,
-    "classifier_activation": activation,
+    "activation": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
     "tie_word_embeddings": fields["tied_logits"],
-    "global_rope_theta": fields["rotary_base"],
-    "local_rope_theta": fields["local_rotary_base"] or fields["rotary_base"],
-    "local_attention": 2 * fields["attention_window"] or 128,
-    "global_attn_every_n_layers": fields["global_attention_every"] or 1,
+    "attention_dropout": fields["dropout_rate"],
   }
 
 
-MODERN_BERT = families.Family(
-  model_type="modernbert",
-  model_class="ModernBertForMaskedLM",
+_PRE_CLASSIFIER = {"pre_classifier.weight": "pooler", "pre_classifier.bias": "pooler_bias"} | CLASSIFIER
+_DISTILBERT_CLASS: dict[str, Any] = dict(dropout_key="seq_classif_dropout", dropout_rate=0.2, fields={"pooler": "relu"})
+
+DISTILBERT = families.Family(
+  model_type="distilbert",
+  model_class="DistilBertForMaskedLM",
+  bare_class="DistilBertModel",
+  tasks={
+    "DistilBertForSequenceClassification": families.Task(("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS),
+    "DistilBertForMultipleChoice": families.Task(("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS),
+    "DistilBertForTokenClassification": families.Task(("tag",), CLASSIFIER),
+    "DistilBertForQuestionAnswering": dataclasses.replace(_SPAN, dropout_key="qa_dropout", dropout_rate=0.1),
+  },
   keys={
-    "vocab_size": ("vocab_size", 50_368),
-    "hidden_size": ("embed_dim", 768),
-    "num_hidden_layers": ("num_encoder_layers", 22),
-    "num_attention_heads": ("num_heads", 12),
-    "intermediate_size": ("mlp_dim", 1152),
-    "max_position_embeddings": ("max_length", 8192),
-    "norm_eps": ("norm_epsilon", 1e-5),
+    "vocab_size": ("vocab_size", 30_522),
+    "dim": ("embed_dim", 768),
+    "n_layers": ("num_encoder_layers", 6),
+    "n_heads": ("num_heads", 12),
+    "hidden_dim": ("mlp_dim", 3072),
+    "max_position_embeddings": ("max_length", 512),
     "initializer_range": ("init_scale", 0.02),
-    "mlp_dropout": ("dropout_rate", 0.0),
+    "dropout": ("dropout_rate", 0.1),
   },
-  must={
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "norm_bias": (False,),
-    "classifier_bias": (False,),
-    "decoder_bias": (True,),
-  },
-  fields={
-    "architecture": "encoder_only",
-    "positions": "rotary",
-    "scale_attention": True,
-    "norm": "layer",
-    "embedding_norm": True,
-    "logits_transform": True,
-    "t5_dropout": False,
-  },
-  names=MODERN_BERT_NAMES,
-  reads=(
-    *("hidden_activation", "classifier_activation", "tie_word_embeddings", "layer_types", "local_attention"),
-    *("global_attn_every_n_layers", "rope_parameters", "rope_scaling", "global_rope_theta", "local_rope_theta"),
-  ),
-  prefix="model.",
-  copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-  # What the first layer reads is normed already: they have no second norm there, and ours is passed over.
-  constants={"model.layers.0.attn_norm.weight": 1.0},
+  must={},
+  fields=_BERT_FIELDS | {"norm_epsilon": 1e-12},
+  names=DISTILBERT_NAMES,
+  reads=("activation", "tie_word_embeddings", "attention_dropout"),
+  prefix="distilbert.",
+  copies={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+  buffers=("embeddings.position_ids",),
   square=True,
-  read=_read_modern_bert,
-  write=_write_modern_bert,
+  read=_read_distilbert,
+  write=_write_distilbert,
 )

@@ -12,10 +12,38 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig
 
 Names = Mapping[str, str | tuple[str, ...]]
 Settings = Mapping[str, Any]  # a config.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A model class of transformers with a head by name.
+
+  kinds: of that head in t2t; where their config.json tells a class from a number, both.
+  names: their name of a parameter -> ours under heads/NAME.
+  head: its name; "": that of its kind, if config.json does not say another.
+  pretrains: whether the class has the head over the vocabulary as well.
+  num_classes: how many logits, where it is always the same; 0: as many as config.json has labels.
+  dropout_key: of config.json, the rate in front of the logits; "": there is none.
+  dropout_rate: if the key is left out or there is none; below 0: the model's.
+  fields: other fields of `HeadConfig`.
+  read: what config.json says of those.
+  write: the keys for that, of a head in which everything is spelled out.
+  """
+
+  kinds: tuple[str, ...]
+  names: Mapping[str, str]
+  head: str = ""
+  pretrains: bool = False
+  num_classes: int = 0
+  dropout_key: str = ""
+  dropout_rate: float | None = -1.0
+  fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
+  write: Callable[[HeadConfig], dict[str, Any]] = lambda head: {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +51,9 @@ class Family:
   """One model_type of transformers.
 
   model_type: in config.json.
-  model_class, bare_class: what the exported folder names as its architecture; the second where the heads are missing.
+  model_class: what the exported folder names as its architecture where tokens have logits, and nothing else has.
+  bare_class: likewise of a model without any head; "": there is none.
+  tasks: their other classes by name.
   keys: key of config.json -> (field of `TransformerConfig`, value if it is left out).
   must: key -> values that it may have, the first if it is left out; the model of t2t is that alone.
   fields: fields of `TransformerConfig` that all models of the family have.
@@ -32,9 +62,8 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
-  heads: those by name that their model has -> the other fields of `HeadConfig`.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
-  unread: parameters that no hidden state and no masked or next token's logits depend on; they are left out.
+  unread: parameters that neither hidden states nor logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.
   ungated: what of a name is another in models whose feed-forward layers have no gate.
   shares_head: whether an untied head that is left out is the embedding, unscaled (transformers 5 saves T5s so).
@@ -54,8 +83,8 @@ class Family:
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   buffers: tuple[str, ...] = ()
-  heads: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   bare_class: str = ""
+  tasks: Mapping[str, Task] = dataclasses.field(default_factory=dict)
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unread: tuple[str, ...] = ()
   constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -65,11 +94,6 @@ class Family:
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}
-
-  def class_of(self, model: TransformerConfig) -> str:
-    """What transformers calls a model of this family, with or without its heads."""
-    has_head = any(head.name in self.heads for head in model.heads)
-    return self.model_class if has_head or not self.bare_class else self.bare_class
 
 
 # Activations by transformers' names: of a plain and of a gated feed-forward layer.

@@ -11,7 +11,7 @@ from etils import epath
 import numpy as np
 
 from t2t import UserError
-from t2t.convert import families, output, safetensors, tokenizer
+from t2t.convert import families, heads, output, safetensors, tokenizer
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family, Settings
 from t2t.convert.safetensors import Entry
@@ -90,7 +90,10 @@ _TABLES += ("decoder/position_bias/table",)
 def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
   """Each of their tensors -> what it is in t2t's model; those of a stack's layers one after another."""
   known, found = expected(model), {}
-  for name, ours in family.names.items():
+  _, task = heads.class_of(family, model)
+  of_head = {name: f"heads/{model.heads[0].name}/{ours}" for name, ours in task.names.items()} if task else {}
+  # Two parameters of ours may have one name of theirs, in models of several kinds; none has both.
+  for name, ours in (*family.names.items(), *of_head.items()):
     ours = (ours,) if isinstance(ours, str) else ours
     if ours[0] not in known:
       continue
@@ -99,7 +102,8 @@ def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
     shapes = [known[path].shape[1:] if stacked else known[path].shape for path in ours]
     widths = tuple(shape[-1] for shape in shapes)
     shape = (*shapes[0][:-1], sum(widths))
-    transposed = len(shape) == 2 and ours[0] not in _TABLES and (family.transposed or ours[0] == "head/projection")
+    turned = family.transposed or ours[0].startswith(("head/", "heads/"))
+    transposed = len(shape) == 2 and ours[0] not in _TABLES and turned
     theirs = shape[::-1] if transposed else shape
     for layer in range(known[ours[0]].shape[0]) if stacked else [None]:
       found[name.format(layer)] = Place(ours, widths, layer, theirs, transposed)
@@ -128,24 +132,26 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   settings = _json(folder / _CONFIG)
   family = settings_lib.family(settings, str(named))
   notes: list[str] = []
-  entries = _canonical(family, _entries(folder, named), notes)
+  entries = _canonical(family, _entries(folder, named))
+  class_name = heads.class_in(family, settings, entries)
+  entries = _without_unread(family, class_name, entries, notes)
   try:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
-    fields["heads"] = _heads(family, entries)
+    fields |= heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
   except families.Unknown as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
   model = TransformerConfig(**fields)
   wanted = places(family, model)
   pooler = _pooler(family, model, entries, named)
-  entries = {name: entry for name, entry in entries.items() if name not in family.pooler}
-  if pooler:
+  entries = {name: entry for name, entry in entries.items() if name in wanted or name not in family.pooler}
+  if pooler and not wanted.keys() & family.pooler.keys():
     notes.append(
       f"only a model with a class head has a pooler: {', '.join(family.pooler)} are left behind, and taken where a"
       " run with config.model.heads starts from this folder (config.init.checkpoint)"
     )
   entries = _without_copies(family, entries, wanted, named, notes)
-  hint = f"t2t reads a {family.model_class}: save one with save_pretrained"
+  hint = f"t2t reads a {', '.join((family.model_class, *family.tasks))}: save one with save_pretrained"
   if settings.get("architectures"):
     hint += f"; this is a {', '.join(settings['architectures'])}"
   found = {name: entry.shape for name, entry in entries.items()}
@@ -194,7 +200,7 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
   raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
 
 
-def _canonical(family: Family, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
+def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
   """By the names of a model with a head, as transformers has them today."""
   # TensorFlow's names, which the first checkpoints kept.
   renamed = {
@@ -202,14 +208,20 @@ def _canonical(family: Family, entries: dict[str, Entry], notes: list[str]) -> d
     for name, entry in entries.items()
   }
   if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
-    heads = [name.split(".")[0] for name in family.names if not name.startswith(family.prefix)]
+    known = (*family.names, *family.unread, *(name for task in family.tasks.values() for name in task.names))
+    beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
     renamed = {
-      name if name.split(".")[0] in heads else f"{family.prefix}{name}": entry for name, entry in renamed.items()
+      name if name.split(".")[0] in beside else f"{family.prefix}{name}": entry for name, entry in renamed.items()
     }
-  unread = [name for name in family.unread if renamed.pop(name, None) is not None]
-  if unread:
-    notes.append(f"left out, since neither hidden states nor logits of tokens depend on it: {', '.join(unread)}")
   return {name: entry for name, entry in renamed.items() if not name.endswith(family.buffers)}
+
+
+def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
+  read = family.tasks[class_name].names if class_name in family.tasks else {}
+  unread = [name for name in family.unread if name in entries and name not in read]
+  if unread:
+    notes.append(f"left out, since neither hidden states nor logits depend on it: {', '.join(unread)}")
+  return {name: entry for name, entry in entries.items() if name not in unread}
 
 
 def _pooler(
@@ -233,13 +245,6 @@ def _pooler(
 def _head(family: Family) -> str:
   """Their matrix of the logits; "": they have none."""
   return next((name for name, ours in family.names.items() if ours == "head/projection"), "")
-
-
-def _heads(family: Family, entries: Iterable[str]) -> tuple[dict[str, Any], ...]:
-  """The heads by name that a checkpoint has parameters of."""
-  there = [ours for name in entries if isinstance(ours := family.names.get(name, ""), str)]
-  names = [name for name in family.heads if any(ours.startswith(f"heads/{name}/") for ours in there)]
-  return tuple({"name": name, **family.heads[name]} for name in names)
 
 
 def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Entry], notes: list[str]) -> bool:
@@ -353,6 +358,7 @@ def save(
   out: epath.Path,
   *,
   dtype: str = "float32",
+  head: str = "",
   max_shard_bytes: int = 5_000_000_000,
   advance: output.Progress = lambda *_: None,
 ) -> list[str]:
@@ -362,6 +368,7 @@ def save(
     foreign: a t2t checkpoint, as `converted.open_foreign` gives it.
     out: not there yet, or an empty folder.
     dtype: float32, bfloat16 or float16.
+    head: the one that is written, see `heads.reduced`.
     max_shard_bytes: larger models are written in several files.
     advance: see `output.Progress`.
 
@@ -373,10 +380,9 @@ def save(
   """
   if dtype not in _DTYPES:
     raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
-  family, settings = settings_lib.family_of(foreign.model, str(foreign.path))
-  wanted = written(family, foreign.model)
+  family, model, model_class, settings = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  wanted = written(family, model)
   files = tokenizer.files(foreign, family)
-  model_class = family.class_of(foreign.model)
   settings |= {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   padding = files.ids.get("pad_token_id")
   if padding is not None and settings.get("pad_token_id", padding) != padding:
@@ -409,9 +415,10 @@ def save(
       _write_json(folder / "generation_config.json", files.ids)
     # Last: without it nothing takes the folder for a model.
     _write_json(folder / _CONFIG, settings)
-  others = sorted(head.name for head in foreign.model.heads if head.name not in family.heads)
-  left = [f"the head {name} is left out: a {model_class} has none" for name in others]
-  return [*files.notes, *left]
+  left = [f"the head {each.name}" for each in foreign.model.heads if each not in model.heads]
+  left += ["the head over the vocabulary"] if foreign.model.vocabulary_head and not model.vocabulary_head else []
+  notes = [f"left out, since a {model_class} has none: {', '.join(left)}"] if left else []
+  return [f"written as a {model_class}", *files.notes, *notes]
 
 
 def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:

@@ -1,10 +1,10 @@
 """config.json of Hugging Face's models as a `TransformerConfig`, and back; families.py has the tables."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
-from t2t.convert import decoders, encoders, families
+from t2t.convert import decoders, encoders, families, gemma, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
 
@@ -12,14 +12,30 @@ FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
     *(families.T5, families.MT5),
-    *(encoders.BERT, encoders.ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.MODERN_BERT),
-    *(decoders.GPT2, decoders.LLAMA, decoders.QWEN3),
+    *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
+    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
+    *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
   )
 }
 
 _OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
 _OF_POSITIONS += ("max_length", "position_offset")
 _SHOWN = 4  # differences that a message names
+
+# What t2t's model has not.
+_NOT_READ = {
+  "gemma3": "has a model of images besides; t2t reads that of text alone, a Gemma3ForCausalLM with gemma3_text",
+  "t5gemma": (
+    "its encoder and decoder have a config each, of widths, layers, windows and soft-caps, which t2t's model has once;"
+    " and its encoder's window is one position wider to the right than to the left"
+  ),
+  "t5gemma2": "has a model of images, and one attention of its decoder to itself and to the inputs; t2t's has two",
+  "bart": (
+    "its decoder has positions and a norm of the embedding of its own, beside the encoder's; t2t's model has one table"
+    " and one norm for both"
+  ),
+  "mbart": "its decoder has positions and a norm of the embedding of its own; t2t's model has one of each for both",
+}
 
 # Keys that change neither shapes nor numbers, of all families.
 # fmt: off
@@ -36,7 +52,9 @@ HARMLESS = frozenset(
     "reorder_and_upcast_attn", "repad_logits_with_grad", "return_dict", "sep_token_id", "sliding_window",
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
-    "torch_dtype", "transformers_version", "use_cache",
+    "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
+    "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
+    "cache_implementation",
   }
 )
 # fmt: on
@@ -49,6 +67,8 @@ def family(settings: Settings, where: str) -> Family:
     UserError: t2t does not know it.
   """
   name = settings.get("model_type")
+  if name in _NOT_READ:
+    raise UserError(f"{where}: model_type={name!r}: {_NOT_READ[name]}")
   if name not in FAMILIES:
     raise UserError(
       f"{where}: model_type={name!r}: t2t reads {', '.join(FAMILIES)} (mT5, ByT5, Flan-T5 and UL2 are t5 or mt5)"
@@ -109,7 +129,8 @@ def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:
 def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
-  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads"):
+  # Of heads: convert/heads.py.
+  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads", "vocabulary_head"):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled
@@ -119,13 +140,39 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     fields["max_length"] = fields["position_offset"] = 0
   if model.positions != "rotary":
     fields["rotary_base"] = 0.0
+  # Which layers see all: said in several ways.
+  every, first = model.global_attention_every, model.global_attention_first
+  layers = range(model.num_encoder_layers + model.num_decoder_layers)
+  sees_all = [i for i in layers if every and i % every == first]
+  fields["global_attention_every"] = sees_all if model.attention_window else []
+  del fields["global_attention_first"]
   has_local = model.attention_window and model.global_attention_every != 1 and model.positions == "rotary"
   fields["local_rotary_base"] = (model.local_rotary_base or model.rotary_base) if has_local else 0.0
   return fields
 
 
-def family_of(model: TransformerConfig, where: str) -> tuple[Family, dict[str, Any]]:
-  """The family that a t2t model belongs to, and its config.json.
+class Written(NamedTuple):
+  """What a t2t model is in transformers.
+
+  family: its tables.
+  model: with the heads that its class has; others are left out.
+  model_class: theirs.
+  settings: config.json, but for what follows from the vocabulary.
+  """
+
+  family: Family
+  model: TransformerConfig
+  model_class: str
+  settings: dict[str, Any]
+
+
+def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Written:
+  """The family that a t2t model belongs to, its class and its config.json.
+
+  Args:
+    model: the model.
+    where: the checkpoint, for messages.
+    head: the one that is written, see `heads.reduced`.
 
   Raises:
     UserError: there is none; names the fields that stand in the way, family by family.
@@ -134,7 +181,14 @@ def family_of(model: TransformerConfig, where: str) -> tuple[Family, dict[str, A
   for family in FAMILIES.values():
     if family.fields["architecture"] == model.architecture:
       try:
-        return family, write_settings(family, model)
+        settings = write_settings(family, model)
+        part = heads.reduced(family, model, head)
+        return Written(
+          family,
+          part,
+          heads.class_of(family, part)[0],
+          settings | heads.write(family, part, hint=heads.leaves_out(model)),
+        )
       except families.Unknown as error:
         # What two families have alike stands in the way of both.
         reasons.setdefault(str(error), family.model_type)

@@ -24,6 +24,7 @@ _T5 = ("t5", "mt5")
 _SETTINGS = "tokenizer_config.json"
 # A SentencePiece model first: the tokenizer.json beside it is made from it, and T5's has the sentinels inside.
 _FILES = ("spiece.model", "tokenizer.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
+_SHIFTED = "sentencepiece.bpe.model"
 _BYT5_EXTRA_IDS = 125
 
 
@@ -34,11 +35,13 @@ class Vocabulary:
   spec: what `t2t.data.vocabularies.load` takes; "": there is none.
   extra_ids: sentinels behind its own ids.
   size: ids, sentinels included.
+  is_shifted: whether there are pieces alone whose ids are not the model's (XLM-R's count four of its own first).
   """
 
   spec: str
   extra_ids: int
   size: int
+  is_shifted: bool = False
 
 
 # ---- From them -------------------------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     return Vocabulary("bytes", extra_ids, vocabulary_files.BYTES + extra_ids)
   path = next((folder / name for name in _FILES if (folder / name).exists()), None)
   if path is None:
-    return Vocabulary("", 0, 0)
+    return Vocabulary("", 0, 0, is_shifted=(folder / _SHIFTED).exists())
   ids = _ids(path)
   size = max(ids.values(), default=-1) + 1
   if any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids):
@@ -109,6 +112,12 @@ def check(vocabulary: Vocabulary, rows: int, named: epath.Path) -> list[str]:
   Raises:
     UserError: there are ids without a row.
   """
+  if vocabulary.is_shifted:
+    return [
+      f"the ids of {_SHIFTED} are not the model's, which count XLM-R's own four first: t2t reads them from a"
+      " tokenizer.json, as transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it; give that"
+      " with --vocabulary"
+    ]
   if not vocabulary.spec:
     return ["no vocabulary lies beside it: t2t needs one to read text; give it with --vocabulary"]
   if vocabulary.size > rows:

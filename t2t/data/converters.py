@@ -3,7 +3,7 @@
 They are seqio's, but for the encoder's, which takes the positions where loss counts from the task.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 import seqio
@@ -62,8 +62,8 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     return dict.fromkeys(names, task_feature_lengths["inputs"])
 
 
-class AnswerFeatureConverter(seqio.FeatureConverter):
-  """For what heads answer: of an encoder, of the encoder of an encoder-decoder, or of a decoder.
+class TextsFeatureConverter(seqio.FeatureConverter):
+  """For texts that heads answer, or that are compared: of an encoder, alone or before a decoder, or of a decoder.
 
   Packed, two examples, the second of two texts that do not see each other:
     [{"inputs": [8, 9, 4], "token_types": [0, 0, 0], "texts": [0, 0, 0], "answer_heads": [1, 0, 0],
@@ -78,20 +78,19 @@ class AnswerFeatureConverter(seqio.FeatureConverter):
       encoder_answer_groups [1, 1, 1, 2, 2, 2, 2, 0]
         encoder_segment_ids [1, 1, 1, 2, 2, 3, 3, 0]
           encoder_positions [0, 1, 2, 0, 1, 0, 1, 0]
-  Targets and loss weights of tokens that are predicted besides are laid beside them.
+  Targets and loss weights of tokens that are predicted besides are laid beside them; of pairs that are compared nothing
+  is asked.
   """
 
-  TASK_FEATURES = dict.fromkeys(features.ANSWERED, _SPEC)
+  TASK_FEATURES = {}
   MODEL_FEATURES = {}
   PACKING_FEATURE_DTYPES = {}
 
-  def __init__(self, architecture: str, *, has_targets: bool, **options):
+  def __init__(self, architecture: str, task_features: Sequence[str], **options):
     super().__init__(**options)
     self._side = ARCHITECTURES[architecture].answers
-    self._has_targets = has_targets
-    if has_targets:
-      self.TASK_FEATURES = self.TASK_FEATURES | dict.fromkeys(("targets", "loss_weights"), _SPEC)
-    self.MODEL_FEATURES = dict.fromkeys(features.answered_features(architecture, has_targets), _SPEC)
+    self.TASK_FEATURES = dict.fromkeys(task_features, _SPEC)
+    self.MODEL_FEATURES = dict.fromkeys(features.features_of_texts(architecture, task_features), _SPEC)
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     names = {"inputs": "input_tokens", "targets": "target_tokens"}
@@ -197,9 +196,9 @@ def convert(
   shift = 0 if zero_is_padding else 1
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
-  if "answer_heads" in lengths:
-    shift = 1  # classes and the bits of numbers are no ids, and 0 is one of them
-    converter = AnswerFeatureConverter(architecture, has_targets="targets" in lengths, **options)
+  if "texts" in lengths:
+    shift = 1  # numbers of texts, classes and the bits of numbers are no ids, and 0 is one of them
+    converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
     converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)

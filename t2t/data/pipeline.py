@@ -45,7 +45,7 @@ EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
 
 
 def vocabulary(data: DataConfig) -> seqio.Vocabulary:
-  """The vocabulary of the targets: `data.vocabulary`, or else what the registered task or mixture has.
+  """The vocabulary of the tokens: `data.vocabulary`, or else what the registered task or mixture has.
 
   Raises:
     UserError: it cannot be loaded, or `files` are given and it is not.
@@ -57,7 +57,7 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
     )
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
-  return selection.named(data.mixture, modules=data.task_modules).output_features["targets"].vocabulary
+  return selection.vocabulary_of(selection.named(data.mixture, modules=data.task_modules))
 
 
 def load_task(

@@ -7,22 +7,27 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.config import Config
 from t2t.data import answering, objectives, pipeline, selection, sources, streams
-from t2t.losses import ANSWERED_KINDS, answered_by_heads
+from t2t.losses import ANSWERED_KINDS, answered_by_heads, compares_texts
 from t2t.models.config import HeadConfig
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
 
 
-def with_heads(config: Config) -> Config:
-  """The run with the loss that it means, and with the heads that its tasks need, if these answer.
+def resolved(config: Config) -> Config:
+  """The run with what its data decides: the loss that it means, the heads that its tasks need, its number of steps.
 
   An encoder alone answers tasks through heads, and other models do with config.train.loss=heads.
 
   Raises:
-    UserError: a task that no head answers, or a model whose heads are others.
+    UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
   """
-  data, model, loss = config.data, config.model, config.train.loss
+  data = config.data
   found = None if data.files or not data.mixture else pipeline.registered(data)
+  return _with_steps(_with_heads(config, found), found)
+
+
+def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
+  data, model, loss = config.data, config.model, config.train.loss
   answered = found is not None and answering.is_answered(found)
   asked = _asked_by_objectives(config, found)
   if not loss:
@@ -39,6 +44,37 @@ def with_heads(config: Config) -> Config:
   # Others that could answer would not be asked.
   others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
   return config.with_(model={"heads": (*others, *wanted)})
+
+
+def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
+  """The run with as many steps as its epochs are; each is evaluated and saved, if nothing else is said."""
+  epochs, data = config.train.epochs, config.data
+  if not epochs:
+    return _with_intervals(config, config.train.steps)
+  if found is None or epochs < 0:
+    raise UserError(
+      f"config.train.epochs={epochs}: "
+      + ("must not be below 0" if epochs < 0 else "counts examples of tasks, and there is no config.data.mixture")
+      + "; give config.train.steps, and 0.0 epochs"
+    )
+  number = 0
+  for task in selection.tasks_of(pipeline.adapted(data, found)):
+    if data.train_split in task.splits:
+      count = task.num_input_examples(data.train_split)
+      if count is None:
+        raise UserError(
+          f"config.train.epochs={epochs}: {task.name} does not say how many examples it has; give config.train.steps,"
+          " and 0.0 epochs"
+        )
+      number += count
+  steps = max(1, round(epochs * number / config.train.batch_size))
+  return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
+
+
+def _with_intervals(config: Config, epoch: int) -> Config:
+  """An interval of 0 is an epoch of so many steps."""
+  every = {name: {"every": getattr(config, name).every or max(1, epoch)} for name in ("eval", "checkpoint")}
+  return config.with_(**every)
 
 
 def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | None) -> tuple[HeadConfig, ...]:
@@ -100,8 +136,9 @@ def check(config: Config) -> None:
   """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
 
   Raises:
-    UserError: see there.
+    UserError: see there; or pairs of texts and a loss that does not compare them, or the other way round.
   """
+  _check_pairs(config)
   heads = _heads_asked(config)
   pipeline.check(
     config.data,
@@ -113,6 +150,37 @@ def check(config: Config) -> None:
   )
   if heads:
     _check_examples(config, heads)
+
+
+def _check_pairs(config: Config) -> None:
+  """Refuses a loss that compares texts where there are no two, another where there are, and twice the same vector."""
+  data, model = config.data, config.model
+  if not (data.files or data.mixture):
+    return
+  if data.files:
+    names, where = {data.objective}, f"config.data.objective={data.objective}"
+    found = objectives.output_features(data.objective, pipeline.vocabulary(data))
+  else:
+    task = pipeline.registered(data)
+    names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
+  if ("texts" in found) != compares_texts(config.train.loss):
+    if "texts" in found:
+      raise UserError(
+        f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
+        f" {config.train.loss}; start from a config such as simcse_base"
+      )
+    raise UserError(
+      f"{where}: config.train.loss=contrastive compares pairs of texts, which its examples are not; the objectives"
+      " neighbouring_sentences and same_text_twice make them, and a task's `pairs.preprocessors`"
+    )
+  if "same_text_twice" in names and (not model.dropout_rate or model.t5_dropout):
+    # T5's draws are the same for all positions of a row, where both texts stand.
+    key = "t5_dropout=True" if model.dropout_rate else "dropout_rate=0.0"
+    right = "t5_dropout=False" if model.dropout_rate else "dropout_rate=0.1"
+    raise UserError(
+      f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
+      f" own; set config.model.{right}"
+    )
 
 
 def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:

@@ -47,8 +47,10 @@ def named(mixture: str, *, modules: Sequence[str]) -> Found:
   names = [name.strip() for name in mixture.split(",")]
   parts = [registry.task_or_mixture(name, modules=modules) for name in names]
   for part in parts:
-    if "targets" not in part.output_features:
-      raise UserError(f"config.data.mixture={mixture}: {part.name} has no output feature 'targets'")
+    if not {"targets", "texts"} & set(part.output_features):
+      raise UserError(
+        f"config.data.mixture={mixture}: {part.name} has no output feature 'targets', and no 'texts' that are compared"
+      )
   if len(parts) == 1:
     return parts[0]
   tasks = list(dict.fromkeys(task for part in parts for task in tasks_of(part)))
@@ -225,7 +227,7 @@ def check_folders(found: Found, folders: Mapping[str, str]) -> None:
 
 
 def vocabulary_of(found: Found) -> seqio.Vocabulary:
-  """Of the targets; of the inputs, where heads answer and there are no others."""
+  """Of the targets; of the inputs, where heads answer or texts are compared and there are no others."""
   features = found.output_features
   return features["targets" if "targets" in features else "inputs"].vocabulary
 

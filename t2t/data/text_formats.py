@@ -364,6 +364,22 @@ def translate(features: Features, *, source: str, target: str) -> Features:
   return {"inputs": tf.strings.join([prompt, features[source]]), "targets": features[target]}
 
 
+@seqio.map_over_dataset
+def pairs(features: Features, *, first: str, second: str) -> Features:
+  """Two texts that belong together, for a contrastive loss: a sentence in two languages, a question and its answer.
+
+  In:  {"de": "Das ist gut.", "en": "That is good.", "idx": 3}
+  Out: {"first": "That is good.", "second": "Das ist gut."}
+
+  Args:
+    features: the two texts, and maybe others.
+    first: the name of one, "en" above.
+    second: and of the other, "de".
+  Source: Feng et al. 2022 (LaBSE), section 2.1.
+  """
+  return {"first": features[first], "second": features[second]}
+
+
 # Steps that make, or leave out, examples because an answer is written; a head answers of each record.
 FOR_WRITING = (only_right, each_answer)
 

@@ -194,7 +194,7 @@ class Heads:
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """With the examples as a head reads them."""
     config = self._asked.config
-    self._heads[task.name] = answering.head_of(task, config.heads)
+    self._heads[task.name], _ = answering.head_of(task, config.heads)
     return answering.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:

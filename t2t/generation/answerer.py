@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import math
 from typing import Any
 
 from flax import nnx
 import jax
 import numpy as np
 
-from t2t import losses, sharding
-from t2t.generation import predictor
+from t2t import UserError, losses, sharding
+from t2t.generation import predictor, prompting
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -96,7 +97,8 @@ def _text(value: Any) -> str:
   return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _named(head: HeadConfig, number: int) -> str:
+def named(head: HeadConfig, number: int) -> str:
+  """The text of a class, or its number where it has none."""
   return head.labels[number] if head.labels else str(number)
 
 
@@ -129,7 +131,7 @@ def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, f
   """Of words that are not asked O."""
   tags = ["O"] * len(example["words"])
   for number, own in zip(example["asked_words"], logits, strict=True):
-    tags[int(number)] = _named(head, int(np.argmax(own)))
+    tags[int(number)] = named(head, int(np.argmax(own)))
   return " ".join(tags), float(sum(np.max(_log_softmax(own)) for own in logits))
 
 
@@ -189,6 +191,62 @@ def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
   return _ANSWERS[head.kind](head, example, logits)
 
 
+# ---- Fields of a row -------------------------------------------------------------------------------------------------
+
+
+def _rounded(value: float) -> float:
+  found = prompting.rounded(float(value))
+  if not math.isfinite(found):
+    raise UserError(f"--checkpoint: an answer is {found}: its training had gone wrong; take another")
+  return found
+
+
+def _class_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del candidates
+  log_p = _log_softmax(logits[0])
+  best = int(np.argmax(log_p))
+  probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
+  return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
+
+
+def _choice_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del head
+  log_p = _log_softmax(logits[:, 0])
+  best = int(np.argmax(log_p))
+  probabilities = [_rounded(np.exp(x)) for x in log_p]
+  return {"prediction": candidates[best], "score": _rounded(log_p[best]), "probabilities": probabilities}
+
+
+def _score_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+  del head, candidates
+  return {"prediction": _rounded(logits[0, 0])}
+
+
+# Kinds of heads that can be asked of any text.
+FIELDS: dict[str, Callable[[HeadConfig, np.ndarray, Sequence[str]], dict[str, Any]]] = {
+  "class": _class_fields,
+  "choice": _choice_fields,
+  "score": _score_fields,
+}
+
+
+def fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str] = ()) -> dict[str, Any]:
+  """What a head says of a text, as the fields of a row.
+
+  In:  a class head with the labels no and yes, [[0.0, 1.0]]
+  Out: {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
+
+  Args:
+    head: that was asked.
+    logits: [positions that are asked, classes].
+    candidates: of a choice.
+
+  Raises:
+    UserError: they are not finite.
+  """
+  return FIELDS[head.kind](head, logits, candidates)
+
+
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
 
 
@@ -210,4 +268,4 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
     bounds = (logits.argmax(axis=0), [np.argmax(targets % 2 == 1), np.argmax(targets >= 2)])
     return tuple(f"tokens {int(first)}-{int(last)}" for first, last in bounds)
   found, right = logits.argmax(axis=-1), targets
-  return " ".join(_named(head, int(i)) for i in found), " ".join(_named(head, int(i)) for i in right)
+  return " ".join(named(head, int(i)) for i in found), " ".join(named(head, int(i)) for i in right)

@@ -42,13 +42,14 @@ def place(path: str, number: int = 0) -> str:
   return f"--input: {name}, line {number}" if number else f"--input: {name}"
 
 
-def read(path: str, *, field: str = "") -> Iterator[Line]:
+def read(path: str, *, field: str = "", parts: bool = False) -> Iterator[Line]:
   """The lines of an input, one after another.
 
   Args:
     path: a .txt file, with an input on each line, or a .jsonl file, with an object on each; local or gs://; "-" is
       standard input, whose lines are text, or objects if there is a `field`.
     field: of an object, where its text is; "" is "inputs".
+    parts: whether an object may have "parts", a list of texts, in its place; they are its text, joined, then.
 
   Raises:
     UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
@@ -64,7 +65,7 @@ def read(path: str, *, field: str = "") -> Iterator[Line]:
         text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
       others: Mapping[str, Any] = {}
       if as_json and text.strip():
-        text, others = _parsed(text, field or "inputs", where)
+        text, others = _parsed(text, field or "inputs", where, parts=parts)
       yield Line(number, text if text.strip() else "", others)
   if not number:
     raise UserError(f"{place(path)} is empty; give at least one line")
@@ -110,10 +111,10 @@ def _decoded(content: bytes, where: str) -> str:
 
 
 # What a row has of its own; see `row`.
-_OWN = ("line", "inputs", "prediction", "score", "alternatives", "cut", "error")
+_OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
-def _parsed(text: str, field: str, where: str) -> tuple[str, Mapping[str, Any]]:
+def _parsed(text: str, field: str, where: str, *, parts: bool) -> tuple[str, Mapping[str, Any]]:
   """The text of an object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."
   try:
@@ -123,20 +124,41 @@ def _parsed(text: str, field: str, where: str) -> tuple[str, Mapping[str, Any]]:
     raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
   if not isinstance(value, dict):
     raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
+  if parts and "parts" in value:
+    joined = " ".join(texts(value, "parts", where))
+    value = {field: joined} | value
   if field not in value:
     there = ", ".join(map(repr, value)) or "none at all"
     raise UserError(f"{where}: has no field {field!r}; its fields are {there}; name the one with the text by --field")
   found = value.pop(field)
   if not isinstance(found, str):
     raise UserError(f"{where}: field {field!r} is {json.dumps(found)[:60]}, not a string")
-  try:
-    found.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
-  except UnicodeEncodeError as error:
-    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  _check_unicode(found, field, where)
   taken = [name for name in value if name in _OWN]
   if taken:
     raise UserError(f"{where}: has a field {taken[0]!r}, which the output has of its own; rename it")
   return found, value
+
+
+def _check_unicode(text: str, field: str, where: str) -> None:
+  try:
+    text.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
+  except UnicodeEncodeError as error:
+    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+
+
+def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
+  """The texts that an object has in a field.
+
+  Raises:
+    UserError: it is not a list of at least one text.
+  """
+  found = fields[name]
+  if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+    raise UserError(f'{where}: field {name!r} is {json.dumps(found)[:60]}; give a list of texts, such as ["a", "b"]')
+  for text in found:
+    _check_unicode(text, name, where)
+  return found
 
 
 def row(line: Line, answer: Mapping[str, Any]) -> Row:
@@ -171,10 +193,9 @@ class Output:
 
   def __init__(self, file: io.IOBase, path: str, run: Mapping[str, Any]):
     self._file, self._path, self._run = file, path, run
-    self._record = pathlib.Path(f"{path}.run.json")
     self._size = self._done = 0
     if path != PIPE and os.fstat(file.fileno()).st_size:
-      self._check_run()
+      check_run(path, run)
       for content in self._contents():
         self._size += len(content)
         self._done += 1
@@ -232,44 +253,84 @@ class Output:
     """Appends rows; when it returns, a killed run does not lose them."""
     if not self._begun and self._path != PIPE:
       if not self._done:
-        part = self._record.with_name(self._record.name + ".part")
-        part.write_text(json.dumps(self._run, indent=2) + "\n")
-        part.replace(self._record)
+        record_run(self._path, self._run)
       self._file.truncate(self._size)
     self._begun = True
-    content = memoryview(b"".join(map(_encoded, rows)))
-    try:
-      while content:
-        content = content[self._file.write(content) :]
-      self._file.flush()
-    except BrokenPipeError:
-      raise
-    except OSError as error:
-      raise UserError(
-        f"--output {self._path}: cannot be written ({error.strerror}); the same command goes on when it can"
-      ) from error
-
-  def _check_run(self) -> None:
-    try:
-      before = json.loads(self._record.read_text())
-    except (OSError, ValueError):
-      raise UserError(
-        f"--output {self._path}: exists, and no {self._record.name} beside it says what made it;"
-        " give another --output, or delete it to start anew"
-      ) from None
-    differences = [
-      f"--{name} {self._run.get(name)}, it was {before.get(name)}"
-      for name in self._run | before
-      if name != "input" and before.get(name) != self._run.get(name)  # its lines themselves are compared
-    ]
-    if differences:
-      raise UserError(
-        f"--output {self._path}: belongs to another run: {'; '.join(differences)}."
-        f" Give what it had to go on with it, or {self._start_anew()}"
-      )
+    append(self._file, b"".join(map(_encoded, rows)), path=self._path)
 
   def _start_anew(self) -> str:
-    return f"give another --output, or delete {self._path} to start anew"
+    return _start_anew(self._path)
+
+
+def _start_anew(path: str) -> str:
+  return f"give another --output, or delete {path} to start anew"
+
+
+def append(file: io.IOBase, content: bytes, *, path: str) -> None:
+  """Writes all of it.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  left = memoryview(content)
+  try:
+    while left:
+      left = left[file.write(left) :]
+    file.flush()
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    raise UserError(
+      f"--output {path}: cannot be written ({error.strerror}); the same command goes on when it can"
+    ) from error
+
+
+# ---- The run that an output belongs to -------------------------------------------------------------------------------
+
+
+# What the record of an output that has no texts says of those of its input.
+_OF_LINES = ("lines", "texts")
+
+
+def _record(path: str) -> pathlib.Path:
+  return pathlib.Path(f"{path}.run.json")
+
+
+def record_run(path: str, run: Mapping[str, Any]) -> None:
+  """Says beside an output what it depends on."""
+  part = _record(path).with_name(_record(path).name + ".part")
+  part.write_text(json.dumps(run, indent=2) + "\n")
+  part.replace(_record(path))
+
+
+def check_run(path: str, run: Mapping[str, Any]) -> None:
+  """Whether an output that is there is of this run.
+
+  Raises:
+    UserError: it is not: says what differs.
+  """
+  try:
+    before = json.loads(_record(path).read_text())
+  except (OSError, ValueError):
+    raise UserError(
+      f"--output {path}: exists, and no {_record(path).name} beside it says what made it;"
+      " give another --output, or delete it to start anew"
+    ) from None
+  differences = [
+    f"--{name} {run.get(name)}, it was {before.get(name)}"
+    for name in run | before
+    if name not in ("input", *_OF_LINES) and before.get(name) != run.get(name)  # lines themselves are compared
+  ]
+  if differences:
+    raise UserError(
+      f"--output {path}: belongs to another run: {'; '.join(differences)}."
+      f" Give what it had to go on with it, or {_start_anew(path)}"
+    )
+  if any(before.get(name) != run.get(name) for name in _OF_LINES):
+    raise UserError(
+      f"--output {path}: belongs to another input: the lines of {run['input']} are not those that it was begun with;"
+      f" {_start_anew(path)}"
+    )
 
 
 def _encoded(fields: Row) -> bytes:
@@ -289,6 +350,17 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
   if path == PIPE:
     yield Output(sys.stdout.buffer, path, run)
     return
+  with opened(path) as file:
+    yield Output(file, os.path.expanduser(path), run)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[io.IOBase]:
+  """A local file, for reading and appending, that no other process writes to at the same time.
+
+  Raises:
+    UserError: it cannot be written, or another does.
+  """
   if "://" in path:
     raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
   path = os.path.expanduser(path)
@@ -304,4 +376,4 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
       raise UserError(
         f"--output {path}: another process is writing to it; wait for it, or give another --output"
       ) from None
-    yield Output(file, path, run)
+    yield file

@@ -1,11 +1,12 @@
-"""What a model writes for each line of a file, in their order, resumable at any byte."""
+"""A row for each line of a file, in their order, resumable at any byte, whatever a model is asked of each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 import dataclasses
 import itertools
 import sys
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import rich.console
@@ -13,7 +14,8 @@ import rich.progress
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, line_files, predictor, prompting
+from t2t.generation import line_files
+from t2t.params import Params
 from t2t.runtime import hosts
 from t2t.training import writers
 
@@ -21,48 +23,136 @@ from t2t.training import writers
 # fewer lose less when a run is killed.
 _WINDOW = 8
 
+# What is wrong with a line -> what the summary calls such lines.
+EMPTY = "empty line"
+NO_BLANK = "no blank"
+_CALLED = {EMPTY: "empty", NO_BLANK: "without a blank"}
+
+Done = Callable[[int, int], None]  # of lines and tokens, after each batch
+
+
+# ---- What is asked ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+  """A line as a model reads it.
+
+  given: what the model is given, as JSON takes it; None where nothing can be asked.
+  tokens: how many it is, those that were cut included.
+  cut: how many were.
+  error: why nothing can be asked; a key of `_CALLED`.
+  """
+
+  given: Any
+  tokens: int = 0
+  cut: int = 0
+  error: str = ""
+
+
+class Way(Protocol):
+  """What a model is asked of each line, on every host.
+
+  asks: what is asked, as the page knows it: the kind of a head, "fill", ...
+  unit: what is counted beside lines: "tokens", "new tokens".
+  longest: tokens of a line at most.
+  parts: whether a line may have its texts in a list.
+  pairs: whether that may be more than one: the model was trained to read several apart.
+  options: what rows depend on besides checkpoint and input, by the names of the command's options.
+  nothing: fields of the row of a line that cannot be asked.
+  """
+
+  asks: str
+  unit: str
+  longest: int
+  parts: bool
+  pairs: bool
+  options: Mapping[str, Any]
+  nothing: Mapping[str, Any]
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """Whether a line has what is needed.
+
+    Raises:
+      UserError: it has not; begins with `where`.
+    """
+
+  def read(self, line: line_files.Line) -> Asked:
+    """A line, which has been checked, as the model reads it."""
+
+  def answer(self, params: Params, given: Sequence[Any], *, first: int, done: Done | None) -> list[dict[str, Any]]:
+    """The fields of each row beside those of its line.
+
+    Args:
+      params: nested dict.
+      given: of each line what `Asked` has.
+      first: number of the first line, from 0; what is drawn for a line depends on its number.
+      done: called after each batch.
+    """
+
+
+class Output(Protocol):
+  """Where rows are written to; see `line_files.Output`."""
+
+  done: int
+
+  def beside(
+    self, lines: Iterable[line_files.Line], *, where: str
+  ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
+    """Each line with the row that is there for it, if there is one."""
+
+  def write(self, rows: Iterable[line_files.Row]) -> None:
+    """Appends rows."""
+
 
 # ---- A file ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What is to be done; the options of the command say what each means."""
+  """What is to be done; the options of the command say what each means.
+
+  called: what the rows are, in a word.
+  """
 
   input: str
   output: str
   field: str
-  decode: decoding.DecodeConfig
-  seed: int
-  max_inputs: int
-  ends_prompts: bool
   batch_size: int
   strict: bool
-  tensor: int
+  called: str = "predictions"
 
 
-def infer(source: pretrained.Source, job: Job) -> None:
+def run(
+  source: pretrained.Source,
+  mesh: jax.sharding.Mesh,
+  way: Way,
+  job: Job,
+  *,
+  open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[Output]] = line_files.output,
+) -> None:
   """Writes a row for each line of the input, or those that are missing in the output.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are loaded.
+    way: how it is asked.
+    job: files.
+    open_output: (path, what its rows depend on) -> where they are written to.
 
   Raises:
     UserError: input, output or options cannot be used; before any work on a device, unless it is a line that comes
       through a pipe.
   """
   if jax.process_index() != 0:
-    _follow(source, job)
+    _follow(source, mesh, way)
     return
 
   # ---- Input ---------------------------------------------------------------
-  vocabulary = pretrained.vocabulary(source)
-  prompts = prompting.Prompts(vocabulary, ends=job.ends_prompts, longest=job.max_inputs)
-  read = lambda: _checked(line_files.read(job.input, field=job.field), job, prompts)
+  read = lambda: _checked(line_files.read(job.input, field=job.field, parts=way.parts), job, way)
   total = None if job.input == line_files.PIPE else _count(read(), job)
 
-  # ---- Model ---------------------------------------------------------------
-  mesh = _mesh(job.tensor)
-  predictor = _predictor(source, vocabulary, mesh, job)
-
-  with line_files.output(job.output, _run(source, job)) as output:
+  with open_output(job.output, _run(source, way, job)) as output:
     # ---- Where it goes on --------------------------------------------------
     beside = lambda: output.beside(read(), where=line_files.place(job.input).removeprefix("--input: "))
     if output.done and total is not None:
@@ -82,11 +172,11 @@ def infer(source: pretrained.Source, job: Job) -> None:
     # in a run that was interrupted as in one that was not.
     size = job.batch_size * _WINDOW
     counts = _Counts()
-    with _Progress(total) as progress:
+    with _Progress(total, way.unit) as progress:
       try:
         for window in _windows(beside(), size):
           if any(row is None for _, row in window):
-            answers = _answers([line for line, _ in window], prompts, vocabulary, predictor, params, job, progress)
+            answers = _answers([line for line, _ in window], way, params, progress)
             rows = [row or line_files.row(line, new) for (line, row), new in zip(window, answers, strict=True)]
             output.write(row for row, (_, before) in zip(rows, window, strict=True) if before is None)
           else:
@@ -98,48 +188,39 @@ def infer(source: pretrained.Source, job: Job) -> None:
           progress.say(f"stopped after {counts.lines:,} lines; the same command goes on from there")
         raise
   hosts.share(None)
-  _summarise(counts, progress, job)
+  _summarise(counts, progress, way, job)
 
 
-def _predictor(source: pretrained.Source, vocabulary, mesh: jax.sharding.Mesh, job: Job) -> predictor.Predictor:
-  model = pretrained.abstract(source, mesh)
-  return predictor.Predictor(
-    model.config,
-    model.graphdef,
-    mesh,
-    predictor.framing(vocabulary),
-    decode=job.decode,
-    batch_size=job.batch_size,
-    max_inputs=job.max_inputs,
-  )
-
-
-def _follow(source: pretrained.Source, job: Job) -> None:
+def _follow(source: pretrained.Source, mesh: jax.sharding.Mesh, way: Way) -> None:
   """What all processes but the first do: its share of each window that the first one, which alone reads, has read."""
-  mesh = _mesh(job.tensor)
-  predictor = _predictor(source, pretrained.vocabulary(source), mesh, job)
   if hosts.share(None) is None:
     return
   params = pretrained.load(source, mesh).params
   while (window := hosts.share(None)) is not None:
-    first, tokens = window
-    predictor.generate(params, tokens, seed=job.seed, first=first)
+    first, given = window
+    way.answer(params, given, first=first, done=None)
 
 
-def _checked(found: Iterable[line_files.Line], job: Job, prompts: prompting.Prompts) -> Iterator[line_files.Line]:
-  """The lines, with `--strict` only such as can be answered as they are."""
+def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[line_files.Line]:
+  """The lines, if the model can be asked of them, with `--strict` only such as can be answered as they are."""
   for line in found:
+    where = line_files.place(job.input, line.number)
+    if line.text:
+      way.check(line, where)
     if job.strict:
-      where = line_files.place(job.input, line.number)
-      if not line.text:
-        raise UserError(f"{where}: empty; without --strict its prediction is null")
-      kept, cut = prompts(line.text)
-      if cut:
+      asked = _asked(line, way)
+      if asked.error:
+        raise UserError(f"{where}: {asked.error}; without --strict its row has null and this error")
+      if asked.cut:
         raise UserError(
-          f"{where}: has {len(kept) + cut:,} tokens, more than the {job.max_inputs:,} that the model reads; shorten it,"
+          f"{where}: has {asked.tokens:,} tokens, more than the {way.longest:,} that the model reads; shorten it,"
           " give another --inputs_length, or leave out --strict, and it is cut"
         )
     yield line
+
+
+def _asked(line: line_files.Line, way: Way) -> Asked:
+  return way.read(line) if line.text else Asked(None, error=EMPTY)
 
 
 def _count(found: Iterable[line_files.Line], job: Job) -> int:
@@ -151,7 +232,12 @@ def _count(found: Iterable[line_files.Line], job: Job) -> int:
   return number
 
 
-def _mesh(tensor: int) -> jax.sharding.Mesh:
+def make_mesh(tensor: int) -> jax.sharding.Mesh:
+  """All devices, each `tensor` of which share one copy of the model.
+
+  Raises:
+    UserError: it does not divide them.
+  """
   devices = jax.device_count()
   if tensor < 1 or devices % tensor:
     works = [number for number in range(1, devices + 1) if devices % number == 0]
@@ -159,20 +245,9 @@ def _mesh(tensor: int) -> jax.sharding.Mesh:
   return sharding.make_mesh({"data": -1, "tensor": tensor})
 
 
-def _run(source: pretrained.Source, job: Job) -> dict[str, Any]:
+def _run(source: pretrained.Source, way: Way, job: Job) -> dict[str, Any]:
   """What the rows depend on, by the names of the options; the size of a batch is none of it."""
-  decode = job.decode
-  found = {"checkpoint": str(source.path), "input": job.input, "field": job.field or "inputs"}
-  found |= {"inputs_length": job.max_inputs, "max_length": decode.max_length, "beam": decode.num_beams}
-  if decode.num_beams > 1:
-    found["length_penalty"] = decode.length_penalty
-  # Only what departs from what outputs were written with before it could be chosen.
-  if job.ends_prompts != source.model.kind.reads_apart:
-    found["prompt_eos"] = "yes" if job.ends_prompts else "no"
-  found["temperature"] = decode.temperature
-  if decode.temperature:
-    found |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": job.seed}
-  return found
+  return {"checkpoint": str(source.path), "input": job.input, "field": job.field or "inputs", **way.options}
 
 
 def _windows(pairs: Iterator, size: int) -> Iterator[list]:
@@ -181,60 +256,52 @@ def _windows(pairs: Iterator, size: int) -> Iterator[list]:
 
 
 def _answers(
-  window: Sequence[line_files.Line],
-  prompts: prompting.Prompts,
-  vocabulary,
-  predictor,
-  params,
-  job: Job,
-  progress: "_Progress",
+  window: Sequence[line_files.Line], way: Way, params: Params, progress: "_Progress"
 ) -> list[dict[str, Any]]:
   """The fields that each line's row has beside those of the input."""
-  encoded = [prompts(line.text) if line.text else None for line in window]
-  there = [each for each in encoded if each is not None]
-  if not there:
+  asked = [_asked(line, way) for line in window]
+  there = [each.given for each in asked if not each.error]
+  answers: Sequence[dict[str, Any]] = [{}] * len(window)
+  if there:
+    # What is drawn for a line depends on its number: one that cannot be asked stands in its place as a copy of another.
+    given = [there[0] if each.error else each.given for each in asked]
+    first = window[0].number - 1
+    hosts.share([first, given])
+    answers = way.answer(params, given, first=first, done=progress.add)
+  else:
     progress.skip(len(window))
-    return [_EMPTY] * len(window)
-  # What is drawn for a line depends on its number: an empty one stands in its place as a copy of another.
-  tokens = [(each or there[0])[0] for each in encoded]
-  first = window[0].number - 1
-  hosts.share([first, tokens])
-  generations = predictor.generate(params, tokens, seed=job.seed, first=first, on_batch=progress.add)
   found = []
-  for each, generation in zip(encoded, generations, strict=True):
-    if each is None:
-      found.append(_EMPTY)
-    else:
-      found.append(prompting.answer(generation, vocabulary) | ({"cut": each[1]} if each[1] else {}))
+  for each, answer in zip(asked, answers, strict=True):
+    fields = {**way.nothing, "error": each.error} if each.error else answer
+    found.append(fields | ({"cut": each.cut} if each.cut else {}))
   return found
-
-
-_EMPTY = {"prediction": None, "score": None, "error": "empty line"}
 
 
 class _Counts:
   """What the summary says of the output."""
 
   def __init__(self):
-    self.lines = self.empty = self.cut = 0
+    self.lines = self.cut = 0
+    self.errors = dict.fromkeys(_CALLED, 0)
 
   def add(self, rows: Iterable[line_files.Row]) -> None:
     for row in rows:
       self.lines += 1
-      self.empty += "error" in row
       self.cut += "cut" in row
+      if row.get("error") in self.errors:
+        self.errors[row["error"]] += 1
 
 
-def _summarise(counts: _Counts, progress: "_Progress", job: Job) -> None:
+def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> None:
   """Prints what a person wants to know at the end; not among the rows."""
   file = sys.stderr if job.output == line_files.PIPE else sys.stdout
-  remarks = [f"{counts.empty:,} empty"] if counts.empty else []
-  remarks += [f"{counts.cut:,} cut to {job.max_inputs:,} tokens"] if counts.cut else []
+  remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
+  remarks += [f"{counts.cut:,} cut to {way.longest:,} tokens"] if counts.cut else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
-  print(f"new tokens     {progress.tokens:,} in {writers.duration(progress.seconds)} ({speed})", file=file)
+  print(f"{way.unit:<14} {progress.tokens:,} in {writers.duration(progress.seconds)} ({speed})", file=file)
   if job.output != line_files.PIPE:
-    print(f"predictions    {job.output}", file=file)
+    print(f"{job.called:<14} {job.output}", file=file)
 
 
 class _Progress:
@@ -242,8 +309,8 @@ class _Progress:
 
   _EVERY_SECONDS = 10.0
 
-  def __init__(self, total: int | None):
-    self._total = total
+  def __init__(self, total: int | None, unit: str):
+    self._total, self._unit = total, unit
     self._lines = self._new_lines = self.tokens = 0
     self._started = self._printed = time.monotonic()
     # Lines and seconds at the end of each batch: the first one compiles, and says little of those that follow.
@@ -266,7 +333,7 @@ class _Progress:
 
   @property
   def speed(self) -> float:
-    """New tokens per second, from the beginning."""
+    """Tokens per second, from the beginning."""
     return self.tokens / max(time.monotonic() - self._started, 1e-9)
 
   def skip(self, number: int) -> None:
@@ -274,7 +341,7 @@ class _Progress:
     self._lines += number
 
   def add(self, number: int, tokens: int) -> None:
-    """So many lines are done, with so many new tokens."""
+    """So many lines are done, with so many tokens."""
     self._lines, self._new_lines, self.tokens = self._lines + number, self._new_lines + number, self.tokens + tokens
     now = time.monotonic()
     self._batches = [*self._batches[-50:], (self._new_lines, now)]
@@ -282,7 +349,7 @@ class _Progress:
     before, at = self._batches[0]
     if now > at:
       per_second = (self._new_lines - before) / (now - at)
-      text += f"  {writers.compact_count(per_second)} lines/s  {writers.compact_count(self.speed)} new tokens/s"
+      text += f"  {writers.compact_count(per_second)} lines/s  {writers.compact_count(self.speed)} {self._unit}/s"
       if self._total:
         text += f"  {writers.duration((self._total - self._lines) / per_second)} left"
     if self._bar is not None:
@@ -297,37 +364,3 @@ class _Progress:
       self._bar.console.print(text, highlight=False, markup=False)
     else:
       print(text, file=sys.stderr, flush=True)
-
-
-# ---- How text is written ---------------------------------------------------------------------------------------------
-
-
-def decode_config(
-  *,
-  max_length: int,
-  beam: int = 1,
-  length_penalty: float | None = None,
-  temperature: float | None = None,
-  top_p: float | None = None,
-  top_k: int | None = None,
-) -> decoding.DecodeConfig:
-  """How text is written, from the options of the command; None: not given.
-
-  Raises:
-    UserError: a value out of range, or options that have nothing to do with each other.
-  """
-  drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-  drawing = {name: value for name, value in drawing.items() if value is not None}
-  if beam > 1 and drawing:
-    name, value = next(iter(drawing.items()))
-    raise UserError(f"--beam {beam} and --{name} {value}: beams find the likeliest text, nothing is drawn; give one")
-  if beam < 1:
-    raise UserError(f"--beam {beam}: must be at least 1, which is no search")
-  if length_penalty is not None and beam == 1:
-    raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
-  if drawing:
-    drawing = {"temperature": 1.0, **drawing}
-    if not drawing["temperature"] and len(drawing) > 1:
-      raise UserError("--temperature 0 takes the likeliest token each time: leave out --top_p and --top_k, or raise it")
-  penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
-  return decoding.DecodeConfig(max_length=max_length, num_beams=beam, **penalty, **drawing)

@@ -307,13 +307,3 @@ def check_predicts_tokens(config: TransformerConfig, *, where: str) -> None:
       f"{where} is a discriminator: it says which tokens were {detectors[0]}, and knows nothing of which are likely;"
       " start fine-tuning from it (config.init.checkpoint)"
     )
-
-
-def check_architecture(config: TransformerConfig, *, where: str) -> None:
-  """Whether a model can write text.
-
-  Raises:
-    UserError: it is an encoder alone.
-  """
-  if not config.kind.writes:
-    raise UserError(f"{where} is an encoder alone, which cannot write text; `t2t eval` has it choose among options")

@@ -65,6 +65,22 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
   return max(1, min(trained, source.model.most_positions - others))
 
 
+def longest_text(source: pretrained.Source, *, inputs_length: int) -> int:
+  """Tokens of a text at most that is read and not answered in writing, special tokens included.
+
+  Args:
+    source: the checkpoint.
+    inputs_length: what the user wants; 0: as many as in training, if there are positions for them.
+
+  Raises:
+    UserError: there are not so many positions.
+  """
+  longest, most = longest_prompt(source, inputs_length=inputs_length, max_length=0), source.model.most_positions
+  if most and longest > most:
+    raise UserError(f"--inputs_length {inputs_length}: the model has learned {most} positions; give no more")
+  return longest
+
+
 def rounded(score: float) -> float:
   """A float32 with the digits that count."""
   return float(f"{score:.6g}")

@@ -146,7 +146,7 @@ def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collectio
 def show(
   graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: Any, *, number: int
 ) -> list[tuple[str, str, str]]:
-  """`held_out` with the ids that a vocabulary gives a meaning; nothing where `number` is 0."""
+  """`held_out` with the ids that a vocabulary gives a meaning; nothing where `number` is 0, or nothing is predicted."""
   from t2t.data import vocabularies
 
   if not number:
@@ -154,6 +154,8 @@ def show(
   if any(name.endswith("answer_heads") for name in batch):
     hidden_ids = vocabularies.framing_ids(vocabulary)
     return answered(graphdef, state, batch, vocabulary=vocabulary, hidden_ids=hidden_ids, number=number)
+  if not any(name.endswith("target_tokens") for name in batch):
+    return []  # pairs of texts, which are compared
   return held_out(
     graphdef,
     state,

@@ -2,6 +2,7 @@
 
 from t2t import UserError, did_you_mean
 from t2t.config import Config
+from t2t.losses.contrastive import Contrastive
 from t2t.losses.cross_entropy import (
   CrossEntropy,
   CrossEntropyConfig,
@@ -19,6 +20,7 @@ __all__ = [
   "ANSWERED_KINDS",
   "LOSSES",
   "Baseline",
+  "Contrastive",
   "CrossEntropy",
   "CrossEntropyConfig",
   "Electra",
@@ -29,6 +31,7 @@ __all__ = [
   "all_answers",
   "answered_by_heads",
   "answers",
+  "compares_texts",
   "gradient",
   "make",
   "scores_of",
@@ -40,6 +43,7 @@ __all__ = [
 
 # config.train.loss -> the loss of a run
 LOSSES: dict[str, type[Loss]] = {
+  "contrastive": Contrastive,
   "cross_entropy": CrossEntropy,
   "electra": Electra,
   "heads": Heads,
@@ -50,6 +54,11 @@ LOSSES: dict[str, type[Loss]] = {
 def answered_by_heads(name: str) -> bool:
   """Whether a batch of this loss has what heads are asked."""
   return LOSSES.get(name) is Heads
+
+
+def compares_texts(name: str) -> bool:
+  """Whether a batch of this loss has pairs of texts."""
+  return LOSSES.get(name) is Contrastive
 
 
 def make(run: Config) -> Loss:

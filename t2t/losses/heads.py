@@ -210,6 +210,12 @@ def all_answers(module: Model, batch: Batch, names: Sequence[str]) -> dict[str, 
   return {name: answers(module, states, batch, name) for name in names}
 
 
+def without_tokens(model: TransformerConfig) -> tuple[str, ...]:
+  """Patterns of what is idle where no tokens are predicted; see `Loss.idle`."""
+  has_own = model.vocabulary_head and (model.logits_transform or not model.tied_logits)
+  return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.reads_apart else ()))
+
+
 def reads_every_layer(model: TransformerConfig) -> bool:
   """Whether one of the heads does."""
   return any(head.layers == "mix" for head in model.heads)
@@ -267,8 +273,7 @@ class Heads:
     """Where no tokens are predicted the head over the vocabulary, and a decoder that answers nothing."""
     if self.tokens is not None:
       return ()
-    has_own = model.logits_transform or not model.tied_logits
-    return (*(("^head/",) if has_own else ()), *(("^decoder/",) if model.kind.reads_apart else ()))
+    return without_tokens(model)
 
   def weights(self, batch: Batch) -> Weights:
     """Answers of each head, as many times as there are examples for each of its own; and tokens that count."""

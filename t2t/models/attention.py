@@ -125,7 +125,7 @@ def choose(
   Args:
     query, keys: see `attend`.
     mask: what it has matters, not the numbers in it.
-    bias: there is a bias on the logits.
+    bias: there is a bias on the logits, or something else is done to them.
     dropout: probabilities are dropped.
   """
   return kernels.choose(
@@ -150,17 +150,19 @@ def attend(
   *,
   mask: AttentionMask,
   bias: jax.Array | None = None,
+  softcap: float = 0.0,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   t5_dropout: bool = True,
 ) -> jax.Array:
-  """softmax(query keys^T + bias) values, with the softmax in float32 and no scaling.
+  """softmax(softcap(query keys^T) + bias) values, with the softmax in float32 and no scaling.
 
   Args:
     query: [batch, heads, query, kv].
     keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
     mask: a query that may see nothing sees everything alike, or anything else that is finite.
     bias: float32 [1, heads, query, key].
+    softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
     dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
 
   Returns:
@@ -171,12 +173,12 @@ def attend(
     # 3.3.2): they are small, and any mask works as it is.
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
   dropped = dropout_key is not None and dropout_rate > 0.0
-  choice = choose(query, keys, mask, bias=bias is not None, dropout=dropped)
+  choice = choose(query, keys, mask, bias=bias is not None or softcap > 0, dropout=dropped)
   if choice.kernel != "plain" and not mask.is_decoding:
     return kernels.attend(query, keys, values, mask, kernel=choice.kernel)
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
-  is_plain = groups == 1 or not mask.is_decoding
+  is_plain = (groups == 1 or not mask.is_decoding) and not softcap
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped and is_plain:
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
@@ -186,7 +188,7 @@ def attend(
   # [batch, kv heads, group, query, kv]
   grouped = query.reshape(query.shape[0], -1, groups, *query.shape[2:])
   logits = jnp.einsum("bhgqk,bhsk->bhgqs", grouped, keys, preferred_element_type=jnp.float32)
-  logits = logits.reshape(query.shape[0], -1, *logits.shape[3:])
+  logits = layers.softcap(logits.reshape(query.shape[0], -1, *logits.shape[3:]), softcap)
   if bias is not None:
     logits = logits + bias
   if allowed is not None:
@@ -229,7 +231,8 @@ class Attention(nnx.Module):
     self.t5_dropout = config.t5_dropout
     self.window = config.attention_window
     self.gradient_dtype = config.gradient_dtype
-    self.scale = head_dim**-0.5 if config.scale_attention else 1.0
+    self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
+    self.softcap = config.attention_softcap
     # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
     query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
@@ -286,6 +289,7 @@ class Attention(nnx.Module):
       keys,
       values,
       bias=positions.bias,
+      softcap=self.softcap,
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,
       t5_dropout=self.t5_dropout,

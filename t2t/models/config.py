@@ -12,7 +12,7 @@ POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "score", "choice", "tag", "span", "detector")
+HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector")
 READS = ("first", "last", "mean", "each")
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
@@ -26,7 +26,9 @@ _MAY_BE_ZERO = (
   "max_length",
   "position_offset",
   "attention_window",
+  "attention_scale_dim",
   "global_attention_every",
+  "global_attention_first",
   "segment_types",
 )
 
@@ -36,9 +38,11 @@ class HeadConfig:
   """A head besides that over the vocabulary; heads.py has the kinds.
 
   name: any number of them may be told apart by it; it is in the paths of their parameters, heads/NAME.
-  num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2.
+  num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2; of a vector
+    its width, 0: the model's, without a projection.
   kind: what the logits are: of the classes of a text (class) or of each word (tag), of each candidate (choice), of
-    where an answer starts and ends (span), a number (score), or of whether each token was replaced (detector).
+    where an answer starts and ends (span), a number (score), of whether each token was replaced (detector), or a
+    vector that is compared with those of other texts (vector).
   labels: texts of the classes, which go into whatever the model is saved as.
   reads: "first" or "last" token of each text, the "mean" of all, or "each" for itself; "": as the kind is published.
   layers: "last", or "mix": the weighted sum of all layers' states, with a scale (ELMo, Peters et al. 2018).
@@ -73,8 +77,13 @@ class HeadConfig:
           f"config.model.heads: {self.name} has {field}={value!r}: known are {', '.join(filter(None, known))}"
           f"{did_you_mean(str(value), known)}"
         )
-    if not isinstance(self.num_classes, int) or self.num_classes < 1:
-      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least 1")
+    least = 0 if self.kind == "vector" else 1
+    if not isinstance(self.num_classes, int) or self.num_classes < least:
+      raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: must be at least {least}")
+    if self.kind == "vector" and self.reads == "each":
+      raise UserError(
+        f'config.model.heads: {self.name} is a vector, of a whole text: give it "reads": "first", "last" or "mean"'
+      )
     number = {"score": 1, "choice": 1, "span": 2}.get(self.kind, self.num_classes)
     if self.num_classes != number:
       raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: a {self.kind} has {number}")
@@ -83,6 +92,19 @@ class HeadConfig:
       raise UserError(
         f"config.model.heads: {self.name} has {len(self.labels)} labels and num_classes={self.num_classes}"
       )
+
+  def spelled_out(self, kind: Architecture) -> "HeadConfig":
+    """The same head on a model of this architecture, with what it reads and its pooler said, if its kind implies them.
+
+    As published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): of a text or a
+    candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder
+    the projection reads the last position (Radford et al. 2018).
+    """
+    whole = self.kind not in ("tag", "span")
+    reads = self.reads or ("each" if not whole else "last" if kind.continues else "first")
+    published = "tanh" if whole and not kind.continues else ""
+    pooler = published if self.pooler == "published" else self.pooler
+    return dataclasses.replace(self, reads=reads, pooler=pooler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +136,19 @@ class TransformerConfig:
   # Attention
   num_kv_heads: int = 0  # grouped-query attention: heads of keys and values; 0: num_heads
   scale_attention: bool = False  # logits / sqrt(head_dim); T5's initializer carries that instead
+  attention_scale_dim: int = 0  # with scale_attention: by which they are scaled instead (Gemma 2); 0: head_dim
+  attention_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: they stay
   qk_norm: bool = False  # queries and keys are normed, each head by itself
   attention_window: int = 0  # positions that a query sees to each side; 0: all
-  global_attention_every: int = 0  # with a window, layers 0, n, 2n, ... see all positions; 0: none does
+  global_attention_every: int = 0  # with a window, every n-th layer sees all positions; 0: none does
+  global_attention_first: int = 0  # the number of the first that does, below n: 0, n, 2n, ... (Gemma 2: 1, 3, 5, ...)
   bidirectional_prefix: bool = False  # decoder_only: the inputs see each other in both directions
   # Blocks
   norm: str = "rms"  # rms or layer
   norm_epsilon: float = 1e-6
+  norm_offset: bool = False  # norms multiply with 1 + scale, which starts as 0 (Gemma)
   post_norm: bool = False  # norms behind the residual sums (BERT) instead of at the start of each branch
+  branch_norm: bool = False  # norms at the end of each branch as well, in front of the residual sum (Gemma 2)
   biases: bool = False  # in projections, feed-forward layers and layer norms
   mlp_activation: str = "gated_gelu"  # gated_gelu (T5 1.1), gated_silu (SwiGLU), gated_gelu_exact, relu, gelu, ...
   share_layers: bool = False  # the layers of a stack are one and the same (ALBERT)
@@ -129,9 +156,12 @@ class TransformerConfig:
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected up to embed_dim (ALBERT); 0: embed_dim
   embedding_norm: bool = False  # the embedded tokens are normed (BERT)
+  scale_embedding: bool = False  # the embedded tokens are multiplied with sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
+  logits_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: they stay
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
+  vocabulary_head: bool = True  # there are logits over the vocabulary; False: only what `heads` answer
   heads: tuple[HeadConfig, ...] = ()  # others besides that over the vocabulary: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
   # How it is computed
@@ -221,6 +251,8 @@ class TransformerConfig:
       raise UserError(f"config.model.segment_types={self.segment_types}: only with architecture=encoder_only")
     if self.bidirectional_prefix and not self.kind.continues:
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
+    if self.branch_norm and self.post_norm:
+      raise UserError("config.model.branch_norm=True: only with config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:
       raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")
 
@@ -233,6 +265,18 @@ class TransformerConfig:
       )
     if self.positions == "rotary" and self.head_dim % 2:
       raise UserError(f"config.model.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+    if self.attention_scale_dim and not self.scale_attention:
+      raise UserError(
+        f"config.model.attention_scale_dim={self.attention_scale_dim}: only with config.model.scale_attention=True"
+      )
+    if self.global_attention_first and self.global_attention_first >= self.global_attention_every:
+      raise UserError(
+        f"config.model.global_attention_first={self.global_attention_first}: must be below"
+        f" config.model.global_attention_every={self.global_attention_every}"
+      )
+    for field in ("attention_softcap", "logits_softcap"):
+      if getattr(self, field) < 0.0:
+        raise UserError(f"config.model.{field}={getattr(self, field)}: must be at least 0, which leaves logits alone")
     if self.global_attention_every and not self.attention_window:
       raise UserError(
         f"config.model.global_attention_every={self.global_attention_every}: without config.model.attention_window"

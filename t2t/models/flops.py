@@ -32,6 +32,7 @@ def model_flops(
     decoder += config.num_decoder_layers * cross
   width = config.embedding_dim or config.embed_dim
   projected = width * config.vocab_size + (config.embed_dim * width if config.logits_transform else 0)
+  projected = projected if config.vocabulary_head else 0
   logits = projected * predicted * (decoder_length or encoder_length)
   embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
   return 6.0 * batch_size * (embedding + encoder + decoder + logits)

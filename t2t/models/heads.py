@@ -21,6 +21,7 @@ class _Logits:
   norm_epsilon: float
   centered: bool
   scale: float
+  softcap: float
 
   def __call__(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
     """float32 [..., vocab] of [..., embed]."""
@@ -32,7 +33,8 @@ class _Logits:
       logits = jnp.einsum("...e,ve->...v", hidden, weights["table"], preferred_element_type=jnp.float32)
     else:
       logits = jnp.einsum("...e,ev->...v", hidden, weights["projection"], preferred_element_type=jnp.float32)
-    return logits if "bias" not in weights else logits + weights["bias"]
+    logits = logits if "bias" not in weights else logits + weights["bias"]
+    return layers.softcap(logits, self.softcap)
 
   def _transformed(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
     x = jnp.einsum("...e,ef->...f", hidden, weights["transform"])
@@ -80,11 +82,13 @@ class VocabularyHead(nnx.Module):
       add("transform", self.transform, config.dtype)
       add("transform_bias", self.transform_bias)
       add("norm_scale", self.norm.scale)
+      if config.norm_offset:
+        weights["norm_scale"] = 1.0 + weights["norm_scale"]
       add("norm_bias", self.norm.bias)
       add("bias", self.bias)
     # T5 scales, because its embedding's entries have standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
-    function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale)
+    function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
     return jax.tree_util.Partial(function, weights)
 
 
@@ -108,22 +112,18 @@ class Head(Protocol):
 class AnswerHead(nnx.Module):
   """Logits of an answer: what is read, a pooler, dropout and a projection, as `HeadConfig` has them.
 
-  As published for BERT, RoBERTa and ALBERT (Devlin et al. 2019; Liu et al. 2019; Lan et al. 2020): of a text or a
-  candidate, a dense layer with tanh on the first position; of tokens and spans the projection alone.  On a decoder the
-  projection reads the last position (Radford et al. 2018).
+  What its kind implies is said in `HeadConfig.spelled_out`.  A vector may do without the projection.
   """
 
   def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
     embed, scale = config.embed_dim, layers.into(config, config.embed_dim)
-    whole = head.kind not in ("tag", "span")
-    self.reads = head.reads or ("each" if not whole else "last" if config.kind.continues else "first")
-    self.layers = head.layers
-    published = "tanh" if whole and not config.kind.continues else ""
-    pooler = published if head.pooler == "published" else head.pooler
+    head = head.spelled_out(config.kind)
+    self.reads, self.layers, pooler = head.reads, head.layers, head.pooler
     self.activation = config.mlp_activation if pooler == "norm" else pooler
     self.dropout_rate = config.dropout_rate if head.dropout_rate < 0 else head.dropout_rate
     # A span is read off the states as they are (Devlin et al. 2019, and their code).
-    self.drops, self.drops_inputs = head.kind != "span" or head.dropout_rate > 0, head.drops_inputs
+    # A vector is compared as it is (Gao et al. 2021, and their code).
+    self.drops, self.drops_inputs = head.kind not in ("span", "vector") or head.dropout_rate > 0, head.drops_inputs
     self.gradient_dtype = config.gradient_dtype
     if head.layers == "mix":
       number = config.num_encoder_layers or config.num_decoder_layers
@@ -133,9 +133,11 @@ class AnswerHead(nnx.Module):
       self.pooler = layers.param(rngs, (embed, embed), ("embed", None), scale=scale)
       self.pooler_bias = layers.bias(config, embed, "embed")
     self.norm = layers.Norm(config, embed) if pooler == "norm" else None
-    self.projection = layers.param(rngs, (embed, head.num_classes), ("embed", None), scale=scale)
+    projects, shape = head.num_classes > 0, (embed, head.num_classes)
+    self.projection = layers.param(rngs, shape, ("embed", None), scale=scale) if projects else None
     # In models without biases, too: some classes are more frequent than others.
-    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if head.bias else None
+    has_bias = projects and head.bias
+    self.projection_bias = nnx.Param(jnp.zeros(head.num_classes, jnp.float32), axes=(None,)) if has_bias else None
 
   def mixed(self, states: jax.Array) -> jax.Array:
     """[layers + 1, ..., embed] -> [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
@@ -160,6 +162,8 @@ class AnswerHead(nnx.Module):
     x = self.pooled(hidden)
     if self.drops:
       x = layers.dropout(x, self.dropout_rate, behind)
+    if self.projection is None:
+      return x.astype(jnp.float32)
     logits = jnp.einsum("...e,ec->...c", x, self.projection[...].astype(x.dtype), preferred_element_type=jnp.float32)
     return logits if self.projection_bias is None else logits + self.projection_bias[...]
 
@@ -193,6 +197,7 @@ HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {
   "choice": AnswerHead,
   "tag": AnswerHead,
   "span": AnswerHead,
+  "vector": AnswerHead,
   "detector": DetectorHead,
 }
 
@@ -216,3 +221,26 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
   share = same / jnp.maximum(jnp.sum(same, axis=-1, keepdims=True), 1)
   share = jnp.where((segments > 0)[:, :, None], share, 0.0)
   return jnp.einsum("bqk,...bke->...bqe", share, hidden.astype(jnp.float32)).astype(hidden.dtype)
+
+
+def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
+  """What is read of the first texts of each row, float32 [..., batch, number, embed]; zeros where there is none.
+
+  In:  hidden [[1, 3, 5, 0]], segments [[1, 1, 2, 0]], number 2
+  Out: "first" [[1, 5]], "last" [[3, 5]], "mean" [[2, 5]]
+
+  Args:
+    hidden: [..., batch, length, embed].
+    segments: int [batch, length], text 1, 2, ... of its row that a position belongs to; 0: padding.
+    number: texts.
+    reads: "first", "last" or "mean".
+  """
+  own = (segments[:, None, :] == jnp.arange(1, number + 1)[None, :, None]).astype(jnp.float32)
+  if reads == "mean":
+    share = own / jnp.maximum(jnp.sum(own, axis=-1, keepdims=True), 1.0)
+  else:
+    # A text's positions stand side by side: its first is where they begin, its last where they end.
+    before = jnp.pad(own[..., :-1], [(0, 0), (0, 0), (1, 0)])
+    behind = jnp.pad(own[..., 1:], [(0, 0), (0, 0), (0, 1)])
+    share = own * (1.0 - {"first": before, "last": behind}[reads])
+  return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32))

@@ -169,6 +169,11 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis:
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
+def softcap(logits: jax.Array, cap: float) -> jax.Array:
+  """Logits between -cap and cap, which hardly changes small ones; with 0 they stay (Gemma team 2024, section 2)."""
+  return cap * jnp.tanh(logits / cap) if cap else logits
+
+
 def normalise(
   x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float, centered: bool
 ) -> jax.Array:
@@ -186,13 +191,20 @@ class Norm(nnx.Module):
   def __init__(self, config: TransformerConfig, size: int, *, axis: str = "embed"):
     self.centered = config.norm == "layer"
     self.epsilon = config.norm_epsilon
-    self.scale = nnx.Param(jnp.ones(size, jnp.float32), axes=(axis,))
+    self.offset = config.norm_offset
+    start = jnp.zeros if self.offset else jnp.ones
+    self.scale = nnx.Param(start(size, jnp.float32), axes=(axis,))
     self.bias = bias(config, size, axis) if self.centered else None
+
+  @property
+  def factor(self) -> jax.Array:
+    """What is multiplied with, float32 [size]."""
+    return 1.0 + self.scale[...] if self.offset else self.scale[...]
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """[..., size] -> the same, in the dtype of `x`."""
     shift = None if self.bias is None else self.bias[...]
-    normed = normalise(x.astype(jnp.float32), self.scale[...], shift, epsilon=self.epsilon, centered=self.centered)
+    normed = normalise(x.astype(jnp.float32), self.factor, shift, epsilon=self.epsilon, centered=self.centered)
     return normed.astype(x.dtype)
 
 
@@ -217,6 +229,7 @@ class Embed(nnx.Module):
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
     self.position_offset = config.position_offset
     self.max_length = config.max_length
+    self.scale = config.embed_dim**0.5 if config.scale_embedding else 1.0
     self.dtype = config.dtype
     self.gradient_dtype = config.gradient_dtype
 
@@ -246,6 +259,8 @@ class Embed(nnx.Module):
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
     table = sharding.shard(self.table[...], "vocab", "embed")
     x = sharding.shard(jnp.take(table, tokens, axis=0).astype(self.dtype), "batch", "length", "embed")
+    # Rounded as Gemma was trained, whose factor was a number in the dtype of its activations.
+    x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
     small = lambda table: sharding.shard(table[...], None, None)
     if self.positions is not None:
       if tokens.shape[1] > self.max_length:

@@ -53,14 +53,18 @@ class Layer(nnx.Module):
     if not only_cross:
       self.mlp_norm = layers.Norm(config, config.embed_dim)
       self.mlp = layers.Mlp(config, rngs)
+    branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
+    made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
+    self.branch_norms = made
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm) -> jax.Array:
     return x if self.post_norm else norm(x)
 
-  def _add(self, x: jax.Array, update: jax.Array, norm: layers.Norm, key: jax.Array | None) -> jax.Array:
+  def _add(self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None) -> jax.Array:
     update = sharding.shard(update, "batch", "length", "embed")
+    update = update if self.branch_norms is None else self.branch_norms[branch](update)
     x = x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
-    return norm(x) if self.post_norm else x
+    return getattr(self, f"{branch}_norm")(x) if self.post_norm else x
 
   def _add_memory(
     self,
@@ -74,7 +78,7 @@ class Layer(nnx.Module):
     if not isinstance(memory, attention.KVCache):
       memory = attention.KVCache(*self.cross_attention.keys_and_values(memory))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
-    return self._add(x, update, self.cross_attention_norm, keys[1])
+    return self._add(x, update, "cross_attention", keys[1])
 
   def __call__(
     self,
@@ -108,11 +112,11 @@ class Layer(nnx.Module):
     own = attention.KVCache(*self.self_attention.keys_and_values(normed, positions.angles))
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
-    x = self._add(x, update, self.self_attention_norm, keys[1])
+    x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
       x = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4])
     update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
-    return self._add(x, update, self.mlp_norm, keys[5]), cache
+    return self._add(x, update, "mlp", keys[5]), cache
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
@@ -209,7 +213,7 @@ class Stack(nnx.Module):
     """Whether the layer of this number has the attention window."""
     if not self.config.attention_window or not self.config.global_attention_every:
       return bool(self.config.attention_window)
-    return index % self.config.global_attention_every != 0
+    return index % self.config.global_attention_every != self.config.global_attention_first
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""

@@ -82,11 +82,22 @@ class _Transformer(nnx.Module):
   def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
     self.config = config
     self.embed = layers.Embed(config, rngs)
-    self.head = heads.VocabularyHead(config, rngs)
+    self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 
   def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`."""
+    """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`.
+
+    Raises:
+      UserError: the model has no head over the vocabulary.
+    """
+    if self.head is None:
+      there = ", ".join(self.heads) or "none"
+      raise UserError(
+        "config.model.vocabulary_head=False: the model knows of no token how likely it is; it has heads by name:"
+        f" {there}.  config.model.vocabulary_head=True gives it one, and config.init.fresh=^head/ begins its"
+        " parameters fresh, if it has any"
+      )
     return self.head.logits_fn(self.embed)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
@@ -367,7 +378,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
       dataclasses.replace(
         mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
       ),
-      bias=config.positions == "relative" and queries == keys,
+      bias=(config.positions == "relative" and queries == keys) or config.attention_softcap > 0,
       dropout=config.dropout_rate > 0,
     )
 

@@ -6,6 +6,7 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 
 from flax import traverse_util
@@ -140,6 +141,30 @@ def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation
   return optax.GradientTransformation(init, update)
 
 
+def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
+  """Updates times decay for each layer that lies above: what tokens are embedded by changes least.
+
+  A stack's last layer has `decay`, its first decay ** layers, and the embedding one more; heads and what stands behind
+  the layers have 1 (Clark et al. 2020, appendix B: "layerwise learning-rate decay").
+  """
+
+  def update(updates, state, params=None):
+    del params
+    depths = {_stack_of(path): x.shape[0] for path, x in updates.items() if _stack_of(path)}
+    deepest = max(depths.values(), default=0)
+
+    def scaled(path: str, x: jax.Array) -> jax.Array:
+      if _stack_of(path):
+        exponents = depths[_stack_of(path)] - jnp.arange(x.shape[0])
+        return x * (decay**exponents).reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
+      below = "embed" in path.split("/") or "position_bias" in path
+      return x * decay ** (deepest + 1) if below else x
+
+    return {path: scaled(path, x) for path, x in updates.items()}, state
+
+  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
   def flatten(tree):
     return traverse_util.flatten_dict(tree, sep="/")
@@ -164,7 +189,13 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
   for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
     if name not in table:
       raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+  for key, low, high in (("warmup_ratio", 0.0, 1.0), ("layer_decay", 0.0, 1.0)):
+    if not low <= getattr(config, key) <= high:
+      raise UserError(f"config.optimizer.{key}={getattr(config, key)}: must be from {low} to {high}")
+  if config.warmup_ratio:
+    config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
   schedule = SCHEDULES[config.schedule](config, num_steps)
   parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += OPTIMIZERS[config.name](config)
+  parts += [_scaled_by_layer(config.layer_decay)] if config.layer_decay < 1.0 else []
   return _on_flat_dict(optax.chain(*parts, optax.scale_by_learning_rate(schedule))), schedule

@@ -154,6 +154,8 @@ def task_features(config: Config) -> tuple[str, ...]:
   """
   if losses.answered_by_heads(config.train.loss):
     return features.ANSWERED if config.train.loss == "heads" else (*features.ANSWERED, "targets", "loss_weights")
+  if losses.compares_texts(config.train.loss):
+    return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
   data = config.data
   if data.files or not data.mixture:

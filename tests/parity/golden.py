@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import tempfile
 
-import jax.numpy as jnp
 import numpy as np
 import parity
 from parity import torch
@@ -27,6 +26,9 @@ _DECODER = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=4, mlp_dim=10,
 _DECODER |= dict(max_length=30, norm_epsilon=1e-3, dropout_rate=0.0)
 _ENCODER = dict(vocab_size=41, embed_dim=6, num_heads=3, head_dim=2, mlp_dim=10, num_encoder_layers=2)
 _ENCODER |= dict(max_length=15, norm_epsilon=1e-3, dropout_rate=0.0)
+_GEMMA = dict(norm_offset=True, branch_norm=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
+_GEMMA |= dict(num_kv_heads=1, attention_scale_dim=7, attention_window=3, num_decoder_layers=4)
+_GEMMA |= dict(global_attention_every=2, global_attention_first=1)
 CONFIGS = {
   "t5": sizes.t5_1_0("small") | _T5,
   "t5_1_1": sizes.t5_1_1("small") | _T5,
@@ -34,15 +36,19 @@ CONFIGS = {
   "gpt2": sizes.gpt2("small") | _DECODER | dict(head_dim=2),
   "llama2": sizes.llama2("7b") | _DECODER,
   "llama3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),
+  "mistral": sizes.llama2("7b") | _DECODER | dict(num_kv_heads=1, attention_window=3),
+  "gemma2": sizes.llama2("7b") | _DECODER | _GEMMA | dict(attention_softcap=2.0, logits_softcap=3.0),
+  "gemma3": sizes.llama2("7b") | _DECODER | _GEMMA | dict(qk_norm=True, rotary_base=9_000.0, local_rotary_base=700.0),
   "qwen3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
-  "bert": sizes.bert("base") | _ENCODER,
+  "bert": sizes.bert("base") | _ENCODER | dict(heads=({"name": "nsp", "num_classes": 2},)),
+  "distilbert": sizes.bert("base") | _ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "roberta": sizes.roberta("base") | _ENCODER,
-  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5),
+  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5, heads=({"name": "sop", "num_classes": 2},)),
   "modern_bert": sizes.modern_bert("base")
   | _ENCODER
   | dict(num_encoder_layers=4, attention_window=2, rotary_base=9_000.0, local_rotary_base=700.0),
 }
-CLASSES = {"mt5": "MT5ForConditionalGeneration", "bert": "BertForPreTraining", "albert": "AlbertForPreTraining"}
+CLASSES = {"mt5": "MT5ForConditionalGeneration"}
 HALF = ("llama3",)  # stored as bfloat16, in several files
 
 
@@ -52,11 +58,8 @@ def batch(name: str) -> dict[str, np.ndarray]:
   inputs = (4, 9, 1) if architecture == "encoder_only" else (3, 5, 1)
   made = toy.batch(inputs, (3, 1, 4), padded_to=(max(inputs) + 1, 5), architecture=architecture)
   if name == "roberta":
-    # Their positions count what is not padding by its id, so that id 1 ends no sequence; ours go by segment ids.
-    tokens = made["encoder_input_tokens"]
-    made["encoder_segment_ids"] = (tokens > 0).astype(jnp.int32)
-    made["encoder_input_tokens"] = jnp.where(tokens > 0, jnp.where(tokens == toy.EOS, 2, tokens), 1)
-  if name in ("roberta", "modern_bert"):
+    made = parity.with_roberta_ids(made, 1)
+  if name in ("modern_bert", "distilbert"):
     del made["encoder_token_types"]
   return {key: np.asarray(x) for key, x in made.items()}
 

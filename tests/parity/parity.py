@@ -63,12 +63,11 @@ def exported(config: TransformerConfig, folder: pathlib.Path, *, dtype: str = "f
 def load(folder: pathlib.Path, model_class: str = "") -> torch.nn.Module:
   """The model in a folder as transformers has it, of the class that its config.json names."""
   name = model_class or json.loads((folder / "config.json").read_text())["architectures"][0]
-  # What they do not find would be random, what they do not expect would be lost; of other tasks' heads it may be.
+  # What they do not find would be random, what they do not expect would be lost.
   model, report = getattr(transformers, name).from_pretrained(
     folder, attn_implementation="eager", dtype="float32", output_loading_info=True
   )
-  other_heads = ("cls.seq_relationship.", "sop_classifier.", "bert.pooler.", "albert.pooler.")
-  assert not [name for names in report.values() for name in names if not name.startswith(other_heads)], report
+  assert not [name for names in report.values() for name in names], report
   return model.eval()
 
 
@@ -87,13 +86,24 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
   params = foreign.random_params(config)
   for path, value in foreign.read(again).items():
     np.testing.assert_array_equal(value, params[path], err_msg=path)
-  family, _ = settings_lib.family_of(config, "")
+  family, model, _, _ = settings_lib.written_as(config, "")
+  assert model == config
   places = huggingface.places(family, config)
   # Of a bias that they hold twice they read the copy.
-  parameters = dict(theirs.named_parameters())
-  read = {original: copy for copy, original in family.copies.items() if copy in parameters and original in parameters}
+  parameters = dict(theirs.named_parameters(remove_duplicate=False))
+  read = {original: copy for copy, original in family.copies.items() if copy in parameters}
   places = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
   return Pair(config, foreign.graphdef(config), foreign.nested(params), theirs, folder / "theirs", places)
+
+
+def with_roberta_ids(batch: transformer.Batch, padding: int) -> transformer.Batch:
+  """The same with another padding id, which is no token's; their positions count what is not padding by its id."""
+  tokens = batch["encoder_input_tokens"]
+  segments = batch.get("encoder_segment_ids", (tokens > 0).astype(jnp.int32))
+  # Id 1 ends no sequence then; ours go by segment ids.
+  moved = jnp.where(segments > 0, jnp.where(tokens == toy.EOS, 2, tokens), padding)
+  others = {name: x for name, x in batch.items() if name != "encoder_token_types"}
+  return others | {"encoder_segment_ids": segments, "encoder_input_tokens": moved}
 
 
 def side(batch: transformer.Batch) -> str:
@@ -125,10 +135,12 @@ def assert_same_hidden_states(pair: Pair, batch: transformer.Batch, *, pooled: b
   with torch.no_grad():
     expected = pair.theirs.base_model(**inputs(batch))
   at = real(batch)
-  np.testing.assert_allclose(np.asarray(hidden)[at], expected.last_hidden_state.numpy()[at], atol=1e-4)
+  theirs = expected.last_hidden_state.numpy()[at]
+  # Of the largest, as of logits below.
+  np.testing.assert_allclose(np.asarray(hidden)[at], theirs, atol=1e-4 * max(1.0, np.abs(theirs).max()))
   if pooled:
     found = huggingface.open_foreign(str(pair.folder)).pooler
-    head = heads.ClassHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
+    head = heads.AnswerHead(pair.config, HeadConfig("nli", 3), nnx.Rngs(0))
     graphdef, params = toy.split(head)
     head = nnx.merge(graphdef, params | {name: jnp.asarray(tensor.read()) for name, tensor in found.items()})
     np.testing.assert_allclose(head.pooled(hidden[:, 0]), expected.pooler_output.numpy(), atol=1e-4)
@@ -160,7 +172,12 @@ def assert_same_loss_and_gradients(pair: Pair, batch: transformer.Batch, inputs:
   expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
   expected.backward()
   np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters())
+  assert_same_gradients(pair, gradient)
+
+
+def assert_same_gradients(pair: Pair, gradient: dict) -> None:
+  """Of every parameter, once theirs has gone backward."""
+  flat, parameters = toy.flat(gradient), dict(pair.theirs.named_parameters(remove_duplicate=False))
   assert pair.places.keys() <= parameters.keys()
   for name in pair.places:
     found, other = pair.as_theirs(name, flat), parameters[name].grad

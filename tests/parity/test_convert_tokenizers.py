@@ -95,6 +95,19 @@ def modern_bert(folder):
   return folder / "tokenizer.json"
 
 
+def xlm_roberta(folder):
+  """As XLM-R's: SentencePiece's ids plus one, behind four of its own, which transformers alone knows."""
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT),
+    model_prefix=str(folder / "sentencepiece.bpe"),
+    vocab_size=150,
+    character_coverage=0.99,
+    minloglevel=2,
+  )
+  transformers.XLMRobertaTokenizer.from_pretrained(str(folder)).save_pretrained(folder / "saved")
+  return folder / "saved" / "tokenizer.json"
+
+
 T5, GPT2, LLAMA = sizes.t5_1_1("small"), sizes.gpt2("small"), sizes.llama2("7b")
 BERT, ROBERTA, MODERN_BERT = sizes.bert("base"), sizes.roberta("base"), sizes.modern_bert("base")
 # name -> (family, what makes the vocabulary or where it lies, sentinels)
@@ -115,6 +128,7 @@ CASES = {
   "bert-published": (BERT, SHARED / "bert_uncased" / "vocab.txt", 0),
   "bert-unigram": (BERT, unigram, 10),
   "roberta": (ROBERTA, roberta, 0),
+  "xlm-roberta": (ROBERTA, xlm_roberta, 0),
   "modern_bert": (MODERN_BERT, modern_bert, 0),
 }
 TINY = dict(embed_dim=6, num_heads=3, head_dim=2, mlp_dim=4, dtype="float32")

@@ -1,4 +1,4 @@
-"""t2t's GPT-2, Llama and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
+"""t2t's GPT-2, Llama, Mistral, Gemma and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
 
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
@@ -13,6 +13,9 @@ from t2t.models.config import TransformerConfig
 # Every size is another one, and none is a power of two or what transformers would take by itself.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=6, head_dim=4, mlp_dim=28, num_decoder_layers=3, dtype="float32")
 SHAPE |= dict(norm_epsilon=1e-3, max_length=60)
+GEMMA = dict(norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
+GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
+GEMMA2 |= dict(num_decoder_layers=4, attention_scale_dim=7)
 FAMILIES = {
   # Its heads fill its width.
   "gpt2": sizes.gpt2("small") | SHAPE | dict(head_dim=3),
@@ -20,6 +23,17 @@ FAMILIES = {
   "llama": sizes.llama2("7b") | SHAPE,
   "llama-grouped-tied": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
   "llama-grouped-far": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3),
+  # Prompts and what follows are longer than the window.
+  "mistral": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, attention_window=4),
+  "gemma": sizes.llama2("7b") | SHAPE | GEMMA | dict(num_kv_heads=1),
+  # Local, global, local, global; soft-caps that bend what goes through them.
+  "gemma2": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0, num_kv_heads=3),
+  # Local, local, global, twice: two bases.
+  "gemma3": sizes.llama2("7b")
+  | SHAPE
+  | GEMMA2
+  | dict(qk_norm=True, num_decoder_layers=6, global_attention_every=3, global_attention_first=2)
+  | dict(rotary_base=1e6, local_rotary_base=700.0),
   "qwen3": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3, qk_norm=True, rotary_base=1e6),
 }
 

@@ -1,9 +1,8 @@
-"""t2t's BERT, RoBERTa, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
+"""t2t's BERT, RoBERTa, XLM-R, DistilBERT, ALBERT and ModernBERT against Hugging Face's, with the same random weights.
 
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
-import jax.numpy as jnp
 import numpy as np
 import parity
 import pytest
@@ -16,19 +15,23 @@ from t2t.models.config import TransformerConfig
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
 FAMILIES = {
-  "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3),
+  "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=({"name": "nsp", "num_classes": 2},)),
   "bert-untied": sizes.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
   "roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
-  "albert": sizes.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11),
+  "xlm-roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
+  "distilbert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
+  "albert": sizes.albert("base")
+  | SHAPE
+  | dict(max_length=40, embedding_dim=11, heads=({"name": "sop", "num_classes": 2},)),
   # Global, local, local, global, local: sequences are longer than three windows.
   "modern_bert": sizes.modern_bert("base")
   | SHAPE
   | dict(num_encoder_layers=5, attention_window=4, rotary_base=9_000.0, local_rotary_base=700.0, max_length=50),
 }
 # family -> the id of padding
-PADDING = {"roberta": 1}
-# With a pooler, which their models of masked tokens alone have not, and ours only in a class head: theirs is random.
-CLASSES = {"bert": "BertForPreTraining", "albert": "AlbertForPreTraining"}
+PADDING = {"roberta": 1, "xlm-roberta": 1}
+# Theirs, if it is not what ours is written as.
+CLASSES = {"xlm-roberta": "XLMRobertaForMaskedLM"}
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -47,11 +50,8 @@ def batch(request, family):
   lengths, length = request.param
   made = toy.batch(lengths, (1,) * len(lengths), padded_to=(length, 1), architecture="encoder_only")
   if family in PADDING:
-    # Their positions count what is not padding by its id, so that id 1 ends no sequence; ours go by segment ids.
-    tokens = made["encoder_input_tokens"]
-    made["encoder_segment_ids"] = (tokens > 0).astype(jnp.int32)
-    made["encoder_input_tokens"] = jnp.where(tokens > 0, jnp.where(tokens == toy.EOS, 2, tokens), PADDING[family])
-  if family in ("roberta", "modern_bert"):
+    return parity.with_roberta_ids(made, PADDING[family])
+  if family in ("modern_bert", "distilbert"):
     del made["encoder_token_types"]
   assert np.any(np.asarray(made["encoder_loss_weights"]))
   return made
@@ -59,7 +59,7 @@ def batch(request, family):
 
 def test_hidden_states_and_logits_are_theirs(family, pair, batch):
   """At every position that is not padding; and what a class head makes of their pooler, where there is one."""
-  parity.assert_same_hidden_states(pair, batch, pooled=family in CLASSES)
+  parity.assert_same_hidden_states(pair, batch, pooled=bool(pair.config.heads))
   parity.assert_same_logits(pair, batch)
 
 

@@ -3,6 +3,7 @@
 from t2t.data.answering.examples import for_heads, gathered, labelled
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
 from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, need_of
+from t2t.data.answering.questions import Question, Questions, reads_whole
 from t2t.data.framing import Framing
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
   "Framing",
   "Kind",
   "Need",
+  "Question",
+  "Questions",
   "for_heads",
   "gathered",
   "head_of",
@@ -18,4 +21,5 @@ __all__ = [
   "is_answered",
   "labelled",
   "need_of",
+  "reads_whole",
 ]

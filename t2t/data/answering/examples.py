@@ -30,11 +30,18 @@ def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadCon
   """
 
   def answered(task: seqio.Task) -> seqio.Task:
-    number = needs.head_of(task, heads)
+    number, need = needs.head_of(task, heads)
     vocabulary = task.output_features["inputs"].vocabulary
     as_it_is = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False)
     step = functools.partial(
-      ask, vocabulary=vocabulary, architecture=architecture, number=number, head=heads[number], task=task.name
+      ask,
+      vocabulary=vocabulary,
+      architecture=architecture,
+      number=number,
+      head=heads[number],
+      task=task.name,
+      labels=need.labels,
+      order=needs.order_of(heads[number], need),
     )
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)} | dict.fromkeys(ANSWER_FEATURES, as_it_is)
     return task.replace(preprocessors=[*needs.formats_of(task), step], output_features=features)
@@ -51,6 +58,8 @@ def ask(
   number: int,
   head: HeadConfig,
   task: str,
+  labels: Sequence[str] = (),
+  order: Sequence[int] = (),
 ) -> tf.data.Dataset:
   """Texts to ids and to what a head is asked of them; the texts stay, under other names, as do all other fields.
 
@@ -66,6 +75,8 @@ def ask(
     number: of the head, among the model's.
     head: itself.
     task: name of the task, for messages.
+    labels: classes of the task.
+    order: of each of them the number that it has in the head; empty: the same.
   """
   reading = Reading(
     vocabulary,
@@ -81,11 +92,13 @@ def ask(
 
   @tf.autograph.experimental.do_not_convert  # it takes as long as all else, and no tensor decides anything in Python
   def one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    if head.labels and "options" in example:
-      example = example | {"options": _same_options(example["options"], head.labels, task)}
+    if labels and "options" in example:
+      example = example | {"options": _same_options(example["options"], labels, task)}
     asked = kind.make(example, reading)
     if head.kind in ("class", "tag"):
       asked["answer_targets"] = _in_range(asked["answer_targets"], head, task)
+      if tuple(order) != tuple(range(len(order))):
+        asked["answer_targets"] = _renumbered(asked, order)
     texts = {f"{name}_pretokenized": example[name] for name in ("inputs", "targets") if name in example}
     return {name: x for name, x in example.items() if name not in ("inputs", "targets")} | texts | asked
 
@@ -127,6 +140,12 @@ def _in_range(targets: tf.Tensor, head: HeadConfig, task: str) -> tf.Tensor:
     )
 
   return _checked(targets, tf.reduce_max(targets) < head.num_classes, refuse, targets)
+
+
+def _renumbered(asked: dict[str, tf.Tensor], order: Sequence[int]) -> tf.Tensor:
+  """Targets as the head numbers its classes."""
+  is_asked = asked["answer_heads"] > 0
+  return tf.where(is_asked, tf.gather(tf.constant(order, tf.int32), tf.where(is_asked, asked["answer_targets"], 0)), 0)
 
 
 def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

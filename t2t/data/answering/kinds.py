@@ -13,7 +13,7 @@ from t2t.data.answering.reading import Features, Reading
 # Of each token: which head is asked there, as its number and one; what it should say; which text it is of.
 ANSWER_FEATURES = ("token_types", "texts", "answer_heads", "answer_targets")
 
-_LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
+LEAST = 4  # tokens of a candidate and what stands before it, without special tokens
 
 
 # ---- Kinds -----------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   number, right = tf.size(candidates), _right_candidates(example)
   most = reading.length // tf.maximum(number, 1)
   around = len(reading.framing.begin) + len(reading.framing.end) + len(reading.framing.between)
-  most = _checked(most, most >= around + _LEAST, number, reading.length)
+  most = _checked(most, most >= around + LEAST, number, reading.length)
 
   def one(given: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
     candidate, is_right, index = given
@@ -109,7 +109,7 @@ def _checked(most: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -
     number = int(number)
     raise UserError(
       f"config.data.inputs_length={length}: an example has {number} candidates, each of which needs at least"
-      f" {_LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
+      f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
     )
 
   return tf.cond(fits, lambda: most, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))

@@ -105,13 +105,13 @@ def heads_of(
     UserError: two tasks want different heads of one name, or a head of the model has another number of classes.
   """
   found: dict[str, tuple[HeadConfig, str]] = {}
-  own = {head.name: head for head in model.heads}
   for task in tasks:
     need = need_of(task)
     head = HeadConfig(need.head, need.number, need.kind, need.labels, reads=_reads(model, need, vocabulary))
-    if need.head in own:
-      head = _checked(own[need.head], need, task.name)
-    other = found.setdefault(need.head, (head, task.name))
+    own = _own(need, model.heads)
+    if own is not None:
+      head = _checked(own, need, task.name)
+    other = found.setdefault(head.name, (head, task.name))
     if other[0] != head:
       raise UserError(
         f"config.data.mixture: {other[1]} and {task.name} both ask a head {need.head!r}, with {other[0].num_classes}"
@@ -119,6 +119,26 @@ def heads_of(
         " them with another name of its head"
       )
   return tuple(head for head, _ in found.values())
+
+
+def _own(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
+  """The head that is called so; or the only one, if it is called no more than what it is, as those of transformers."""
+  named = [head for head in heads if head.name == need.head]
+  if not named and len(heads) == 1 and heads[0].name == heads[0].kind == need.kind:
+    return heads[0]
+  return named[0] if named else None
+
+
+def order_of(head: HeadConfig, need: Need) -> tuple[int, ...]:
+  """Of each class of a task its number in a head, whose classes may stand in another order; upper case is lower case.
+
+  In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
+  Out: (1, 0)
+  """
+  theirs = [label.casefold() for label in head.labels]
+  if not theirs or not need.labels:
+    return tuple(range(need.number))
+  return tuple(theirs.index(label.casefold()) for label in need.labels)
 
 
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
@@ -133,7 +153,8 @@ def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -
 
 def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
   """The model's own head, if it answers the task."""
-  if head.kind != need.kind or head.num_classes != need.number:
+  known, wanted = (sorted(label.casefold() for label in labels) for labels in (head.labels, need.labels))
+  if head.kind != need.kind or head.num_classes != need.number or (known and wanted and known != wanted):
     raise UserError(
       f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"
       f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
@@ -146,21 +167,22 @@ def _listed(labels: Sequence[str]) -> str:
   return f" ({', '.join(labels)})" if labels else ""
 
 
-def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> int:
-  """The number of the head that answers a task.
+def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
+  """The number of the head that answers a task, and what that asks.
 
   Raises:
     UserError: there is none; lists those there are.
   """
   need = need_of(task)
-  names = [head.name for head in heads]
-  if need.head not in names:
+  own = _own(need, heads)
+  if own is None:
+    there = ", ".join(head.name for head in heads) or "none"
     raise UserError(
-      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has"
-      f" {', '.join(names) or 'none'}: fine-tune it on the task, config.data.mixture={task.name}"
+      f"{task.name} is answered by a head {need.head!r}, which the model has not; it has {there}: fine-tune it on the"
+      f" task, config.data.mixture={task.name}"
     )
-  _checked(heads[names.index(need.head)], need, task.name)
-  return names.index(need.head)
+  _checked(own, need, task.name)
+  return list(heads).index(own), need
 
 
 def is_answered(found: selection.Found) -> bool:

@@ -43,6 +43,12 @@ def frame(
   return tf.concat([tf.constant(begin, tf.int32), *parts, tf.constant(end, tf.int32)], 0)
 
 
+def special_ids(vocabulary: seqio.Vocabulary) -> tuple[list[int], list[int]]:
+  """What stands before and behind a text: [CLS] and [SEP] where the vocabulary has them, else nothing and EOS."""
+  cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
+  return ([], [vocabulary.eos_id]) if cls_id is None or sep_id is None else ([cls_id], [sep_id])
+
+
 def is_one_of(tokens: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
   """Which tokens have one of the ids, which are ascending.
 
@@ -255,10 +261,8 @@ def masked_lm(
       f" set config.data.targets_length={sequence_length['inputs']}"
     )
   mask_id = vocabularies.mask_id(vocabulary)
-  cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
-  has_both = cls_id is not None and sep_id is not None
-  begin, end = ([cls_id], [sep_id]) if has_both else ([], [vocabulary.eos_id])
-  two_segments = has_both and cls_id != vocabularies.bos_id(vocabulary)
+  begin, end = special_ids(vocabulary)
+  two_segments = bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
   length = pieces.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
   dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
   ordinary_ids, starts_word = vocabularies.ordinary_ids(vocabulary), vocabularies.starts_word(vocabulary)

@@ -19,7 +19,8 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
   In:  {"text": "a b"}                      with a vocabulary that has "a" 5 and "b" 6
   Out: {"targets": [5, 6]}
   """
-  vocabulary = output_features["targets"].vocabulary
+  # Pairs of texts have inputs alone.
+  vocabulary = output_features["targets" if "targets" in output_features else "inputs"].vocabulary
   dataset = dataset.map(
     lambda document: {"targets": vocabulary.encode_tf(document["text"])}, num_parallel_calls=tf.data.AUTOTUNE
   )

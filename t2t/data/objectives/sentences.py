@@ -37,10 +37,10 @@ def _head(name: str, *labels: str) -> HeadConfig:
   return HeadConfig(name, len(labels), "class", labels, reads="first", dropout_rate=0.0)
 
 
-NEXT = Task(_head("next_sentence", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
-ORDER = Task(_head("sentence_order", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
+NEXT = Task(_head("nsp", "next", "random"), ("next", "random"))  # Devlin et al. 2019, section 3.1
+ORDER = Task(_head("sop", "in order", "swapped"), ("next", "swapped"))  # Lan et al. 2020, section 3.1
 STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
-  _head("sentence_structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
+  _head("structure", "next", "previous", "random"), ("next", "swapped", "random"), shuffles_words=True
 )
 
 
@@ -146,9 +146,9 @@ def masked_pairs(
         "loss_weights": [0, 0, 1, 0, 0, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0],
         "answer_heads": [1, 0, 0, 0, 0, 0, 0], "answer_targets": [1, 0, 0, 0, 0, 0, 0]}        "random" of NEXT
 
-  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these are
-  all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one example
-  in ten a short one; here each piece is one example.
+  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these
+  are all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one
+  example in ten a short one; here each piece is one example.
 
   Args:
     dataset: {"targets": int32 [n]} without EOS.

@@ -1,9 +1,9 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
 An objective turns documents, {"text": string}, into examples that fit the sequence lengths: {"inputs", "targets"} for
-any model with a decoder, {"targets"} alone for text that is simply continued, and for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length; all int32 [n].  To add one, write what it does to a sequence in corruption.py
-or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
+any model with a decoder, {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
+what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, masking, pieces, sentences
+from t2t.data.objectives import corruption, masking, pairs, pieces, sentences
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.models.config import HeadConfig
 
@@ -334,6 +334,11 @@ def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor,
   return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(task.head,))
 
 
+def _paired(preprocessor: Preprocessor) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
+  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
+
+
 OBJECTIVES: dict[str, Objective] = {
   "span_corruption": Objective(_DECODERS, _PAIR, _with_eos(span_corruption), _T5),
   "ul2": Objective(_DECODERS, _PAIR, _with_eos(ul2), sentinels=_MANY),
@@ -361,6 +366,8 @@ OBJECTIVES: dict[str, Objective] = {
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
   "struct_bert": _with_sentences(sentences.STRUCTURE, masking.random_tokens),
+  "neighbouring_sentences": _paired(pairs.neighbouring_sentences),
+  "same_text_twice": _paired(pairs.same_text_twice),
 }
 
 

@@ -1,0 +1,100 @@
+"""What a sentence task teaches: encoders trained on next sentences and on the order of sentences, each asked both.
+
+  python benchmarks/sentences.py --data wikipedia --vocabulary vocab.txt --output runs/sentences
+
+Lan et al. (2020, table 5) found that who is trained to tell the next sentence from a random one does not learn to tell
+which of two comes first (52.0 %, no better than chance), and that the other way round much carries over (78.9 %).  A
+head is asked the other's question as it stands: what it calls a next sentence it should call in order, and what it
+calls random swapped.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from t2t import losses, sharding
+from t2t.checkpoints import pretrained
+from t2t.config import Config, load_config, override, records
+from t2t.data import pipeline
+from t2t.train import train
+
+TASKS = {"next": "masked_lm_nsp", "order": "masked_lm_sop"}
+
+
+def run_config(options: argparse.Namespace, objective: str) -> Config:
+  """A tiny encoder on pairs of texts."""
+  config = load_config(options.config)
+  typed = [
+    f"--config.data.files={options.data}/train*",
+    f"--config.data.eval_files={options.data}/validation*",
+    f"--config.data.vocabulary={options.vocabulary}",
+    "--config.data.extra_ids=0",
+    f"--config.data.objective={objective}",
+    f"--config.data.inputs_length={options.length}",
+    f"--config.data.targets_length={options.length}",
+    f"--config.model.vocab_size={options.vocab_size}",
+    f"--config.train.steps={options.steps}",
+    f"--config.train.batch_size={options.batch_size}",
+    f"--config.eval.every={options.steps}",
+    f"--config.checkpoint.every={options.steps}",
+    "--config.eval.batches=40",
+    "--config.eval.examples=0",
+  ]
+  return records(override(config, typed))
+
+
+def accuracy(run: Config, folder: pathlib.Path, objective: str) -> float:
+  """Of a trained model, asked by the held-out pairs of an objective; between 0 and 1."""
+  mesh = sharding.make_mesh({"data": -1})
+  source = pretrained.read_source(str(folder))
+  found = pretrained.load(source, mesh)
+  loss = losses.Heads(found.config, None)
+  data = dataclasses.replace(run.data, objective=objective)
+  rows = pipeline.eval_rows(data, found.config.architecture, batch_size=run.train.batch_size, max_batches=40)
+
+  @jax.jit
+  def right(params, batch):
+    model = nnx.merge(found.graphdef, params)
+    return loss(model, batch, loss.weights(batch), key=None, train=False)[1]["accuracy"]
+
+  with jax.set_mesh(mesh):
+    parts = [right(found.params, {name: jnp.asarray(x) for name, x in batch.items()}) for batch in rows]
+  return float(np.sum([part.total for part in parts]) / np.sum([part.weight for part in parts]))
+
+
+def main() -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  add = parser.add_argument
+  add("--data", required=True, help="folder with train* and validation*, as config.data.files takes them")
+  add("--vocabulary", required=True, help="with [CLS] and [SEP]: BERT's vocab.txt")
+  add("--vocab_size", type=int, default=30_592, help="rows of the embedding")
+  add("--output", type=pathlib.Path, default=pathlib.Path("runs/sentences"), help="resumed if it is there")
+  add("--config", default="tiny_modern_bert", help="of the encoder")
+  add("--steps", type=int, default=4_000)
+  add("--batch_size", type=int, default=32)
+  add("--length", type=int, default=64, help="tokens of a pair")
+  options = parser.parse_args()
+  found = {}
+  for name, objective in TASKS.items():
+    run = run_config(options, objective)
+    train(run, str(options.output / name))
+    found[name] = {other: accuracy(run, options.output / name, TASKS[other]) for other in TASKS}
+  (options.output / "sentences.json").write_text(json.dumps(found, indent=2) + "\n")
+  table = rich.table.Table("trained on", *(f"asked: {name}" for name in TASKS), box=rich.box.SIMPLE)
+  for name, row in found.items():
+    table.add_row(name, *(f"{100 * row[other]:.1f} %" for other in TASKS))
+  rich.console.Console().print(table)
+
+
+if __name__ == "__main__":
+  main()

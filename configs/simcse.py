@@ -1,0 +1,45 @@
+"""Unsupervised SimCSE (Gao et al. 2021): the same sentence twice, told from the others of the batch despite dropout.
+
+  t2t train --config simcse_base --config.init.checkpoint=bert-base-uncased --workdir gs://BUCKET/simcse_base
+
+The model and its vocabulary are the checkpoint's, whose pooler the head begins with if it has one.  Temperature,
+batches, rates, and a million sentences of at most 32 tokens, each seen once, as published; the sentences here are those
+of English Wikipedia as they come, at least four tokens long.
+
+Neighbouring sentences, as Quick-Thought (Logeswaran & Lee 2018), and translations with LaBSE's margin (Feng et al.
+2022), take other keys:
+
+  --config.data.mixture=wikipedia_neighbouring_sentences --config.contrastive.similarity=dot
+  --config.data.mixture=wmt_en_de_pairs --config.data.task_modules=t2t.tasks.translation --config.contrastive.margin=0.3
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import bert
+
+SIZES = ("base", "large")
+
+
+def with_pairs(config: ConfigDict) -> ConfigDict:
+  """The config with SimCSE's loss, and a head that gives a vector of what it reads first."""
+  config.train.loss = "contrastive"
+  config.model.heads = ({"name": "text", "kind": "vector", "num_classes": 0},)
+  with config.unlocked():
+    config.contrastive = ConfigDict(dict(similarity="cosine", temperature=0.05, margin=0.0, symmetric=False))
+  return config
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = bert.get_config(size)
+  config.init.inherit = True
+  config.data.mixture = "wikipedia_same_text_twice"
+  config.data.objective = "same_text_twice"  # of files of one's own
+  config.data.inputs_length = 64  # both texts
+  config.train.batch_size = 64
+  config.train.steps = 15_625
+  config.optimizer.learning_rate = {"base": 3e-5, "large": 1e-5}[size]
+  config.optimizer.warmup_steps = 0
+  config.optimizer.weight_decay = 0.0
+  config.eval.every = config.checkpoint.every = 1_000
+  return with_pairs(config)

@@ -1,0 +1,151 @@
+"""`t2t embed`: a vector for each line of a file; with `--probe`, what the layers of a model know of a task."""
+
+import argparse
+import dataclasses
+import functools
+
+from absl import logging
+import jax
+
+from t2t import UserError, did_you_mean
+from t2t.checkpoints import pretrained
+from t2t.config import override, records
+from t2t.configs import default
+from t2t.generation import embedding, line_files, lines, prompting, vectors
+from t2t.runtime import hosts
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t embed",
+    usage="t2t embed --checkpoint C --input FILE --output FILE.npy [options]\n"
+    "       t2t embed --checkpoint C --layer all --probe TASK [options]\n"
+    "                 [--config.data.KEY=VALUE ...]",
+    description="Writes a vector, float32, for each line of a file: the hidden states of a model\n"
+    "of any architecture, of its encoder if it has one, pooled over the tokens of the\n"
+    "line.  The same command again goes on where it stopped.\n\n"
+    "A .npy file has them as [lines, embed]; of all layers [lines, layers + 1, embed],\n"
+    "the first what was embedded.  A .parquet file has line, inputs and vector, or\n"
+    "layer_0, layer_1, ...  An empty line has no numbers (NaN; null in .parquet).",
+    epilog="examples:\n"
+    "  t2t embed --checkpoint runs/tiny --input texts.txt --output vectors.npy\n"
+    "  t2t embed --checkpoint runs/tiny_bert --pool first --layer 2 \\\n"
+    "    --input texts.jsonl --field text --output vectors.parquet\n"
+    "  t2t embed --checkpoint runs/tiny_bert --layer all --probe docs_match\n"
+    "  t2t embed --checkpoint BERT --layer all --probe glue_sst2_v002 \\\n"
+    "    --config.data.folders.glue=GLUE",
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--checkpoint", default="", metavar="C", help="a workdir that t2t trained in, or one of its checkpoints")
+  files = parser.add_argument_group("lines")
+  add = files.add_argument
+  add("--input", default="", metavar="FILE", help=".txt, a text a line; .jsonl, an object a line")
+  add("--output", default="", metavar="FILE", help="the vectors: a local .npy or .parquet file")
+  add(
+    "--field",
+    default="",
+    help='of an object: where its text is; default: inputs, or "parts", texts that are read together',
+  )
+  add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
+  found = parser.add_argument_group("vectors")
+  add = found.add_argument
+  add("--pool", default="mean", metavar="P", help="mean, first or last of a line's tokens; default: mean")
+  add("--layer", default="", metavar="N", help="0, what was embedded, to the last, or all; default: the last")
+  probe = parser.add_argument_group("probe")
+  add = probe.add_argument
+  add(
+    "--probe",
+    default="",
+    metavar="TASK",
+    help="instead of files: how well a linear classifier tells the classes of a registered task by the vectors of"
+    " each layer, fitted to its training split and measured on its validation split",
+  )
+  add("--examples", type=int, default=5_000, metavar="N", help="of each split at most; default: 5000")
+  add("--task_modules", default="", metavar="M", help="modules or .py files of yours that register tasks")
+  model = parser.add_argument_group("model")
+  add = model.add_argument
+  add("--inputs_length", type=int, default=0, metavar="N", help="tokens of a line at most; default: as in training")
+  add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
+  add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
+  hosts.add_options(parser)
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Args:
+    argv: what follows `t2t embed`.
+
+  Raises:
+    UserError: see `lines.run` and `probes.probe`.
+  """
+  options, overrides = _parser().parse_known_args(argv)
+  for name in ("checkpoint",) if options.probe else ("checkpoint", "input", "output"):
+    if not getattr(options, name):
+      raise UserError(f"--{name} is missing; see `t2t embed --help`")
+  if options.pool not in embedding.POOLS:
+    known = ", ".join(embedding.POOLS)
+    raise UserError(f"--pool {options.pool}: give one of {known}{did_you_mean(options.pool, embedding.POOLS)}")
+  for name in ("batch_size", "examples"):
+    if getattr(options, name) < 1:
+      raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
+  if not options.probe:
+    _check_files(options, overrides)
+  train = default.get_config().train
+  hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
+  source = pretrained.read_source(options.checkpoint)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  longest = prompting.longest_text(source, inputs_length=options.inputs_length)
+  mesh = lines.make_mesh(options.tensor)
+  if options.probe:
+    _probe(options, overrides, source, mesh, longest=longest)
+    return
+  way = embedding.Embedding(
+    source, mesh, pool=options.pool, layer=options.layer, longest=longest, batch_size=options.batch_size
+  )
+  read = functools.partial(line_files.read, options.input, field=options.field, parts=True)
+  job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict, called="vectors")
+  lines.run(source, mesh, way, job, open_output=functools.partial(vectors.output, read=read, shape=way.shape))
+
+
+def _check_files(options: argparse.Namespace, overrides: list[str]) -> None:
+  if overrides:
+    raise UserError(f"unknown option {overrides[0]}; see `t2t embed --help`")
+  if options.input == line_files.PIPE:
+    raise UserError("--input -: a file of vectors says how many there are before the first; give a file")
+  if not options.output.endswith(vectors.ENDINGS):
+    raise UserError(f"--output {options.output}: give a file that ends in {' or '.join(vectors.ENDINGS)}")
+
+
+def _probe(
+  options: argparse.Namespace,
+  overrides: list[str],
+  source: pretrained.Source,
+  mesh: jax.sharding.Mesh,
+  *,
+  longest: int,
+) -> None:
+  from t2t.evaluation import probes
+
+  for name in ("input", "output", "field"):
+    if getattr(options, name):
+      raise UserError(f"--{name} {getattr(options, name)}: --probe reads a task and writes a table; leave it out")
+  config = default.get_config()
+  if options.task_modules:
+    config.data.task_modules = (*config.data.task_modules, *options.task_modules.split(","))
+  data = records(override(config, overrides)).data
+  found = probes.probe(
+    dataclasses.replace(data, mixture=options.probe, files="", inputs_length=longest),
+    source,
+    mesh,
+    pool=options.pool,
+    layer=options.layer,
+    limit=options.examples,
+    batch_size=options.batch_size,
+  )
+  if jax.process_index() == 0:
+    probes.print_table(found)

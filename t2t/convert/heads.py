@@ -1,0 +1,212 @@
+"""Heads by name as Hugging Face's model classes have them: which class a model becomes, and what config.json says."""
+
+from collections.abc import Collection, Mapping
+import dataclasses
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.convert import families
+from t2t.convert.families import Family, Settings, Task
+from t2t.convert.tensors import Foreign
+from t2t.models.config import HeadConfig, TransformerConfig
+
+VOCABULARY = "vocabulary"  # in place of a head's name: that over the vocabulary
+KEY = "t2t_head"  # of config.json: what t2t calls the head, which transformers knows no name of
+_PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # what logits depend on
+
+
+def class_of(family: Family, model: TransformerConfig) -> tuple[str, Task | None]:
+  """The class of theirs that a model is, and its task; "": there is none.
+
+  Args:
+    family: the model's.
+    model: with no more heads than their class has, as `reduced` gives it.
+  """
+  if not model.heads:
+    return (family.model_class if model.vocabulary_head else family.bare_class), None
+  head = model.heads[0]
+  for name, task in family.tasks.items():
+    is_its = not task.pretrains or task.head == head.name
+    if head.kind in task.kinds and task.pretrains == model.vocabulary_head and is_its:
+      return name, task
+  return "", None
+
+
+def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> TransformerConfig:
+  """The model with the heads that one class of theirs has: over the vocabulary, one by name, or both in pre-training.
+
+  Args:
+    family: the model's.
+    model: with any heads.
+    chosen: name of a head, or `VOCABULARY`; "": the only one that is not of pre-training, if there is one.
+
+  Raises:
+    families.Unknown: they have no such class; or it is not clear which is meant.
+  """
+  names = [head.name for head in model.heads]
+  if chosen not in ("", VOCABULARY, *names):
+    there = ", ".join(names) or "none by name"
+    raise families.Unknown(f"the model has no head {chosen!r}: there are {there}{did_you_mean(chosen, names)}")
+  first = [head for head in model.heads if _pretrains(family, model, head)]
+  others = [head for head in model.heads if head not in first]
+  if chosen in names:
+    heads = [head for head in model.heads if head.name == chosen]
+  else:
+    heads = [] if chosen else others or first
+  if len(heads) > 1:
+    raise families.Unknown(
+      f"config.model.heads: {', '.join(head.name for head in heads)}: their models have one; say which with --head"
+    )
+  keeps = model.vocabulary_head and all(head in first for head in heads)
+  if chosen == VOCABULARY and not model.vocabulary_head:
+    raise families.Unknown("config.model.vocabulary_head=False: there is no head over the vocabulary")
+  found = dataclasses.replace(model, heads=tuple(heads), vocabulary_head=keeps)
+  if class_of(family, found)[0]:
+    return found
+  if not heads:
+    raise families.Unknown("config.model.vocabulary_head=False: they have no model without a head")
+  raise families.Unknown(
+    f"config.model.heads: {heads[0].name}: they have no class with a {heads[0].kind} head{leaves_out(model)}"
+  )
+
+
+def leaves_out(model: TransformerConfig) -> str:
+  """What a message ends with that says what is wrong with a head."""
+  return f"; --head {VOCABULARY} leaves it out" if model.vocabulary_head else ""
+
+
+def _pretrains(family: Family, model: TransformerConfig, head: HeadConfig) -> bool:
+  return model.vocabulary_head and any(
+    task.pretrains and task.head == head.name and head.kind in task.kinds for task in family.tasks.values()
+  )
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def class_in(family: Family, settings: Settings, names: Collection[str]) -> str:
+  """The class that a folder is of: what config.json says, or what its tensors are; "": the family's own.
+
+  Args:
+    family: of the folder.
+    settings: its config.json.
+    names: of its tensors.
+  """
+  said = next(iter(settings.get("architectures") or ()), "")
+  if said in family.tasks or (said and said == family.bare_class):
+    return said
+  # Released models of masked tokens have what tells whether a sentence follows another as well.
+  for name, task in family.tasks.items():
+    if task.pretrains and all(tensor in names for tensor in task.names):
+      return name
+  return ""
+
+
+def read(family: Family, class_name: str, settings: Settings, dropout_rate: float) -> dict[str, Any]:
+  """The fields of `TransformerConfig` about heads that a folder means.
+
+  Args:
+    family: of the folder.
+    class_name: see `class_in`.
+    settings: its config.json.
+    dropout_rate: of the model.
+
+  Raises:
+    families.Unknown: a head that t2t has not.
+  """
+  task = family.tasks.get(class_name)
+  if task is None:
+    return {"heads": (), "vocabulary_head": class_name in ("", family.model_class)}
+  return {"heads": (_read_head(task, settings, dropout_rate),), "vocabulary_head": task.pretrains}
+
+
+def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfig:
+  kind, number, labels = task.kinds[0], task.num_classes, ()
+  if not number:
+    id2label = settings.get("id2label") or {}
+    labels = tuple(str(id2label[key]) for key in sorted(id2label, key=int))
+    number = len(labels) or settings.get("num_labels") or settings.get("_num_labels") or 2
+    if labels == _unnamed(number):
+      labels = ()
+    if "score" in task.kinds:
+      kind = _kind(settings, number)
+  fields = dict(task.fields) | task.read(settings)
+  rate = settings.get(task.dropout_key, task.dropout_rate) if task.dropout_key else task.dropout_rate
+  rate = -1.0 if rate is None else float(rate)
+  if rate == (0.0 if kind == "span" else dropout_rate):
+    rate = -1.0
+  name = settings.get(KEY) or task.head or kind
+  return HeadConfig(name, number, kind, labels, dropout_rate=rate, **fields)
+
+
+def _kind(settings: Settings, number: int) -> str:
+  problem = settings.get("problem_type") or ("regression" if number == 1 else "single_label_classification")
+  if problem == "regression" and number == 1:
+    return "score"
+  if problem != "single_label_classification":
+    raise families.Unknown(
+      f"problem_type={problem!r} with {number} labels: t2t's heads give one class of several, or one number"
+    )
+  return "class"
+
+
+def _unnamed(number: int) -> tuple[str, ...]:
+  return tuple(f"LABEL_{index}" for index in range(number))
+
+
+def renamed(foreign: Foreign, name: str) -> Foreign:
+  """A checkpoint whose head has the name of the task that it answers.
+
+  Raises:
+    UserError: it has none, or several.
+  """
+  if len(foreign.model.heads) != 1:
+    there = ", ".join(head.name for head in foreign.model.heads) or "none"
+    raise UserError(f"--head {name}: is for checkpoints with one head by name; in {foreign.path} there are: {there}")
+  (head,) = foreign.model.heads
+  model = dataclasses.replace(foreign.model, heads=(dataclasses.replace(head, name=name),))
+  old, new = f"heads/{head.name}/", f"heads/{name}/"
+  moved = lambda path: new + path.removeprefix(old) if path.startswith(old) else path
+  tensors = {moved(path): tensor for path, tensor in foreign.tensors.items()}
+  return dataclasses.replace(foreign, model=model, tensors=tensors)
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[str, Any]:
+  """What config.json says of the head of a model.
+
+  Args:
+    family: the model's.
+    model: as `reduced` gives it.
+    hint: what else may be done, for the end of the message.
+
+  Raises:
+    families.Unknown: theirs is another head; says in what.
+  """
+  _, task = class_of(family, model)
+  if task is None:
+    return {}
+  head = model.heads[0]
+  settings: dict[str, Any] = {KEY: head.name} if head.name != (task.head or head.kind) else {}
+  if not task.num_classes:
+    labels = head.labels or _unnamed(head.num_classes)
+    settings |= {"id2label": {str(i): label for i, label in enumerate(labels)}}
+    settings |= {"label2id": {label: i for i, label in enumerate(labels)}}
+  if "score" in task.kinds:
+    settings["problem_type"] = "regression" if head.kind == "score" else "single_label_classification"
+  if task.dropout_key:
+    implied = 0.0 if head.kind == "span" else model.dropout_rate
+    settings[task.dropout_key] = implied if head.dropout_rate < 0 else head.dropout_rate
+  settings |= task.write(head.spelled_out(model.kind))
+  mine, theirs = (_that_matter(each, model) for each in (head, _read_head(task, settings, model.dropout_rate)))
+  different = [f"{key}={mine[key]!r} (theirs {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
+  if different:
+    raise families.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
+  return settings
+
+
+def _that_matter(head: HeadConfig, model: TransformerConfig) -> Mapping[str, Any]:
+  fields = vars(head.spelled_out(model.kind))
+  return {key: fields[key] for key in _PARTS}

@@ -1,0 +1,141 @@
+"""ModernBERT as Hugging Face has it; families.py says what the tables mean."""
+
+from typing import Any
+
+from t2t.convert import encoders, families
+
+_ATTENTION = tuple(f"encoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
+_NAMES = {
+  "model.embeddings.tok_embeddings.weight": "embed/table",
+  "model.embeddings.norm.weight": "embed/norm/scale",
+  "model.layers.{}.attn_norm.weight": "encoder/layers/self_attention_norm/scale",
+  "model.layers.{}.attn.Wqkv.weight": _ATTENTION,
+  "model.layers.{}.attn.Wo.weight": "encoder/layers/self_attention/out",
+  "model.layers.{}.mlp_norm.weight": "encoder/layers/mlp_norm/scale",
+  "model.layers.{}.mlp.Wi.weight": ("encoder/layers/mlp/gate", "encoder/layers/mlp/up"),
+  "model.layers.{}.mlp.Wo.weight": "encoder/layers/mlp/down",
+  "model.final_norm.weight": "encoder/norm/scale",
+  "head.dense.weight": "head/transform",
+  "head.norm.weight": "head/norm/scale",
+  "decoder.weight": "head/projection",
+  "decoder.bias": "head/bias",
+}
+
+
+_PREDICTION = {"head.dense.weight": "pooler", "head.norm.weight": "norm/scale"} | encoders.CLASSIFIER
+_HEAD: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=0.0, fields={"pooler": "norm"})
+
+
+_POOLING, _POOLINGS = "classifier_pooling", {"cls": "first", "mean": "mean"}
+
+_TASKS = {
+  "ModernBertForSequenceClassification": families.Task(
+    ("class", "score"),
+    _PREDICTION,
+    read=lambda settings: {"reads": families.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
+    write=lambda head: {_POOLING: families.name_of(_POOLINGS, "heads.reads", head.reads)},
+    **_HEAD,
+  ),
+  "ModernBertForTokenClassification": families.Task(("tag",), _PREDICTION, **_HEAD),
+  "ModernBertForQuestionAnswering": families.Task(("span",), _PREDICTION, num_classes=2, **_HEAD),
+}
+
+
+def _global_every(settings: families.Settings) -> int:
+  """Every how many layers one sees all positions, from the first on; 1: all do."""
+  types = settings.get("layer_types")
+  if types is None:
+    return settings.get("global_attn_every_n_layers", 3)
+  sees_all = [kind == "full_attention" for kind in types]
+  every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
+  if sees_all != [i % every == 0 for i in range(len(types))]:
+    raise families.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
+  return every
+
+
+def rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
+  """The base of layers of one kind; before transformers 5 `key` had it."""
+  parameters = (settings.get("rope_parameters") or {}).get(kind) or {}
+  if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+    raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
+  return float(parameters.get("rope_theta") or settings.get(key) or default)
+
+
+def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
+  activation, every = settings.get("hidden_activation", "gelu"), _global_every(settings)
+  if settings.get("classifier_activation", "gelu") != activation:
+    raise families.Unknown(
+      f"classifier_activation={settings['classifier_activation']!r}: must be {activation!r} as well"
+    )
+  whole = rotary_base(settings, "full_attention", "global_rope_theta", 160_000.0)
+  local = rotary_base(settings, "sliding_attention", "local_rope_theta", 10_000.0)
+  return {
+    "mlp_activation": families.look_up(families.GATED, "hidden_activation", activation),
+    "tied_logits": settings.get("tie_word_embeddings", True),
+    "rotary_base": whole,
+    "local_rotary_base": local if every > 1 else 0.0,
+    "attention_window": settings.get("local_attention", 128) // 2 if every > 1 else 0,
+    "global_attention_every": every if every > 1 else 0,
+  }
+
+
+def _write_modern_bert(fields: families.Settings) -> dict[str, Any]:
+  if fields["attention_window"] and not fields["global_attention_every"]:
+    raise families.Unknown("config.model.global_attention_every=0: ModernBERT's first layer sees all positions")
+  activation = families.name_of(families.GATED, "mlp_activation", fields["mlp_activation"])
+  return {
+    "hidden_activation": activation,
+    "classifier_activation": activation,
+    "tie_word_embeddings": fields["tied_logits"],
+    "global_rope_theta": fields["rotary_base"],
+    "local_rope_theta": fields["local_rotary_base"] or fields["rotary_base"],
+    "local_attention": 2 * fields["attention_window"] or 128,
+    "global_attn_every_n_layers": fields["global_attention_every"] or 1,
+  }
+
+
+MODERN_BERT = families.Family(
+  model_type="modernbert",
+  model_class="ModernBertForMaskedLM",
+  bare_class="ModernBertModel",
+  tasks=_TASKS,
+  keys={
+    "vocab_size": ("vocab_size", 50_368),
+    "hidden_size": ("embed_dim", 768),
+    "num_hidden_layers": ("num_encoder_layers", 22),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("mlp_dim", 1152),
+    "max_position_embeddings": ("max_length", 8192),
+    "norm_eps": ("norm_epsilon", 1e-5),
+    "initializer_range": ("init_scale", 0.02),
+    "mlp_dropout": ("dropout_rate", 0.0),
+  },
+  must={
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "norm_bias": (False,),
+    "classifier_bias": (False,),
+    "decoder_bias": (True,),
+  },
+  fields={
+    "architecture": "encoder_only",
+    "positions": "rotary",
+    "scale_attention": True,
+    "norm": "layer",
+    "embedding_norm": True,
+    "logits_transform": True,
+    "t5_dropout": False,
+  },
+  names=_NAMES,
+  reads=(
+    *("hidden_activation", "classifier_activation", "tie_word_embeddings", "layer_types", "local_attention"),
+    *("global_attn_every_n_layers", "rope_parameters", "rope_scaling", "global_rope_theta", "local_rope_theta"),
+  ),
+  prefix="model.",
+  copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+  # What the first layer reads is normed already: they have no second norm there, and ours is passed over.
+  constants={"model.layers.0.attn_norm.weight": 1.0},
+  square=True,
+  read=_read_modern_bert,
+  write=_write_modern_bert,
+)

@@ -1,0 +1,162 @@
+"""What the layers of a model know of a task: how well a linear classifier tells its classes by their vectors.
+
+Of Alain & Bengio 2017; the model itself learns nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+import warnings
+
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+import sklearn.exceptions
+import sklearn.linear_model
+import sklearn.pipeline
+import sklearn.preprocessing
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.config import DataConfig
+from t2t.data import answering, pipeline, selection
+from t2t.evaluation import few_shot
+from t2t.generation import embedding
+from t2t.models.config import HeadConfig
+
+_STEPS = 1_000  # of the solver; where it has not come to an end by then it is near enough to it
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """What came out for a task.
+
+  task: its name.
+  split: on which it was measured.
+  examples: number of those it was fitted to, and of those it was measured on.
+  constant: accuracy of who always says the class that is the most frequent in training, in percent.
+  accuracy: layer -> of the classifier, in percent; layer 0 is what was embedded.
+  fitted: the same on the examples that it was fitted to.
+  """
+
+  task: str
+  split: str
+  examples: tuple[int, int]
+  constant: float
+  accuracy: Mapping[int, float]
+  fitted: Mapping[int, float]
+
+
+def probe(
+  data: DataConfig,
+  source: pretrained.Source,
+  mesh: jax.sharding.Mesh,
+  *,
+  pool: str = "mean",
+  layer: str = "all",
+  limit: int = 5_000,
+  batch_size: int = 32,
+) -> Probe:
+  """Fits a classifier to the vectors of each layer, and measures it on the split `data.eval_split`.
+
+  Args:
+    data: whose `mixture` is the task; lengths.
+    source: the checkpoint.
+    mesh: on which its parameters are loaded.
+    pool: a key of `embedding.POOLS`.
+    layer: see `embedding.layers_of`.
+    limit: examples of each split at most.
+    batch_size: of those that are read at a time, over all devices.
+
+  Raises:
+    UserError: no such task, split or layer, or the task has no classes.
+  """
+  layers = embedding.layers_of(source.model, layer)
+  vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+  architecture = model.config.architecture
+  task, heads = _task(data, vocabulary, dataclasses.replace(model.config, heads=()))
+  task = answering.for_heads(task, architecture, heads)
+  train, held_out = (
+    _labelled(few_shot.read(data, architecture, task, split, limit=limit), task.name, split)
+    for split in (data.train_split, data.eval_split)
+  )
+  embedder = embedding.Embedder(
+    model.config,
+    model.graphdef,
+    mesh,
+    pool=pool,
+    layers=layers,
+    pad_id=max(vocabulary.pad_id, 0),
+    batch_size=batch_size,
+  )
+  params = pretrained.load(source, mesh).params
+  (x, y), (x_held_out, y_held_out) = ((embedder.vectors(params, each), _labels(each)) for each in (train, held_out))
+  if len(set(y.tolist())) < 2:
+    raise UserError(f"{task.name}: its first {len(y):,} training examples are all of one class; give more --examples")
+  accuracy, fitted = {}, {}
+  for i, number in enumerate(layers):
+    classifier = fit(x[:, i], y)
+    accuracy[number] = 100 * float(np.mean(classifier.predict(x_held_out[:, i]) == y_held_out))
+    fitted[number] = 100 * float(np.mean(classifier.predict(x[:, i]) == y))
+  constant = 100 * float(np.mean(y_held_out == np.bincount(y).argmax()))
+  return Probe(task.name, data.eval_split, (len(y), len(y_held_out)), constant, accuracy, fitted)
+
+
+def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConfig, ...]]:
+  """The task in the model's words, and the head that would answer it."""
+  tasks = selection.tasks_of(pipeline.adapted(data, pipeline.registered(data)))
+  if len(tasks) != 1:
+    names = ", ".join(task.name for task in tasks)
+    raise UserError(f"--probe {data.mixture}: mixes tasks; give one of them: {names}")
+  task = selection.adapt(tasks[0], vocabulary=vocabulary)
+  heads = answering.heads_of([task], model, vocabulary)
+  if heads[0].kind != "class":
+    raise UserError(f"--probe {task.name}: asks a {heads[0].kind} head, not of classes, which a probe tells")
+  return task, heads
+
+
+def _labelled(examples: Sequence[Mapping[str, Any]], task: str, split: str) -> list[Mapping[str, Any]]:
+  """Those whose class is given."""
+  found = [example for example in examples if example["has_answer"]]
+  if not found:
+    raise UserError(f"{task}: split {split!r} has no labels; give --config.data.eval_split one that has")
+  return found
+
+
+def _labels(examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+  return np.array([example["answer_targets"][np.argmax(example["answer_heads"])] for example in examples], np.int64)
+
+
+def fit(x: np.ndarray, y: np.ndarray) -> sklearn.pipeline.Pipeline:
+  """A linear classifier: logistic regression on features of mean 0 and variance 1.
+
+  Args:
+    x: [examples, features].
+    y: [examples], at least two classes.
+  """
+  classifier = sklearn.pipeline.make_pipeline(
+    sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(max_iter=_STEPS)
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+    return classifier.fit(x, y)
+
+
+def print_table(found: Probe) -> None:
+  """A line for each layer, at 80 columns."""
+  console = rich.console.Console(width=80, highlight=False)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  for heading, side in {"layer": "left", found.split: "right", "fitted to": "right"}.items():
+    table.add_column(heading, justify=side)
+  best = max(found.accuracy.values())
+  for number, value in found.accuracy.items():
+    name = "0 (embedded)" if number == 0 else str(number)
+    style = "bold" if value == best else None
+    table.add_row(name, f"{value:.2f}", f"{found.fitted[number]:.2f}", style=style)
+  table.add_section()
+  table.add_row("always the most frequent", f"{found.constant:.2f}", "")
+  fitted, measured = found.examples
+  console.print(f"{found.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, of {measured:,}")
+  console.print(table)

@@ -1,0 +1,110 @@
+"""What a head says of each line: classes, numbers and which of several candidates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2t import UserError, did_you_mean, losses
+from t2t.checkpoints import pretrained
+from t2t.generation import answerer, line_files, lines
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.params import Params
+
+
+class Answering:
+  """The way of a model with heads; see `lines.Way`.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are.
+    head: that is asked, see `choose_head`.
+    longest: tokens of a line at most, special tokens included.
+    batch_size: lines of a batch, over all devices.
+  """
+
+  unit, parts = "tokens", True
+
+  def __init__(
+    self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
+  ):
+    from t2t.data import answering
+
+    self.asks, self.longest, self._head = head.kind, longest, head
+    vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+    architecture = model.config.architecture
+    self._questions = answering.Questions(
+      vocabulary, architecture, head=head, number=model.config.heads.index(head), length=longest
+    )
+    self.pairs = not answering.reads_whole(architecture, head)
+    pad_id = max(vocabulary.pad_id, 0)
+    self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    self.options = {"inputs_length": longest, "head": head.name}
+    self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """See `lines.Way`."""
+    fields = line.others
+    if "parts" in fields and not self.pairs and len(line_files.texts(fields, "parts", where)) > 1:
+      raise UserError(
+        f"{where}: has several 'parts', but the head {self._head.name} was trained on a text that its task had put"
+        " together, with the names of the parts; give it so in one text"
+      )
+    if self._head.kind != "choice":
+      return
+    if "candidates" not in fields:
+      raise UserError(
+        f"{where}: has no 'candidates' for the head {self._head.name} to choose among; give a .jsonl file with lines"
+        ' like {"inputs": "...", "candidates": ["...", "..."]}'
+      )
+    number, most = len(line_files.texts(fields, "candidates", where)), self._questions.most_candidates
+    if number > most:
+      raise UserError(
+        f"{where}: has {number:,} 'candidates', and in {self.longest:,} tokens there is room for {most:,}; give a"
+        " longer --inputs_length"
+      )
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    candidates = line.others["candidates"] if self._head.kind == "choice" else ()
+    features, cut = self._questions(line.others.get("parts", [line.text]), candidates)
+    given = {name: x.tolist() for name, x in features.items()} | {"candidates": list(candidates)}
+    return lines.Asked(given, len(features["inputs"]) + cut, cut)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """The answer, and how likely it and the others are."""
+    del first
+    logits = self._answerer.logits(params, self._head, given, on_batch=done)
+    return [
+      answerer.fields(self._head, np.asarray(x), each["candidates"]) for each, x in zip(given, logits, strict=True)
+    ]
+
+
+def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadConfig:
+  """The head that is asked.
+
+  Args:
+    model: whose it is.
+    wanted: its name; "" where there is but one.
+    where: what the user named the model with, for messages.
+
+  Raises:
+    UserError: there is none of that name, there are several, or it cannot be asked of a text alone.
+  """
+  heads = {head.name: head for head in model.heads if head.kind in losses.ANSWERED_KINDS}
+  names = ", ".join(heads)
+  if heads and wanted and wanted not in heads:
+    raise UserError(f"--head {wanted}: {where} has no such head; it has {names}{did_you_mean(wanted, heads)}")
+  if not heads:
+    raise UserError(f"{where} has no head to ask; `t2t embed` gives vectors")
+  if not wanted and len(heads) > 1:
+    raise UserError(f"{where} has several heads: {names}; say which by --head")
+  head = heads[wanted or next(iter(heads))]
+  if head.kind not in answerer.FIELDS:
+    raise UserError(
+      f"--head {head.name}: is a {head.kind} head, which is asked of more than a text; `t2t eval` asks it of a task"
+    )
+  return head

@@ -1,0 +1,191 @@
+"""Vectors of texts: hidden states of a model of any architecture, pooled over positions, of one layer or of all."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.checkpoints import pretrained
+from t2t.generation import answerer, line_files, lines, predictor
+from t2t.models.architecture import Batch, real_positions
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+
+def _mean(states: jax.Array, real: jax.Array) -> jax.Array:
+  """Of all positions of a text, special tokens included."""
+  share = real / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1)
+  return jnp.einsum("bl,...ble->...be", share.astype(jnp.float32), states.astype(jnp.float32))
+
+
+def _first(states: jax.Array, real: jax.Array) -> jax.Array:
+  del real
+  return states[..., 0, :].astype(jnp.float32)
+
+
+def _last(states: jax.Array, real: jax.Array) -> jax.Array:
+  at = jnp.sum(real, axis=-1) - 1
+  return jax.vmap(lambda row, at: row[..., at, :], in_axes=(-3, 0), out_axes=-2)(states, at).astype(jnp.float32)
+
+
+# Name -> (states [..., batch, length, embed], bool [batch, length]) -> float32 [..., batch, embed]
+POOLS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mean": _mean, "first": _first, "last": _last}
+
+
+def _vectors(graphdef: nnx.GraphDef, pool: str, layers: Sequence[int], params: Params, batch: Batch) -> jax.Array:
+  """float32 [batch, layers, embed]."""
+  model = nnx.merge(graphdef, params)
+  last = num_layers(model.config)
+  states = model.states(batch, every_layer=True) if tuple(layers) != (last,) else model.states(batch)[None]
+  real = real_positions(batch, model.architecture.answers)
+  chosen = states[jnp.array(layers)] if len(states) > 1 else states
+  return jnp.swapaxes(POOLS[pool](chosen, real), 0, 1)
+
+
+def num_layers(model: TransformerConfig) -> int:
+  """Of the side that is read; the state of this number is the last, and that of 0 what was embedded."""
+  return model.num_encoder_layers if model.kind.answers == "encoder" else model.num_decoder_layers
+
+
+def layers_of(model: TransformerConfig, wanted: str) -> tuple[int, ...]:
+  """The numbers of the states that are wanted.
+
+  Args:
+    model: whose they are.
+    wanted: a number, "all", or "" for the last.
+
+  Raises:
+    UserError: there is no such layer.
+  """
+  last = num_layers(model)
+  if wanted == "all":
+    return tuple(range(last + 1))
+  if not wanted:
+    return (last,)
+  if not wanted.isdecimal() or int(wanted) > last:
+    raise UserError(f"--layer {wanted}: give 0, which is what was embedded, to {last}, the last, or all")
+  return (int(wanted),)
+
+
+class Embedder:
+  """Reads texts with one model; each shape of a batch is compiled once.
+
+  Every host calls it with the same examples, and gets all vectors.
+
+  Args:
+    config: of the model.
+    graphdef: its structure.
+    mesh: on which its parameters lie.
+    pool: a key of `POOLS`.
+    layers: see `layers_of`.
+    pad_id: fills a row.
+    batch_size: rows of a batch, over all devices.
+  """
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    graphdef: nnx.GraphDef,
+    mesh: jax.sharding.Mesh,
+    *,
+    pool: str,
+    layers: Sequence[int],
+    pad_id: int,
+    batch_size: int,
+  ):
+    self._config, self._mesh, self._pad_id = config, mesh, pad_id
+    self._shape = (len(layers), config.embed_dim)
+    self._sharding = sharding.batch_sharding(mesh)
+    shards = sharding.num_shards("batch", mesh)
+    self._rows = -(-batch_size // shards) * shards
+    self._program = jax.jit(functools.partial(_vectors, graphdef, pool, tuple(layers)))
+
+  def vectors(
+    self, params: Params, examples: Sequence[answerer.Example], *, on_batch: lines.Done | None = None
+  ) -> np.ndarray:
+    """float32 [examples, layers, embed].
+
+    Args:
+      params: nested dict.
+      examples: inputs, token_types, texts: int [length].
+      on_batch: called after each batch.
+
+    Raises:
+      UserError: they are not finite.
+    """
+    most = self._config.most_positions or 1 << 30
+    widths = [predictor.bucket(len(example["inputs"]), most) for example in examples]
+    found = np.zeros((len(examples), *self._shape), np.float32)
+    for width, indices in predictor.by_width(widths, self._rows):
+      rows = [examples[i] for i in indices]
+      features = answerer.features_of(rows, width, side=self._config.kind.answers, pad_id=self._pad_id)
+      with jax.set_mesh(self._mesh):
+        batch = predictor.placed(features, self._rows, self._sharding)
+        found[indices] = predictor.gathered(self._program(params, batch))[: len(indices)]
+      if on_batch is not None:
+        on_batch(len(indices), sum(len(example["inputs"]) for example in rows))
+    if not np.isfinite(found).all():
+      raise UserError("--checkpoint: a vector is not finite: its training had gone wrong; take another")
+    return found
+
+
+class Embedding:
+  """The way of a model that is asked for vectors; see `lines.Way`.
+
+  A text is framed as the model reads it in pre-training: [CLS] a [SEP], a EOS, or of a decoder alone BOS a.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are.
+    pool: a key of `POOLS`.
+    layer: see `layers_of`.
+    longest: tokens of a line at most, special tokens included.
+    batch_size: lines of a batch, over all devices.
+  """
+
+  asks, unit = "embed", "tokens"
+  parts = pairs = True
+  nothing: Mapping[str, Any] = {"vector": None}
+
+  def __init__(
+    self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, pool: str, layer: str, longest: int, batch_size: int
+  ):
+    from t2t.data import answering
+
+    vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+    self.longest, layers = longest, layers_of(model.config, layer)
+    self._questions = answering.Questions(vocabulary, model.config.architecture, head=None, length=longest)
+    self._embedder = Embedder(
+      model.config,
+      model.graphdef,
+      mesh,
+      pool=pool,
+      layers=layers,
+      pad_id=max(vocabulary.pad_id, 0),
+      batch_size=batch_size,
+    )
+    one = (model.config.embed_dim,)
+    self.shape = (len(layers), *one) if layer == "all" else one
+    self.options = {"inputs_length": longest, "pool": pool, "layer": layer or str(layers[0])}
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """Any text will do."""
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    features, cut = self._questions(line.others.get("parts", [line.text]))
+    given = {name: features[name].tolist() for name in ("inputs", "token_types", "texts")}
+    return lines.Asked(given, len(features["inputs"]) + cut, cut)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """A vector, float32 in the shape that `shape` says."""
+    del first
+    found = self._embedder.vectors(params, given, on_batch=done)
+    return [{"vector": each.reshape(self.shape)} for each in found]

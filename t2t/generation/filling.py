@@ -1,0 +1,176 @@
+"""Which tokens a masked language model finds likely in the blanks of each line."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import re
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.checkpoints import pretrained
+from t2t.generation import answerer, line_files, lines, predictor, prompting
+from t2t.models.architecture import Batch
+from t2t.params import Params
+
+_BLANK = re.compile(r"\[MASK\]|<mask>|<extra_id_[0-9]+>")
+_FEWEST = 4  # places for blanks in a row; below this more cost next to nothing
+
+
+class Blanks:
+  """Text with blanks as a model that predicts tokens reads it: a mask in place of each.
+
+  A blank is written [MASK], <mask> or <extra_id_0>, whichever of them the vocabulary has.
+
+  Args:
+    vocabulary: of the model.
+    architecture: of the model.
+
+  Raises:
+    UserError: the vocabulary has no mask.
+  """
+
+  def __init__(self, vocabulary, architecture: str):
+    from t2t.data import answering, vocabularies
+
+    self._vocabulary, self._mask_id = vocabulary, vocabularies.mask_id(vocabulary)
+    framing = answering.Framing.of(vocabulary, architecture)
+    self._begin, self._end = list(framing.begin), list(framing.end)
+    names = {self._mask_id: vocabularies.token_texts(vocabulary)[self._mask_id].strip()}
+    if vocabularies.num_sentinels(vocabulary):
+      names = {vocabularies.sentinel_ids(vocabulary, 1)[0]: "<extra_id_0>"} | names
+    # Only such as the vocabulary itself finds in a text.
+    self._names = {token: name for token, name in names.items() if self._encode(name).count(token) == 1}
+
+  def _encode(self, text: str) -> list[int]:
+    return [int(token) for token in self._vocabulary.encode(text)]
+
+  def __call__(self, text: str, longest: int) -> tuple[list[int], int]:
+    """Ids with special tokens around them, cut to `longest`, and how many were cut."""
+    ids = self._ids(text)
+    room = longest - len(self._begin) - len(self._end)
+    return [*self._begin, *ids[:room], *self._end], max(0, len(ids) - room)
+
+  def _ids(self, text: str) -> list[int]:
+    pieces = _BLANK.split(text)
+    for token, name in self._names.items():
+      ids = self._encode(name.join(pieces))
+      if ids.count(token) == len(pieces) - 1:
+        return [self._mask_id if each == token else each for each in ids]
+    # A mask that is no text to the vocabulary.
+    encoded = [self._encode(piece) for piece in pieces]
+    return [*encoded[0], *(token for each in encoded[1:] for token in (self._mask_id, *each))]
+
+  def places(self, ids: Sequence[int]) -> list[int]:
+    """Where the masks are."""
+    return [index for index, token in enumerate(ids) if token == self._mask_id]
+
+
+def _likeliest(
+  graphdef: nnx.GraphDef, top: int, most: int, params: Params, batch: Batch, places: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Ids and log-probabilities of the likeliest tokens, best first, [batch, places, top]."""
+  model = nnx.merge(graphdef, params)
+  hidden = jnp.take_along_axis(model(batch), places[..., None], axis=1)
+  log_p = jax.nn.log_softmax(model.logits(hidden))
+  # The rows of the embedding behind the vocabulary stand for nothing.
+  values, ids = jax.lax.top_k(log_p[..., :most], top)
+  return ids, values
+
+
+class Filling:
+  """The way of an encoder that predicts tokens; see `lines.Way`.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are.
+    top: fillings of each blank.
+    longest: tokens of a line at most, special tokens included.
+    batch_size: lines of a batch, over all devices.
+
+  Raises:
+    UserError: there is no such number of fillings, or no mask.
+  """
+
+  asks, unit = "fill", "tokens"
+  parts = pairs = False
+  nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
+
+  def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, top: int, longest: int, batch_size: int):
+    from t2t.data import vocabularies
+
+    model = pretrained.abstract(source, mesh)
+    self._vocabulary = pretrained.vocabulary(source)
+    self._texts = vocabularies.token_texts(self._vocabulary)
+    if not 1 <= top <= len(self._texts):
+      raise UserError(f"--top {top}: give 1 to {len(self._texts):,}, the size of the vocabulary")
+    self.longest, self._config, self._mesh = longest, model.config, mesh
+    self._blanks = Blanks(self._vocabulary, model.config.architecture)
+    self._hidden = vocabularies.framing_ids(self._vocabulary)
+    self._pad_id = max(self._vocabulary.pad_id, 0)
+    self._sharding = sharding.batch_sharding(mesh)
+    shards = sharding.num_shards("batch", mesh)
+    self._rows = -(-batch_size // shards) * shards
+    most = min(len(self._texts), model.config.vocab_size)
+    self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most))
+    self.options = {"inputs_length": longest, "top": top}
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """Any text will do; one without a blank is answered with an error."""
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    if not _BLANK.search(line.text):
+      return lines.Asked(None, error=lines.NO_BLANK)
+    ids, cut = self._blanks(line.text, self.longest)
+    return lines.Asked(ids, len(ids) + cut, cut, "" if self._blanks.places(ids) else lines.NO_BLANK)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
+    del first
+    places = [self._blanks.places(ids) for ids in given]
+    longest = self._config.most_positions or self.longest
+    shapes = [(predictor.bucket(len(ids), longest), _number(len(of))) for ids, of in zip(given, places, strict=True)]
+    found: list[dict[str, Any]] = [{}] * len(given)
+    for (width, number), indices in predictor.by_width(shapes, self._rows):
+      rows = [given[i] for i in indices]
+      zeros = [np.zeros(len(row), np.int32) for row in rows]
+      examples = [{"inputs": row, "token_types": zero, "texts": zero} for row, zero in zip(rows, zeros, strict=True)]
+      features = answerer.features_of(examples, width, side=self._config.kind.answers, pad_id=self._pad_id)
+      features["places"] = predictor.padded([places[i] for i in indices], number, 0)
+      with jax.set_mesh(self._mesh):
+        batch = predictor.placed(features, self._rows, self._sharding)
+        at = batch.pop("places")
+        ids, log_p = (predictor.gathered(x) for x in self._program(params, batch, at))
+      for i, of_ids, of_log_p in zip(indices, ids, log_p, strict=False):
+        found[i] = self._fields(given[i], places[i], of_ids, of_log_p)
+      if done is not None:
+        done(len(indices), sum(map(len, rows)))
+    return found
+
+  def _fields(self, ids: Sequence[int], places: Sequence[int], found: np.ndarray, log_p: np.ndarray) -> dict[str, Any]:
+    score = prompting.rounded(float(log_p[: len(places), 0].sum()))
+    if not np.isfinite(score):
+      raise UserError(f"--checkpoint: the score of a filling is {score}: its training had gone wrong; take another")
+    filled = list(ids)
+    for place, likeliest in zip(places, found, strict=False):
+      filled[place] = int(likeliest[0])
+    text = self._vocabulary.decode([token for token in filled if token not in self._hidden])
+    fillings = [
+      [
+        {"text": self._texts[token].strip(), "id": int(token), "probability": prompting.rounded(float(np.exp(x)))}
+        for token, x in zip(*of_blank, strict=True)
+      ]
+      for of_blank in zip(found[: len(places)], log_p, strict=False)
+    ]
+    return {"prediction": text, "score": score, "fillings": fillings}
+
+
+def _number(places: int) -> int:
+  """That `places` are padded to."""
+  return max(_FEWEST, 1 << (places - 1).bit_length())

@@ -1,0 +1,384 @@
+"""What answers behind the page of `t2t infer --server`: a model that writes, or one that is asked as each line is."""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import functools
+import json
+import math
+import threading
+import time
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.checkpoints import pretrained
+from t2t.generation import decoding, line_files, lines, predictor, prompting, writing
+from t2t.training import writers
+
+# What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
+_MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K = 1_024, 16, 1_000_000
+_SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
+
+Event = dict[str, Any]
+
+
+# ---- Requests --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be written; see `t2t infer --help` for the options.
+
+  mode: greedy, sample or beam, as the others say.
+  """
+
+  inputs: str
+  max_length: int = 64
+  beam: int = 1
+  length_penalty: float = 0.6
+  temperature: float = 0.0
+  top_p: float = 1.0
+  top_k: int = 0
+  seed: int = 0
+
+  @property
+  def mode(self) -> str:
+    """Which of the three ways to write it asks for."""
+    return "beam" if self.beam > 1 else "sample" if self.temperature else "greedy"
+
+
+# option -> the least and the greatest value
+_RANGES: dict[str, tuple[float, float]] = {
+  "max_length": (1, _MAX_LENGTH),
+  "beam": (1, _MAX_BEAMS),
+  "length_penalty": (-10, 10),
+  "temperature": (0, 100),
+  "top_p": (0, 1),
+  "top_k": (0, _MAX_TOP_K),
+  "seed": (0, 2**32 - 1),
+}
+
+
+def parse(body: bytes) -> Request:
+  """The request that a JSON object makes.
+
+  In:  b'{"inputs": "2 + 2 =", "beam": 4}'
+  Out: Request(inputs="2 + 2 =", beam=4)
+
+  Raises:
+    UserError: what cannot be used, and what would be right.
+  """
+  fields = _fields(body)
+  types = {field.name: field.type for field in dataclasses.fields(Request)}
+  for name, value in fields.items():
+    if name not in types:
+      raise UserError(f"{name!r}: no such option; there are {', '.join(types)}")
+    accepted = (int, float) if types[name] is float else types[name]
+    if not isinstance(value, accepted) or isinstance(value, bool):
+      raise UserError(f"{name}: is {json.dumps(value)[:40]}; give a {_TYPES[types[name]]}")
+    if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
+      raise UserError(f"{name}: is {value}; give {_RANGES[name][0]} to {_RANGES[name][1]}")
+  if not _is_text(fields.get("inputs", "")):
+    raise UserError("inputs: there is nothing to read; write something")
+  return Request(**fields)
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+  try:
+    fields = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"the request is not JSON: {error}") from None
+  if not isinstance(fields, dict):
+    raise UserError('the request is no JSON object; it must be like {"inputs": "..."}')
+  return fields
+
+
+_TYPES = {str: "string", int: "whole number", float: "number"}
+
+
+def _is_text(text: str) -> bool:
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError:  # half of a surrogate pair
+    return False
+  return bool(text.strip())
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------
+
+
+class Service(Protocol):
+  """One model, which answers one request after another."""
+
+  def about(self) -> Mapping[str, Any]:
+    """What the page says of the model, and what it offers."""
+
+  def parse(self, body: bytes) -> Any:
+    """The request that a JSON object makes.
+
+    Raises:
+      UserError: what cannot be used, and what would be right.
+    """
+
+  def generate(self, request: Any) -> Iterator[Event]:
+    """What happens until it is answered."""
+
+
+def _waiting(device: threading.Lock) -> Iterator[Event]:
+  """Takes the lock; meanwhile something is sent all the time, so that who has left is noticed."""
+  while not device.acquire(timeout=1.0):
+    yield {"state": "waiting"}
+
+
+def make_mesh(tensor: int) -> jax.sharding.Mesh:
+  """So many devices, over which a model is split; the others stay idle, since there is one row at a time.
+
+  Raises:
+    UserError: there are not so many.
+  """
+  devices = jax.devices()
+  if not 1 <= tensor <= len(devices):
+    raise UserError(f"--tensor {tensor}: there are {len(devices)} device(s)")
+  return sharding.make_mesh({"tensor": tensor}, devices=devices[:tensor])
+
+
+def facts(source: pretrained.Source, model: pretrained.Model) -> dict[str, Any]:
+  """What the page says of any model."""
+  number = sum(math.prod(x.shape) for x in jax.tree.leaves(model.params))
+  path = source.path
+  # By name: where it lies is nobody's business who opens the page.
+  run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
+  return {
+    "architecture": model.config.architecture.replace("_", "-"),
+    "parameters": writers.compact_count(number),
+    "checkpoint": run,
+    "step": int(step) if step.isdigit() else None,
+  }
+
+
+class Writer:
+  """One model, which answers one request after another.
+
+  Args:
+    source: its checkpoint.
+    ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
+    inputs_length: tokens of an input at most; 0: as in training.
+    tensor: devices that the model is split over; the others stay idle, since there is one row at a time.
+    defaults: how text is written unless the page says otherwise.
+  """
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    *,
+    ends_prompts: bool,
+    inputs_length: int = 0,
+    tensor: int = 1,
+    defaults: decoding.DecodeConfig,
+  ):
+    self._source = source
+    self._defaults = defaults
+    self._mesh = make_mesh(tensor)
+    self._vocabulary = pretrained.vocabulary(source)
+    self._framing = predictor.framing(self._vocabulary)
+    most = self._room(_MAX_LENGTH)
+    self._max_inputs = prompting.longest_prompt(source, inputs_length=inputs_length, max_length=most)
+    self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=self._max_inputs)
+    self._extra = int(source.model.kind.continues)  # BOS
+    decoding.check_positions(source.model, self._max_inputs + self._extra, most)
+    self._model = pretrained.load(source, self._mesh)
+    self._device = threading.Lock()
+    # A program for each choice of options; of those that were not used for long the memory is given back.
+    self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
+    self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
+    self._compiled: set[tuple] = set()
+
+  def about(self) -> dict[str, Any]:
+    """What the page says of the model, and what it offers."""
+    defaults = self._defaults
+    chosen = Request("", defaults.max_length, defaults.num_beams, temperature=defaults.temperature)
+    shown = {"mode": chosen.mode, "max_length": defaults.max_length}
+    if chosen.mode == "beam":
+      shown |= {"beam": defaults.num_beams, "length_penalty": defaults.length_penalty}
+    if chosen.mode == "sample":
+      shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
+    return facts(self._source, self._model) | {
+      "asks": "write",
+      "max_inputs": self._max_inputs,
+      "max_length": self._room(_MAX_LENGTH),
+      "defaults": shown,
+    }
+
+  def parse(self, body: bytes) -> Request:
+    """See `parse`."""
+    return parse(body)
+
+  def generate(self, request: Request) -> Iterator[Event]:
+    """What happens until the text is written; each event has the whole text so far.
+
+    The last one has "ended", whether the model came to the end; before it come any number of {"state": "waiting"},
+    {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number, "tokens_per_second": ...}.
+    """
+    yield from _waiting(self._device)
+    try:
+      tokens, cut = self._prompts(request.inputs)
+      if cut:
+        yield {"cut": cut}
+      yield from (self._search if request.beam > 1 else self._write)(tokens, request)
+    finally:
+      self._device.release()
+
+  # ---- With beams ----------------------------------------------------------
+
+  def _search(self, tokens: list[int], request: Request) -> Iterator[Event]:
+    config = writing.decode_config(
+      max_length=self._room(request.max_length), beam=request.beam, length_penalty=request.length_penalty
+    )
+    predictor = self._beams(config)
+    seen = self._seen(config, len(tokens))
+    yield {"state": "searching" if seen else "compiling"}
+    start = time.monotonic()
+    generation = predictor.generate(self._model.params, [tokens])[0]
+    found = prompting.answer(generation, self._vocabulary)
+    ended = len(generation.tokens[0]) < config.max_length
+    number = len(generation.tokens[0]) + ended
+    speed = {"tokens_per_second": number / (time.monotonic() - start)} if seen else {}
+    yield found | speed | {"tokens": number, "ended": ended}
+
+  def _make_beams(self, config: decoding.DecodeConfig) -> predictor.Predictor:
+    return predictor.Predictor(
+      self._model.config,
+      self._model.graphdef,
+      self._mesh,
+      self._framing,
+      decode=config,
+      batch_size=1,
+      max_inputs=self._max_inputs,
+    )
+
+  # ---- Token by token ------------------------------------------------------
+
+  def _write(self, tokens: list[int], request: Request) -> Iterator[Event]:
+    limit = self._room(request.max_length)
+    # Room for more than is asked for: the options' program then serves all lengths up to that.
+    room = self._room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
+    drawing = dict(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
+    config = writing.decode_config(max_length=room, **(drawing if request.temperature else {}))
+    begin, advance = self._stream(config)
+    if not self._seen(config, len(tokens)):
+      yield {"state": "compiling"}
+    with jax.set_mesh(self._mesh):
+      # The key of the first line of a file.
+      keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(request.seed), np.zeros(1, np.uint32))
+      carry = begin(self._model.params, self._features(tokens), keys)
+    while True:
+      with jax.set_mesh(self._mesh):
+        carry = advance(self._model.params, carry)
+        written, position, score = jax.device_get((carry.tokens[0], carry.position, carry.scores[0]))
+      written = written[:position].tolist()
+      ended = written[-1] == self._framing.eos_id
+      text = self._vocabulary.decode(written[:-1] if ended else written)
+      event: Event = {"prediction": text, "tokens": len(written)}
+      if len(written) == 1:
+        first = time.monotonic()  # before it came the prompt, and perhaps the compiler
+      else:
+        event["tokens_per_second"] = (len(written) - 1) / (time.monotonic() - first)
+      if ended or len(written) == limit:
+        yield event | {"score": prompting.rounded(score), "ended": ended}
+        return
+      # Half of a character that is made of several bytes.
+      yield event | {"prediction": text.rstrip("\ufffd")}
+
+  def _make_stream(self, config: decoding.DecodeConfig):
+    return decoding.make_stream(self._model.graphdef, config, eos_id=self._framing.eos_id, tokens_per_call=1)
+
+  def _features(self, tokens: list[int]) -> Mapping[str, np.ndarray]:
+    width = predictor.bucket(len(tokens) + self._extra, self._max_inputs + self._extra)
+    architecture = self._model.config.architecture
+    return predictor.prompt_features([tokens], width, architecture=architecture, framing=self._framing)
+
+  # ---- Sizes ---------------------------------------------------------------
+
+  def _room(self, max_length: int) -> int:
+    """`max_length`, or as many positions as the model has learned to write in."""
+    most = self._source.model.most_positions
+    if self._source.model.kind.continues:
+      most //= 2  # the other half is the prompt's
+    return min(max_length, most) if most else max_length
+
+  def _seen(self, config: decoding.DecodeConfig, length: int) -> bool:
+    """Whether this has been asked for before; if not, it has to be compiled."""
+    program = (config, predictor.bucket(length + self._extra, self._max_inputs + self._extra))
+    known = program in self._compiled
+    self._compiled.add(program)
+    return known
+
+
+# ---- With heads and blanks -------------------------------------------------------------------------------------------
+
+
+class Asker:
+  """A model that is asked as each line of a file is.
+
+  Args:
+    source: its checkpoint.
+    make_way: how it is asked, on a mesh.
+    tensor: devices that the model is split over.
+  """
+
+  def __init__(self, source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], lines.Way], *, tensor: int = 1):
+    mesh = make_mesh(tensor)
+    self._source, self._way, self._model = source, make_way(mesh), pretrained.load(source, mesh)
+    self._device, self._widths = threading.Lock(), set()
+
+  def about(self) -> dict[str, Any]:
+    """What the page says of the model, and what it is asked."""
+    found = facts(self._source, self._model)
+    return found | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
+
+  def parse(self, body: bytes) -> line_files.Line:
+    """The line that a JSON object makes.
+
+    In:  b'{"parts": ["a", "b"], "candidates": ["c", "d"]}'
+    Out: Line(1, "a b", {"parts": ["a", "b"], "candidates": ["c", "d"]})
+
+    Raises:
+      UserError: what cannot be used, and what would be right.
+    """
+    where = "the request"
+    fields = _fields(body)
+    for name in fields:
+      if name not in ("inputs", "parts", "candidates"):
+        raise UserError(f"{name!r}: no such option; there are inputs, parts, candidates")
+    text = fields.pop("inputs", None)
+    if text is None and "parts" in fields:
+      text = " ".join(line_files.texts(fields, "parts", where))
+    if not isinstance(text, str) or not _is_text(text):
+      raise UserError("inputs: there is nothing to read; write something")
+    line = line_files.Line(1, text, fields)
+    self._way.check(line, where)
+    return line
+
+  def generate(self, request: line_files.Line) -> Iterator[Event]:
+    """What happens until it is answered, see `Writer.generate`; the last event has the fields of a row."""
+    yield from _waiting(self._device)
+    try:
+      asked = self._way.read(request)
+      if asked.error:
+        raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
+      if asked.cut:
+        yield {"cut": asked.cut}
+      width = predictor.bucket(asked.tokens - asked.cut, self._way.longest)
+      if width not in self._widths:
+        yield {"state": "compiling"}
+        self._widths.add(width)
+      (answer,) = self._way.answer(self._model.params, [asked.given], first=0, done=None)
+      yield answer | {"tokens": asked.tokens - asked.cut, "ended": True}
+    finally:
+      self._device.release()
+
+
+# What is wrong with a text -> what would be right.
+_HINTS = {lines.NO_BLANK: "write [MASK] where a word is to be filled in"}

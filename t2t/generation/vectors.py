@@ -1,0 +1,128 @@
+"""Files of vectors, one for each line of an input, which the run that began one goes on with: .npy and .parquet."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from t2t.generation import line_files
+
+ENDINGS = (".npy", ".parquet")
+_GROUP_BYTES = 1 << 26  # of vectors in a row group
+
+
+class Output:
+  """Vectors as an .npy file of all lines has them, appended as they are made: what is missing tells where to go on.
+
+  Until the last is there NumPy refuses to load the file.  Of a line without text a vector is not a number.
+
+  Args:
+    file: opened for reading and appending.
+    path: of the file, for messages.
+    shape: of all vectors together.
+  """
+
+  def __init__(self, file: io.IOBase, path: str, shape: Sequence[int]):
+    self._file, self._path = file, path
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
+    self._header, self._empty = header.getvalue(), np.full(shape[1:], np.nan, "<f4")
+    self.done = max(0, os.fstat(file.fileno()).st_size - len(self._header)) // self._empty.nbytes
+
+  def beside(
+    self, lines: Iterable[line_files.Line], *, where: str
+  ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
+    """Each line, and whether there is a vector for it."""
+    del where  # the lines are those of before: `output` has seen to it
+    for line in lines:
+      yield line, {"line": line.number} if line.number <= self.done else None
+
+  def write(self, rows: Iterable[line_files.Row]) -> None:
+    """Appends vectors; when it returns, a killed run does not lose them."""
+    rows = list(rows)
+    vectors = [self._empty if row["vector"] is None else row["vector"].astype("<f4", copy=False) for row in rows]
+    if not self.done:
+      self._file.truncate(0)
+      line_files.append(self._file, self._header, path=self._path)
+    self._file.truncate(len(self._header) + self.done * self._empty.nbytes)
+    line_files.append(self._file, b"".join(vector.tobytes() for vector in vectors), path=self._path)
+    self.done += len(rows)
+
+
+@contextlib.contextmanager
+def output(
+  path: str, run: Mapping[str, Any], *, read: Callable[[], Iterable[line_files.Line]], shape: Sequence[int]
+) -> Iterator[Output]:
+  """The vectors of a run, which no other can write to at the same time.
+
+  A .parquet file can only be written as a whole: it is made, by row groups, of an .npy file beside it.
+
+  Args:
+    path: a local file; its ending says which.
+    run: what the vectors depend on.
+    read: gives the lines of the input, each of which has a vector.
+    shape: of the vector of a line.
+
+  Raises:
+    UserError: it cannot be written, or belongs to another run or other lines.
+  """
+  path = os.path.expanduser(path)
+  total, digest = _summed(read())
+  run = {**run, "lines": total, "texts": digest}
+  parquet = path.endswith(".parquet")
+  part = f"{path}.part.npy" if parquet else path
+  whole = parquet and os.path.exists(path)
+  with line_files.opened(part) as file:
+    try:
+      if whole or os.fstat(file.fileno()).st_size:
+        line_files.check_run(path, run)
+      else:
+        line_files.record_run(path, run)
+      found = Output(file, path, (total, *shape))
+      found.done = total if whole else found.done
+      yield found
+      if parquet and not whole and found.done == total:
+        _to_parquet(part, path, read())
+        whole = True
+    finally:
+      if whole:
+        os.remove(part)
+
+
+def _summed(lines: Iterable[line_files.Line]) -> tuple[int, str]:
+  """How many lines there are, and a sum over their texts."""
+  digest, number = hashlib.sha256(), 0
+  for line in lines:
+    number = line.number
+    digest.update(json.dumps([line.text, line.others.get("parts")]).encode())
+  return number, digest.hexdigest()[:16]
+
+
+def _to_parquet(part: str, path: str, lines: Iterable[line_files.Line]) -> None:
+  """Lines, their texts and vectors; with all layers a column for each."""
+  vectors = np.load(part, mmap_mode="r")
+  names = ["vector"] if vectors.ndim == 2 else [f"layer_{i}" for i in range(vectors.shape[1])]
+  vector = pa.list_(pa.float32(), vectors.shape[-1])
+  fields = {"line": pa.int64(), "inputs": pa.string(), **dict.fromkeys(names, vector)}
+  schema = pa.schema(list(fields.items()))
+  size = max(1, _GROUP_BYTES // vectors[0].nbytes)
+  made, rest = pathlib.Path(f"{path}.part"), iter(lines)
+  with pa.parquet.ParquetWriter(made, schema) as writer:
+    for start in range(0, len(vectors), size):
+      rows = np.asarray(vectors[start : start + size]).reshape(-1, len(names), vectors.shape[-1])
+      texts = [next(rest).text for _ in rows]
+      empty = pa.array(np.isnan(rows[:, 0, 0]))
+      columns = [
+        pa.FixedSizeListArray.from_arrays(rows[:, i].ravel(), type=vector, mask=empty) for i in range(len(names))
+      ]
+      numbers = pa.array(range(start + 1, start + 1 + len(rows)), pa.int64())
+      writer.write_table(pa.Table.from_arrays([numbers, pa.array(texts, pa.string()), *columns], schema=schema))
+  made.replace(path)

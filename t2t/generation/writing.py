@@ -1,0 +1,104 @@
+"""What a model writes for each line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.generation import decoding, line_files, lines, predictor, prompting
+from t2t.params import Params
+
+
+class Writing:
+  """The way of a model that writes; see `lines.Way`.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are.
+    decode: how text is written.
+    seed: of what is drawn.
+    longest: tokens of a line at most, EOS included.
+    ends_prompts: whether EOS ends what the model is given.
+    batch_size: lines of a batch, over all devices.
+  """
+
+  asks, unit = "write", "new tokens"
+  parts = pairs = False
+  nothing: Mapping[str, Any] = {"prediction": None, "score": None}
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    mesh: jax.sharding.Mesh,
+    *,
+    decode: decoding.DecodeConfig,
+    seed: int,
+    longest: int,
+    ends_prompts: bool,
+    batch_size: int,
+  ):
+    self.longest, self._seed = longest, seed
+    self._vocabulary = pretrained.vocabulary(source)
+    self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=longest)
+    model = pretrained.abstract(source, mesh)
+    framing = predictor.framing(self._vocabulary)
+    self._predictor = predictor.Predictor(
+      model.config, model.graphdef, mesh, framing, decode=decode, batch_size=batch_size, max_inputs=longest
+    )
+    self.options = {"inputs_length": longest, "max_length": decode.max_length, "beam": decode.num_beams}
+    if decode.num_beams > 1:
+      self.options["length_penalty"] = decode.length_penalty
+    # Only what departs from what outputs were written with before it could be chosen.
+    if ends_prompts != source.model.kind.reads_apart:
+      self.options["prompt_eos"] = "yes" if ends_prompts else "no"
+    self.options["temperature"] = decode.temperature
+    if decode.temperature:
+      self.options |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": seed}
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """Any text will do."""
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    tokens, cut = self._prompts(line.text)
+    return lines.Asked(tokens, len(tokens) + cut, cut)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """Text, score, and with beams the others."""
+    written = self._predictor.generate(params, given, seed=self._seed, first=first, on_batch=done)
+    return [prompting.answer(each, self._vocabulary) for each in written]
+
+
+def decode_config(
+  *,
+  max_length: int,
+  beam: int = 1,
+  length_penalty: float | None = None,
+  temperature: float | None = None,
+  top_p: float | None = None,
+  top_k: int | None = None,
+) -> decoding.DecodeConfig:
+  """How text is written, from the options of the command; None: not given.
+
+  Raises:
+    UserError: a value out of range, or options that have nothing to do with each other.
+  """
+  drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+  drawing = {name: value for name, value in drawing.items() if value is not None}
+  if beam > 1 and drawing:
+    name, value = next(iter(drawing.items()))
+    raise UserError(f"--beam {beam} and --{name} {value}: beams find the likeliest text, nothing is drawn; give one")
+  if beam < 1:
+    raise UserError(f"--beam {beam}: must be at least 1, which is no search")
+  if length_penalty is not None and beam == 1:
+    raise UserError(f"--length_penalty {length_penalty}: only for beam search; give --beam 4, or leave it out")
+  if drawing:
+    drawing = {"temperature": 1.0, **drawing}
+    if not drawing["temperature"] and len(drawing) > 1:
+      raise UserError("--temperature 0 takes the likeliest token each time: leave out --top_p and --top_k, or raise it")
+  penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
+  return decoding.DecodeConfig(max_length=max_length, num_beams=beam, **penalty, **drawing)

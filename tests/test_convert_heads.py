@@ -1,0 +1,239 @@
+"""Heads of Hugging Face's classes for tasks: which class is written, what is refused, and what may be done with one."""
+
+import dataclasses
+import json
+
+from etils import epath
+import foreign
+import jax
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError, sharding
+from t2t.checkpoints import converted, pretrained, warm_start
+from t2t.commands import convert as command
+from t2t.config import load_config, records
+from t2t.convert import huggingface
+from t2t.evaluation import methods
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.training import recipe
+
+# As transformers has it, and without what learned positions have not.
+BERT = dataclasses.replace(
+  toy.KINDS["bert"],
+  head_dim=4,
+  init_scale=0.02,
+  relative_position_buckets=32,
+  relative_position_max_distance=128,
+)
+GPT2 = dataclasses.replace(toy.KINDS["gpt2"], head_dim=4, init_scale=0.02, scale_attention=True)
+NLI, TOPIC, NSP = HeadConfig("nli", 3), HeadConfig("topic", 5), HeadConfig("nsp", 2)
+
+
+def with_heads(*heads, of=BERT, tokens=True):
+  return dataclasses.replace(of, heads=heads, vocabulary_head=tokens)
+
+
+def save(config, folder, **options):
+  """What is told, and the config.json."""
+  made = foreign.in_memory(config, foreign.random_params(config))
+  notes = huggingface.save(made, epath.Path(folder), **options)
+  return notes, json.loads((folder / "config.json").read_text())
+
+
+def edit(folder, **changes):
+  """Changes keys of a config.json; None takes one out."""
+  content = json.loads((folder / "config.json").read_text()) | changes
+  (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+# ---- Which class -----------------------------------------------------------------------------------------------------
+
+WRITTEN = {
+  "nothing but tokens": (with_heads(), "", "BertForMaskedLM", ""),
+  "nothing at all": (with_heads(tokens=False), "", "BertModel", ""),
+  "NSP": (with_heads(NSP), "", "BertForPreTraining", ""),
+  "NSP of a model without logits of tokens": (with_heads(NSP, tokens=False), "", "BertForSequenceClassification", ""),
+  "a task beside them": (
+    with_heads(NSP, NLI),
+    "",
+    "BertForSequenceClassification",
+    "the head nsp, the head over",
+  ),
+  "a task": (with_heads(NLI, tokens=False), "", "BertForSequenceClassification", ""),
+  "one of two tasks": (with_heads(NLI, TOPIC), "topic", "BertForSequenceClassification", "the head nli, the head over"),
+  "tokens alone": (with_heads(NLI, TOPIC), "vocabulary", "BertForMaskedLM", "the head nli, the head topic"),
+}
+
+
+@pytest.mark.parametrize("name", list(WRITTEN))
+def test_the_heads_say_which_class_is_written(name, tmp_path):
+  """What it has no place for is told, and nothing of it is in the file; what it has comes back as it was."""
+  config, chosen, expected, left = WRITTEN[name]
+  notes, settings = save(config, tmp_path / "hf", head=chosen)
+  assert settings["architectures"] == [expected] and f"written as a {expected}" in notes
+  assert [note for note in notes if "left out" in note] == [note for note in notes if left and left in note]
+  found = huggingface.open_foreign(str(tmp_path / "hf"))
+  kept = tuple(head for head in config.heads if f"the head {head.name}" not in left)
+  tokens = config.vocabulary_head and "head over" not in left
+  assert found.model == dataclasses.replace(config, heads=kept, vocabulary_head=tokens)
+  params = foreign.random_params(config)
+  for path, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
+
+
+def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
+  """In the words of config.json; a number is a regression."""
+  head = dataclasses.replace(NLI, labels=("entailment", "neutral", "contradiction"), dropout_rate=0.25)
+  _, settings = save(with_heads(head, tokens=False), tmp_path / "class")
+  assert settings["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+  assert settings["label2id"] == {"entailment": 0, "neutral": 1, "contradiction": 2}
+  assert (settings["problem_type"], settings["classifier_dropout"]) == ("single_label_classification", 0.25)
+  assert huggingface.open_foreign(str(tmp_path / "class")).model.heads == (head,)
+  score = HeadConfig("stsb", 1, "score")
+  _, settings = save(with_heads(score, tokens=False), tmp_path / "score")
+  assert (settings["problem_type"], settings["id2label"]) == ("regression", {"0": "LABEL_0"})
+  assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (score,)
+  # As whoever wrote it without t2t left it: a head without a name, a number by their rule.
+  edit(tmp_path / "score", problem_type=None, t2t_head=None, label2id=None)
+  assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (HeadConfig("score", 1, "score"),)
+
+
+REFUSED = {
+  "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: their models have one; say which with --head"),
+  "no such head": (with_heads(NLI), "nil", "no head 'nil': there are nli; did you mean nli?"),
+  "another reading": (
+    with_heads(dataclasses.replace(NLI, reads="mean")),
+    "",
+    r"nli has reads='mean' \(theirs 'first'\); --head vocabulary leaves it out",
+  ),
+  "a mix of layers": (
+    with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),
+    "",
+    r"nli has layers='mix' \(theirs 'last'\)$",
+  ),
+  "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(theirs False\)"),
+  "a kind": (with_heads(HeadConfig("copa", 1, "choice"), of=GPT2), "", "copa: they have no class with a choice head"),
+  "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "there is no head over the vocabulary"),
+  "a T5": (
+    dataclasses.replace(toy.KINDS["t5_1_1"], heads=(NLI,)),
+    "",
+    "t5: config.model.heads: nli: they have no class with a class head; --head vocabulary leaves it out",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_transformers_cannot_express_is_refused(name, tmp_path):
+  """By its name, with what may be done."""
+  config, chosen, reason = REFUSED[name]
+  with pytest.raises(UserError, match=rf"(?m){reason}"):
+    save(config, tmp_path / "hf", head=chosen)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  ("changes", "reason"),
+  [
+    ({"problem_type": "multi_label_classification"}, "problem_type='multi_label_classification' with 3 labels"),
+    ({"problem_type": "regression"}, "problem_type='regression' with 3 labels: t2t's heads give one class of"),
+    ({"id2label": {"0": "yes"}, "problem_type": None}, r"classifier.weight: expected \[1, 16\], found \[3, 16\]"),
+  ],
+)
+def test_a_head_that_t2t_has_not_is_refused(changes, reason, tmp_path):
+  """Several classes at once, several numbers, or other tensors than the config says."""
+  save(with_heads(NLI, tokens=False), tmp_path / "hf")
+  edit(tmp_path / "hf", **changes)
+  with pytest.raises(UserError, match=reason):
+    huggingface.open_foreign(str(tmp_path / "hf"))
+
+
+def test_a_pooler_that_the_head_does_not_read_is_left_behind(tmp_path):
+  """And told; of each token a class is what the same projection gives."""
+  save(with_heads(NLI, tokens=False), tmp_path / "hf")
+  edit(tmp_path / "hf", architectures=["BertForTokenClassification"])
+  found = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert found.model.heads[0].kind == "tag"
+  assert set(found.pooler) == {"pooler", "pooler_bias"} and any("left behind" in note for note in found.notes)
+
+
+def test_pieces_whose_ids_are_shifted_are_no_vocabulary(tmp_path):
+  """XLM-R's SentencePiece model alone would give every text other ids: what to give instead is said."""
+  save(with_heads(), tmp_path / "hf")
+  (tmp_path / "hf" / "sentencepiece.bpe.model").write_bytes(b"pieces")
+  found = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert not found.vocabulary
+  assert any("the ids of sentencepiece.bpe.model are not the model's" in note for note in found.notes)
+
+
+# ---- What may be done with one ---------------------------------------------------------------------------------------
+
+
+def test_a_released_model_of_masked_tokens_has_its_next_sentence_head(tmp_path):
+  """Whatever class config.json names; a new head begins with its pooler, and is evaluated by ranking till then."""
+  config = with_heads(NSP)
+  save(config, tmp_path / "hf")
+  edit(tmp_path / "hf", architectures=["BertForMaskedLM"])
+  source = pretrained.read_source(str(tmp_path / "hf"))
+  assert source.model.heads == (NSP,)
+  by_heads = pretrained.answers_by_heads(source)
+  assert not by_heads and methods.choose("", source.model, by_heads=by_heads) == "rank"
+  wanted = pretrained.abstract(dataclasses.replace(source, model=with_heads(NLI)), sharding.make_mesh({"fsdp": 8}))
+  taken = warm_start.warm_start(source, wanted.params).params["heads"]
+  assert taken.keys() == {"nli"}
+  expected = foreign.random_params(config)["heads/nsp/pooler"]
+  np.testing.assert_array_equal(taken["nli"]["pooler"], expected)
+
+
+def test_a_classifier_of_theirs_is_fine_tuned_and_evaluated(tmp_path):
+  """It has no head over the vocabulary, in memory or on disk, and whoever asks for logits of tokens is told."""
+  config = with_heads(NLI, tokens=False)
+  save(config, tmp_path / "hf")
+  converted.save(huggingface.open_foreign(str(tmp_path / "hf")), epath.Path(tmp_path / "run"))
+  for path in ("hf", "run"):
+    source = pretrained.read_source(str(tmp_path / path))
+    assert source.model.heads == (NLI,) and not source.model.vocabulary_head
+    by_heads = pretrained.answers_by_heads(source)
+    assert by_heads and methods.choose("", source.model, by_heads=by_heads) == "head"
+    found = pretrained.load(source, sharding.make_mesh({"fsdp": 8}))
+    assert toy.flat(found.params).keys() == foreign.random_params(config).keys()
+  run = load_config("tiny_bert")
+  run.train.loss = "heads"
+  pretrained.adopt(run, source)
+  made = recipe.make(records(run))
+  _, state, _ = made.state(sharding.make_mesh({"fsdp": 8}))
+  assert not any("/head/" in f"/{path}" for path in (*toy.flat(state.params), *toy.flat(state.frozen_params)))
+  assert "heads/nli/projection" in toy.flat(state.params)
+  model, batch = toy.model(config), toy.batch(architecture="encoder_only")
+  with pytest.raises(UserError, match=r"vocabulary_head=False: the model knows .* by name: nli\.  config.*=True gives"):
+    jax.eval_shape(lambda batch: model.logits(model(batch)), batch)
+
+
+def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
+  """Of hf what its head is called; to hf which is written."""
+  save(with_heads(NLI, tokens=False), tmp_path / "hf")
+  edit(tmp_path / "hf", t2t_head=None)
+  command.main([str(tmp_path / "hf"), str(tmp_path / "run"), "--head", "glue_mnli"])
+  said = capsys.readouterr().out
+  assert "t2t infer" not in said and "t2t eval" not in said
+  opened = converted.open_foreign(str(tmp_path / "run"))
+  assert [head.name for head in opened.model.heads] == ["glue_mnli"]
+  assert "heads/glue_mnli/projection" in opened.tensors
+  command.main([str(tmp_path / "run"), str(tmp_path / "again")])
+  said = capsys.readouterr().out
+  assert "written as a BertForSequenceClassification" in said
+  assert "t.BertForSequenceClassification.from_pretrained(" in said
+  assert json.loads((tmp_path / "again" / "config.json").read_text())["t2t_head"] == "glue_mnli"
+  first, again = (foreign.safetensors(tmp_path / name) for name in ("hf", "again"))
+  assert first.keys() == again.keys()
+  for name, value in first.items():
+    np.testing.assert_array_equal(again[name], value)
+  save(with_heads(), tmp_path / "plain")
+  with pytest.raises(UserError, match="--head nli: is for checkpoints with one head by name; in .* are: none"):
+    command.main([str(tmp_path / "plain"), str(tmp_path / "other"), "--head", "nli"])
+
+
+def test_a_config_says_whether_tokens_have_logits():
+  """As it always did, where nothing is said."""
+  assert TransformerConfig(**{k: v for k, v in vars(BERT).items() if k != "vocabulary_head"}).vocabulary_head

@@ -1,0 +1,335 @@
+"""`t2t infer` with models that do not write: heads answer, and masked language models fill blanks."""
+
+import functools
+import json
+import math
+import os
+import pathlib
+import shutil
+import textwrap
+
+from flax import nnx
+import jax
+import numpy as np
+import pytest
+import test_hosts
+import toy
+import trained
+
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import pretrained
+from t2t.data import vocabularies
+from t2t.generation import answerer, answering, filling
+from t2t.models.config import HeadConfig
+
+# A task for each kind of head that is asked of texts.
+MODULE = """
+  import functools
+  import seqio
+  import tensorflow as tf
+  from t2t import task_metrics
+  from t2t.data import answers, text_formats
+
+  LABELS = ("no", "yes")
+  NUMBERS = ("0", "1", "2", "3", "4")
+
+  def add(name, record, metric, formats, postprocess):
+    def records(split, shuffle_files, seed=None):
+      found = [record(i) for i in range(5)]
+      return tf.data.Dataset.from_tensor_slices({key: [each[key] for each in found] for key in found[0]})
+
+    seqio.TaskRegistry.add(
+      name,
+      source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 5}),
+      preprocessors=text_formats.preprocessors(formats),
+      output_features=text_formats.t5_features(),
+      postprocess_fn=postprocess,
+      metric_fns=[metric],
+    )
+
+  add(
+    "asked_pair",
+    lambda i: {"a": "dog " * i, "b": f"fox {i}", "label": i % 2, "idx": i},
+    task_metrics.accuracy,
+    functools.partial(text_formats.labelled, prefix="pair", fields=("a", "b"), labels=LABELS),
+    answers.label(LABELS),
+  )
+  add(
+    "asked_copa",
+    lambda i: {"premise": f"dog {i}", "choice1": "x" * i, "choice2": "fox", "question": "cause", "label": 0, "idx": i},
+    task_metrics.accuracy,
+    text_formats.copa,
+    answers.label(("choice1", "choice2")),
+  )
+  add(
+    "asked_stsb",
+    lambda i: {"sentence1": "dog " * i, "sentence2": f"fox {i}", "label": 0.5 * i, "idx": i},
+    task_metrics.pearson,
+    text_formats.stsb,
+    answers.number(),
+  )
+  seqio.MixtureRegistry.add("asked", [("asked_pair", 1.0), ("asked_copa", 1.0), ("asked_stsb", 1.0)])
+"""
+# head -> lines that say what the examples of its task do
+LINES = {
+  "pair": [{"parts": ["dog " * i, f"fox {i}"]} for i in range(5)],
+  "copa": [
+    {"inputs": f"dog {i} What was the cause of this?", "candidates": ["x" * i, "fox"], "id": f"a{i}"} for i in range(5)
+  ],
+  "stsb": [{"parts": ["dog " * i, f"fox {i}"]} for i in range(5)],
+}
+
+
+@functools.cache
+def module() -> pathlib.Path:
+  """The file that registers the tasks; one, since a process registers a task once."""
+  path = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / f"asked_tasks_{os.getpid()}.py"
+  path.write_text(textwrap.dedent(MODULE))
+  return path
+
+
+def options(mixture: str) -> list[str]:
+  found = [f"--config.data.mixture={mixture}", f"--config.data.task_modules={module()}", "--config.train.batch_size=8"]
+  return [*found, "--config.data.inputs_length=72", "--config.data.targets_length=6"]
+
+
+def tuned(folder: pathlib.Path, architecture: str, mixture: str, *others: str) -> pathlib.Path:
+  """Where a model was fine-tuned for a step."""
+  path = folder / f"{architecture}_{mixture}"
+  started = f"--config.init.checkpoint={trained.workdir(architecture)}"
+  argv = ["train", "--config=finetune_superglue", started, f"--workdir={path}", *options(mixture)]
+  assert command.main([*argv, "--config.train.steps=1", "--config.train.loss=heads", *others]) == 0
+  return path
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory) -> pathlib.Path:
+  """An encoder with three heads."""
+  return tuned(tmp_path_factory.mktemp("several"), "encoder_only", "asked")
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+  """Runs the command; gives its exit code, its rows and what it said."""
+
+  def run(checkpoint, lines, *others, name="in.jsonl", output="out.jsonl"):
+    (tmp_path / name).write_text("".join(f"{line if name.endswith('txt') else json.dumps(line)}\n" for line in lines))
+    capsys.readouterr()
+    files = ["--input", str(tmp_path / name), "--output", str(tmp_path / output), "--batch_size", "1"]
+    code = command.main(["infer", "--checkpoint", str(checkpoint), *files, *map(str, others)])
+    said = capsys.readouterr()
+    path = tmp_path / output
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return code, rows, said.out + said.err
+
+  return run
+
+
+# ---- Heads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", LINES)
+def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
+  """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
+  evaluated = ["eval", f"--checkpoint={several}", f"--workdir={tmp_path / 'eval'}", *options(f"asked_{head}")]
+  assert command.main(evaluated) == 0
+  path = tmp_path / "eval" / "predictions" / f"asked_{head}.validation.jsonl"
+  expected = [json.loads(line) for line in path.read_text().splitlines()]
+  code, rows, said = run(several, LINES[head], "--head", head)
+  assert code == 0 and "lines          5" in said and "tokens  " in said
+  assert [row["line"] for row in rows] == [1, 2, 3, 4, 5]
+  for row, other, line in zip(rows, expected, LINES[head], strict=True):
+    assert line.items() <= row.items()
+    if head == "stsb":
+      assert row["prediction"] == pytest.approx(float(other["prediction"]), rel=1e-4)
+      assert set(row) == {"line", "inputs", "prediction", "parts"}
+      continue
+    assert row["score"] == pytest.approx(other["score"], rel=1e-4, abs=1e-5)
+    if head == "pair":
+      assert row["prediction"] == other["prediction"] and list(row["probabilities"]) == ["no", "yes"]
+      probabilities = list(row["probabilities"].values())
+      assert row["prediction"] == max(row["probabilities"], key=row["probabilities"].get)
+    else:
+      chosen = int(np.argmax(row["probabilities"]))
+      assert other["prediction"] == f"choice{chosen + 1}" and row["prediction"] == line["candidates"][chosen]
+      probabilities = row["probabilities"]
+    assert sum(probabilities) == pytest.approx(1.0, abs=1e-4)
+    assert max(probabilities) == pytest.approx(math.exp(row["score"]), rel=1e-4)
+
+
+def test_a_model_that_writes_answers_by_its_head(run, tmp_path):
+  """With one head it need not be named; the text is what its task puts together, and no parts of it."""
+  checkpoint = tuned(tmp_path, "encoder_decoder", "asked_pair")
+  texts = ["pair a: dog b: fox 1", "", "pair a: b: fox 0"]
+  code, rows, said = run(checkpoint, texts, name="in.txt")
+  assert code == 0 and "(1 empty)" in said
+  assert {"prediction": None, "score": None, "error": "empty line"}.items() <= rows[1].items()
+  assert list(rows[0]["probabilities"]) == ["no", "yes"] and rows[0]["inputs"] == texts[0]
+  code, _, said = run(checkpoint, LINES["pair"])
+  assert code == 2 and "line 1: has several 'parts'" in said
+
+
+def test_resumed_at_any_byte_equals_uninterrupted(several, run, tmp_path):
+  """As what is written is."""
+  lines = [{"parts": ["dog " * (i % 7), f"fox {i}"]} for i in range(20)]
+  run(several, lines, "--head=pair")
+  whole = (tmp_path / "out.jsonl").read_bytes()
+  for size in (1, len(whole) // 2, len(whole) - 1):
+    (tmp_path / "out.jsonl").write_bytes(whole[:size])
+    assert run(several, lines, "--head=pair")[0] == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
+  code, _, said = run(several, lines, "--head=stsb")
+  assert code == 2 and "--head stsb, it was pair" in said
+
+
+def test_two_processes_answer_as_one_does(several, run, tmp_path):
+  """The first reads and writes, both compute; heads and blanks."""
+  _, expected, _ = run(several, LINES["copa"], "--head=copa", name="copa.jsonl")
+  blanks = ["the [MASK] fox", "", "no blank", "dog <mask>"] * 5
+  _, filled, _ = run(trained.workdir("encoder_only"), blanks, name="blanks.txt", output="filled.jsonl")
+  asked = ["--batch_size=1", f"--input={tmp_path / 'copa.jsonl'}", f"--output={tmp_path / 'two.jsonl'}"]
+  of_blanks = ["--batch_size=1", f"--input={tmp_path / 'blanks.txt'}", f"--output={tmp_path / 'two_filled.jsonl'}"]
+  runs = [
+    ["infer", f"--checkpoint={several}", "--head=copa", *asked],
+    ["infer", f"--checkpoint={trained.workdir('encoder_only')}", *of_blanks],
+  ]
+  codes, said = test_hosts.Processes(2, 1, runs, cache=tmp_path).wait()
+  assert codes == [0, 0], "\n".join(said)
+  for name, rows in (("two", expected), ("two_filled", filled)):
+    found = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in rows]
+    for row, other in zip(found, rows, strict=True):
+      assert (row["score"] or 0.0) == pytest.approx(other["score"] or 0.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("line", "others", "message"),
+  [
+    ({"inputs": "a"}, ("--head=copa",), "line 1: has no 'candidates' for the head copa"),
+    ({"inputs": "a", "candidates": "b"}, ("--head=copa",), "line 1: field 'candidates' is \"b\"; give a list"),
+    ({"inputs": "a", "candidates": []}, ("--head=copa",), "line 1: field 'candidates' is []; give a list"),
+    ({"inputs": "a", "candidates": ["b"] * 40}, ("--head=copa",), "line 1: has 40 'candidates', and in 72 tokens"),
+    ({"parts": ["a", 3]}, ("--head=pair",), "line 1: field 'parts' is [\"a\", 3]; give a list"),
+    ({"text": "a"}, ("--head=pair",), "line 1: has no field 'inputs'"),
+    ({"inputs": "a"}, (), "; say which by --head"),
+    ({"inputs": "a"}, ("--head=pairs",), "--head pairs: --checkpoint"),
+    ({"inputs": "a"}, ("--head=pair", "--beam=4"), "is asked by its head and writes nothing"),
+    ({"inputs": "a"}, ("--head=pair", "--top=4"), "fills no blanks"),
+    (
+      {"inputs": "a"},
+      ("--head=pair", "--inputs_length=100"),
+      "--inputs_length 100: the model has learned 80",
+    ),
+    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: has 91 tokens, more than the 72"),
+  ],
+)
+def test_what_cannot_be_asked(line, others, message, several, run, tmp_path):
+  """One line, before anything is computed."""
+  code, rows, said = run(several, [line], *others)
+  assert code == 2 and message in said and not rows
+
+
+def test_fields_of_a_row():
+  """The example of the docstring; classes without texts are called by their numbers."""
+  head = HeadConfig("h", 2, labels=("no", "yes"))
+  expected = {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
+  assert answerer.fields(head, np.array([[0.0, 1.0]])) == expected
+  assert answerer.fields(HeadConfig("h", 2), np.array([[1.0, 0.0]]))["prediction"] == "0"
+  with np.errstate(invalid="ignore"), pytest.raises(UserError, match="training had gone wrong"):
+    answerer.fields(head, np.array([[0.0, np.nan]]))
+
+
+def test_a_head_that_a_text_cannot_be_asked_of():
+  """ELECTRA's is none that answers."""
+  config = toy.encoder(heads=(HeadConfig("replaced", 1, kind="detector"),))
+  with pytest.raises(UserError, match="C has no head"):
+    answering.choose_head(config, "", where="C")
+
+
+# ---- Blanks ----------------------------------------------------------------------------------------------------------
+
+
+def test_blanks_are_filled(run):
+  """The likeliest tokens of each, best first; the text has the best; a line without a blank is an error."""
+  lines = ["the quick <mask> fox <mask>ver", "no blank", "", "[MASK]", "<extra_id_0> dog" * 3, "x" * 60 + "[MASK]"]
+  code, rows, said = run(trained.workdir("encoder_only"), lines, "--top=3", name="in.txt")
+  assert code == 0 and "lines          6 (1 empty, 2 without a blank, 1 cut to 48 tokens)" in said
+  assert [row.get("error") for row in rows] == [None, "no blank", "empty line", None, None, "no blank"]
+  assert [len(row["fillings"] or ()) for row in rows] == [2, 0, 0, 1, 3, 0]
+  for row in (rows[0], rows[3], rows[4]):
+    for of_blank in row["fillings"]:
+      probabilities = [each["probability"] for each in of_blank]
+      assert len(of_blank) == 3 and probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
+    assert row["score"] == pytest.approx(sum(math.log(each[0]["probability"]) for each in row["fillings"]), rel=1e-3)
+  assert set(rows[0]["fillings"][0][0]) == {"text", "id", "probability"}
+  assert rows[0]["prediction"].startswith("the quick ") and " fox " in rows[0]["prediction"]
+
+
+def test_a_filling_is_as_likely_as_the_model_says():
+  """By its logits on the text with the mask, the special tokens around it."""
+  source = pretrained.read_source(str(trained.workdir("encoder_only")))
+  mesh = sharding.make_mesh({"data": -1})
+  way = filling.Filling(source, mesh, top=359, longest=48, batch_size=2)
+  params = pretrained.load(source, mesh).params
+  given = [[100, 358, 104, 1], [100, 101, 102, 103, 104, 358, 105, 358, 1]]  # bytes; the last id is the mask
+  rows = way.answer(params, given, first=0, done=None)
+  model = nnx.merge(pretrained.abstract(source, mesh).graphdef, params)
+  for ids, row in zip(given, rows, strict=True):
+    batch = {"encoder_input_tokens": np.array([ids]), "encoder_segment_ids": np.ones((1, len(ids)), np.int32)}
+    batch["encoder_token_types"] = np.zeros((1, len(ids)), np.int32)
+    log_p = np.asarray(jax.nn.log_softmax(model.logits(model(jax.tree.map(jax.numpy.asarray, batch)))[0]))
+    places = [i for i, token in enumerate(ids) if token == 358]
+    assert len(row["fillings"]) == len(places)
+    for place, of_blank in zip(places, row["fillings"], strict=True):
+      found = np.zeros(359)
+      for each in of_blank:
+        found[each["id"]] = each["probability"]
+      np.testing.assert_allclose(found[:359], np.exp(log_p[place])[:359], rtol=1e-3)
+
+
+def word_pieces(folder: pathlib.Path):
+  words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "is", "the", "of", "capital", "s", "##s", "."]
+  (folder / "vocab.txt").write_text("\n".join(words))
+  return vocabularies.load(str(folder / "vocab.txt"), extra_ids=0)
+
+
+@pytest.mark.parametrize("blank", ["[MASK]", "<mask>", "<extra_id_0>", "<extra_id_7>"])
+def test_a_blank_has_any_of_its_names(blank, tmp_path):
+  """Framed as in pre-training, whatever stands around the blank; what does not fit is cut at the end."""
+  blanks = filling.Blanks(word_pieces(tmp_path), "encoder_only")
+  assert blanks(f"Paris is the {blank} of {blank}.", 20) == ([2, 5, 6, 7, 4, 8, 4, 12, 3], 0)
+  assert blanks(f"Paris is the {blank} of {blank}.", 7) == ([2, 5, 6, 7, 4, 8, 3], 2)
+  assert blanks.places([2, 5, 6, 7, 4, 8, 4, 12, 3]) == [4, 6]
+
+
+def test_blanks_of_bytes():
+  """Where the mask is no text to the vocabulary, what stands between blanks is read as it is, spaces too."""
+  vocabulary = vocabularies.load("bytes", extra_ids=1)
+  ids, cut = filling.Blanks(vocabulary, "encoder_only")("a [MASK] <mask>b", 20)
+  assert (ids, cut) == ([100, 35, 259, 35, 259, 101, 1], 0)
+
+
+@pytest.mark.parametrize(("loss", "asked"), [("tokens_and_heads", "fillings"), ("heads", "probabilities")])
+def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, run, tmp_path):
+  """A model that was trained to predict tokens, too, fills blanks, unless a head is named."""
+  copy = shutil.copytree(several, tmp_path / "run")
+  for path in copy.glob("checkpoints/*/config/metadata"):
+    config = json.loads(path.read_text())
+    config["train"] |= {"loss": loss}
+    path.write_text(json.dumps(config))
+  named = ("--head=pair",) if loss == "heads" else ()
+  code, rows, _ = run(copy, [{"inputs": "a [MASK]"}], *named)
+  assert code == 0 and asked in rows[0]
+  assert "probabilities" in run(copy, [{"inputs": "a [MASK]"}], "--head=pair", output="named.jsonl")[1][0]
+
+
+def test_replaced_tokens_are_no_fillings(run, tmp_path):
+  """ELECTRA's discriminator has learned which tokens were replaced, and nothing of which are likely."""
+  copy = shutil.copytree(trained.workdir("encoder_only"), tmp_path / "run")
+  path = copy / "checkpoints" / "2" / "config" / "metadata"
+  config = json.loads(path.read_text())
+  config["model"] |= {"heads": [{"name": "replaced", "num_classes": 1, "kind": "detector"}]}
+  path.write_text(json.dumps(config))
+  code, _, said = run(copy, ["[MASK]"], name="in.txt")
+  assert code == 2 and "is a discriminator: it says which tokens were replaced" in said
