@@ -36,7 +36,7 @@ MODULE = """
 
   def add(name, record, metric, formats, postprocess):
     def records(split, shuffle_files, seed=None):
-      found = [record(i) for i in range(5)]
+      found = [record(i) for i in range({"train": 5, "validation": 4}[split])]
       return tf.data.Dataset.from_tensor_slices({key: [each[key] for each in found] for key in found[0]})
 
     seqio.TaskRegistry.add(
@@ -133,8 +133,9 @@ def run(tmp_path, capsys):
 def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
   """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
   evaluated = ["eval", f"--checkpoint={several}", f"--workdir={tmp_path / 'eval'}", *options(f"asked_{head}")]
+  evaluated += ["--config.data.eval_split=train"]
   assert command.main(evaluated) == 0
-  path = tmp_path / "eval" / "predictions" / f"asked_{head}.validation.jsonl"
+  path = tmp_path / "eval" / "predictions" / f"asked_{head}.train.jsonl"
   expected = [json.loads(line) for line in path.read_text().splitlines()]
   code, rows, said = run(several, LINES[head], "--head", head)
   assert code == 0 and "lines          5" in said and "tokens  " in said

@@ -206,13 +206,7 @@ def _check(choice: _Choice, **model: int) -> None:
 
 def _check_registered(name: str, modules: Sequence[str]) -> None:
   """Imports what may register the task, t2t's own modules among it, and refuses a name that nothing registers."""
-  own = []
-  for module in registry.shipped():
-    try:
-      registry.load(module)
-    except UserError:
-      continue  # for want of a package; `t2t tasks` says which
-    own.append(module)
+  own = registry.load_shipped()
   for part in name.split(","):
     registry.task_or_mixture(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
 

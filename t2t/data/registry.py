@@ -1,6 +1,7 @@
 """Finds registered seqio tasks and mixtures, having imported the modules that register them."""
 
 from collections.abc import Sequence
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -21,6 +22,16 @@ def shipped() -> tuple[str, ...]:
   """The modules of tasks that come with t2t; nothing is imported of them."""
   package = importlib.import_module("t2t.tasks")
   return tuple(f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__))
+
+
+def load_shipped() -> tuple[str, ...]:
+  """Imports the modules of tasks that come with t2t; those that could be, for `t2t tasks` says what others lack."""
+  loaded = []
+  for module in shipped():
+    with contextlib.suppress(UserError):
+      load(module)
+      loaded.append(module)
+  return tuple(loaded)
 
 
 def names() -> list[str]:
