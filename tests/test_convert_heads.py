@@ -14,7 +14,8 @@ from t2t import UserError, sharding
 from t2t.checkpoints import converted, pretrained, warm_start
 from t2t.commands import convert as command
 from t2t.config import load_config, records
-from t2t.convert import huggingface
+from t2t.convert import encoders, heads, huggingface
+from t2t.data.objectives import sentences
 from t2t.evaluation import methods
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.training import recipe
@@ -28,7 +29,7 @@ BERT = dataclasses.replace(
   relative_position_max_distance=128,
 )
 GPT2 = dataclasses.replace(toy.KINDS["gpt2"], head_dim=4, init_scale=0.02, scale_attention=True)
-NLI, TOPIC, NSP = HeadConfig("nli", 3), HeadConfig("topic", 5), HeadConfig("nsp", 2)
+NLI, TOPIC, NSP = HeadConfig("nli", 3), HeadConfig("topic", 5), HeadConfig("nsp", 2, labels=("next", "random"))
 
 
 def with_heads(*heads, of=BERT, tokens=True):
@@ -91,6 +92,9 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
   assert settings["label2id"] == {"entailment": 0, "neutral": 1, "contradiction": 2}
   assert (settings["problem_type"], settings["classifier_dropout"]) == ("single_label_classification", 0.25)
   assert huggingface.open_foreign(str(tmp_path / "class")).model.heads == (head,)
+  # What NSP's classes are follows from theirs.
+  save(with_heads(dataclasses.replace(NSP, labels=())), tmp_path / "nsp")
+  assert huggingface.open_foreign(str(tmp_path / "nsp")).model.heads == (NSP,)
   score = HeadConfig("stsb", 1, "score")
   _, settings = save(with_heads(score, tokens=False), tmp_path / "score")
   assert (settings["problem_type"], settings["id2label"]) == ("regression", {"0": "LABEL_0"})
@@ -100,7 +104,27 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
   assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (HeadConfig("score", 1, "score"),)
 
 
+@pytest.mark.parametrize(
+  ("task", "family", "name"),
+  [
+    (sentences.NEXT, encoders.BERT, "BertForPreTraining"),
+    (sentences.ORDER, encoders.ALBERT, "AlbertForPreTraining"),
+  ],
+)
+def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, name):
+  """The objectives' heads by name, with the classes in the same order."""
+  config = with_heads(task.head)
+  assert heads.class_of(family, heads.reduced(family, config))[0] == name
+  assert family.tasks[name].labels == task.head.labels
+  heads.write(family, config)
+
+
 REFUSED = {
+  "classes in another order": (
+    with_heads(dataclasses.replace(NSP, labels=("random", "next"))),
+    "",
+    r"nsp has labels=\('random', 'next'\) \(theirs \('next', 'random'\)\)",
+  ),
   "several heads": (with_heads(NLI, TOPIC), "", "nli, topic: their models have one; say which with --head"),
   "no such head": (with_heads(NLI), "nil", "no head 'nil': there are nli; did you mean nli?"),
   "another reading": (

@@ -108,6 +108,7 @@ BERT_TASKS = {
     head="nsp",
     pretrains=True,
     num_classes=2,
+    labels=("next", "random"),
     dropout_rate=0.0,
   ),
   "BertForSequenceClassification": families.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
@@ -258,6 +259,7 @@ ALBERT = dataclasses.replace(
       head="sop",
       pretrains=True,
       num_classes=2,
+      labels=("in order", "swapped"),
       **_ALBERT_DROPOUT,
     ),
     "AlbertForSequenceClassification": families.Task(

@@ -27,6 +27,7 @@ class Task:
   head: its name; "": that of its kind, if config.json does not say another.
   pretrains: whether the class has the head over the vocabulary as well.
   num_classes: how many logits, where it is always the same; 0: as many as config.json has labels.
+  labels: what they stand for, where that is always the same.
   dropout_key: of config.json, the rate in front of the logits; "": there is none.
   dropout_rate: if the key is left out or there is none; below 0: the model's.
   fields: other fields of `HeadConfig`.
@@ -39,6 +40,7 @@ class Task:
   head: str = ""
   pretrains: bool = False
   num_classes: int = 0
+  labels: tuple[str, ...] = ()
   dropout_key: str = ""
   dropout_rate: float | None = -1.0
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)

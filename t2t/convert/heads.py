@@ -121,7 +121,7 @@ def read(family: Family, class_name: str, settings: Settings, dropout_rate: floa
 
 
 def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfig:
-  kind, number, labels = task.kinds[0], task.num_classes, ()
+  kind, number, labels = task.kinds[0], task.num_classes, task.labels
   if not number:
     id2label = settings.get("id2label") or {}
     labels = tuple(str(id2label[key]) for key in sorted(id2label, key=int))
@@ -200,7 +200,9 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
     implied = 0.0 if head.kind == "span" else model.dropout_rate
     settings[task.dropout_key] = implied if head.dropout_rate < 0 else head.dropout_rate
   settings |= task.write(head.spelled_out(model.kind))
-  mine, theirs = (_that_matter(each, model) for each in (head, _read_head(task, settings, model.dropout_rate)))
+  again = _read_head(task, settings, model.dropout_rate)
+  named = head if head.labels else dataclasses.replace(head, labels=again.labels)
+  mine, theirs = (_that_matter(each, model) for each in (named, again))
   different = [f"{key}={mine[key]!r} (theirs {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
   if different:
     raise families.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")

@@ -29,6 +29,8 @@ _ENCODER |= dict(max_length=15, norm_epsilon=1e-3, dropout_rate=0.0)
 _GEMMA = dict(norm_offset=True, branch_norm=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu")
 _GEMMA |= dict(num_kv_heads=1, attention_scale_dim=7, attention_window=3, num_decoder_layers=4)
 _GEMMA |= dict(global_attention_every=2, global_attention_first=1)
+NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
+SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 CONFIGS = {
   "t5": sizes.t5_1_0("small") | _T5,
   "t5_1_1": sizes.t5_1_1("small") | _T5,
@@ -40,10 +42,10 @@ CONFIGS = {
   "gemma2": sizes.llama2("7b") | _DECODER | _GEMMA | dict(attention_softcap=2.0, logits_softcap=3.0),
   "gemma3": sizes.llama2("7b") | _DECODER | _GEMMA | dict(qk_norm=True, rotary_base=9_000.0, local_rotary_base=700.0),
   "qwen3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, qk_norm=True),
-  "bert": sizes.bert("base") | _ENCODER | dict(heads=({"name": "nsp", "num_classes": 2},)),
+  "bert": sizes.bert("base") | _ENCODER | dict(heads=(NSP,)),
   "distilbert": sizes.bert("base") | _ENCODER | dict(segment_types=0, norm_epsilon=1e-12),
   "roberta": sizes.roberta("base") | _ENCODER,
-  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5, heads=({"name": "sop", "num_classes": 2},)),
+  "albert": sizes.albert("base") | _ENCODER | dict(embedding_dim=5, heads=(SOP,)),
   "modern_bert": sizes.modern_bert("base")
   | _ENCODER
   | dict(num_encoder_layers=4, attention_window=2, rotary_base=9_000.0, local_rotary_base=700.0),

@@ -14,15 +14,15 @@ from t2t.models.config import TransformerConfig
 # Every size is another one, and none is a power of two or what transformers would take by itself.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, num_encoder_layers=3)
 SHAPE |= dict(dtype="float32", dropout_rate=0.0, norm_epsilon=1e-3)
+NSP = {"name": "nsp", "num_classes": 2, "labels": ("next", "random")}
+SOP = {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped")}
 FAMILIES = {
-  "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=({"name": "nsp", "num_classes": 2},)),
+  "bert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=3, heads=(NSP,)),
   "bert-untied": sizes.bert("base") | SHAPE | dict(max_length=40, tied_logits=False),
   "roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
   "xlm-roberta": sizes.roberta("base") | SHAPE | dict(max_length=40),
   "distilbert": sizes.bert("base") | SHAPE | dict(max_length=40, segment_types=0, norm_epsilon=1e-12),
-  "albert": sizes.albert("base")
-  | SHAPE
-  | dict(max_length=40, embedding_dim=11, heads=({"name": "sop", "num_classes": 2},)),
+  "albert": sizes.albert("base") | SHAPE | dict(max_length=40, embedding_dim=11, heads=(SOP,)),
   # Global, local, local, global, local: sequences are longer than three windows.
   "modern_bert": sizes.modern_bert("base")
   | SHAPE

@@ -66,7 +66,7 @@ def named(name: str, number: int, kind: str, **fields: Any) -> HeadConfig:
 
 
 CASES = {
-  "BertForPreTraining": Case("bert", HeadConfig("nsp", 2), pretrains=True),
+  "BertForPreTraining": Case("bert", HeadConfig("nsp", 2, labels=("next", "random")), pretrains=True),
   "BertForSequenceClassification": Case("bert", named("nli", 3, "class", dropout_rate=0.3)),
   "BertForMultipleChoice": Case("bert", HeadConfig("choice", 1, "choice")),
   "BertForTokenClassification": Case("bert", named("names", 5, "tag")),
@@ -75,7 +75,7 @@ CASES = {
   "RobertaForMultipleChoice": Case("roberta", HeadConfig("copa", 1, "choice")),
   "RobertaForTokenClassification": Case("roberta", HeadConfig("tag", 4, "tag", dropout_rate=0.2)),
   "RobertaForQuestionAnswering": Case("roberta", HeadConfig("squad", 2, "span")),
-  "AlbertForPreTraining": Case("albert", HeadConfig("sop", 2), pretrains=True),
+  "AlbertForPreTraining": Case("albert", HeadConfig("sop", 2, labels=("in order", "swapped")), pretrains=True),
   "AlbertForSequenceClassification": Case("albert", HeadConfig("stsb", 1, "score", dropout_rate=0.15)),
   "AlbertForMultipleChoice": Case("albert", HeadConfig("choice", 1, "choice")),
   "AlbertForTokenClassification": Case("albert", named("names", 4, "tag")),
