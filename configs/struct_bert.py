@@ -2,8 +2,8 @@
 
   t2t train --config struct_bert_base --workdir gs://BUCKET/structbert --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-Besides masked tokens it predicts those of one trigram in twenty, whose tokens are shuffled; and of two texts whether the
-second follows, comes before, or is of another document, a third each.  Optimizer and batch are BERT's.
+Besides masked tokens it predicts those of one trigram in twenty, whose tokens are shuffled; and of two texts whether
+the second follows, comes before, or is of another document, a third each.  Optimizer and batch are BERT's.
 """
 
 from ml_collections import ConfigDict
