@@ -6,15 +6,13 @@ import re
 
 import numpy as np
 import pytest
-import seqio
 import tensorflow as tf
 
-from t2t.data import answering, framing, selection, vocabularies
+from t2t.data import answering, framing, registry, selection, vocabularies
 from t2t.data.answering import mentions
 from t2t.data.answering.reading import Reading
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
-import t2t.tasks.superglue  # noqa: F401  registers the task
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT = framing.Framing((101,), (102,), (102,))
@@ -100,7 +98,7 @@ def test_a_query_is_one_example_for_a_head(tmp_path):
   query = f'{{"query": "@placeholder met", "idx": 7, "answers": {answers}}}'
   line = f'{{"idx": 3, "passage": {{"text": "{text}", "entities": [{", ".join(entities)}]}}, "qas": [{query}]}}'
   (tmp_path / "ReCoRD" / "train.jsonl").write_text(line)
-  task = seqio.TaskRegistry.get("super_glue_record")
+  task = registry.task_or_mixture("super_glue_record", modules=("t2t.tasks.superglue",))
   task = selection.adapt(task, vocabulary=BYTES, folders={"superglue": str(tmp_path)})
   assert answering.need_of(task) == answering.Need("record", "choice", (), 1)
   head = HeadConfig("record", 1, "choice")

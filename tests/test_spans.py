@@ -11,7 +11,6 @@ import hypothesis
 from hypothesis import strategies
 import numpy as np
 import pytest
-import seqio
 import tensorflow as tf
 from test_subwords import shared
 import trained
@@ -19,14 +18,13 @@ import trained
 from t2t import UserError, task_metrics
 from t2t import __main__ as command
 from t2t.config import DataConfig
-from t2t.data import answering, answers, selection, sources, vocabularies
+from t2t.data import answering, answers, registry, selection, sources, vocabularies
 from t2t.data.answering import spans
 from t2t.data.answering.reading import Reading
 from t2t.data.framing import Framing
 from t2t.evaluation import few_shot
 from t2t.generation import answerer
 from t2t.models.config import HeadConfig
-import t2t.tasks.squad  # noqa: F401  registers the task
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
 BERT, DECODER = Framing((101,), (102,), (102,)), Framing((0,), (1,), ())
@@ -260,7 +258,7 @@ def write(folder, number):
 @pytest.fixture(scope="module")
 def squad(tmp_path_factory):
   """The registered task, read from files."""
-  found = seqio.TaskRegistry.get("squad_v2")
+  found = registry.task_or_mixture("squad_v2", modules=("t2t.tasks.squad",))
   folder = write(tmp_path_factory.mktemp("squad"), 3)
   return selection.adapt(found, vocabulary=BYTES, folders={"squad_v2": str(folder)})
 
