@@ -100,6 +100,14 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"num_kv_heads": 3}, r"num_kv_heads=3 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
     ({"num_kv_heads": 8}, r"num_kv_heads=8 does not divide num_heads=4.*would do: \[1, 2, 4\]"),
     ({"global_attention_every": 3}, "config.model.global_attention_every=3.*set a window"),
+    (
+      {"attention_window": 4, "global_attention_every": 3, "global_attention_first": 3},
+      "config.model.global_attention_first=3: must be below config.model.global_attention_every=3",
+    ),
+    ({"attention_scale_dim": 8}, "attention_scale_dim=8: only with config.model.scale_attention=True"),
+    ({"attention_softcap": -1.0}, "config.model.attention_softcap=-1.0: must be at least 0"),
+    ({"logits_softcap": -1.0}, "config.model.logits_softcap=-1.0: must be at least 0"),
+    ({"branch_norm": True, "post_norm": True}, "branch_norm=True: only with config.model.post_norm=False"),
   ],
 )
 def test_a_field_out_of_range_is_refused(fields, message):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, sharding
+from t2t import UserError, __main__, sharding
 from t2t.checkpoints import converted, pretrained, warm_start
 from t2t.commands import convert as command
 from t2t.config import load_config, records
@@ -261,3 +261,51 @@ def test_the_command_names_a_head_and_says_what_was_written(tmp_path, capsys):
 def test_a_config_says_whether_tokens_have_logits():
   """As it always did, where nothing is said."""
   assert TransformerConfig(**{k: v for k, v in vars(BERT).items() if k != "vocabulary_head"}).vocabulary_head
+
+
+# A task of two classes, registered as a user would.
+TASKS = """
+import functools
+import seqio
+import tensorflow as tf
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+
+LABELS = ("no", "yes")
+
+def records(split, shuffle_files, seed=None):
+  found = {"a": ["dog " * i for i in range(5)], "label": [i % 2 for i in range(5)], "idx": list(range(5))}
+  return tf.data.Dataset.from_tensor_slices(found)
+
+seqio.TaskRegistry.add(
+  "barks",
+  source=seqio.FunctionDataSource(records, splits=("train", "validation"), num_input_examples={"train": 5}),
+  preprocessors=text_formats.preprocessors(
+    functools.partial(text_formats.labelled, prefix="barks", fields=("a",), labels=LABELS)
+  ),
+  output_features=text_formats.t5_features(),
+  postprocess_fn=answers.label(LABELS),
+  metric_fns=[task_metrics.accuracy],
+)
+"""
+
+
+def test_the_commands_take_a_classifier_of_theirs(tmp_path):
+  """It is evaluated as it is, though its classes have no names, is fine-tuned, and goes back with the same tensors."""
+  config = dataclasses.replace(with_heads(HeadConfig("barks", 2), tokens=False), vocab_size=384)
+  made = foreign.in_memory(config, foreign.random_params(config), vocabulary="bytes")
+  huggingface.save(made, epath.Path(tmp_path / "hf"))
+  (tmp_path / "tasks.py").write_text(TASKS)
+  options = ["--config=finetune_superglue", "--config.data.mixture=barks", "--config.train.batch_size=8"]
+  options += [f"--config.data.task_modules={tmp_path / 'tasks.py'}", "--config.data.inputs_length=32"]
+  evaluated = ["eval", f"--checkpoint={tmp_path / 'hf'}", f"--workdir={tmp_path / 'eval'}", *options]
+  assert __main__.main(evaluated) == 0
+  rows = [json.loads(line) for path in (tmp_path / "eval").rglob("*.jsonl") for line in path.read_text().splitlines()]
+  assert len(rows) == 5 and {row["prediction"] for row in rows} <= {"no", "yes"}
+  start = f"--config.init.checkpoint={tmp_path / 'hf'}"
+  assert __main__.main(["train", start, f"--workdir={tmp_path / 'run'}", *options, "--config.train.steps=1"]) == 0
+  command.main([str(tmp_path / "run"), str(tmp_path / "again")])
+  first, again = (foreign.safetensors(tmp_path / name) for name in ("hf", "again"))
+  assert first.keys() == again.keys()
+  assert np.any(first["classifier.weight"] != again["classifier.weight"])
+  assert json.loads((tmp_path / "again" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}

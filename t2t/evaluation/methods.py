@@ -12,7 +12,7 @@ from t2t import UserError, did_you_mean, losses
 from t2t.config import DataConfig, EvalConfig
 from t2t.data import answering
 from t2t.generation import answerer, decoding, predictor
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
 
 if TYPE_CHECKING:  # it comes with t2t.data, which quiets what TensorFlow says when it is loaded
@@ -185,7 +185,7 @@ class Heads:
       pad_id=max(asked.vocabulary.pad_id, 0),
       batch_size=asked.batch_size,
     )
-    self._heads: dict[str, int] = {}
+    self._heads: dict[str, HeadConfig] = {}
     if asked.settings.shots:
       raise UserError(
         f"config.eval.shots={asked.settings.shots}: solved examples are for models that write; a head reads one example"
@@ -194,7 +194,10 @@ class Heads:
   def task(self, task: "seqio.Task") -> "seqio.Task":
     """With the examples as a head reads them."""
     config = self._asked.config
-    self._heads[task.name], _ = answering.head_of(task, config.heads)
+    number, need = answering.head_of(task, config.heads)
+    head = config.heads[number]
+    # Classes without names, as of a model from elsewhere, are those of the task in its order.
+    self._heads[task.name] = head if head.labels else dataclasses.replace(head, labels=need.labels)
     return answering.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:
@@ -213,7 +216,7 @@ class Heads:
 
   def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done):
     """What the head says, as the text that would have been written."""
-    head = self._asked.config.heads[self._heads[task.name]]
+    head = self._heads[task.name]
     rows = [example.get("windows", [example]) for example in examples]
     ends = np.cumsum([len(each) for each in rows])
     # Of so many windows as make one example.
