@@ -277,7 +277,8 @@ def test_what_is_registered():
     "glue_wnli",
   ]
   assert registered("squad", "summarization", "translation") == [
-    "squad", "squad_v2", "cnn_dailymail", "xsum", "wmt_en_de", "wmt_en_fr", "wmt_en_ro",
+    "squad", "squad_v2", "cnn_dailymail", "xsum", "wmt_en_de", "wmt_en_de_pairs", "wmt_en_fr", "wmt_en_fr_pairs",
+    "wmt_en_ro", "wmt_en_ro_pairs",
   ]  # fmt: skip
   assert (
     len(seqio.MixtureRegistry.get("super_glue").tasks)

@@ -83,7 +83,7 @@ def ask(
     Framing.of(vocabulary, architecture),
     length=sequence_length["inputs"],
     number=number,
-    reads=head.reads,
+    reads=head.spelled_out(ARCHITECTURES[architecture]).reads,
     whole=ARCHITECTURES[architecture].writes,
     task=task,
   )
