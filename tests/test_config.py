@@ -81,7 +81,10 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"architecture": "decoder_only"}, "num_encoder_layers=2: must be 0 with architecture=decoder_only"),
     # What only some architectures have
     ({"share_stacks": True}, "share_stacks=True.*not 2 and 3"),
-    ({"segment_types": 2}, "config.model.segment_types=2: only with architecture=encoder_only"),
+    (
+      {"segment_types": 2, "architecture": "decoder_only", "num_encoder_layers": 0},
+      "config.model.segment_types=2: only with an encoder, not with decoder_only",
+    ),
     # Heads by name
     ({"heads": ("nli",)}, "config.model.heads: 'nli' is no head; give {\"name\""),
     ({"heads": ({"name": "n/li", "num_classes": 3},)}, "config.model.heads: 'n/li' is no name"),

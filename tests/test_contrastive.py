@@ -145,6 +145,14 @@ def test_a_row_of_padding_is_no_negative():
   np.testing.assert_allclose(baseline.loss, np.log(8))
 
 
+def test_chance_knows_of_the_margin():
+  """As the formula has it where all vectors are the same."""
+  _, _, loss, _ = loss_of(margin=0.3, temperature=0.5)
+  fields = dict(similarity="cosine", temperature=0.5, margin=0.3, symmetric=False)
+  (baseline,) = loss.baselines([batch_of()], 40)
+  np.testing.assert_allclose(baseline.loss, by_hand(np.ones((8, 2, 3)), **fields)[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}])
 def test_the_mesh_changes_nothing(mesh_shape):
   """A pair on each of eight devices is told from those of the other seven."""
@@ -200,6 +208,7 @@ def test_texts_of_a_pair_do_not_see_each_other(kind):
   found = vectors(params, batch)
   assert found.shape == (8, 2, 5) and found.dtype == jnp.float32
   segments = np.asarray(batch[f"{side}_segment_ids"])
+  assert all({1, 2} <= set(row) for row in segments.tolist())
   for text in (1, 2):
     alone = {name: np.zeros_like(x) for name, x in batch.items()}
     for row in range(8):
@@ -351,7 +360,7 @@ def test_a_run_on_own_text(tmp_path, capsys):
   assert {path.split("/")[0] for path in toy.flat(state.frozen_params)} == {"head"}
   assert "heads/text/pooler" in toy.flat(state.params)
   said = capsys.readouterr().out
-  assert "chance         2.7726 (takes any text of the batch)" in said
+  assert "chance         2.7726 (finds all texts of the batch equally near)" in said
   lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
   held_out = [line["eval/loss"] for line in lines if "eval/loss" in line]
   assert np.isfinite(held_out).all() and 0 <= lines[-1]["eval/accuracy"] <= 1

@@ -116,9 +116,11 @@ def test_a_part_of_a_checkpoint(checkpoint, program, begun, capsys):
   assert all(x.sharding == placed[path].sharding and x.shape == placed[path].shape for path, x in read.items())
   toy.assert_trees_close(taken.over(begun, taken.params), with_changes(theirs, begun), atol=0, rtol=0)
   said = capsys.readouterr().err
-  assert re.search(r"taken: \S+ parameters in embed, encoder, head, encoder as decoder\n", said)
-  assert "resized: embed/table 40 to 96, head/projection 40 to 96\n" in said
-  assert re.search(r"fresh: \S+ in new rows, decoder/layers/cross_attention and 1 more\n", said)
+  said = re.sub(r"\n    ", " ", said)
+  assert re.search(r"taken: \S+ parameters in embed, encoder, head, encoder as decoder \(6\.26k\)\n", said)
+  assert "resized: embed/table 40 to 96 (1.54k), head/projection 40 to 96 (1.54k)\n" in said
+  fresh = "new rows (1.79k), decoder/layers/cross_attention (3.07k), decoder/layers/cross_attention_norm (32)"
+  assert f" in {fresh}\n" in said
   assert re.search(r"left behind: \S+ in decoder\n", said)
 
 
@@ -369,8 +371,8 @@ def test_the_command(tmp_path, capsys):
   changes = ["--config.init.fresh=decoder/layers", "--config.init.rows=embed/table,head"]
   assert command.main([*arguments, *changes, "--config.init.parts=.,encoder/norm=decoder/norm"]) == 0
   said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
-  assert any("resized: embed/table 40 to 384, head/projection 40 to 384" in line for line in said)
-  assert any(re.search(r"fresh: \S+ in new rows, decoder/layers$", line) for line in said)
+  assert any("resized: embed/table 40 to 384 (6.14k), head/projection 40 to 384" in line for line in said)
+  assert any(re.search(r"fresh: \S+ in new rows \(11.0k\), decoder/layers \(\S+\)$", line) for line in said)
   assert all(len(line) <= 80 for line in said)
   saved = toy.flat(
     pretrained.load(pretrained.read_source(str(tmp_path / "run")), sharding.make_mesh({"data": 8})).params

@@ -59,6 +59,10 @@ KINDS: dict[str, TransformerConfig] = {
   "shared_everything": config(
     share_stacks=True, share_layers=True, num_encoder_layers=3, post_norm=True, norm="layer", biases=True, **_LEARNED
   ),
+  "bert2bert": config(
+    **(_BERT | dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)),
+    t5_dropout=False,
+  ),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
   "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),

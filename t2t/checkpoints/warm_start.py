@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import math
 import re
+import textwrap
 
 from flax import traverse_util
 import jax
@@ -340,27 +341,35 @@ def _cover(paths: Collection[str], others: Collection[str]) -> list[str]:
 
 
 def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) -> list[str]:
-  """A line each for what was taken, resized, is fresh and was left behind, with numbers of parameters."""
+  """What was taken, resized, is fresh and was left behind: each part that changed, with its number of parameters."""
   used = dict.fromkeys(made.taken.values())
   fresh, left = [path for path in ours if path not in made.taken], [name for name in theirs if name not in used]
   same = [path for path, name in made.taken.items() if path == name]
-  renamed = dict.fromkeys(_differ(path, name) for path, name in made.taken.items() if path != name)
-  taken = [*_cover(same, [path for path in ours if path not in same]), *(f"{old} as {new}" for new, old in renamed)]
-  resized, new_rows, number = [], [], sum(math.prod(ours[path]) for path in made.taken)
+  renamed: dict[tuple[str, str], int] = {}
+  for path, name in made.taken.items():
+    if path != name:
+      renamed[_differ(path, name)] = renamed.setdefault(_differ(path, name), 0) + math.prod(ours[path])
+  taken = _cover(same, [path for path in ours if path not in same])
+  taken += [f"{old} as {new} ({writers.compact_count(number)})" for (new, old), number in renamed.items()]
+  resized, new_rows, number = [], 0, sum(math.prod(ours[path]) for path in made.taken)
   for path, (dimension, length) in made.shared.items():
     before, after = theirs[made.taken[path]][dimension], ours[path][dimension]
-    resized.append(f"{path} {before} to {after}")
-    if after > length:
-      new_rows = ["new rows"]
-      number -= math.prod(ours[path]) // after * (after - length)
+    resized.append(f"{path} {before} to {after} ({writers.compact_count(math.prod(ours[path]))})")
+    new_rows += math.prod(ours[path]) // after * (after - length)
+  number -= new_rows
   sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
+  begun = {
+    prefix: sum(math.prod(ours[path]) for path in fresh if _under(prefix, path)) for prefix in _cover(fresh, made.taken)
+  }
+  begun = ({"new rows": new_rows} if new_rows else {}) | begun
   lines = {
     f"taken: {writers.compact_count(number)} parameters in": taken,
     "resized:": resized,
-    f"fresh: {writers.compact_count(sizes[0])} in": [*new_rows, *_cover(fresh, made.taken)],
-    f"left behind: {writers.compact_count(sizes[1])} in": _cover(left, used),
+    f"fresh: {writers.compact_count(sizes[0])} in": [f"{x} ({writers.compact_count(n)})" for x, n in begun.items()],
   }
-  return [_line(label, names) for label, names in lines.items() if names]
+  found = [line for label, names in lines.items() if names for line in _lines(label, names)]
+  # What is left behind changes nothing in the model.
+  return [*found, *([_line(f"left behind: {writers.compact_count(sizes[1])} in", _cover(left, used))] if left else [])]
 
 
 def _differ(path: str, name: str) -> tuple[str, str]:
@@ -369,6 +378,11 @@ def _differ(path: str, name: str) -> tuple[str, str]:
   while new and old and new[-1] == old[-1]:
     new, old = new[:-1], old[:-1]
   return "/".join(new) or ".", "/".join(old) or "."
+
+
+def _lines(label: str, names: Sequence[str]) -> list[str]:
+  """All of the names, on as many lines as they need."""
+  return textwrap.wrap(f"{label} {', '.join(names)}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _line(label: str, names: Sequence[str]) -> str:

@@ -162,8 +162,12 @@ class Contrastive:
     return model_flops(config, batch_size=batch_size, lengths=lengths, predicted=0.0)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
-    """Of who takes any of the batch's second texts."""
+    """Of who finds all of the batch's second texts equally near, so that the right one is behind by the margin."""
     del vocab_size
     numbers = [float(self.weights(batch)["contrastive"]) for batch in batches]
-    loss = sum(number * math.log(max(number, 1.0)) for number in numbers) / max(sum(numbers), 1.0)
-    return [Baseline("chance", loss, "takes any text of the batch")]
+    behind = self.config.margin / self.config.temperature
+    # The logarithm of what all others and the right one come to, of which the right one has exp(-behind).
+    of = lambda number: behind + math.log(number - 1.0 + math.exp(-behind))
+    # A pair alone costs nothing.
+    loss = sum(number * of(number) for number in numbers if number > 1) / max(sum(numbers), 1.0)
+    return [Baseline("chance", loss, "finds all texts of the batch equally near")]

@@ -157,7 +157,7 @@ class TransformerConfig:
   embedding_dim: int = 0  # width of the embedding, projected up to embed_dim (ALBERT); 0: embed_dim
   embedding_norm: bool = False  # the embedded tokens are normed (BERT)
   scale_embedding: bool = False  # the embedded tokens are multiplied with sqrt(embed_dim) (Gemma)
-  segment_types: int = 0  # encoder_only: rows of the table that tells a sequence's parts from each other (BERT 2)
+  segment_types: int = 0  # of an encoder: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
   logits_softcap: float = 0.0  # logits become softcap * tanh(logits / softcap) (Gemma 2); 0: they stay
   logits_transform: bool = False  # a dense layer, activation and norm before the logits, and a bias on them (BERT)
@@ -247,8 +247,8 @@ class TransformerConfig:
         "config.model.share_stacks=True: needs architecture=encoder_decoder and as many encoder as decoder layers,"
         f" not {self.num_encoder_layers} and {self.num_decoder_layers}"
       )
-    if self.segment_types and self.kind.writes:
-      raise UserError(f"config.model.segment_types={self.segment_types}: only with architecture=encoder_only")
+    if self.segment_types and self.kind.continues:
+      raise UserError(f"config.model.segment_types={self.segment_types}: only with an encoder, not with decoder_only")
     if self.bidirectional_prefix and not self.kind.continues:
       raise UserError("config.model.bidirectional_prefix=True: only with architecture=decoder_only")
     if self.branch_norm and self.post_norm:

@@ -119,6 +119,10 @@ class _Transformer(nnx.Module):
     """The layers that the decoder borrows."""
     return None
 
+  def _types(self, batch: Batch) -> jax.Array | None:
+    """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
+    return batch.get("encoder_token_types") if self.config.segment_types > 1 else None
+
   def ready(self, state: DecodeState) -> DecodeState:
     """The same state, with what every step reads laid out once: the steps behind it give the same, and faster."""
     num_layers = self.config.num_decoder_layers
@@ -184,7 +188,8 @@ class EncoderDecoder(_Transformer):
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`: the encoder's output, whatever the decoder is given."""
     segments = segments_of(batch, "encoder")
-    x = self.embed(batch["encoder_input_tokens"], positions=batch.get("encoder_positions"))
+    positions, types = batch.get("encoder_positions"), self._types(batch)
+    x = self.embed(batch["encoder_input_tokens"], positions=positions, segments=types)
     mask = AttentionMask(segments, segments)
     return self.encoder(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
 
@@ -330,9 +335,8 @@ class EncoderOnly(_Transformer):
 
   def look_up(self, batch: Batch, *, embed: layers.Embed | None = None) -> jax.Array:
     """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width]."""
-    types = batch.get("encoder_token_types") if self.config.segment_types > 1 else None
     return (embed or self.embed).look_up(
-      batch["encoder_input_tokens"], positions=batch.get("encoder_positions"), segments=types
+      batch["encoder_input_tokens"], positions=batch.get("encoder_positions"), segments=self._types(batch)
     )
 
   def read(

@@ -230,6 +230,8 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
   """Which part of the text the model has to guess, as far as the examples show it."""
   vocabulary = preview.vocabulary
   framing = list(vocabularies.framing_ids(vocabulary))
+  if "targets" not in preview.task.output_features:
+    return None  # pairs of texts
   if not ARCHITECTURES[preview.architecture].writes:
     losses = sum(loss_positions(sequence, "encoder").sum() for sequence in preview.sequences)
     text = sum(

@@ -1,0 +1,109 @@
+"""Encoder-decoders that begin as an encoder (Rothe et al. 2020): what they take of it, and that they learn."""
+
+import dataclasses
+import re
+
+from etils import epath
+from flax import nnx
+import foreign
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import __main__ as command
+from t2t import sharding
+from t2t.checkpoints import converted, pretrained
+from t2t.checkpoints.warm_start import warm_start
+from t2t.config import load_config, override, records
+from t2t.training import recipe
+
+BERT = dataclasses.replace(toy.KINDS["bert"], vocab_size=384)
+KEYS = ("--config.model.architecture=encoder_decoder", f"--config.model.num_decoder_layers={BERT.num_encoder_layers}")
+# name -> keys, what is said to be taken, and what to be fresh, with how many parameters
+VARIANTS = {
+  "bert2bert": (
+    ("--config.init.parts=embed,head,encoder,encoder=decoder", "--config.init.fresh=cross_attention"),
+    "embed, encoder, head, encoder as decoder (8.28k)",
+    "decoder/layers/cross_attention (4.87k), decoder/layers/cross_attention_norm (96)",
+  ),
+  "bert2rnd": (
+    ("--config.init.parts=embed,head,encoder", "--config.init.fresh=decoder"),
+    "embed, encoder, head",
+    "decoder (13.2k)",
+  ),
+  "shared": (
+    ("--config.init.parts=embed,head,encoder", "--config.init.fresh=decoder", "--config.model.share_stacks=True"),
+    "embed, encoder, head",
+    "decoder (4.97k)",
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+  """A BERT of bytes, and its parameters."""
+  folder, params = tmp_path_factory.mktemp("bert"), foreign.random_params(BERT)
+  converted.save(foreign.in_memory(BERT, params), epath.Path(folder))
+  return folder, params
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_decoder_begins_as_the_encoder(name, encoder, capsys):
+  """Or fresh, or as the same arrays; the first lines name what is fresh or has another name, with how much it is."""
+  folder, theirs = encoder
+  keys, taken_parts, fresh = VARIANTS[name]
+  source, config = pretrained.read_source(str(folder)), load_config("finetune_docs_summary")
+  pretrained.adopt(config, source)
+  config = records(override(config, [*KEYS, *keys]))
+  mesh = sharding.make_mesh({"fsdp": 8})
+  with jax.set_mesh(mesh):
+    program = recipe.make(config).on(mesh)
+    taken = warm_start(source, program.state.params, fresh=config.init.fresh, parts=config.init.parts)
+    found = toy.flat(program.warm(taken.over)(taken.params, toy.key()).params)
+  said = capsys.readouterr().err.replace("\n    ", " ")
+  assert re.search(rf"taken: \S+ parameters in {re.escape(taken_parts)}\n", said)
+  assert re.search(rf"fresh: \S+ in {re.escape(fresh)}\n", said)
+  for path, x in theirs.items():
+    np.testing.assert_array_equal(found[path], x, err_msg=path)
+  own = [path for path in found if path.startswith("decoder/")]
+  moved = {path: path.replace("decoder", "encoder") for path in own if "cross_attention" not in path}
+  assert bool(moved) == (name != "shared") and len(own) > len(moved)
+  for path, origin in moved.items():
+    assert np.array_equal(found[path], theirs[origin]) == (name == "bert2bert"), path
+  assert found["head/transform"].shape == (16, 16) and found["embed/segments"].shape == (2, 16)
+
+
+def test_it_learns(encoder, tmp_path):
+  """By the command, in a step: both stacks, and the attention between them."""
+  folder, theirs = encoder
+  (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+  small = ("inputs_length=32", "targets_length=32", "objective=prefix_lm", "vocabulary=bytes", "extra_ids=0")
+  files = (f"files={tmp_path}/text.txt", f"eval_files={tmp_path}/text.txt", "num_streams=1")
+  arguments = [f"--config.data.{each}" for each in (*small, *files)]
+  arguments += [f"--config.train.{each}" for each in ("batch_size=8", "steps=1")]
+  arguments += [f"--config.eval.{each}" for each in ("batches=1", "batch_size=8", "examples=0")]
+  arguments += [f"--config.optimizer.{each}" for each in ("name=sgd", "learning_rate=0.1", "schedule=constant")]
+  arguments += ["--config.optimizer.warmup_steps=0", f"--config.init.checkpoint={folder}", f"--workdir={tmp_path}/run"]
+  assert command.main(["train", "--config=finetune_docs_summary", *arguments, *KEYS, *VARIANTS["bert2bert"][0]]) == 0
+  params = pretrained.load(pretrained.read_source(f"{tmp_path}/run"), sharding.make_mesh({"data": 8})).params
+  for path, x in toy.flat(params).items():
+    assert np.all(np.isfinite(x)), path
+    # A bias that is added to all keys changes no softmax.
+    if not path.endswith("key_bias") and "cross_attention" not in path:
+      assert not np.array_equal(x, theirs[path.replace("decoder", "encoder")]), path
+
+
+def test_types_of_the_encoder(encoder):
+  """Tokens of a second part are told from the first; what is written is of the first."""
+  model, batch = toy.model(toy.KINDS["bert2bert"]), toy.batch()
+  plain, zeros = model(batch), jnp.zeros_like(batch["encoder_input_tokens"])
+  np.testing.assert_array_equal(model(batch | {"encoder_token_types": zeros}), plain)
+  assert not np.allclose(model(batch | {"encoder_token_types": zeros.at[:, 2:].set(1)}), plain, atol=1e-3)
+  without = dataclasses.replace(toy.KINDS["bert2bert"], segment_types=0)
+  graphdef, params = toy.split(model)
+  embed = dict(params["embed"])
+  embed["positions"] = embed["positions"] + embed.pop("segments")[0]
+  found = nnx.merge(toy.split(toy.model(without))[0], params | {"embed": embed})(batch)
+  np.testing.assert_allclose(found, plain, atol=1e-5)
