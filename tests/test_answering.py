@@ -212,6 +212,9 @@ def test_classes_in_another_order():
   found = [int(each["answer_targets"][0]) for each in dataset.take(2).as_numpy_iterator()]
   assert found == [0, 1]  # labels 1 and 0 of the task
   assert answering.heads_of([task()], dataclasses.replace(BERT_LIKE, heads=(head,)), BYTES) == (head,)
+  need = answering.need_of(task())
+  assert answering.labels_of(head, need) == ("yes", "no")
+  assert answering.labels_of(HeadConfig("class", 2), need) == LABELS
 
 
 # ---- What cannot be asked --------------------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ class Heads:
     config = self._asked.config
     number, need = answering.head_of(task, config.heads)
     head = config.heads[number]
-    # Classes without names, as of a model from elsewhere, are those of the task in its order.
-    self._heads[task.name] = head if head.labels else dataclasses.replace(head, labels=need.labels)
+    # What a model from elsewhere calls its classes may be written otherwise, or not at all.
+    self._heads[task.name] = dataclasses.replace(head, labels=answering.labels_of(head, need))
     return answering.for_heads(task, config.architecture, config.heads)
 
   def check(self, task: "seqio.Task", example: Mapping[str, Any]) -> None:

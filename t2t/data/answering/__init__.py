@@ -2,7 +2,7 @@
 
 from t2t.data.answering.examples import for_heads, gathered, labelled
 from t2t.data.answering.kinds import ANSWER_FEATURES, KINDS, Kind
-from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, need_of
+from t2t.data.answering.needs import Need, head_of, heads_of, is_answered, labels_of, need_of
 from t2t.data.answering.questions import Question, Questions, reads_whole
 from t2t.data.framing import Framing
 
@@ -20,6 +20,7 @@ __all__ = [
   "heads_of",
   "is_answered",
   "labelled",
+  "labels_of",
   "need_of",
   "reads_whole",
 ]

@@ -141,6 +141,16 @@ def order_of(head: HeadConfig, need: Need) -> tuple[int, ...]:
   return tuple(theirs.index(label.casefold()) for label in need.labels)
 
 
+def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
+  """Classes of a head in its own order, as the task writes them; a head whose classes have no names has the task's.
+
+  In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
+  Out: ("contradiction", "entailment")
+  """
+  written = {label.casefold(): label for label in need.labels}
+  return tuple(written.get(label.casefold(), label) for label in head.labels) or need.labels
+
+
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
   if need.kind in ("tag", "span"):
     return "each"
