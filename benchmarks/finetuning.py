@@ -27,6 +27,7 @@ import numpy as np
 from t2t import UserError, train
 from t2t.checkpoints import pretrained
 from t2t.config import load_config, override, records
+from t2t.data.runs import resolved
 from t2t.runtime import memory
 from t2t.training import writers
 
@@ -86,7 +87,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
 
 def _is_run_of(config: ConfigDict, workdir: pathlib.Path) -> bool:
   """Whether the run in a workdir had this config."""
-  wanted = json.loads(json.dumps(records(config).to_dict()))
+  wanted = json.loads(json.dumps(resolved(records(config)).to_dict()))
   had = json.loads((workdir / "config.json").read_text())
   wanted["data"]["num_streams"] = had["data"]["num_streams"]  # what was chosen for 0
   return wanted == had
