@@ -14,6 +14,11 @@ PAIRED = ("inputs", "token_types", "texts")
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 
 
+def are_compared(features: Sequence[str]) -> bool:
+  """Whether a task's examples are pairs of texts that are compared; of texts that are asked there may be two as well."""
+  return "texts" in features and "answer_heads" not in features
+
+
 def task_lengths(
   architecture: str, features: Sequence[str], *, inputs_length: int, targets_length: int
 ) -> dict[str, int]:
@@ -29,7 +34,7 @@ def task_lengths(
   """
   kind = architecture_of(architecture)
   if "texts" in features:
-    own = ANSWERED if "answer_heads" in features else PAIRED
+    own = PAIRED if are_compared(features) else ANSWERED
     return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
   if not kind.writes:
     return dict.fromkeys(ENCODER, inputs_length)

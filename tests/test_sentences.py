@@ -194,6 +194,7 @@ def test_what_is_planned_is_what_is_read():
   assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
     name: (x.shape, x.dtype) for name, x in planned.items()
   }
+  runs.check(config)
   weights = Heads.of(config).weights(batch)
   assert weights["nsp"] == 8.0 and weights["tokens"] == np.sum(batch["encoder_loss_weights"])
 

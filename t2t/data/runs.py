@@ -4,7 +4,7 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, features
 from t2t.config import Config
 from t2t.data import answering, objectives, pipeline, selection, sources, streams
 from t2t.losses import ANSWERED_KINDS, answered_by_heads, compares_texts
@@ -163,8 +163,8 @@ def _check_pairs(config: Config) -> None:
   else:
     task = pipeline.registered(data)
     names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
-  if ("texts" in found) != compares_texts(config.train.loss):
-    if "texts" in found:
+  if features.are_compared(found) != compares_texts(config.train.loss):
+    if features.are_compared(found):
       raise UserError(
         f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
         f" {config.train.loss}; start from a config such as simcse_base"
