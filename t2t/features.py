@@ -15,7 +15,7 @@ WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 
 
 def are_compared(features: Sequence[str]) -> bool:
-  """Whether a task's examples are pairs of texts that are compared; of texts that are asked there may be two as well."""
+  """Whether a task yields pairs of texts that are compared; texts that are asked may be two as well."""
   return "texts" in features and "answer_heads" not in features
 
 

@@ -11,9 +11,12 @@ import types
 import jax
 import numpy as np
 import pytest
+import test_evaluate
+import trained
 
 from t2t import UserError, chips, features, sharding
 from t2t import __main__ as command
+from t2t.checkpoints import pretrained
 from t2t.config import load_config, override, records
 from t2t.planning import plan, program, roofline
 from t2t.planning.hlo import cost as hlo_cost
@@ -31,6 +34,7 @@ SMALL = (
   "--config.train.batch_size=16",
 )
 T5 = ("--config.model.num_encoder_layers=3", "--config.model.num_decoder_layers=2")
+module = test_evaluate.module  # the fixture
 
 
 def config(*overrides: str, name: str = "t5_1_1_small"):
@@ -410,6 +414,37 @@ def test_bad_options_are_refused(capsys, arguments, message):
   """In one line, with exit code 2."""
   assert command.main(["plan", "--config", "t5_1_1_small", *arguments]) == 2
   assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("name", "overrides", "asks"),
+  [
+    ("t5_1_1_small", (), False),
+    ("bert_base", (), False),
+    ("bert_nsp_base", (), False),
+    ("bert_base", ("--config.data.mixture=odd_label",), True),
+    ("bert_base", ("--config.data.files=text.txt",), False),
+    ("bert_base", ("--config.data.mixture=odd_label", "--config.train.loss=cross_entropy"), False),
+    ("finetune_superglue", (), False),
+    ("finetune_superglue", ("--config.train.loss=heads",), True),
+    ("finetune_superglue", ("--config.train.epochs=3.0",), True),
+  ],
+)
+def test_what_only_the_data_knows(name, overrides, asks):
+  """Heads of tasks and the steps of an epoch; all else is planned without loading TensorFlow."""
+  assert recipe.asks_data(records(override(load_config(name), list(overrides)))) is asks
+
+
+def test_a_plan_of_fine_tuning_has_the_heads_of_its_tasks(module, capsys):
+  """The model is the checkpoint's, the head the task's, and the recipe that of an encoder, as in training."""
+  argv = ["plan", "--json", "--config=finetune_superglue", *test_evaluate.options(module)]
+  assert command.main([*argv, f"--config.init.checkpoint={trained.workdir('encoder_only')}"]) == 0
+  plan = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert (plan["lengths"], plan["optimizer"]) == ({"encoder": 72}, "adamw")
+  source = pretrained.read_source(str(trained.workdir("encoder_only")))
+  body = jax.tree.leaves(pretrained.abstract(source, sharding.make_mesh({"data": 8})).params)
+  # Pooler and projection, with their biases.
+  assert plan["parameters"] == sum(x.size for x in body) + 16 * 16 + 16 + 16 * 2 + 2
 
 
 def test_planning_loads_no_tensorflow():

@@ -139,6 +139,22 @@ def parse(
   return options, override(config, rest)
 
 
+def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
+  """The config with the model of its config.init.checkpoint, if it has one; what is typed still has the last word.
+
+  Args:
+    config: what `parse` made of `argv`.
+    parser, argv: see `parse`.
+
+  Raises:
+    UserError: the checkpoint cannot be read.
+  """
+  if not (config.init.inherit and config.init.checkpoint):
+    return config
+  source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
+  return parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))[1]
+
+
 def parse_with_checkpoint(
   parser: argparse.ArgumentParser, argv: list[str]
 ) -> tuple[argparse.Namespace, ConfigDict, pretrained.Source]:

@@ -9,12 +9,12 @@ import json
 import sys
 
 from t2t import UserError
-from t2t.commands.options import config_parser, parse
+from t2t.commands.options import config_parser, inherited, parse
 from t2t.config import records
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search
 from t2t.runtime import xla_flags
-from t2t.training import meshes
+from t2t.training import meshes, recipe
 
 _EPILOG = """\
 examples:
@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> None:
   """The command."""
-  options, config = parse(_parser(), argv)
+  parser = _parser()
+  options, config = parse(parser, argv)
   for name in ("tokens", "price", "budget", "max_compiles", "slices"):
     value = getattr(options, name)
     if value is not None and not value > 0:
@@ -56,7 +57,11 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
-  config = records(config)
+  config = records(inherited(config, parser, argv))
+  if recipe.asks_data(config):
+    from t2t.data import runs  # and TensorFlow with it
+
+    config = runs.resolved(config)
   if options.search:
     search.search(config, options)
     return

@@ -3,8 +3,7 @@
 from absl import logging
 
 from t2t import UserError
-from t2t.checkpoints import pretrained
-from t2t.commands.options import config_parser, parse
+from t2t.commands.options import config_parser, inherited, parse
 from t2t.config import records
 from t2t.runtime import hosts
 from t2t.train import train
@@ -29,9 +28,6 @@ def main(argv: list[str]) -> None:
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
   hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
-  if config.init.inherit and config.init.checkpoint:
-    # What is typed still has the last word over what the checkpoint says.
-    source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
-    options, config = parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source))
+  config = inherited(config, parser, argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(records(config), options.workdir)

@@ -172,6 +172,17 @@ def task_features(config: Config) -> tuple[str, ...]:
   return both if "inputs" in found.output_features else alone
 
 
+def asks_data(config: Config) -> bool:
+  """Whether only the tasks say what is trained: which heads, or how many steps an epoch has; see `runs.resolved`."""
+  train, data = config.train, config.data
+  if train.epochs or not (config.eval.every and config.checkpoint.every):
+    return True
+  if data.files or not data.mixture or config.model.heads:
+    return False
+  is_objective = data.mixture in {f"{corpus}_{data.objective}" for corpus in _CORPORA}
+  return train.loss == "heads" or (not train.loss and not config.model.kind.writes and not is_objective)
+
+
 def _task_lengths(config: Config) -> dict[str, int]:
   return features.task_lengths(
     config.model.architecture,
