@@ -58,6 +58,21 @@ MODULE = """
     return {"ratio": 1 / 0}
   add("odd_broken", [broken])
   seqio.MixtureRegistry.add("odd", [("odd_label", 1.0), ("odd_likelihood", 1.0)])
+
+  def words(split, shuffle_files, seed=None):
+    return tf.data.Dataset.from_tensor_slices({"words": [["Ann", "ran"]] * 4, "ner": [[1, 0]] * 4})
+
+  NAMES = ("O", "B-PER", "I-PER")
+  seqio.TaskRegistry.add(
+    "odd_tags",
+    source=seqio.FunctionDataSource(words, splits=("train", "validation"), num_input_examples={"train": 4}),
+    preprocessors=text_formats.preprocessors(
+      text_formats.tagged, words="words", tags="ner", names=NAMES, prefix="ner"
+    ),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=answers.tagged(NAMES),
+    metric_fns=[task_metrics.entity_f1],
+  )
 """
 EVERY_STEP = ("--config.eval.every=1", "--config.checkpoint.every=1", "--config.checkpoint.keep=1")
 ARCHITECTURES = ("encoder_decoder", "decoder_only", "encoder_only")
@@ -191,6 +206,10 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (
       ["--config.data.mixture=odd_silent"],
       "odd_silent: no metrics, so there is nothing to evaluate; register",
+    ),
+    (
+      ["--config.data.mixture=odd_tags", "--config.eval.method=rank"],
+      "odd_tags: its answer is a tag for each word, among which config.eval.method=rank cannot choose",
     ),
     (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken failed: ZeroDivisionError"),
     (["--config.eval.tasks=labell"], r"config.eval.tasks: labell: no such task"),

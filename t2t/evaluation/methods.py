@@ -146,6 +146,11 @@ class Ranks(Writes):
         f"{task.name}: its examples have no 'options' to choose among, which an encoder alone and"
         " config.eval.method=rank need; leave it out of config.eval.tasks, or have it written: config.eval.method=write"
       )
+    if "tags" in example:
+      raise UserError(
+        f"{task.name}: its answer is a tag for each word, among which config.eval.method=rank cannot choose; fine-tune a"
+        " head on it, config.train.loss=heads, or have it written: config.eval.method=write"
+      )
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
     """See the class."""
