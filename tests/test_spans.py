@@ -1,6 +1,7 @@
 """Answers that are parts of a text: windows of a context, what is asked there, and the best span over all of them."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import json
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from test_subwords import shared
+import toy
 import trained
 
 from t2t import UserError, task_metrics
 from t2t import __main__ as command
 from t2t.config import DataConfig
-from t2t.data import answering, answers, registry, selection, sources, vocabularies
+from t2t.data import answering, answers, reading_formats, registry, selection, sources, text_formats, vocabularies
 from t2t.data.answering import spans
 from t2t.data.answering.reading import Reading
 from t2t.data.framing import Framing
@@ -263,8 +265,8 @@ def test_nowhere_to_answer():
   assert (row["prediction"], row["probability"], row["null"], row["best"]) == ("", 1.0, 1.0, [])
 
 
-@pytest.mark.parametrize("architecture", ["encoder_only", "decoder_only"])
-def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture):
+@pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
+def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
   """The same windows; what was cut is of the question."""
   questions = answering.Questions(BYTES, architecture, head=HEAD, length=256)
   for question, cut in (("Who?", 0), ("x" * 80, 16)):
@@ -277,7 +279,7 @@ def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture):
       assert {name: x.tolist() for name, x in features.items()} == {
         name: row[name].numpy().tolist() for name in features
       }
-  with pytest.raises(UserError, match="--inputs_length 100: a context is read in windows.*give 19[45] or more"):
+  with pytest.raises(UserError, match=f"--inputs_length 100: a context is read in windows.*give {least} or more"):
     answering.Questions(BYTES, architecture, head=HEAD, length=100).check_windows("--inputs_length")
 
 
@@ -365,6 +367,17 @@ def test_who_knows_the_answers_is_right(squad):
 
   assert measured(True) == {"exact_match": 100.0, "f1": 100.0}
   assert measured(False)["exact_match"] == 50.0
+
+
+def test_a_head_knows_whether_there_may_be_no_answer(squad):
+  """Of a task, of several, and of one that it is trained further on; no other kind of head has none."""
+  given = squad.replace(name="given", preprocessors=text_formats.preprocessors(reading_formats.spans))
+  kept = lambda tasks, heads=(): [head.no_answer for head in answering.heads_of(tasks, toy.encoder(heads=heads), BYTES)]
+  assert (kept([squad]), kept([given])) == ([True], [False])
+  assert kept([given, squad]) == kept([squad, given]) == [True]
+  assert kept([squad], (HEAD,)) == kept([given], (dataclasses.replace(HEAD, no_answer=True),)) == [True]
+  with pytest.raises(UserError, match="ner has no_answer=True: only a span has, not a tag"):
+    HeadConfig("ner", 2, "tag", no_answer=True)
 
 
 def test_a_model_that_writes_reads_and_writes_text(squad):

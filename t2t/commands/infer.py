@@ -178,7 +178,7 @@ def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decodi
   if found != "fill" and options.top is not None:
     raise UserError(f"--top {options.top}: {where} {said}, and fills no blanks; leave it out")
   if found != "head" and options.no_answer:
-    raise UserError(f"--no_answer {options.no_answer}: {where} {said}, and no span head; leave it out")
+    raise UserError(f"--no_answer {options.no_answer}: {where} {said}, and it is for span heads; leave it out")
   return found
 
 
@@ -205,7 +205,7 @@ def _way(
   head = answering.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
   if options.no_answer:
     if head.kind != "span":
-      raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, and no span; leave it out")
+      raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
   way = _WAYS.get(head.kind, answering.Answering)
   return functools.partial(way, source, head=head, longest=longest, batch_size=options.batch_size)
