@@ -99,6 +99,9 @@ def test_labels_and_what_they_are_for_go_there_and_back(tmp_path):
   _, settings = save(with_heads(score, tokens=False), tmp_path / "score")
   assert (settings["problem_type"], settings["id2label"]) == ("regression", {"0": "LABEL_0"})
   assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (score,)
+  for span in (HeadConfig("squad", 2, "span"), HeadConfig("squad", 2, "span", no_answer=True)):
+    save(with_heads(span, tokens=False), tmp_path / f"span_{span.no_answer}")
+    assert huggingface.open_foreign(str(tmp_path / f"span_{span.no_answer}")).model.heads == (span,)
   # As whoever wrote it without t2t left it: a head without a name, a number by their rule.
   edit(tmp_path / "score", problem_type=None, t2t_head=None, label2id=None)
   assert huggingface.open_foreign(str(tmp_path / "score")).model.heads == (HeadConfig("score", 1, "score"),)

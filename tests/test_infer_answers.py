@@ -222,7 +222,7 @@ def test_two_processes_answer_as_one_does(several, run, tmp_path):
       ("--head=pair", "--inputs_length=100"),
       "--inputs_length 100: the model has learned 80",
     ),
-    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: has 91 tokens, more than the 72"),
+    ({"inputs": "x" * 90}, ("--head=pair", "--strict"), "line 1: 19 of its 91 tokens do not fit into the 72 tokens"),
   ],
 )
 def test_what_cannot_be_asked(line, others, message, several, run, tmp_path):
@@ -235,13 +235,13 @@ def test_fields_of_a_row():
   """The example of the docstring; classes without texts are called by their numbers."""
   head = HeadConfig("h", 2, labels=("no", "yes"))
   expected = {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
-  assert answerer.fields(head, np.array([[0.0, 1.0]])) == expected
-  assert answerer.fields(HeadConfig("h", 2), np.array([[1.0, 0.0]]))["prediction"] == "0"
+  assert answerer.fields(head, {}, np.array([[0.0, 1.0]])) == expected
+  assert answerer.fields(HeadConfig("h", 2), {}, np.array([[1.0, 0.0]]))["prediction"] == "0"
   with np.errstate(invalid="ignore"), pytest.raises(UserError, match="training had gone wrong"):
-    answerer.fields(head, np.array([[0.0, np.nan]]))
+    answerer.fields(head, {}, np.array([[0.0, np.nan]]))
 
 
-def test_a_head_that_a_text_cannot_be_asked_of():
+def test_a_head_that_answers_nothing():
   """ELECTRA's is none that answers."""
   config = toy.encoder(heads=(HeadConfig("replaced", 1, kind="detector"),))
   with pytest.raises(UserError, match="C has no head"):

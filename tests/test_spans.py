@@ -1,6 +1,7 @@
 """Answers that are parts of a text: windows of a context, what is asked there, and the best span over all of them."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import json
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from test_subwords import shared
+import toy
 import trained
 
 from t2t import UserError, task_metrics
 from t2t import __main__ as command
 from t2t.config import DataConfig
-from t2t.data import answering, answers, registry, selection, sources, vocabularies
+from t2t.data import answering, answers, reading_formats, registry, selection, sources, text_formats, vocabularies
 from t2t.data.answering import spans
 from t2t.data.answering.reading import Reading
 from t2t.data.framing import Framing
@@ -206,6 +208,81 @@ def test_the_best_of_all_spans(context, seed, withheld):
   assert score <= 0
 
 
+@hypothesis.given(strategies.integers(1, 400), strategies.integers(0, 2**32 - 1), strategies.booleans())
+@hypothesis.settings(max_examples=25)
+def test_a_row_has_the_likeliest_spans(context, seed, withheld):
+  """The answer of evaluation first of five, which differ and stand where they say; beside them that there is none."""
+  random = np.random.default_rng(seed)
+  found, text, logits = gathered(
+    context,
+    lambda numbers: 3 * random.normal(size=(sum(numbers), 2)).astype(np.float32),
+    **({"no_answer": b""} if withheld else {}),
+  )
+  told, score = answerer.answer(HEAD, found, logits)
+  row = answerer.fields(HEAD, found | {"context": text}, logits)
+  assert row["prediction"] == told and ("null" in row) == withheld
+  if not row["best"]:
+    assert not told
+    return
+  assert row["score"] == pytest.approx(score, rel=1e-4, abs=1e-6)
+  assert row["probability"] == pytest.approx(np.exp(score), rel=1e-4)
+  assert all(text[each["start"] : each["end"]] == each["text"] for each in row["best"])
+  probabilities = [each["probability"] for each in row["best"]]
+  assert len(row["best"]) <= 5 and probabilities == sorted(probabilities, reverse=True)
+  assert len({(each["start"], each["end"]) for each in row["best"]}) == len(row["best"])
+  assert sum(probabilities) + (row["null"] if withheld else 0) <= 1 + 1e-4
+  bounds = (row["start"], row["end"], row["probability"])
+  if told:
+    assert bounds == tuple(row["best"][0][name] for name in ("start", "end", "probability"))
+    assert not withheld or row["null"] <= row["probability"]
+  else:
+    assert bounds == (None, None, row["null"]) and row["null"] >= probabilities[0]
+
+
+def test_a_span_that_two_windows_have_is_one():
+  """The likelier of them; its other likelihood is nobody's."""
+  found, text, _ = gathered(250, lambda numbers: None)
+  windows = found["windows"]
+  assert len(windows) == 2
+  logits = np.zeros((sum(int(window["answer_heads"].sum()) for window in windows), 2), np.float32)
+  place = 100  # of a token that both have
+  first, second = (int(np.flatnonzero(window["context_starts"] == 2 * place)[0]) for window in windows)
+  asked = [int(window["answer_heads"][:at].sum()) for window, at in zip(windows, (first, second), strict=True)]
+  logits[asked[0]], logits[int(windows[0]["answer_heads"].sum()) + asked[1]] = 9.0, 8.0
+  best = answerer.fields(HEAD, found | {"context": text}, logits)["best"]
+  assert [each["text"] for each in best].count(text[2 * place]) == 1 and best[0]["text"] == text[2 * place]
+  assert best[0]["probability"] > 0.8
+
+
+def test_nowhere_to_answer():
+  """No span of any window is one: there is none, with no probability, unless there may be none."""
+  found, text, _ = gathered(60, lambda numbers: None)
+  logits = np.zeros((61, 2), np.float32)
+  logits[41:, 0] = logits[1:21, 1] = 9.0  # all starts behind all ends
+  row = answerer.fields(HEAD, found | {"context": text}, logits)
+  assert row == dict.fromkeys(("score", "start", "end", "probability")) | {"prediction": "", "best": []}
+  row = answerer.fields(HEAD, found | {"context": text, "no_answer": ""}, logits)
+  assert (row["prediction"], row["probability"], row["null"], row["best"]) == ("", 1.0, 1.0, [])
+
+
+@pytest.mark.parametrize(("architecture", "least"), [("encoder_only", 195), ("decoder_only", 196)])
+def test_a_context_that_somebody_gives_is_read_as_that_of_a_task(architecture, least):
+  """The same windows; what was cut is of the question."""
+  questions = answering.Questions(BYTES, architecture, head=HEAD, length=256)
+  for question, cut in (("Who?", 0), ("x" * 80, 16)):
+    found = questions.of_context(question, LONG)
+    nothing = {"answer_starts": [], "answer_texts": [], "no_answer": "unanswerable"}
+    rows = list(asked([example(question=question, context=LONG, **nothing)], architecture=architecture))
+    assert len(found) == len(rows) > 1
+    for (features, own_cut), row in zip(found, rows, strict=True):
+      assert own_cut == cut
+      assert {name: x.tolist() for name, x in features.items()} == {
+        name: row[name].numpy().tolist() for name in features
+      }
+  with pytest.raises(UserError, match=f"--inputs_length 100: a context is read in windows.*give {least} or more"):
+    answering.Questions(BYTES, architecture, head=HEAD, length=100).check_windows("--inputs_length")
+
+
 def test_a_span_is_short_and_does_not_go_back():
   """The likeliest start and end are far apart, or the wrong way round."""
   logits = np.zeros((61, 2), np.float32)
@@ -266,7 +343,7 @@ def squad(tmp_path_factory):
 def test_who_knows_the_answers_is_right(squad):
   """From released files through windows and logits to metrics; and of who knows nothing half is right."""
   need = answering.need_of(squad)
-  assert (need.head, need.kind, need.number, need.labels) == ("span", "span", 2, ())
+  assert (need.head, need.kind, need.number, need.labels, need.no_answer) == ("span", "span", 2, (), True)
   data = DataConfig(mixture="squad_v2", vocabulary="bytes", inputs_length=256)
   task = answering.for_heads(squad, "encoder_only", (HEAD,))
   examples = few_shot.read(data, "encoder_only", task, "validation")
@@ -290,6 +367,17 @@ def test_who_knows_the_answers_is_right(squad):
 
   assert measured(True) == {"exact_match": 100.0, "f1": 100.0}
   assert measured(False)["exact_match"] == 50.0
+
+
+def test_a_head_knows_whether_there_may_be_no_answer(squad):
+  """Of a task, of several, and of one that it is trained further on; no other kind of head has none."""
+  given = squad.replace(name="given", preprocessors=text_formats.preprocessors(reading_formats.spans))
+  kept = lambda tasks, heads=(): [head.no_answer for head in answering.heads_of(tasks, toy.encoder(heads=heads), BYTES)]
+  assert (kept([squad]), kept([given])) == ([True], [False])
+  assert kept([given, squad]) == kept([squad, given]) == [True]
+  assert kept([squad], (HEAD,)) == kept([given], (dataclasses.replace(HEAD, no_answer=True),)) == [True]
+  with pytest.raises(UserError, match="ner has no_answer=True: only a span has, not a tag"):
+    HeadConfig("ner", 2, "tag", no_answer=True)
 
 
 def test_a_model_that_writes_reads_and_writes_text(squad):

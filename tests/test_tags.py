@@ -1,5 +1,8 @@
 """Tags of words: where each word is asked, entities as they are written and read again, and their metric."""
 
+import dataclasses
+import itertools
+
 import hypothesis
 from hypothesis import strategies
 import numpy as np
@@ -24,7 +27,10 @@ HEAD = HeadConfig("ner", len(NAMES), "tag", NAMES)
 
 
 def asked(words, tags, *, vocabulary=BYTES, length=100):
-  reading = Reading(vocabulary, BERT, length, 0, "each", False)
+  return make(words, tags, Reading(vocabulary, BERT, length, 0, "each", False))
+
+
+def make(words, tags, reading):
   record = {"words": tf.constant(words), "tags": tf.constant(tags)}
   (found,) = tf.data.Dataset.from_tensors(record).map(lambda x: tags_lib.make(x, reading)).as_numpy_iterator()
   return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in found.items()}
@@ -65,6 +71,64 @@ def test_a_word_of_which_nothing_is_read():
   """A vocabulary may leave out a character; the others keep their tags."""
   words, starts, ends = ["a", "\x00", "b"], np.array([0, 4]), np.array([1, 5])
   assert tags_lib.first_tokens(words, starts, ends) == [(0, 0), (1, 2)]
+
+
+@hypothesis.given(
+  strategies.lists(strategies.text("aé日", min_size=1, max_size=5), min_size=1, max_size=9), strategies.integers(8, 60)
+)
+@hypothesis.settings(max_examples=25)
+def test_words_that_somebody_gives_are_read_as_those_of_a_task(words, length):
+  """The same tokens, the same places; what was cut are tokens that a longer reading has."""
+  questions = answering.Questions(BYTES, "encoder_only", head=HEAD, length=length)
+  found, cut = questions.of_words(words)
+  reading = dataclasses.replace(questions._reading, length=100)
+  example = make(words, [0] * len(words), dataclasses.replace(reading, length=length))
+  assert {name: x.tolist() for name, x in found.items()} == {name: example[name] for name in found}
+  assert cut == len(tags_lib.read(words, reading).inputs) - len(found["inputs"])
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("Ann Lee (58) saw Rome.", ["Ann", "Lee", "(", "58", ")", "saw", "Rome", "."]),
+    ("«Zoë»\u00a0— O'Neil’s\tU.S.", ["«", "Zoë", "»", "—", "O", "'", "Neil", "’", "s", "U", ".", "S", "."]),
+    ("3$+ a_b 日本。", ["3", "$", "+", "a", "_", "b", "日本", "。"]),
+  ],
+)
+def test_a_text_becomes_words(text, words):
+  """Each sign of punctuation stands alone, whatever script it is of."""
+  assert tags_lib.split(text) == words
+
+
+@hypothesis.given(strategies.text("aé日.,'»  \t😀", max_size=20))
+def test_words_are_where_their_text_is(text):
+  """In order, and all between them is white space."""
+  words = tags_lib.split(text)
+  places = tags_lib.places(words, text)
+  assert [text[start:end] for start, end in places] == words
+  bounds = [0, *itertools.chain(*places), len(text)]
+  assert not "".join(text[end:start] for end, start in zip(bounds[::2], bounds[1::2], strict=True)).strip()
+  assert tags_lib.places([*words, "b"], text) is None and tags_lib.places(["a", "é"], "é a") is None
+
+
+@hypothesis.given(strategies.text("aé.,  😀", max_size=20), strategies.integers(0, 2**32 - 1), strategies.booleans())
+def test_entities_are_where_their_text_is(text, seed, cut):
+  """CoNLL's of the tags; each as likely as its words' tags together; a word that was cut has O."""
+  random, words = np.random.default_rng(seed), tags_lib.split(text)
+  asked = range(len(words) - (cut and len(words) > 0))
+  logits = 2 * random.normal(size=(len(asked), len(NAMES))).astype(np.float32)
+  given = {"words": words, "asked_words": list(asked), "text": text, "places": tags_lib.places(words, text)}
+  found = answerer.fields(HEAD, given, logits)
+  log_p = np.max(logits, axis=-1) - np.logaddexp.reduce(logits, axis=-1)
+  assert found["tags"] == [NAMES[i] for i in logits.argmax(-1)] + ["O"] * (len(words) - len(asked))
+  assert found["score"] == pytest.approx(log_p.sum(), rel=1e-4, abs=1e-6)
+  expected = answers.entities(found["tags"])
+  assert [each["label"] for each in found["prediction"]] == [kind for kind, _, _ in expected]
+  for each, (_, first, behind) in zip(found["prediction"], expected, strict=True):
+    assert text[each["start"] : each["end"]] == each["text"]
+    assert each["text"].split()[0].startswith(words[first]) and each["text"].endswith(words[behind - 1])
+    assert tags_lib.split(each["text"]) == words[first:behind]
+    assert each["probability"] == pytest.approx(np.exp(log_p[first:behind].sum()), rel=1e-4)
 
 
 def test_what_a_head_says():

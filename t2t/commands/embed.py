@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
   way = embedding.Embedding(
     source, mesh, pool=options.pool, layer=options.layer, longest=longest, batch_size=options.batch_size
   )
-  read = functools.partial(line_files.read, options.input, field=options.field, parts=True)
+  read = functools.partial(line_files.read, options.input, field=options.field, form=way.form)
   job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict, called="vectors")
   lines.run(source, mesh, way, job, open_output=functools.partial(vectors.output, read=read, shape=way.shape))
 

@@ -5,6 +5,7 @@ It writes, or its heads answer, or it fills blanks: as it was trained.
 
 import argparse
 from collections.abc import Callable
+import dataclasses
 import functools
 import sys
 
@@ -14,10 +15,11 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configs import default
-from t2t.generation import answering, decoding, filling, lines, predictor, prompting, served, server, writing
+from t2t.generation import answering, decoding, filling, lines, marking, predictor, prompting, served, server, writing
 from t2t.runtime import hosts, memory
 
 _MAX_LENGTH, _TOP = 64, 10
+_WAYS = {"tag": marking.Tagging, "span": marking.Extracting}  # of heads that are not asked of a text as a whole
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,8 +31,24 @@ def _parser() -> argparse.ArgumentParser:
     "The same command again goes on where it stopped.\n\n"
     "A model with a decoder writes; without --beam and --temperature it takes the\n"
     "likeliest token each time.  One that was trained to answer by a head says which\n"
-    "class, number or candidate, and the probability of each.  BERT and its like fill\n"
-    "each [MASK], <mask> or <extra_id_0> of a line.",
+    "class, number or candidate, and the probability of each; or which words of a text\n"
+    "are entities, or which part of a context answers a question, and where they stand.\n"
+    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
+    "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
+    '  class   {"inputs": "..."} or {"parts": ["...", "..."]}, texts that are read together\n'
+    '          "prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}\n'
+    '  score   as a class; "prediction": 3.2\n'
+    '  choice  {"inputs": "...", "candidates": ["a", "b"]}\n'
+    '          "prediction": "b", "score": -0.3, "probabilities": [0.27, 0.73]\n'
+    '  tag     {"inputs": "Ann Lee won."}, whose signs of punctuation become words of their\n'
+    '          own, or {"words": ["Ann", "Lee", "won", "."]}, which stay as they are\n'
+    '          "prediction": [{"label": "PER", "start": 0, "end": 7, "text": "Ann Lee",\n'
+    '          "probability": 0.9}], "words": [...], "tags": ["B-PER", "I-PER", "O", "O"];\n'
+    "          characters of the text; words that did not fit have O\n"
+    '  span    {"question": "...", "context": "..."}, which is read in windows if it is long\n'
+    '          "prediction": "Ann Lee", "start": 0, "end": 7, "probability": 0.8, "best": the\n'
+    '          five likeliest; where there may be no answer "null": 0.1, how likely that is,\n'
+    '          and "prediction": "" if it is likelier than any',
     epilog="examples:\n"
     "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
     "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"
@@ -38,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     "  echo 'Once upon a time' | t2t infer --checkpoint runs/tiny_gpt \\\n"
     "    --input - --output - --temperature 0.7 --top_p 0.9\n"
     "  t2t infer --checkpoint runs/match --input pairs.jsonl --output out.jsonl\n"
+    "  echo 'Ann Lee saw Rome.' | t2t infer --checkpoint runs/ner --input - --output -\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server",
@@ -55,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
   add = files.add_argument
   add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; - standard input")
   add("--output", default="", metavar="FILE", help="the predictions; - is standard output")
-  add("--field", default="", help="of an object: where its text is; default: inputs")
+  add("--field", default="", help="of an object: where its text is; default: inputs, of a span head question")
   add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
   written = parser.add_argument_group("writing")
   add = written.add_argument
@@ -74,8 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     "--head",
     default="",
     metavar="NAME",
-    help="the head that is asked, where there are several, or the model predicts tokens, too; a line may be"
-    ' {"parts": ["...", "..."]}, texts that are read together, and has "candidates" where one is to be chosen',
+    help="the head that is asked, where there are several, or the model predicts tokens, too",
+  )
+  add(
+    "--no_answer",
+    choices=("yes", "no"),
+    default="",
+    help="whether a question may have no answer in its context; default: as the head was trained",
   )
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   model = parser.add_argument_group("model")
@@ -153,6 +177,8 @@ def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decodi
     raise UserError(f"{where} {said} and writes nothing: leave out the options of writing, as --max_length and --beam")
   if found != "fill" and options.top is not None:
     raise UserError(f"--top {options.top}: {where} {said}, and fills no blanks; leave it out")
+  if found != "head" and options.no_answer:
+    raise UserError(f"--no_answer {options.no_answer}: {where} {said}, and it is for span heads; leave it out")
   return found
 
 
@@ -177,7 +203,12 @@ def _way(
     top = _TOP if options.top is None else options.top
     return functools.partial(filling.Filling, source, top=top, longest=longest, batch_size=options.batch_size)
   head = answering.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
-  return functools.partial(answering.Answering, source, head=head, longest=longest, batch_size=options.batch_size)
+  if options.no_answer:
+    if head.kind != "span":
+      raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
+    head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
+  way = _WAYS.get(head.kind, answering.Answering)
+  return functools.partial(way, source, head=head, longest=longest, batch_size=options.batch_size)
 
 
 def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> bool:

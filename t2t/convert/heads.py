@@ -12,6 +12,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
 
 VOCABULARY = "vocabulary"  # in place of a head's name: that over the vocabulary
 KEY = "t2t_head"  # of config.json: what t2t calls the head, which transformers knows no name of
+NO_ANSWER = "t2t_no_answer"  # and whether a span may be none
 _PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # what logits depend on
 
 
@@ -136,7 +137,8 @@ def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfi
   if rate == (0.0 if kind == "span" else dropout_rate):
     rate = -1.0
   name = settings.get(KEY) or task.head or kind
-  return HeadConfig(name, number, kind, labels, dropout_rate=rate, **fields)
+  no_answer = kind == "span" and bool(settings.get(NO_ANSWER))
+  return HeadConfig(name, number, kind, labels, dropout_rate=rate, no_answer=no_answer, **fields)
 
 
 def _kind(settings: Settings, number: int) -> str:
@@ -190,6 +192,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
     return {}
   head = model.heads[0]
   settings: dict[str, Any] = {KEY: head.name} if head.name != (task.head or head.kind) else {}
+  settings |= {NO_ANSWER: True} if head.no_answer else {}
   if not task.num_classes:
     labels = head.labels or _unnamed(head.num_classes)
     settings |= {"id2label": {str(i): label for i, label in enumerate(labels)}}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -127,12 +127,17 @@ def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
   return repr(float(logits[0, 0])), 0.0
 
 
-def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  """Of words that are not asked O."""
-  tags = ["O"] * len(example["words"])
+def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[str], np.ndarray]:
+  """The tag of each word and its log-probability; of words that are not asked O and 0."""
+  tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, own in zip(example["asked_words"], logits, strict=True):
-    tags[int(number)] = named(head, int(np.argmax(own)))
-  return " ".join(tags), float(sum(np.max(_log_softmax(own)) for own in logits))
+    tags[int(number)], log_p[int(number)] = named(head, int(np.argmax(own))), np.max(_log_softmax(own))
+  return tags, log_p
+
+
+def _tag(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  tags, log_p = _tags(head, example, logits)
+  return " ".join(tags), float(log_p.sum())
 
 
 # As transformers' run_qa has them.
@@ -140,9 +145,24 @@ _BEST = 20  # starts and ends of a window that are looked at
 _LONGEST = 30  # tokens of a span
 
 
-def _spans(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class _Spans(NamedTuple):
+  """The best spans of all windows, likeliest first.
+
+  log_p: of each, and last of no answer where that may be.
+  starts, ends: bounds in characters.
+  nothing: whether there is no answer.
+  """
+
+  log_p: np.ndarray
+  starts: np.ndarray
+  ends: np.ndarray
+  nothing: bool
+
+
+def _spans_of(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Spans of a window, from the likeliest start with the likeliest end on: scores and bounds in characters."""
-  starts, ends = (window[name][np.asarray(window["answer_heads"]) > 0] for name in ("context_starts", "context_ends"))
+  asked = np.asarray(window["answer_heads"]) > 0
+  starts, ends = (np.asarray(window[name])[asked] for name in ("context_starts", "context_ends"))
   inside = starts >= 0
   starts, ends, logits = starts[inside], ends[inside], logits[inside]
   first, last = (np.argsort(-column, kind="stable")[:_BEST] for column in logits.T)
@@ -152,23 +172,29 @@ def _spans(window: Example, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray,
   return logits[first, 0] + logits[last, 1], starts[first], ends[last]
 
 
-def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  """The best span of all windows; "no_answer" where that of none of them is better, and it is an answer."""
-  del head
+def _spans(example: Example, logits: np.ndarray) -> _Spans:
+  """There is no answer where none of the windows has a better one, if the example has "no_answer"."""
   numbers = [np.count_nonzero(window["answer_heads"]) for window in example["windows"]]
   found, nothing = [], []
   for window, own in zip(example["windows"], np.split(logits, np.cumsum(numbers)[:-1]), strict=True):
-    found.append(_spans(window, own))
+    found.append(_spans_of(window, own))
     asked = np.asarray(window["answer_heads"]) > 0
-    nothing.append(float(own[window["context_starts"][asked] < 0].sum()))
+    nothing.append(float(own[np.asarray(window["context_starts"])[asked] < 0].sum()))
   scores, starts, ends = (np.concatenate(column) for column in zip(*found, strict=True))
   best = np.argsort(-scores, kind="stable")[:_BEST]
   # The window that has most reason to hold an answer says whether there is one.
   withheld = [min(nothing)] if "no_answer" in example else []
-  log_p = _log_softmax(np.array([*scores[best], *withheld]))
-  if not len(best) or (withheld and withheld[0] > scores[best[0]]):
-    return _text(example["no_answer"]) if withheld else "", float(log_p[-1]) if len(log_p) else 0.0
-  return _text(example["context"])[starts[best[0]] : ends[best[0]]], float(log_p[0])
+  is_none = not len(best) or bool(withheld and withheld[0] > scores[best[0]])
+  return _Spans(_log_softmax(np.array([*scores[best], *withheld])), starts[best], ends[best], is_none)
+
+
+def _span(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
+  """The best span of all windows; "no_answer" where that is better, and it is an answer."""
+  del head
+  found = _spans(example, logits)
+  if found.nothing:
+    return _text(example.get("no_answer", "")), float(found.log_p[-1]) if len(found.log_p) else 0.0
+  return _text(example["context"])[found.starts[0] : found.ends[0]], float(found.log_p[0])
 
 
 _ANSWERS: dict[str, Callable[[HeadConfig, Example, np.ndarray], tuple[str, float]]] = {
@@ -201,50 +227,92 @@ def _rounded(value: float) -> float:
   return found
 
 
-def _class_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
-  del candidates
+def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+  del given
   log_p = _log_softmax(logits[0])
   best = int(np.argmax(log_p))
   probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
   return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
-def _choice_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+def _choice_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   del head
   log_p = _log_softmax(logits[:, 0])
   best = int(np.argmax(log_p))
   probabilities = [_rounded(np.exp(x)) for x in log_p]
-  return {"prediction": candidates[best], "score": _rounded(log_p[best]), "probabilities": probabilities}
+  return {"prediction": given["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
-def _score_fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
-  del head, candidates
+def _score_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+  del head, given
   return {"prediction": _rounded(logits[0, 0])}
 
 
-# Kinds of heads that can be asked of any text.
-FIELDS: dict[str, Callable[[HeadConfig, np.ndarray, Sequence[str]], dict[str, Any]]] = {
+def _tag_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+  """The entities that tags mark, in characters of the text; one is as likely as its words' tags are together."""
+  from t2t.data import answers
+
+  tags, log_p = _tags(head, given, logits)
+  entities = []
+  for label, first, behind in answers.entities(tags):
+    start, end = given["places"][first][0], given["places"][behind - 1][1]
+    own = {"label": label, "start": start, "end": end, "text": given["text"][start:end]}
+    entities.append(own | {"probability": _rounded(np.exp(log_p[first:behind].sum()))})
+  return {"prediction": entities, "score": _rounded(log_p.sum()), "words": list(given["words"]), "tags": tags}
+
+
+def _span_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
+  """The answer and where in the context it is, the likeliest five, and with "no_answer" how likely there is none."""
+  del head
+  found, context = _spans(given, logits), given["context"]
+  probabilities = [_rounded(x) for x in np.exp(found.log_p)]
+  spans: dict[tuple[int, int], dict[str, Any]] = {}
+  for start, end, probability in zip(found.starts.tolist(), found.ends.tolist(), probabilities, strict=False):
+    # Of windows that overlap two may have the same; the likelier stands first.
+    spans.setdefault((start, end), {"text": context[start:end], "start": start, "end": end, "probability": probability})
+  best = list(spans.values())[:_SHOWN]
+  null = {"null": probabilities[-1]} if "no_answer" in given else {}
+  none = {"text": "", "start": None, "end": None, "probability": null.get("null")}
+  told = none if found.nothing else best[0]
+  score = found.log_p[-1 if found.nothing else 0] if len(found.log_p) else None
+  return {
+    "prediction": told["text"],
+    "score": None if score is None else _rounded(score),
+    **{name: told[name] for name in ("start", "end", "probability")},
+    **null,
+    "best": best,
+  }
+
+
+_SHOWN = 5  # spans of a row
+
+
+# Kind of head -> the fields of its rows.
+FIELDS: dict[str, Callable[[HeadConfig, Example, np.ndarray], dict[str, Any]]] = {
   "class": _class_fields,
   "choice": _choice_fields,
   "score": _score_fields,
+  "tag": _tag_fields,
+  "span": _span_fields,
 }
 
 
-def fields(head: HeadConfig, logits: np.ndarray, candidates: Sequence[str] = ()) -> dict[str, Any]:
+def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   """What a head says of a text, as the fields of a row.
 
-  In:  a class head with the labels no and yes, [[0.0, 1.0]]
+  In:  a class head with the labels no and yes, {}, [[0.0, 1.0]]
   Out: {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
 
   Args:
     head: that was asked.
-    logits: [positions that are asked, classes].
-    candidates: of a choice.
+    given: of a choice its "candidates"; of tags "words", "asked_words", the "text" and the "places" of the words there;
+      of a span "context", "windows" and, where it may be none, "no_answer".
+    logits: [positions that are asked, classes]; of several windows those of one after another.
 
   Raises:
     UserError: they are not finite.
   """
-  return FIELDS[head.kind](head, logits, candidates)
+  return FIELDS[head.kind](head, given, logits)
 
 
 # ---- A batch's own ---------------------------------------------------------------------------------------------------

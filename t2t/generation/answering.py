@@ -1,7 +1,7 @@
-"""What a head says of each line: classes, numbers and which of several candidates."""
+"""What a head says of each line as a whole: its class, a number, or which of several candidates."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,6 +11,9 @@ from t2t.checkpoints import pretrained
 from t2t.generation import answerer, line_files, lines
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
+
+if TYPE_CHECKING:  # it comes with TensorFlow
+  from t2t.data import answering
 
 
 class Answering:
@@ -24,22 +27,17 @@ class Answering:
     batch_size: lines of a batch, over all devices.
   """
 
-  unit, parts = "tokens", True
+  unit = "tokens"
 
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
   ):
     from t2t.data import answering
 
-    self.asks, self.longest, self._head = head.kind, longest, head
-    vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
-    architecture = model.config.architecture
-    self._questions = answering.Questions(
-      vocabulary, architecture, head=head, number=model.config.heads.index(head), length=longest
-    )
-    self.pairs = not answering.reads_whole(architecture, head)
-    pad_id = max(vocabulary.pad_id, 0)
-    self._answerer = answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
+    self.asks, self.longest, self.cut_to, self._head = head.kind, longest, f"{longest:,} tokens", head
+    self.form = line_files.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
+    self._questions, self._answerer = asked(source, mesh, head=head, longest=longest, batch_size=batch_size)
+    self.pairs = not answering.reads_whole(source.model.architecture, head)
     self.options = {"inputs_length": longest, "head": head.name}
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
@@ -78,9 +76,20 @@ class Answering:
     """The answer, and how likely it and the others are."""
     del first
     logits = self._answerer.logits(params, self._head, given, on_batch=done)
-    return [
-      answerer.fields(self._head, np.asarray(x), each["candidates"]) for each, x in zip(given, logits, strict=True)
-    ]
+    return [answerer.fields(self._head, each, np.asarray(x)) for each, x in zip(given, logits, strict=True)]
+
+
+def asked(
+  source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
+) -> tuple["answering.Questions", answerer.Answerer]:
+  """How texts become what a head is asked, and who answers; see `Answering` for the arguments."""
+  from t2t.data import answering
+
+  vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+  number = [each.name for each in model.config.heads].index(head.name)
+  questions = answering.Questions(vocabulary, model.config.architecture, head=head, number=number, length=longest)
+  pad_id = max(vocabulary.pad_id, 0)
+  return questions, answerer.Answerer(model.config, model.graphdef, mesh, pad_id=pad_id, batch_size=batch_size)
 
 
 def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadConfig:
@@ -92,7 +101,7 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
     where: what the user named the model with, for messages.
 
   Raises:
-    UserError: there is none of that name, there are several, or it cannot be asked of a text alone.
+    UserError: there is none of that name, or there are several.
   """
   heads = {head.name: head for head in model.heads if head.kind in losses.ANSWERED_KINDS}
   names = ", ".join(heads)
@@ -102,9 +111,4 @@ def choose_head(model: TransformerConfig, wanted: str, *, where: str) -> HeadCon
     raise UserError(f"{where} has no head to ask; `t2t embed` gives vectors")
   if not wanted and len(heads) > 1:
     raise UserError(f"{where} has several heads: {names}; say which by --head")
-  head = heads[wanted or next(iter(heads))]
-  if head.kind not in answerer.FIELDS:
-    raise UserError(
-      f"--head {head.name}: is a {head.kind} head, which is asked of more than a text; `t2t eval` asks it of a task"
-    )
-  return head
+  return heads[wanted or next(iter(heads))]

@@ -149,7 +149,7 @@ class Embedding:
   """
 
   asks, unit = "embed", "tokens"
-  parts = pairs = True
+  form, pairs = line_files.Form(lists=("parts",)), True
   nothing: Mapping[str, Any] = {"vector": None}
 
   def __init__(
@@ -158,7 +158,8 @@ class Embedding:
     from t2t.data import answering
 
     vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
-    self.longest, layers = longest, layers_of(model.config, layer)
+    self.longest, self.cut_to = longest, f"{longest:,} tokens"
+    layers = layers_of(model.config, layer)
     self._questions = answering.Questions(vocabulary, model.config.architecture, head=None, length=longest)
     self._embedder = Embedder(
       model.config,

@@ -96,7 +96,7 @@ class Filling:
   """
 
   asks, unit = "fill", "tokens"
-  parts = pairs = False
+  form, pairs = line_files.TEXTS, False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
 
   def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, top: int, longest: int, batch_size: int):
@@ -107,7 +107,8 @@ class Filling:
     self._texts = vocabularies.token_texts(self._vocabulary)
     if not 1 <= top <= len(self._texts):
       raise UserError(f"--top {top}: give 1 to {len(self._texts):,}, the size of the vocabulary")
-    self.longest, self._config, self._mesh = longest, model.config, mesh
+    self.longest, self.cut_to = longest, f"{longest:,} tokens"
+    self._config, self._mesh = model.config, mesh
     self._blanks = Blanks(self._vocabulary, model.config.architecture)
     self._hidden = vocabularies.framing_ids(self._vocabulary)
     self._pad_id = max(self._vocabulary.pad_id, 0)

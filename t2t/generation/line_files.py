@@ -36,26 +36,45 @@ class Line:
   others: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+  """How lines and their rows are made up.
+
+  field: of an object, where its text is.
+  lists: fields of an object that may have its texts in a list; they are its text, joined, then.
+  needs: fields of an object beside its text, without which nothing can be asked.
+  own: fields of a row besides those that all rows may have.
+  """
+
+  field: str = "inputs"
+  lists: tuple[str, ...] = ()
+  needs: tuple[str, ...] = ()
+  own: tuple[str, ...] = ()
+
+
+TEXTS = Form()
+
+
 def place(path: str, number: int = 0) -> str:
   """What a message calls a line of the input, or all of it."""
   name = "standard input" if path == PIPE else path
   return f"--input: {name}, line {number}" if number else f"--input: {name}"
 
 
-def read(path: str, *, field: str = "", parts: bool = False) -> Iterator[Line]:
+def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   """The lines of an input, one after another.
 
   Args:
     path: a .txt file, with an input on each line, or a .jsonl file, with an object on each; local or gs://; "-" is
-      standard input, whose lines are text, or objects if there is a `field`.
-    field: of an object, where its text is; "" is "inputs".
-    parts: whether an object may have "parts", a list of texts, in its place; they are its text, joined, then.
+      standard input, whose lines are text, or objects if there is a `field`, or more than a text is needed.
+    field: of an object, where its text is; "": where the form has it.
+    form: of the lines.
 
   Raises:
     UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
       the field.
   """
-  as_json = _is_json(path, field)
+  as_json = _is_json(path, field, form)
   number = 0
   with _open_input(path) as file:
     for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
@@ -65,15 +84,15 @@ def read(path: str, *, field: str = "", parts: bool = False) -> Iterator[Line]:
         text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
       others: Mapping[str, Any] = {}
       if as_json and text.strip():
-        text, others = _parsed(text, field or "inputs", where, parts=parts)
+        text, others = _parsed(text, field or form.field, where, form)
       yield Line(number, text if text.strip() else "", others)
   if not number:
     raise UserError(f"{place(path)} is empty; give at least one line")
 
 
-def _is_json(path: str, field: str) -> bool:
+def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
-    return bool(field)
+    return bool(field or form.needs)
   if path.endswith(".jsonl"):
     return True
   if not path.endswith(".txt"):
@@ -114,7 +133,7 @@ def _decoded(content: bytes, where: str) -> str:
 _OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
-def _parsed(text: str, field: str, where: str, *, parts: bool) -> tuple[str, Mapping[str, Any]]:
+def _parsed(text: str, field: str, where: str, form: Form) -> tuple[str, Mapping[str, Any]]:
   """The text of an object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."
   try:
@@ -124,23 +143,28 @@ def _parsed(text: str, field: str, where: str, *, parts: bool) -> tuple[str, Map
     raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
   if not isinstance(value, dict):
     raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
-  if parts and "parts" in value:
-    joined = " ".join(texts(value, "parts", where))
-    value = {field: joined} | value
+  for name in form.lists:
+    if name in value:
+      value = {field: " ".join(texts(value, name, where))} | value
   if field not in value:
     there = ", ".join(map(repr, value)) or "none at all"
     raise UserError(f"{where}: has no field {field!r}; its fields are {there}; name the one with the text by --field")
   found = value.pop(field)
-  if not isinstance(found, str):
-    raise UserError(f"{where}: field {field!r} is {json.dumps(found)[:60]}, not a string")
-  _check_unicode(found, field, where)
-  taken = [name for name in value if name in _OWN]
+  check_text(found, field, where)
+  taken = [name for name in value if name in (*_OWN, *form.own) and name not in form.lists]
   if taken:
     raise UserError(f"{where}: has a field {taken[0]!r}, which the output has of its own; rename it")
   return found, value
 
 
-def _check_unicode(text: str, field: str, where: str) -> None:
+def check_text(text: Any, field: str, where: str) -> None:
+  """Whether a field of an object is a text.
+
+  Raises:
+    UserError: it is not, or no valid Unicode.
+  """
+  if not isinstance(text, str):
+    raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
   try:
     text.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
   except UnicodeEncodeError as error:
@@ -157,7 +181,7 @@ def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
   if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
     raise UserError(f'{where}: field {name!r} is {json.dumps(found)[:60]}; give a list of texts, such as ["a", "b"]')
   for text in found:
-    _check_unicode(text, name, where)
+    check_text(text, name, where)
   return found
 
 
@@ -170,11 +194,12 @@ def row(line: Line, answer: Mapping[str, Any]) -> Row:
   return {"line": line.number, "inputs": line.text, **answer, **line.others}
 
 
-def _is_of(found: Row, line: Line) -> bool:
+def _is_of(found: Row, line: Line, form: Form) -> bool:
   # As text, since NaN, which Python's JSON has, does not equal itself.
   as_text = lambda fields: json.dumps(fields, sort_keys=True)
-  own = {name: value for name, value in found.items() if name in ("line", "inputs") or name not in _OWN}
-  return as_text(own) == as_text(row(line, {}))
+  expected, made = row(line, {}), (*_OWN, *form.own)
+  own = {name: value for name, value in found.items() if name in expected or name not in made}
+  return as_text(own) == as_text(expected)
 
 
 # ---- Output ----------------------------------------------------------------------------------------------------------
@@ -228,8 +253,13 @@ class Output:
         raise UserError(f"--output {self._path}: line {number} is none that t2t wrote; {self._start_anew()}")
       yield found
 
-  def beside(self, lines: Iterable[Line], *, where: str) -> Iterator[tuple[Line, Row | None]]:
+  def beside(self, lines: Iterable[Line], *, where: str, form: Form = TEXTS) -> Iterator[tuple[Line, Row | None]]:
     """Each line of the input with the row that is there for it, if there is one.
+
+    Args:
+      lines: of the input.
+      where: what a message calls it.
+      form: of its lines.
 
     Raises:
       UserError: the rows are of another input.
@@ -237,7 +267,7 @@ class Output:
     rows = self.rows()
     for line in lines:
       found = next(rows, None)
-      if found is not None and not _is_of(found, line):
+      if found is not None and not _is_of(found, line, form):
         raise UserError(
           f"--output {self._path}: belongs to another input: its line {line.number} is not of {where},"
           f" line {line.number}; {self._start_anew()}"

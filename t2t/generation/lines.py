@@ -26,7 +26,8 @@ _WINDOW = 8
 # What is wrong with a line -> what the summary calls such lines.
 EMPTY = "empty line"
 NO_BLANK = "no blank"
-_CALLED = {EMPTY: "empty", NO_BLANK: "without a blank"}
+NO_CONTEXT = "empty context"
+_CALLED = {EMPTY: "empty", NO_BLANK: "without a blank", NO_CONTEXT: "without a context"}
 
 Done = Callable[[int, int], None]  # of lines and tokens, after each batch
 
@@ -55,9 +56,10 @@ class Way(Protocol):
 
   asks: what is asked, as the page knows it: the kind of a head, "fill", ...
   unit: what is counted beside lines: "tokens", "new tokens".
-  longest: tokens of a line at most.
-  parts: whether a line may have its texts in a list.
-  pairs: whether that may be more than one: the model was trained to read several apart.
+  longest: tokens at most that the model reads at a time.
+  cut_to: what the summary says that lines are cut to: "72 tokens".
+  form: of lines and rows.
+  pairs: whether a line's texts may be more than one: the model was trained to read several apart.
   options: what rows depend on besides checkpoint and input, by the names of the command's options.
   nothing: fields of the row of a line that cannot be asked.
   """
@@ -65,7 +67,8 @@ class Way(Protocol):
   asks: str
   unit: str
   longest: int
-  parts: bool
+  cut_to: str
+  form: line_files.Form
   pairs: bool
   options: Mapping[str, Any]
   nothing: Mapping[str, Any]
@@ -97,7 +100,7 @@ class Output(Protocol):
   done: int
 
   def beside(
-    self, lines: Iterable[line_files.Line], *, where: str
+    self, lines: Iterable[line_files.Line], *, where: str, form: line_files.Form
   ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
     """Each line with the row that is there for it, if there is one."""
 
@@ -149,12 +152,13 @@ def run(
     return
 
   # ---- Input ---------------------------------------------------------------
-  read = lambda: _checked(line_files.read(job.input, field=job.field, parts=way.parts), job, way)
+  read = lambda: _checked(line_files.read(job.input, field=job.field, form=way.form), job, way)
   total = None if job.input == line_files.PIPE else _count(read(), job)
 
   with open_output(job.output, _run(source, way, job)) as output:
     # ---- Where it goes on --------------------------------------------------
-    beside = lambda: output.beside(read(), where=line_files.place(job.input).removeprefix("--input: "))
+    called = line_files.place(job.input).removeprefix("--input: ")
+    beside = lambda: output.beside(read(), where=called, form=way.form)
     if output.done and total is not None:
       for _ in beside():  # says what does not belong together before the model is loaded
         pass
@@ -213,8 +217,8 @@ def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[l
         raise UserError(f"{where}: {asked.error}; without --strict its row has null and this error")
       if asked.cut:
         raise UserError(
-          f"{where}: has {asked.tokens:,} tokens, more than the {way.longest:,} that the model reads; shorten it,"
-          " give another --inputs_length, or leave out --strict, and it is cut"
+          f"{where}: {asked.cut:,} of its {asked.tokens:,} tokens do not fit into the {way.cut_to} that the model"
+          " reads; shorten it, give another --inputs_length, or leave out --strict, and it is cut"
         )
     yield line
 
@@ -247,7 +251,7 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
 
 def _run(source: pretrained.Source, way: Way, job: Job) -> dict[str, Any]:
   """What the rows depend on, by the names of the options; the size of a batch is none of it."""
-  return {"checkpoint": str(source.path), "input": job.input, "field": job.field or "inputs", **way.options}
+  return {"checkpoint": str(source.path), "input": job.input, "field": job.field or way.form.field, **way.options}
 
 
 def _windows(pairs: Iterator, size: int) -> Iterator[list]:
@@ -296,7 +300,7 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   """Prints what a person wants to know at the end; not among the rows."""
   file = sys.stderr if job.output == line_files.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
-  remarks += [f"{counts.cut:,} cut to {way.longest:,} tokens"] if counts.cut else []
+  remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
   print(f"{way.unit:<14} {progress.tokens:,} in {writers.duration(progress.seconds)} ({speed})", file=file)

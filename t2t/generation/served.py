@@ -339,7 +339,7 @@ class Asker:
     return found | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
 
   def parse(self, body: bytes) -> line_files.Line:
-    """The line that a JSON object makes.
+    """The line that a JSON object makes, as one of a file.
 
     In:  b'{"parts": ["a", "b"], "candidates": ["c", "d"]}'
     Out: Line(1, "a b", {"parts": ["a", "b"], "candidates": ["c", "d"]})
@@ -349,14 +349,17 @@ class Asker:
     """
     where = "the request"
     fields = _fields(body)
+    form = self._way.form
+    known = (form.field, *form.lists, *form.needs)
     for name in fields:
-      if name not in ("inputs", "parts", "candidates"):
-        raise UserError(f"{name!r}: no such option; there are inputs, parts, candidates")
-    text = fields.pop("inputs", None)
-    if text is None and "parts" in fields:
-      text = " ".join(line_files.texts(fields, "parts", where))
+      if name not in known:
+        raise UserError(f"{name!r}: no such option; there are {', '.join(known)}")
+    text = fields.pop(form.field, None)
+    for name in form.lists:
+      if text is None and name in fields:
+        text = " ".join(line_files.texts(fields, name, where))
     if not isinstance(text, str) or not _is_text(text):
-      raise UserError("inputs: there is nothing to read; write something")
+      raise UserError(f"{form.field}: there is nothing to read; write something")
     line = line_files.Line(1, text, fields)
     self._way.check(line, where)
     return line
@@ -381,4 +384,7 @@ class Asker:
 
 
 # What is wrong with a text -> what would be right.
-_HINTS = {lines.NO_BLANK: "write [MASK] where a word is to be filled in"}
+_HINTS = {
+  lines.NO_BLANK: "write [MASK] where a word is to be filled in",
+  lines.NO_CONTEXT: "give the text that the answer is looked for in",
+}

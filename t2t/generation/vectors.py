@@ -38,10 +38,10 @@ class Output:
     self.done = max(0, os.fstat(file.fileno()).st_size - len(self._header)) // self._empty.nbytes
 
   def beside(
-    self, lines: Iterable[line_files.Line], *, where: str
+    self, lines: Iterable[line_files.Line], *, where: str, form: line_files.Form
   ) -> Iterator[tuple[line_files.Line, line_files.Row | None]]:
     """Each line, and whether there is a vector for it."""
-    del where  # the lines are those of before: `output` has seen to it
+    del where, form  # the lines are those of before: `output` has seen to it
     for line in lines:
       yield line, {"line": line.number} if line.number <= self.done else None
 

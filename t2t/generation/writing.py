@@ -25,7 +25,7 @@ class Writing:
   """
 
   asks, unit = "write", "new tokens"
-  parts = pairs = False
+  form, pairs = line_files.TEXTS, False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(
@@ -39,7 +39,7 @@ class Writing:
     ends_prompts: bool,
     batch_size: int,
   ):
-    self.longest, self._seed = longest, seed
+    self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
     self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=longest)
     model = pretrained.abstract(source, mesh)

@@ -51,6 +51,7 @@ class HeadConfig:
   dropout_rate: of what the logits are computed from; below 0: the model's.
   drops_inputs: whether dropout stands before the pooler as well (RoBERTa).
   bias: whether logits have one.
+  no_answer: of a span, whether it was trained to say that there is none.
 
   Raises:
     UserError: a name that cannot be in a path, no classes, or an unknown kind.
@@ -66,6 +67,7 @@ class HeadConfig:
   dropout_rate: float = -1.0
   drops_inputs: bool = False
   bias: bool = True
+  no_answer: bool = False
 
   def __post_init__(self):
     if not re.fullmatch(r"[A-Za-z]\w*", self.name):
@@ -87,6 +89,8 @@ class HeadConfig:
     number = {"score": 1, "choice": 1, "span": 2}.get(self.kind, self.num_classes)
     if self.num_classes != number:
       raise UserError(f"config.model.heads: {self.name} has num_classes={self.num_classes}: a {self.kind} has {number}")
+    if self.no_answer and self.kind != "span":
+      raise UserError(f"config.model.heads: {self.name} has no_answer=True: only a span has, not a {self.kind}")
     object.__setattr__(self, "labels", tuple(self.labels))
     if self.labels and len(self.labels) != self.num_classes:
       raise UserError(

@@ -29,12 +29,14 @@ class Need:
   kind: of the head.
   labels: texts of the classes, where all examples have the same.
   number: of logits.
+  no_answer: of a span, whether there may be none.
   """
 
   head: str
   kind: str
   labels: tuple[str, ...]
   number: int
+  no_answer: bool = False
 
 
 def formats_of(task: seqio.Task) -> list:
@@ -72,7 +74,8 @@ def need_of(task: seqio.Task) -> Need:
       " write the answer: config.train.loss=cross_entropy"
     )
   try:
-    first = next(iter(dataset.take(1).as_numpy_iterator()), None)
+    # To its end: an iterator that is left open is closed when the process ends, and says so.
+    first = next(iter(list(dataset.take(1).as_numpy_iterator())), None)
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if first is None:
@@ -82,7 +85,7 @@ def need_of(task: seqio.Task) -> Need:
   question = kinds.KINDS[kind]
   labels = () if question.number else tuple(text.decode() for text in first.get("options", ()))
   number = question.number or len(labels) or len(first["classes"])
-  return Need(name, question.head, labels, number)
+  return Need(name, question.head, labels, number, question.head == "span" and "no_answer" in first)
 
 
 def heads_of(
@@ -98,17 +101,22 @@ def heads_of(
   found: dict[str, tuple[HeadConfig, str]] = {}
   for task in tasks:
     need = need_of(task)
-    head = HeadConfig(need.head, need.number, need.kind, need.labels, reads=_reads(model, need, vocabulary))
+    reads = _reads(model, need, vocabulary)
+    head = HeadConfig(need.head, need.number, need.kind, need.labels, reads=reads, no_answer=need.no_answer)
     own = _own(need, model.heads)
     if own is not None:
       head = _checked(own, need, task.name)
-    other = found.setdefault(head.name, (head, task.name))
-    if other[0] != head:
+    other, name = found.get(head.name, (head, task.name))
+    # Some of a mixture's questions may have no answer, where those of one of its tasks may.
+    either = head.no_answer or other.no_answer
+    head, other = (dataclasses.replace(each, no_answer=either) for each in (head, other))
+    if other != head:
       raise UserError(
-        f"config.data.mixture: {other[1]} and {task.name} both ask a head {need.head!r}, with {other[0].num_classes}"
-        f" and {head.num_classes} classes ({', '.join(other[0].labels)}; {', '.join(head.labels)}); register one of"
+        f"config.data.mixture: {name} and {task.name} both ask a head {need.head!r}, with {other.num_classes}"
+        f" and {head.num_classes} classes ({', '.join(other.labels)}; {', '.join(head.labels)}); register one of"
         " them with another name of its head"
       )
+    found[head.name] = head, name
   return tuple(head for head, _ in found.values())
 
 
@@ -161,7 +169,7 @@ def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
       f"{_listed(head.labels)}, and {task} needs a {need.kind} head with {need.number}{_listed(need.labels)}; begin"
       f" that head anew: config.model.heads=() and config.init.fresh=^heads/{head.name}/"
     )
-  return dataclasses.replace(head, labels=need.labels) if need.labels and not head.labels else head
+  return dataclasses.replace(head, labels=head.labels or need.labels, no_answer=head.no_answer or need.no_answer)
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -8,7 +8,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t.data.answering import kinds
+from t2t import UserError
+from t2t.data import vocabularies
+from t2t.data.answering import kinds, spans, tags
 from t2t.data.framing import Framing
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
@@ -19,7 +21,8 @@ _NO_LIMIT = 1 << 30
 class Question(NamedTuple):
   """What a model is given.
 
-  features: int32 [length] each: inputs, token_types, texts, answer_heads.
+  features: int32 [length] each: inputs, token_types, texts, answer_heads; of words besides asked_words [words], of a
+    context context_starts and context_ends.
   cut: tokens of the texts that did not fit.
   """
 
@@ -50,6 +53,7 @@ class Questions:
     reads = reads or ("last" if ARCHITECTURES[architecture].continues else "first")
     # Parts of what a model that writes reads in one have been put together before they come here.
     reading = kinds.Reading(vocabulary, framing, length, number=number, reads=reads, whole=False)
+    self._reading = reading
     self._least = len(framing.begin) + len(framing.between) + len(framing.end) + kinds.LEAST
     kind = head.kind if head is not None else "class"
     no_answer = tf.constant(-1.0 if kind == "score" else -1)
@@ -84,6 +88,56 @@ class Questions:
       found = {name: np.asarray(x) for name, x in self._make(*given).items()}
     features = {name: found[name] for name in ("inputs", "token_types", "texts", "answer_heads")}
     return Question(features, len(whole["inputs"]) - len(found["inputs"]))
+
+  def of_words(self, words: Sequence[str]) -> Question:
+    """Words, each of which a tag head is asked about.
+
+    In:  ["Ann", "Lees", "won"]                                                              see `tags.make`
+    Out: {"inputs": [101, 5, 6, 7, 8, 102], "token_types": [0, 0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0, 0],
+          "answer_heads": [0, 1, 1, 0, 1, 0], "asked_words": [0, 1, 2]}, cut 0
+    """
+    found = tags.read(words, self._reading)
+    zeros = np.zeros_like(found.inputs)
+    features = {"inputs": found.inputs, "token_types": zeros, "texts": zeros, "answer_heads": found.heads}
+    return Question(features | {"asked_words": found.asked}, found.cut)
+
+  def of_context(self, question: str, context: str) -> list[Question]:
+    """The windows of a context that a span head is asked about; see `spans.make`, whose answer nobody knows here.
+
+    What did not fit is of the question.
+    """
+    found = spans.read(question, context, None, self._reading)
+    cut = max(0, len(vocabularies.tokens_of(self._reading.vocabulary, question).ids) - spans.MOST_OF_QUESTION)
+    return [
+      Question(
+        {
+          "inputs": window.inputs,
+          "token_types": window.token_types,
+          "texts": np.zeros_like(window.inputs),
+          "answer_heads": window.asked * (self._reading.number + 1),
+          "context_starts": window.context_starts,
+          "context_ends": window.context_ends,
+        },
+        cut,
+      )
+      for window in found
+    ]
+
+  def check_windows(self, where: str) -> None:
+    """Whether there is room for a window of a context that goes on behind the one before.
+
+    Args:
+      where: what the user gives the length with, for the message.
+
+    Raises:
+      UserError: there is not.
+    """
+    least = spans.shortest(self._reading.framing)
+    if self._length < least:
+      raise UserError(
+        f"{where} {self._length}: a context is read in windows, of which each has {spans.OVERLAP} tokens of the one"
+        f" before, behind a question of up to {spans.MOST_OF_QUESTION}; give {least} or more"
+      )
 
 
 def reads_whole(architecture: str, head: HeadConfig) -> bool:

@@ -37,15 +37,19 @@ class Window(NamedTuple):
   context_ends: np.ndarray
 
 
+def shortest(framing: Framing) -> int:
+  """Tokens of a window that goes on behind the one before, whatever the question is, at least."""
+  around = len(framing.begin) + len(framing.between) + max(len(framing.end), 1)
+  return around + MOST_OF_QUESTION + OVERLAP + 1
+
+
 def check(reading: Reading) -> None:
   """Whether there is room for a window that goes on behind the one before.
 
   Raises:
     UserError: there is not.
   """
-  framing = reading.framing
-  around = len(framing.begin) + len(framing.between) + max(len(framing.end), 1)
-  least = around + MOST_OF_QUESTION + OVERLAP + 1
+  least = shortest(reading.framing)
   if reading.length < least:
     raise UserError(
       f"config.data.inputs_length={reading.length}: {reading.task} reads a context in windows, of which each has"
@@ -122,6 +126,18 @@ def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record:
   return start, start + len(text)
 
 
+def read(question: str, context: str, answer: tuple[int, int] | None, reading: Reading) -> list[Window]:
+  """The windows of a question's context, see `windows`."""
+  return windows(
+    vocabularies.tokens_of(reading.vocabulary, question).ids,
+    vocabularies.tokens_of(reading.vocabulary, context),
+    answer,
+    framing=reading.framing,
+    length=reading.length,
+    eos_id=reading.vocabulary.eos_id,
+  )
+
+
 def make(example: Features, reading: Reading) -> Features:
   """The windows of a question's context: of what is there token by token a row for each.
 
@@ -136,14 +152,8 @@ def make(example: Features, reading: Reading) -> Features:
 
   def rows(question, context, starts, texts, record) -> tuple[np.ndarray, ...]:
     context = context.decode()
-    found = windows(
-      vocabularies.tokens_of(reading.vocabulary, question.decode()).ids,
-      vocabularies.tokens_of(reading.vocabulary, context),
-      _checked_answer(context, starts, texts, record, reading.task),
-      framing=reading.framing,
-      length=reading.length,
-      eos_id=reading.vocabulary.eos_id,
-    )
+    answer = _checked_answer(context, starts, texts, record, reading.task)
+    found = read(question.decode(), context, answer, reading)
     lengths = np.array([len(window.inputs) for window in found], np.int64)
     return lengths, *(np.concatenate(column) for column in zip(*found, strict=True))
 
