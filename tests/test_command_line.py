@@ -51,10 +51,12 @@ FAMILIES = {
     "prefix_lm",
     "roberta",
     "simcse",
+    "spanbert",
     "ul2",
   ),
   "bert_nsp": ("base", "large"),
   "struct_bert": ("base", "large"),
+  "spanbert": ("base", "large"),
   "simcse": ("base", "large"),
 }
 NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue"]

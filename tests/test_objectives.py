@@ -442,6 +442,7 @@ def test_which_objective_fits_which_architecture():
     "whole_word_masked_lm",
     "span_masked_lm",
     "ngram_masked_lm",
+    "span_masked_lm_sbo",
     "masked_lm_nsp",
     "masked_lm_sop",
     "ngram_masked_lm_sop",

@@ -199,5 +199,6 @@ def test_objectives_with_heads_are_those_of_the_table():
     "masked_lm_sop": ["sop"],
     "ngram_masked_lm_sop": ["sop"],
     "struct_bert": ["structure"],
+    "span_masked_lm_sbo": ["sbo"],
   }
   assert pipeline.load_task(run().data).output_features.keys() == set(objectives.OBJECTIVES["masked_lm_nsp"].features)

@@ -334,6 +334,15 @@ def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor,
   return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(task.head,))
 
 
+# As many tokens of a span as in the command of SpanBERT's authors.
+_BOUNDARIES = HeadConfig("sbo", 15, "boundary")
+
+
+def _with_boundaries() -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_spans, **options)]
+  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(_BOUNDARIES,))
+
+
 def _paired(preprocessor: Preprocessor) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
@@ -362,6 +371,7 @@ OBJECTIVES: dict[str, Objective] = {
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
   "ngram_masked_lm": _masked(masking.word_ngrams),
+  "span_masked_lm_sbo": _with_boundaries(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
