@@ -10,7 +10,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, task_metrics
-from t2t.data import answering, answers, framing, selection, text_formats, vocabularies
+from t2t.config import load_config, records
+from t2t.data import answering, answers, framing, runs, selection, text_formats, vocabularies
 from t2t.data.answering import kinds, needs
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -294,3 +295,22 @@ def test_two_tasks_of_one_name():
   other = functools.partial(text_formats.labelled, prefix="sure", fields=("text",), labels=("a", "b", "c"))
   with pytest.raises(UserError, match="odd and even both ask a head 'sure', with 2 and 3 classes"):
     answering.heads_of([task(), task(RECORDS, other, name="even")], BERT_LIKE, BYTES)
+
+
+@pytest.mark.parametrize(
+  ("labels", "message"),
+  [
+    ((1, 2, 0), "answers_before: an example has the label 2, but there are 2 classes, from 0 on: no, yes"),
+    ((-1, -1, -1), "answers_before: none of the first examples of split 'train' has an answer to learn from; name"),
+  ],
+)
+def test_the_first_examples_are_made_before_training(labels, message, monkeypatch):
+  """What is wrong with them is told before anything is written."""
+  found = task([record | {"label": label} for record, label in zip(RECORDS, labels, strict=True)])
+  found = found.replace(name="answers_before", preprocessors=[_without_targets, *found.preprocessors[1:]])
+  monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, found.name, found)
+  config = records(load_config("tiny_bert"))
+  data = {"mixture": found.name, "task_modules": (), "eval_split": "train", "inputs_length": 32}
+  config = config.with_(data=data, train={"loss": "", "batch_size": 2}, model={"vocab_size": 384})
+  with pytest.raises(UserError, match=message):
+    runs.check(runs.resolved(config))

@@ -11,7 +11,6 @@ each task:
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 import hashlib
 import inspect
 import json
@@ -27,12 +26,7 @@ from t2t.data import selection, text_formats, vocabularies
 from t2t.data.objectives import pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
-_TOKENIZERS = (
-  pieces.tokenize,
-  text_formats.tokenize,
-  seqio.preprocessors.tokenize,
-  seqio.preprocessors.tokenize_and_append_eos,
-)
+_TOKENIZERS = (pieces.tokenize, *text_formats.TOKENIZERS)
 
 
 # ---- What is cached --------------------------------------------------------------------------------------------------
@@ -59,16 +53,12 @@ def split_preprocessors(task: seqio.Task) -> tuple[list, list]:
     # What is cached is the same in each epoch and for any length.
     if {"seed", "seeds", "sequence_length"} & set(inspect.signature(step).parameters):
       break
-    if _unwrapped(step) in _TOKENIZERS:
+    if text_formats.function_of(step) in _TOKENIZERS:
       return steps[: at + 1], steps[at + 1 :]
   raise UserError(
     f"{task.name}: cannot be cached, for its preprocessors do not say where; put seqio.CacheDatasetPlaceholder() among"
     " them, behind the last that neither draws at random nor needs sequence_length"
   )
-
-
-def _unwrapped(step):
-  return _unwrapped(step.func) if isinstance(step, functools.partial) else step
 
 
 def record(task: seqio.Task) -> dict[str, Any]:
@@ -80,7 +70,7 @@ def record(task: seqio.Task) -> dict[str, Any]:
     if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
   }
   return {
-    "preprocessors": [seqio.utils.function_name(_unwrapped(step)) for step in before],
+    "preprocessors": [seqio.utils.function_name(text_formats.function_of(step)) for step in before],
     "vocabulary": {name: _vocabulary_record(vocabulary) for name, vocabulary in texts.items()},
   }
 

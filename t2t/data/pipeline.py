@@ -472,7 +472,10 @@ def check(
   )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
   if data.mixture:
-    repeatable.check(plan(data, architecture, task, train=True, seed=0))
+    try:
+      repeatable.check(plan(data, architecture, task, train=True, seed=0))
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
 
 
 def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:

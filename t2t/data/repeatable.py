@@ -40,19 +40,20 @@ def check(plan: rows.Plan) -> None:
         " t2t shuffles them"
       )
     made = functools.partial(_made, plan, task, records, columns)
-    if not _repeats(made):
+    examples = _repeated(made)
+    if examples is None:
       steps = task.preprocessors
       shortest = next(
         number
         for number in range(1, len(steps) + 1)
-        if not _repeats(functools.partial(made, steps=number)) or number == len(steps)
+        if _repeated(functools.partial(made, steps=number)) is None or number == len(steps)
       )
       raise UserError(
         f"{task.name}: its preprocessor {_name(steps[shortest - 1])} makes something else of the same records when it"
         " is asked again, so that a run that was stopped could not go on with the same data; draw at random with the"
         " seeds that @seqio.map_over_dataset(num_seeds=...) gives, and keep nothing between records"
       )
-    _check_takes_all(task, made, len(columns[0]))
+    _check_takes_all(task, made, records=len(columns[0]), examples=examples)
 
 
 def _first_records(plan: rows.Plan, task: seqio.Task) -> tuple[windows.Records, tuple[np.ndarray, ...]] | None:
@@ -93,11 +94,16 @@ def _made(
   return tf.data.Dataset.range(2).flat_map(rows.as_it_stands(of_window)).with_options(rows.options())
 
 
-def _repeats(make: Callable[[], tf.data.Dataset]) -> bool:
-  """Whether the same comes twice of one iterator, and of a dataset that is built once more; and draws nothing anew."""
-  found = [_twice(dataset) for dataset in (make(), make())]
+def _repeated(make: Callable[[], tf.data.Dataset]) -> int | None:
+  """How many examples come twice of one iterator, and of a dataset that is built once more; None: not the same.
+
+  Neither do they where something is drawn anew.  To build a dataset takes longer than all else.
+  """
+  datasets = (make(), make())
+  found = [_twice(dataset) for dataset in datasets]
   first = found[0][0]
-  return all(_same(first, other) for pair in found for other in pair) and not _draws(make())
+  repeats = all(_same(first, other) for pair in found for other in pair) and not _draws(datasets[0])
+  return len(first) if repeats else None
 
 
 def _draws(dataset: tf.data.Dataset) -> bool:
@@ -122,17 +128,17 @@ def _same(left: list, right: list) -> bool:
   )
 
 
-def _check_takes_all(task: seqio.Task, made: Callable[..., tf.data.Dataset], number: int) -> None:
+def _check_takes_all(task: seqio.Task, made: Callable[..., tf.data.Dataset], *, records: int, examples: int) -> None:
   """Whether more records make more examples, unless all together make one: text that is joined may be so short.
 
   Raises:
     UserError: all make no more than a part of them.
   """
   count = lambda part: len(_twice(made(part))[0])
-  half = number // 2
-  if half >= 8 and 1 < count(slice(None)) == count(slice(half)) == count(slice(half, None)) < half:
+  half = records // 2
+  if half >= 8 and 1 < examples < half and examples == count(slice(half)) == count(slice(half, None)):
     raise UserError(
-      f"{task.name}: its preprocessors make {count(slice(half))} examples of {half} records as of {number}, as if they"
+      f"{task.name}: its preprocessors make {examples} examples of {half} records as of {records}, as if they"
       " took the first few; they are asked again for each part of the data, so that it would be the first few of each."
       " Take them in the task's source, or name a slice of its split: train[:32]"
     )

@@ -191,7 +191,7 @@ def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:
       continue
     found = pipeline.task_examples(data, architecture, task, split=data.train_split).take(_CHECKED)
     try:
-      answers = sum(bool(example["has_answer"]) for example in found.as_numpy_iterator())
+      answers = found.reduce(0, lambda number, example: number + tf.cast(example["has_answer"], tf.int32))
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
     if not answers:

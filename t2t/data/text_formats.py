@@ -403,6 +403,15 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
   return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+# Steps that make ids of text.
+TOKENIZERS = (tokenize, seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
+
+
+def function_of(step: Callable) -> Callable:
+  """The function of a step, without the arguments that were bound to it."""
+  return function_of(step.func) if isinstance(step, functools.partial) else step
+
+
 def preprocessors(*formats: Preprocessor, **options) -> list[Preprocessor]:
   """The preprocessors of a seqio task: the formats, one after another, then tokens and EOS.
 

@@ -66,7 +66,7 @@ class Method(Protocol):
     """The answer to each example as text, and its score."""
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
-    """Of each example's own target, float32 [examples]."""
+    """Of each example's own target, float32 [examples]; where `check` lets tasks pass that measure it."""
 
 
 def text(value: bytes | str) -> str:
@@ -226,10 +226,6 @@ class Heads:
     own = [np.concatenate(logits[end - len(each) : end]) for each, end in zip(rows, ends, strict=True)]
     pairs = [answerer.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
     return [answer for answer, _ in pairs], [score for _, score in pairs]
-
-  def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
-    """Of nothing: see `check`."""
-    raise NotImplementedError
 
 
 METHODS: dict[str, Callable[[Asked], Method]] = {"write": Writes, "rank": Ranks, "head": Heads}

@@ -2,24 +2,20 @@
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import re
-from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import selection, sources, text_formats, vocabularies
+from t2t.data import objectives, selection, sources, text_formats, vocabularies
 from t2t.data.answering import kinds
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
 
 # Steps that make what a model writes of text; for a head it is framed in another way.
 _WRITING = (
-  text_formats.tokenize,
-  seqio.preprocessors.tokenize,
-  seqio.preprocessors.tokenize_and_append_eos,
+  *text_formats.TOKENIZERS,
   seqio.preprocessors.append_eos,
   seqio.preprocessors.append_eos_after_trim,
 )
@@ -41,20 +37,15 @@ class Need:
   number: int
 
 
-def unwrapped(step: Any) -> Any:
-  """The function of a step, without the arguments that were bound to it."""
-  return unwrapped(step.func) if isinstance(step, functools.partial) else step
-
-
 def formats_of(task: seqio.Task) -> list:
   """A task's preprocessors up to the text of its examples, without those that are there for what is written."""
-  steps = [step for step in task.preprocessors if unwrapped(step) not in text_formats.FOR_WRITING]
+  steps = [step for step in task.preprocessors if text_formats.function_of(step) not in text_formats.FOR_WRITING]
   if any(isinstance(step, seqio.CacheDatasetPlaceholder) for step in steps):
     raise UserError(
       f"{task.name}: heads answer what a task's formats make of its records, which a cache has not; leave"
       " config.data.cache_dir empty"
     )
-  return [step for step in steps if unwrapped(step) not in _WRITING]
+  return [step for step in steps if text_formats.function_of(step) not in _WRITING]
 
 
 def formatted(task: seqio.Task, records: tf.data.Dataset) -> tf.data.Dataset:
@@ -197,6 +188,4 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
 
 def is_answered(found: selection.Found) -> bool:
   """Whether all tasks have answers, and none is a pre-training objective."""
-  from t2t.data import objectives
-
   return all(task.metric_fns and not objectives.of(task) for task in selection.tasks_of(found))
