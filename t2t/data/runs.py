@@ -163,8 +163,10 @@ def _check_pairs(config: Config) -> None:
   else:
     task = pipeline.registered(data)
     names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
-  if ("texts" in found) != compares_texts(config.train.loss):
-    if "texts" in found:
+  # Two texts that a head is asked about are read together.
+  are_pairs = "texts" in found and "answer_heads" not in found
+  if are_pairs != compares_texts(config.train.loss):
+    if are_pairs:
       raise UserError(
         f"{where}: its examples are pairs of texts, which config.train.loss=contrastive compares, not"
         f" {config.train.loss}; start from a config such as simcse_base"
