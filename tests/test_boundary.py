@@ -321,4 +321,4 @@ def test_a_run_on_own_text(tmp_path, capsys):
   for name in ("eval/loss", "eval/sbo_loss"):
     first, *_, last = read_metrics(epath.Path(tmp_path / "run" / "metrics.jsonl"), name).values()
     assert last < first < 7.0
-  assert "___" in capsys.readouterr().out
+  assert "[1] " in capsys.readouterr().out
