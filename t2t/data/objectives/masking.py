@@ -243,7 +243,7 @@ def masked_lm(
   no BOS (BERT's, not RoBERTa's), half of the examples have two segments, see `frame`.
 
   Args:
-    dataset: {"targets": int32 [n]} without EOS.
+    dataset: {"targets": int32 [n]} without EOS; "starts", 1 where a word starts, if not the vocabulary says so.
     sequence_length: maximum length of "inputs", special tokens included; that of "targets" must not be shorter.
     output_features: its "targets" has the vocabulary.
     choose: `random_tokens`, `whole_words` or `word_spans`: which tokens are to be predicted.
@@ -273,7 +273,12 @@ def masked_lm(
   def corrupt(features: corruption.Features, seeds: Sequence[tf.Tensor]) -> corruption.Features:
     tokens = frame(features["targets"], seeds[0], begin=begin, end=end, two_segments=two_segments)
     candidates = is_one_of(tokens, ordinary_ids)
-    chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
+    if "starts" in features:  # special tokens stand for themselves
+      around = {"begin": [1] * len(begin), "end": [1] * len(end)}
+      starts = frame(features["starts"], seeds[0], two_segments=two_segments, **around) > 0
+    else:
+      starts = tf.gather(starts_word, tokens)
+    chosen, groups = choose(candidates, starts, seeds[1], noise_density=noise_density)
     inputs = replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
     return {"inputs": inputs, "targets": tokens, "loss_weights": tf.cast(chosen, tf.int32)}
 
