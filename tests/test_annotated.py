@@ -155,7 +155,7 @@ def test_phrases_of_own_files_are_hidden_whole(tmp_path, pack):
     ({"entities": [[-1, 3]]}, r"line 3: .*\[-1, 3\] marks no part"),
     ({"entities": [[0, 3, "PER"]]}, r"line 3: .*\[0, 3, 'PER'\] marks nothing; give \[start, end\]"),
     ({"entities": ["ab"]}, "line 3: .*'ab' marks nothing"),
-    ({"entities": {"0": 3}}, r"line 3: field 'entities' is a object; .* set config.data.annotations"),
+    ({"entities": {"0": 3}}, r"line 3: field 'entities' is no list; .* set config.data.annotations"),
     ({"marks": []}, "line 3: has no field 'entities'; it has 'text', 'marks'; set config.data.annotations"),
   ],
 )

@@ -394,7 +394,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
-  with pytest.raises(UserError, match="zzz: no such objective. There are: bart, "):
+  with pytest.raises(UserError, match="zzz: no such objective. There are: annotated_masked_lm, bart, "):
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 

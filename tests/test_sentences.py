@@ -168,6 +168,11 @@ def test_configs_have_the_heads_of_their_objectives(name):
   assert config.model.heads == objectives.heads_of(config.data.objective)
 
 
+def test_its_data_fits_its_loss():
+  """Two texts that are asked about are not taken for a pair that is compared."""
+  runs.check(runs.resolved(run()))
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [

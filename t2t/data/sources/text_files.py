@@ -221,9 +221,7 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
   value = json.loads(record.decode("utf-8-sig"))
   ranges = value.get(annotations)
   if not isinstance(ranges, list):
-    what = (
-      f"field {annotations!r} is a {_json_type(ranges)}" if annotations in value else f"has no field {annotations!r}"
-    )
+    what = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
     raise UserError(
       f"{place}: {what}; it has {_fields(value)}; set config.data.annotations to the name of the list with [start, end]"
       " of each phrase, which is [] where there is none"
