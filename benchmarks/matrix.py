@@ -41,7 +41,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
   "encoder_only": {"architecture": "encoder_only", "num_decoder_layers": 0},
 }
 # Those that predict tokens: what pairs of texts cost is not told by token.
-OBJECTIVES = {name: found for name, found in objectives.OBJECTIVES.items() if "targets" in found.features}
+_FOUND = {name: objectives.OBJECTIVES[name] for name in objectives.OF_TEXT}
+OBJECTIVES = {name: found for name, found in _FOUND.items() if "targets" in found.features}
 # Objectives whose targets are as long as their inputs; span corruption's are not.
 _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66)}
 

@@ -6,11 +6,7 @@ The model and its vocabulary are the checkpoint's, whose pooler the head begins 
 batches, rates, and a million sentences of at most 32 tokens, each seen once, as published; the sentences here are those
 of English Wikipedia as they come, at least four tokens long.
 
-Neighbouring sentences, as Quick-Thought (Logeswaran & Lee 2018), and translations with LaBSE's margin (Feng et al.
-2022), take other keys:
-
-  --config.data.mixture=wikipedia_neighbouring_sentences --config.contrastive.similarity=dot
-  --config.data.mixture=wmt_en_de_pairs --config.data.task_modules=t2t.tasks.translation --config.contrastive.margin=0.3
+quick_thought_* compares neighbouring sentences, labse_base translations.
 """
 
 from ml_collections import ConfigDict
@@ -20,12 +16,13 @@ from t2t.configs import bert
 SIZES = ("base", "large")
 
 
-def with_pairs(config: ConfigDict) -> ConfigDict:
-  """The config with SimCSE's loss, and a head that gives a vector of what it reads first."""
+def with_pairs(config: ConfigDict, **changed) -> ConfigDict:
+  """The config with SimCSE's loss, or what is changed of it, and a head that gives a vector of what it reads first."""
   config.train.loss = "contrastive"
   config.model.heads = ({"name": "text", "kind": "vector", "num_classes": 0},)
   with config.unlocked():
     config.contrastive = ConfigDict(dict(similarity="cosine", temperature=0.05, margin=0.0, symmetric=False))
+    config.contrastive.update(changed)
   return config
 
 

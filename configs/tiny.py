@@ -9,7 +9,7 @@ learned positions take more steps to find out what they are good for.
 
 from ml_collections import ConfigDict
 
-from t2t.configs import default, electra, simcse
+from t2t.configs import default, electra, simcse, spanbert
 from t2t.models import sizes
 
 # name -> (fields of its family, objective, lengths of inputs and targets, whether to pack)
@@ -20,6 +20,7 @@ _FAMILIES = {
   "albert": (sizes.albert("base"), "span_masked_lm", (128, 128), False),
   "electra": (sizes.electra("base"), "masked_lm", (128, 128), False),
   "simcse": (sizes.bert("base"), "same_text_twice", (64, 64), False),
+  "spanbert": (sizes.bert("base"), "span_masked_lm_sbo", (128, 128), False),
   "modern_bert": (sizes.modern_bert("base"), "masked_lm", (128, 128), False),
   "gpt": (sizes.gpt2("small"), "causal_lm", (128, 128), False),
   "llama": (sizes.llama2("1b"), "causal_lm", (128, 128), False),
@@ -71,6 +72,8 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.checkpoint.every = 250
   if family == "electra":
     electra.with_generator(config, embed_dim=64, num_heads=2, mlp_dim=256, num_layers=3)
+  if family == "spanbert":
+    spanbert.with_boundaries(config)
   if family == "simcse":
     simcse.with_pairs(config)
     config.model.dropout_rate = 0.1  # without it both vectors are the same

@@ -245,6 +245,7 @@ class DataConfig:
   files: str = ""
   eval_files: str = ""
   field: str = "text"
+  annotations: str = "entities"
   objective: str = "span_corruption"
   mixture: str = ""
   task_modules: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ def _add(name: str, objective: str, **options) -> None:
   )
 
 
-for _objective in objectives.OBJECTIVES:
+for _objective in objectives.OF_TEXT:
   _add(f"c4_{_objective}", _objective)
 # ModernBERT's rate (Warner et al. 2024, section 2.2).
 _add("c4_masked_lm_30", "masked_lm", noise_density=0.3)

@@ -17,7 +17,7 @@ from t2t.data.sources import docstrings
 _VOCABULARY = vocabularies.docs_vocabulary(extra_ids=100)
 _TEXT = seqio.Feature(_VOCABULARY, add_eos=True)
 
-for _objective in objectives.OBJECTIVES:
+for _objective in objectives.OF_TEXT:
   seqio.TaskRegistry.add(
     f"docs_{_objective}",
     source=sources.DocumentationSource(),

@@ -20,7 +20,7 @@ def _add(name: str, objective: str, **options) -> None:
   )
 
 
-for _objective in objectives.OBJECTIVES:
+for _objective in objectives.OF_TEXT:
   _add(f"wikipedia_{_objective}", _objective)
 # Large ELECTRA's rate (Clark et al. 2020, appendix A).
 _add("wikipedia_masked_lm_25", "masked_lm", noise_density=0.25)

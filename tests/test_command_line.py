@@ -51,11 +51,15 @@ FAMILIES = {
     "prefix_lm",
     "roberta",
     "simcse",
+    "spanbert",
     "ul2",
   ),
   "bert_nsp": ("base", "large"),
   "struct_bert": ("base", "large"),
+  "spanbert": ("base", "large"),
   "simcse": ("base", "large"),
+  "labse": ("base",),
+  "quick_thought": ("base", "large"),
 }
 NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue"]
 
@@ -73,7 +77,8 @@ def test_names_of_the_shipped_configs():
 def test_every_shipped_config_loads(name):
   """Under its name, with the default's keys and no others, but for the section of its own system."""
   config, plain = load_config(name), load_config("t5_1_1_small")
-  own = {section for section, word in (("electra", "electra"), ("contrastive", "simcse")) if word in name}
+  sections = {"electra": ("electra",), "contrastive": ("simcse", "labse", "quick_thought")}
+  own = {section for section, words in sections.items() if any(word in name for word in words)}
   assert set(config) == set(plain) | own
   assert all(set(config[section]) == set(values) for section, values in plain.items())
   assert records(config).to_dict().keys() == set(config)

@@ -361,12 +361,13 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   texts = ["".join(letters[(i * k) % len(letters)] for k in range(1, 1 + size)) for i, size in enumerate(
     (1, 2, 3, 4, 40, 61, 62, 63, 64, 65, 66, 200, 5, 1)
   )]  # fmt: skip
+  records = {"text": texts, "entities": np.tile([[[0, 1]]], (len(texts), 1, 1))}
   vocabulary = vocabularies.load("bytes", extra_ids=40)
   # Made with room to spare, but for the preprocessors: what they make is seen uncut.
   task = seqio.Task(
     "all",
     source=seqio.FunctionDataSource(
-      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": texts}), splits=("train",)
+      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(records), splits=("train",)
     ),
     preprocessors=objectives.preprocessors(name, pack=pack),
     output_features=objectives.output_features(name, vocabulary),
@@ -393,7 +394,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
 def test_an_unknown_objective_names_the_nearest():
   with pytest.raises(UserError, match="span_corupt.*did you mean span_corruption"):
     objectives.preprocessors("span_corupt")
-  with pytest.raises(UserError, match="zzz: no such objective. There are: bart, "):
+  with pytest.raises(UserError, match="zzz: no such objective. There are: annotated_masked_lm, bart, "):
     objectives.output_features("zzz", seqio.ByteVocabulary())
 
 
@@ -442,6 +443,8 @@ def test_which_objective_fits_which_architecture():
     "whole_word_masked_lm",
     "span_masked_lm",
     "ngram_masked_lm",
+    "span_masked_lm_sbo",
+    "annotated_masked_lm",
     "masked_lm_nsp",
     "masked_lm_sop",
     "ngram_masked_lm_sop",

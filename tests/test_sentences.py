@@ -168,6 +168,11 @@ def test_configs_have_the_heads_of_their_objectives(name):
   assert config.model.heads == objectives.heads_of(config.data.objective)
 
 
+def test_its_data_fits_its_loss():
+  """Two texts that are asked about are not taken for a pair that is compared."""
+  runs.check(runs.resolved(run()))
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -207,5 +212,6 @@ def test_objectives_with_heads_are_those_of_the_table():
     "masked_lm_sop": ["sop"],
     "ngram_masked_lm_sop": ["sop"],
     "struct_bert": ["structure"],
+    "span_masked_lm_sbo": ["sbo"],
   }
   assert pipeline.load_task(run().data).output_features.keys() == set(objectives.OBJECTIVES["masked_lm_nsp"].features)

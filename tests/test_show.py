@@ -84,7 +84,7 @@ def test_the_list_has_every_task_that_comes_with_t2t(printed):
   """A line each, under its module, at most 80 columns; no file of a vocabulary or source is opened."""
   lines = printed().splitlines()
   names = [line.split()[0] for line in lines if line.startswith("  ")]
-  assert {f"docs_{objective}" for objective in objectives.OBJECTIVES} <= set(names)
+  assert {f"docs_{objective}" for objective in objectives.OF_TEXT} <= set(names)
   assert {name for module in registry.shipped() for name in registry.load(module)} <= set(names)
   assert len(names) == len(set(names))
   assert max(map(rich.cells.cell_len, lines)) <= 80

@@ -83,15 +83,17 @@ def load_task(
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = text_files.find_files(data.files)
+  annotations = data.annotations if objectives.is_annotated(data.objective) else ""
+  fields = {"field": data.field, "annotations": annotations}
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
-      field=data.field,
       where={"validation": "config.data.eval_files"},
+      **fields,
     )
   else:
     held_out_below = scan.held_out_below(scan.scan(files, field=data.field))
-    source = sources.FileSource({"train": files, "validation": files}, field=data.field, held_out_below=held_out_below)
+    source = sources.FileSource({"train": files, "validation": files}, held_out_below=held_out_below, **fields)
   return seqio.Task(
     "files",
     source=source,
@@ -225,6 +227,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
+  left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}

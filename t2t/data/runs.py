@@ -7,7 +7,7 @@ import tensorflow as tf
 from t2t import UserError, features
 from t2t.config import Config
 from t2t.data import answering, objectives, pipeline, selection, sources, streams
-from t2t.losses import ANSWERED_KINDS, answered_by_heads, compares_texts
+from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models.config import HeadConfig
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
@@ -42,7 +42,7 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
     return config
   wanted = answering.heads_of(selection.tasks_of(pipeline.adapted(data, found)), model, pipeline.vocabulary(data))
   # Others that could answer would not be asked.
-  others = (head for head in model.heads if head.kind not in ANSWERED_KINDS)
+  others = (head for head in model.heads if head.kind not in ASKED_KINDS)
   return config.with_(model={"heads": (*others, *wanted)})
 
 
@@ -104,10 +104,10 @@ def _with_asked(config: Config, asked: tuple[HeadConfig, ...]) -> Config:
     if (own.kind, own.num_classes) != (head.kind, head.num_classes):
       raise UserError(
         f"config.model.heads: {own.name} is a {own.kind} head with {own.num_classes} classes, and the objective asks a"
-        f" {head.kind} with {head.num_classes}: {', '.join(head.labels)}"
+        f" {head.kind} with {head.num_classes}" + (f": {', '.join(head.labels)}" if head.labels else "")
       )
   names = [head.name for head in asked]
-  others = (head for head in config.model.heads if head.name not in names and head.kind not in ANSWERED_KINDS)
+  others = (head for head in config.model.heads if head.name not in names and head.kind not in ASKED_KINDS)
   return config.with_(model={"heads": (*(there.get(head.name, head) for head in asked), *others)})
 
 

@@ -151,7 +151,7 @@ def show(
 
   if not number:
     return []
-  if any(name.endswith("answer_heads") for name in batch):
+  if any(name.endswith("answer_heads") for name in batch) and _has_answers(graphdef, state):
     hidden_ids = vocabularies.framing_ids(vocabulary)
     return answered(graphdef, state, batch, vocabulary=vocabulary, hidden_ids=hidden_ids, number=number)
   if not any(name.endswith("target_tokens") for name in batch):
@@ -166,6 +166,12 @@ def show(
     eos_id=vocabulary.eos_id,
     number=number,
   )
+
+
+def _has_answers(graphdef: nnx.GraphDef, state: TrainState) -> bool:
+  """Whether a head answers; one that is asked of the boundaries of spans guesses the masked tokens once more."""
+  model = jax.eval_shape(lambda state: state.model(graphdef), state)
+  return any(head.kind in losses.ANSWERED_KINDS for head in model.config.heads)
 
 
 def answered(

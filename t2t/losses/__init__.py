@@ -12,12 +12,14 @@ from t2t.losses.cross_entropy import (
   unigram_loss,
 )
 from t2t.losses.electra import Electra
+from t2t.losses.heads import ASKED as ASKED_KINDS
 from t2t.losses.heads import KINDS as ANSWERED_KINDS
 from t2t.losses.heads import Heads, all_answers, answers, scores_of
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
 
 __all__ = [
   "ANSWERED_KINDS",
+  "ASKED_KINDS",
   "LOSSES",
   "Baseline",
   "Contrastive",

@@ -1,4 +1,7 @@
-"""What heads answer: classes, numbers, tags, spans, and which of several candidates; beside masked tokens or alone."""
+"""What heads answer: classes, numbers, tags, spans, and which of several candidates; beside masked tokens or alone.
+
+Beside masked tokens the boundaries of spans are asked as well, see boundary.py.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -10,6 +13,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.config import Config
+from t2t.losses import boundary
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram_loss
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -18,7 +22,8 @@ from t2t.models.architecture import Batch, Model, predicted_side, segments_of, s
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
 
-KINDS = ("class", "score", "choice", "tag", "span")  # heads that are asked by a batch's features
+KINDS = ("class", "score", "choice", "tag", "span")  # heads that answer tasks
+ASKED = (*KINDS, "boundary")  # heads that are asked by a batch's features
 
 _NOT_THERE = -1e30  # as a logit
 
@@ -28,7 +33,7 @@ class Asked(NamedTuple):
 
   at: bool [batch, length], where it answers.
   targets: int32 there: the class; the bits of a float32 score; 1 for a right candidate; 1 where a span starts plus 2
-    where it ends.
+    where it ends, whether an answer or, of a boundary head, masked.
   groups: int there: positions of a row with the same number are one example's.
   """
 
@@ -175,6 +180,13 @@ _KINDS = {
 }
 
 
+def _units(head: HeadConfig, asked: Asked) -> jax.Array:
+  """What the sum of a head's losses is divided by, added up: float32 [batch, length]."""
+  if head.kind == "boundary":
+    return boundary.units(asked.at, asked.targets, head.num_classes)
+  return _KINDS[head.kind].units(asked)
+
+
 def _number_of_examples(asked: Asked) -> jax.Array:
   """How many groups are asked something; their numbers rise along a row."""
   groups = jnp.where(asked.at, asked.groups, 0)
@@ -247,13 +259,13 @@ class Heads:
     Raises:
       UserError: the model has no head that could be asked.
     """
-    asked = [head for head in run.model.heads if head.kind in KINDS]
-    if not asked:
+    beside_tokens = run.train.loss == "tokens_and_heads"
+    if not any(head.kind in (ASKED if beside_tokens else KINDS) for head in run.model.heads):
       raise UserError(
         f"config.train.loss={run.train.loss}: the model has no head that answers; give config.data.mixture a task with"
         " options, whose head is made for it, or config.model.heads one of your own"
       )
-    tokens = CrossEntropy.of(run).config if run.train.loss == "tokens_and_heads" else None
+    tokens = CrossEntropy.of(run).config if beside_tokens else None
     return cls(run.model, tokens)
 
   @property
@@ -263,7 +275,8 @@ class Heads:
 
   @property
   def _asked(self) -> list[tuple[int, HeadConfig]]:
-    return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in KINDS]
+    kinds = KINDS if self.tokens is None else ASKED  # the tokens of spans are in a batch where tokens are predicted
+    return [(number, head) for number, head in enumerate(self.config.heads) if head.kind in kinds]
 
   def build(self, config: TransformerConfig, rngs: nnx.Rngs) -> Model:
     """The model alone."""
@@ -280,7 +293,7 @@ class Heads:
     found, examples = {}, {}
     for number, head in self._asked:
       asked = asked_of(batch, number)
-      found[head.name] = jnp.sum(_KINDS[head.kind].units(asked))
+      found[head.name] = jnp.sum(_units(head, asked))
       examples[head.name] = _number_of_examples(asked)
     total = sum(examples.values())
     weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in found.items()}
@@ -296,13 +309,20 @@ class Heads:
       jax.random.split(key, len(self.config.heads) + 1) if train else [None] * (len(self.config.heads) + 1)
     )
     states = module.states(batch, every_layer=reads_every_layer(self.config), dropout_key=body_key)
+    hidden = states if states.ndim == 3 else states[-1]
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
-      kind, asked = _KINDS[head.kind], asked_of(batch, number)
-      logits = answers(module, states, batch, head.name, dropout_key=keys[number])
-      loss, right = (jnp.sum(x) for x in kind.found(logits, asked))
-      units, examples = jnp.sum(kind.units(asked)), _number_of_examples(asked)
-      terms[head.name] = loss / jnp.maximum(weights[head.name], 1e-8)
+      asked = asked_of(batch, number)
+      units, examples = jnp.sum(_units(head, asked)), _number_of_examples(asked)
+      if head.kind == "boundary":
+        summed, (loss, _, right) = boundary.sums(
+          self._of_tokens(train), module, head, hidden, batch, asked.at, asked.targets
+        )
+      else:
+        logits = answers(module, states, batch, head.name, dropout_key=keys[number])
+        loss, right = (jnp.sum(x) for x in _KINDS[head.kind].found(logits, asked))
+        summed = loss
+      terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
       metrics[f"{head.name}_accuracy"] = WeightedSum(right, units)
       share = examples / jnp.maximum(units, 1e-8)
@@ -311,11 +331,14 @@ class Heads:
       loss, right, examples = (sum(column) for column in zip(*added, strict=True))
       own = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
       return terms, own | (metrics if len(added) > 1 else {})
-    hidden = states if states.ndim == 3 else states[-1]
     return self._with_tokens(module, hidden, batch, weights, terms, metrics, train=train)
 
+  def _of_tokens(self, train: bool) -> CrossEntropyConfig:
+    """What is added to the loss of tokens: held out, it is that of the targets themselves."""
+    return self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
+
   def _with_tokens(self, module, hidden, batch, weights, terms, metrics, *, train: bool):
-    config = self.tokens if train else dataclasses.replace(self.tokens, label_smoothing=0.0)
+    config = self._of_tokens(train)
     side = predicted_side(batch)
     own = batch[f"{side}_loss_weights"].astype(jnp.float32)
     targets = batch[f"{side}_target_tokens"]
@@ -324,9 +347,11 @@ class Heads:
     return terms | {"tokens": summed / jnp.maximum(weights["tokens"], 1.0)}, of_tokens | metrics
 
   def flops(self, config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
-    """The model's, with the logits of the tokens that are predicted."""
+    """The model's, with the logits of the tokens that are predicted, once more by each head that does."""
     predicted = predicted if self.tokens is not None else 0.0
-    return model_flops(config, batch_size=batch_size, lengths=lengths, predicted=predicted)
+    sizes = {"batch_size": batch_size, "lengths": lengths, "predicted": predicted}
+    again = sum(head.kind == "boundary" for _, head in self._asked)
+    return model_flops(config, **sizes) + again * boundary.flops(config, **sizes)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
     """Of who knows how often each answer is right."""

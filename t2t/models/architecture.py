@@ -139,8 +139,8 @@ class Model(Protocol):
     """
     ...
 
-  def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
-    """[..., embed] -> float32 [..., vocab], as a pytree that holds its weights."""
+  def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
+    """[..., embed] -> float32 [..., vocab], as a pytree that holds its weights; with a name a boundary head's."""
     ...
 
   def logits(self, hidden: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
-HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector")
+HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
 READS = ("first", "last", "mean", "each")
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
@@ -39,10 +39,10 @@ class HeadConfig:
 
   name: any number of them may be told apart by it; it is in the paths of their parameters, heads/NAME.
   num_classes: how many logits there are for what the head reads; of a score and a choice 1, of a span 2; of a vector
-    its width, 0: the model's, without a projection.
+    its width, 0: the model's, without a projection; of a boundary head how many tokens of a span it predicts.
   kind: what the logits are: of the classes of a text (class) or of each word (tag), of each candidate (choice), of
-    where an answer starts and ends (span), a number (score), of whether each token was replaced (detector), or a
-    vector that is compared with those of other texts (vector).
+    where an answer starts and ends (span), a number (score), of whether each token was replaced (detector), a vector
+    that is compared with those of other texts (vector), or the vocabulary's, of what stood in a masked span (boundary).
   labels: texts of the classes, which go into whatever the model is saved as.
   reads: "first" or "last" token of each text, the "mean" of all, or "each" for itself; "": as the kind is published.
   layers: "last", or "mix": the weighted sum of all layers' states, with a scale (ELMo, Peters et al. 2018).

@@ -26,7 +26,7 @@ class _Logits:
   def __call__(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
     """float32 [..., vocab] of [..., embed]."""
     if "transform" in weights:
-      hidden = self._transformed(weights, hidden)
+      hidden = self.transformed(weights, hidden)
     if self.scale != 1.0:
       hidden = hidden * self.scale
     if "table" in weights:
@@ -36,7 +36,8 @@ class _Logits:
     logits = logits if "bias" not in weights else logits + weights["bias"]
     return layers.softcap(logits, self.softcap)
 
-  def _transformed(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+  def transformed(self, weights: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+    """A dense layer, activation and norm, in the dtype of `hidden`."""
     x = jnp.einsum("...e,ef->...f", hidden, weights["transform"])
     if "transform_bias" in weights:
       x = x + weights["transform_bias"].astype(x.dtype)
@@ -44,6 +45,23 @@ class _Logits:
     return layers.normalise(
       x, weights["norm_scale"], weights.get("norm_bias"), epsilon=self.norm_epsilon, centered=self.centered
     ).astype(hidden.dtype)
+
+
+def _gathered(parameter: nnx.Param, dtype: str = "float32") -> jax.Array:
+  return sharding.gather(parameter[...].astype(dtype), tuple(parameter.get_metadata()["axes"]))
+
+
+def _transform(
+  config: TransformerConfig, kernel: nnx.Param, bias: nnx.Param | None, norm: layers.Norm
+) -> dict[str, jax.Array]:
+  """The weights of `_Logits.transformed`."""
+  weights = {"transform": _gathered(kernel, config.dtype), "norm_scale": _gathered(norm.scale)}
+  if config.norm_offset:
+    weights["norm_scale"] = 1.0 + weights["norm_scale"]
+  for name, parameter in (("transform_bias", bias), ("norm_bias", norm.bias)):
+    if parameter is not None:
+      weights[name] = _gathered(parameter)
+  return weights
 
 
 class VocabularyHead(nnx.Module):
@@ -69,23 +87,14 @@ class VocabularyHead(nnx.Module):
 
     The weights are gathered and cast once, however often the function is called.
     """
-    config, weights = self.config, {}
-
-    def add(name: str, parameter: nnx.Param | None, dtype: str = "float32") -> None:
-      if parameter is not None:
-        weights[name] = sharding.gather(parameter[...].astype(dtype), tuple(parameter.get_metadata()["axes"]))
-
+    config = self.config
     if config.tied_logits:
-      add("table", embed.table, config.dtype)
-    add("projection", self.projection, config.dtype)
+      weights = {"table": _gathered(embed.table, config.dtype)}
+    else:
+      weights = {"projection": _gathered(self.projection, config.dtype)}
     if config.logits_transform:
-      add("transform", self.transform, config.dtype)
-      add("transform_bias", self.transform_bias)
-      add("norm_scale", self.norm.scale)
-      if config.norm_offset:
-        weights["norm_scale"] = 1.0 + weights["norm_scale"]
-      add("norm_bias", self.norm.bias)
-      add("bias", self.bias)
+      weights |= _transform(config, self.transform, self.transform_bias, self.norm)
+      weights["bias"] = _gathered(self.bias)
     # T5 scales, because its embedding's entries have standard deviation 1.
     scale = config.embed_dim**-0.5 if config.tied_logits and not config.init_scale else 1.0
     function = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
@@ -98,7 +107,8 @@ class VocabularyHead(nnx.Module):
 class Head(Protocol):
   """What a model has under a name of its own; its parameters are at heads/NAME.
 
-  reads: which hidden states: those of the "first" or "last" position of each text, their "mean", or "each".
+  reads: which hidden states: those of the "first" or "last" position of each text, their "mean", "each", or those of
+    the "boundaries" of a span; such a head has `logits_fn` instead, see `BoundaryHead`.
   layers: "last", or "mix": it weighs those of all layers.
   """
 
@@ -190,6 +200,71 @@ class DetectorHead(nnx.Module):
     return jnp.einsum("...e,ec->...c", x, kernel, preferred_element_type=jnp.float32) + self.projection_bias[...]
 
 
+POSITION_WIDTH = 200  # of a boundary head's embedding of positions in a span, as in the authors' code
+
+
+@dataclasses.dataclass(frozen=True)
+class _BoundaryLogits:
+  """What is computed from the weights of a boundary head: two layers, of which `_Logits` has the second."""
+
+  logits: _Logits
+
+  def __call__(self, weights: dict[str, dict[str, jax.Array]], read: jax.Array) -> jax.Array:
+    """float32 [..., vocab] of what `BoundaryHead.read` gives."""
+    return self.logits(weights["logits"], self.logits.transformed(weights["first"], read))
+
+
+class BoundaryHead(nnx.Module):
+  """A token of a span over the vocabulary, by what stands on both sides of the span and how far in the token is.
+
+  Two dense layers, each with activation and norm; then the rows of the embedding, and a bias (Joshi et al. 2020,
+  section 3.2, and their code).  It has no logits of single states: `logits_fn` takes what `read` gives.
+  """
+
+  def __init__(self, config: TransformerConfig, head: HeadConfig, rngs: nnx.Rngs):
+    self.reads, self.layers, self.config = "boundaries", "last", config
+    embed, width = config.embed_dim, config.embedding_dim or config.embed_dim
+    axis = "embed" if width == embed else "factor"
+    read = 2 * embed + POSITION_WIDTH
+    # As the embedding's: the states beside it are normed.
+    scale = config.init_scale or 1.0
+    self.positions = layers.param(rngs, (head.num_classes, POSITION_WIDTH), (None, None), scale=scale)
+    self.first = layers.param(rngs, (read, embed), (None, "embed"), scale=layers.into(config, read))
+    self.first_bias = layers.bias(config, embed, "embed")
+    self.first_norm = layers.Norm(config, embed)
+    self.second = layers.param(rngs, (embed, width), ("embed", None), scale=layers.into(config, embed))
+    self.second_bias = layers.bias(config, width, axis)
+    self.second_norm = layers.Norm(config, width, axis=axis)
+    self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32), axes=("vocab",))
+
+  def read(self, hidden: jax.Array, left: jax.Array, right: jax.Array, places: jax.Array) -> jax.Array:
+    """[batch, length, 2 * embed + `POSITION_WIDTH`] of each position: both boundaries' states, and its place's vector.
+
+    Args:
+      hidden: [batch, length, embed].
+      left, right: int [batch, length], the positions of the boundaries.
+      places: int [batch, length], of the token in its span, from 0.
+    """
+    state = lambda at: jnp.take_along_axis(hidden, at[..., None], axis=1)
+    vectors = self.positions[...].astype(hidden.dtype)[places]
+    return sharding.shard(jnp.concatenate([state(left), state(right), vectors], axis=-1), "batch", "length", None)
+
+  def logits_fn(self, embed: layers.Embed) -> Callable[[jax.Array], jax.Array]:
+    """What `read` gives -> float32 logits [..., vocab], as a pytree that holds its weights.
+
+    The embedding is there whether or not the model's own logits are tied to it.
+    """
+    config = self.config
+    weights = {
+      "first": _transform(config, self.first, self.first_bias, self.first_norm),
+      "logits": _transform(config, self.second, self.second_bias, self.second_norm)
+      | {"table": _gathered(embed.table, config.dtype), "bias": _gathered(self.bias)},
+    }
+    scale = 1.0 if config.init_scale else config.embed_dim**-0.5  # as in `VocabularyHead`
+    logits = _Logits(config.mlp_activation, config.norm_epsilon, config.norm == "layer", scale, config.logits_softcap)
+    return jax.tree_util.Partial(_BoundaryLogits(logits), weights)
+
+
 # kind -> its module
 HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {
   "class": AnswerHead,
@@ -199,6 +274,7 @@ HEADS: dict[str, Callable[[TransformerConfig, HeadConfig, nnx.Rngs], Head]] = {
   "span": AnswerHead,
   "vector": AnswerHead,
   "detector": DetectorHead,
+  "boundary": BoundaryHead,
 }
 
 

@@ -85,12 +85,17 @@ class _Transformer(nnx.Module):
     self.head = heads.VocabularyHead(config, rngs) if config.vocabulary_head else None
     self.heads = heads.build(config, rngs)
 
-  def logits_fn(self) -> Callable[[jax.Array], jax.Array]:
+  def logits_fn(self, name: str = "") -> Callable[[jax.Array], jax.Array]:
     """[..., embed] -> float32 logits [..., vocab], as a pytree that holds its weights; see `heads`.
+
+    Args:
+      name: of a boundary head, whose logits are of what it reads; "": the head over the vocabulary.
 
     Raises:
       UserError: the model has no head over the vocabulary.
     """
+    if name:
+      return self.heads[name].logits_fn(self.embed)
     if self.head is None:
       there = ", ".join(self.heads) or "none"
       raise UserError(

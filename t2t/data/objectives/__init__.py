@@ -3,6 +3,7 @@
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.table import (
   OBJECTIVES,
+  OF_TEXT,
   R_DENOISERS,
   S_DENOISERS,
   X_DENOISERS,
@@ -13,6 +14,7 @@ from t2t.data.objectives.table import (
   denoising,
   ends_inputs,
   heads_of,
+  is_annotated,
   mass,
   of,
   output_features,
@@ -25,6 +27,7 @@ from t2t.data.objectives.table import (
 
 __all__ = [
   "OBJECTIVES",
+  "OF_TEXT",
   "R_DENOISERS",
   "S_DENOISERS",
   "X_DENOISERS",
@@ -36,6 +39,7 @@ __all__ = [
   "ends_inputs",
   "fill_in_the_middle",
   "heads_of",
+  "is_annotated",
   "mass",
   "of",
   "output_features",

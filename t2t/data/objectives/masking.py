@@ -230,6 +230,7 @@ def masked_lm(
   output_features: Mapping[str, seqio.Feature],
   *,
   choose: Callable[..., tuple[tf.Tensor, tf.Tensor]] = random_tokens,
+  two_segments: bool = True,
   noise_density: float = 0.15,
   merge_documents: bool = True,
 ) -> tf.data.Dataset:
@@ -242,10 +243,11 @@ def masked_lm(
   no BOS (BERT's, not RoBERTa's), half of the examples have two segments, see `frame`.
 
   Args:
-    dataset: {"targets": int32 [n]} without EOS.
+    dataset: {"targets": int32 [n]} without EOS; "starts", 1 where a word starts, if not the vocabulary says so.
     sequence_length: maximum length of "inputs", special tokens included; that of "targets" must not be shorter.
     output_features: its "targets" has the vocabulary.
     choose: `random_tokens`, `whole_words` or `word_spans`: which tokens are to be predicted.
+    two_segments: False: each example is one segment, whatever the vocabulary.
     noise_density: part of the tokens of text that is.
     merge_documents: as in `span_corruption`, but that all of a long document comes out in each epoch.
 
@@ -262,7 +264,7 @@ def masked_lm(
     )
   mask_id = vocabularies.mask_id(vocabulary)
   begin, end = special_ids(vocabulary)
-  two_segments = bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
+  two_segments = two_segments and bool(begin) and begin != [vocabularies.bos_id(vocabulary)]
   length = pieces.room(sequence_length, {"inputs": len(begin) + (2 if two_segments else 1) * len(end)})
   dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)
   ordinary_ids, starts_word = vocabularies.ordinary_ids(vocabulary), vocabularies.starts_word(vocabulary)
@@ -271,8 +273,78 @@ def masked_lm(
   def corrupt(features: corruption.Features, seeds: Sequence[tf.Tensor]) -> corruption.Features:
     tokens = frame(features["targets"], seeds[0], begin=begin, end=end, two_segments=two_segments)
     candidates = is_one_of(tokens, ordinary_ids)
-    chosen, groups = choose(candidates, tf.gather(starts_word, tokens), seeds[1], noise_density=noise_density)
+    if "starts" in features:  # special tokens stand for themselves
+      around = {"begin": [1] * len(begin), "end": [1] * len(end)}
+      starts = frame(features["starts"], seeds[0], two_segments=two_segments, **around) > 0
+    else:
+      starts = tf.gather(starts_word, tokens)
+    chosen, groups = choose(candidates, starts, seeds[1], noise_density=noise_density)
     inputs = replace(tokens, chosen, groups, seeds[2], mask_id=mask_id, ordinary_ids=ordinary_ids)
     return {"inputs": inputs, "targets": tokens, "loss_weights": tf.cast(chosen, tf.int32)}
 
   return corrupt(dataset)
+
+
+# ---- What the boundaries of spans are asked --------------------------------------------------------------------------
+
+
+def asked_spans(chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Which tokens a boundary head is asked for, and where their spans start (1) and end (2; of a single token 3).
+
+  In:  chosen [T, F, T, T, F, T, F]
+  Out: [0, 0, 1, 1, 0, 1, 0], [0, 0, 1, 2, 0, 3, 0]         the first span has nothing on its left
+
+  Spans that stand side by side are one, as in SpanBERT's code, so that no boundary is masked; a span at the end of the
+  text is not asked for where no special token stands beside it.
+
+  Args:
+    chosen: bool [length], the masked tokens of a text with its special tokens.
+  """
+  size = tf.size(chosen)
+  before, behind = tf.concat([[False], chosen[:-1]], 0), tf.concat([chosen[1:], [False]], 0)
+  starts, ends = chosen & ~before, chosen & ~behind
+  span = tf.cumsum(tf.cast(starts, tf.int32))
+  # Spans are numbered from 1; where there is none the first or last token is of none.
+  first = tf.where(chosen[:1], 1, 0)
+  last = tf.where(chosen[-1:], span[-1:], 0)
+  asked = chosen & (span != first) & (span != last)
+  targets = tf.cast(starts, tf.int32) + 2 * tf.cast(ends, tf.int32)
+  return tf.cast(asked, tf.int32), tf.where(asked, targets, tf.zeros([size], tf.int32))
+
+
+def masked_spans(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """SpanBERT's objective: spans of words are hidden, and their tokens asked for twice; see `asked_spans`.
+
+  In:  {"targets": [3, 4, 5, 6, 7]}         with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 99, 6, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 1, 0, 0, 0],
+        "token_types": [0, 0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0, 0], "answer_heads": [0, 1, 1, 0, 0, 0],
+        "answer_targets": [0, 1, 2, 0, 0, 0]}
+
+  Args: as in `masked_lm`; each example is one segment.
+
+  Source: Joshi et al. 2020, section 3.
+  """
+  masked = masked_lm(
+    dataset,
+    sequence_length,
+    output_features,
+    choose=word_spans,
+    two_segments=False,
+    noise_density=noise_density,
+    merge_documents=merge_documents,
+  )
+
+  def ask(features: corruption.Features) -> corruption.Features:
+    heads, targets = asked_spans(features["loss_weights"] > 0)
+    nothing = tf.zeros_like(heads)
+    asked = {"token_types": nothing, "texts": nothing, "answer_heads": heads, "answer_targets": targets}
+    return features | asked
+
+  return masked.map(ask, num_parallel_calls=tf.data.AUTOTUNE)

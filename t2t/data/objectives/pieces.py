@@ -41,16 +41,16 @@ def random_chunk(features: Features, seed: tf.Tensor) -> Features:
 
 
 def concatenate(dataset: tf.data.Dataset, *, group: int = GROUP) -> tf.data.Dataset:
-  """Joins each `group` documents into one sequence.
+  """Joins each `group` documents into one sequence, and what they say of their tokens.
 
   In:  {"targets": [1, 2]}, {"targets": [3]}, {"targets": [4, 5]}        group 2
   Out: {"targets": [1, 2, 3]}, {"targets": [4, 5]}
   """
-  return dataset.ragged_batch(group).map(lambda features: {"targets": features["targets"].flat_values})
+  return dataset.ragged_batch(group).map(lambda features: {name: x.flat_values for name, x in features.items()})
 
 
 def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
-  """Cuts each sequence into pieces of `length`; the last one of a sequence is what is left.
+  """Cuts each sequence into pieces of `length`, and what it says of its tokens; the last one is what is left.
 
   In:  {"targets": [1, 2, 3, 4, 5]}         length 2
   Out: {"targets": [1, 2]}, {"targets": [3, 4]}, {"targets": [5]}
@@ -60,7 +60,7 @@ def split(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
     tokens = features["targets"]
     size = tf.size(tokens, tf.int64)
     splits = tf.concat([tf.range(0, size, length, tf.int64), [size]], 0)
-    return {"targets": tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)}
+    return {name: tf.RaggedTensor.from_row_splits(x, splits, validate=False) for name, x in features.items()}
 
   # A ragged tensor that is taken apart: a dataset inside the dataset for each document would cost milliseconds each.
   return dataset.map(pieces, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -82,7 +82,7 @@ def cut(
   Out: {"targets": [1, 2]}, {"targets": [3, 4]}, {"targets": [5]}
 
   Args:
-    dataset: {"targets": int32 [n]}.
+    dataset: {"targets": int32 [n]}, with `whole_documents` or apart also other features of each token.
     length: tokens of a piece.
     merge_documents: joined in groups.
     whole_documents: of those that are joined every token comes out; else `random_chunk` of each, as T5.  Documents that

@@ -1,9 +1,10 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
-An objective turns documents, {"text": string}, into examples that fit the sequence lengths: {"inputs", "targets"} for
-any model with a decoder, {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
-what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
+An objective turns documents, {"text": string} and for annotated.py what is marked in it, into examples that fit the
+sequence lengths: {"inputs", "targets"} for any model with a decoder, {"targets"} alone for text that is simply
+continued, for an encoder alone {"inputs", "targets", "loss_weights"} of one length, and what pairs.py says of pairs of
+texts; all int32 [n].  To add one, write what it does to a sequence in corruption.py or masking.py, and its preprocessor
+and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import corruption, masking, pairs, pieces, sentences
+from t2t.data.objectives import annotated, corruption, masking, pairs, pieces, sentences
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.models.config import HeadConfig
 
@@ -287,6 +288,7 @@ class Objective:
   published: Mapping[str, float] = dataclasses.field(default_factory=dict)
   sentinels: int = 100  # enough at T5's 512 tokens
   heads: tuple[HeadConfig, ...] = ()  # that it asks; the first heads of its model
+  annotated: bool = False  # whether records mark phrases in their text, "entities", int [n, 2]
 
 
 def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
@@ -334,6 +336,20 @@ def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor,
   return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(task.head,))
 
 
+# As many tokens of a span as in the command of SpanBERT's authors.
+_BOUNDARIES = HeadConfig("sbo", 15, "boundary")
+
+
+def _with_boundaries() -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_spans, **options)]
+  return Objective(_ENCODER, (*_ALIGNED, *features.ANSWERED[1:]), make, _BERT, heads=(_BOUNDARIES,))
+
+
+def _annotated() -> Objective:
+  make = lambda **options: [annotated.tokenize, functools.partial(annotated.annotated_masked_lm, **options)]
+  return Objective(_ENCODER, _ALIGNED, make, _BERT, annotated=True)
+
+
 def _paired(preprocessor: Preprocessor) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
@@ -362,6 +378,8 @@ OBJECTIVES: dict[str, Objective] = {
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
   "ngram_masked_lm": _masked(masking.word_ngrams),
+  "span_masked_lm_sbo": _with_boundaries(),
+  "annotated_masked_lm": _annotated(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
@@ -369,6 +387,10 @@ OBJECTIVES: dict[str, Objective] = {
   "neighbouring_sentences": _paired(pairs.neighbouring_sentences),
   "same_text_twice": _paired(pairs.same_text_twice),
 }
+
+
+# Those of text alone, which any corpus has.
+OF_TEXT = tuple(name for name, objective in OBJECTIVES.items() if not objective.annotated)
 
 
 def _objective(name: str) -> Objective:
@@ -441,6 +463,15 @@ def heads_of(name: str) -> tuple[HeadConfig, ...]:
     UserError: no such objective; names the nearest.
   """
   return _objective(name).heads
+
+
+def is_annotated(name: str) -> bool:
+  """Whether an objective reads what records mark in their text, "entities", int [n, 2].
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return _objective(name).annotated
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:

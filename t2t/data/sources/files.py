@@ -34,6 +34,7 @@ class FileSource(seqio.DataSource):
     files: Mapping[str, Sequence[str]],
     *,
     field: str = "text",
+    annotations: str = "",
     held_out_below: int = 0,
     where: Mapping[str, str] | None = None,
   ):
@@ -42,13 +43,14 @@ class FileSource(seqio.DataSource):
     Args:
       files: split -> paths, as `find_files` gives them.
       field: where the text is in JSON objects, Examples and Parquet tables.
+      annotations: where JSON objects have ranges of characters, which records then have as "entities"; "": nowhere.
       held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
         other splits; both then read the same files.
       where: split -> the configuration key that names its files, for messages.
     """
     super().__init__(splits=tuple(files))
     self._files = {split: tuple(paths) for split, paths in files.items()}
-    self._field = field
+    self._field, self._annotations = field, annotations
     self._held_out_below = held_out_below
     self._where = dict(where or {})
 
@@ -71,6 +73,7 @@ class FileSource(seqio.DataSource):
       where=where,
       held_out_below=self._held_out_below,
       held_out=held_out,
+      annotations=self._annotations,
     )
 
   def get_dataset(
@@ -84,7 +87,7 @@ class FileSource(seqio.DataSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split, {"text": string scalar}: for whoever asks seqio for examples.
+    """One pass over a shard of a split, {"text": string} and what is marked: for whoever asks seqio for examples.
 
     Args:
       split: a key of the constructor's `files`.
@@ -99,15 +102,16 @@ class FileSource(seqio.DataSource):
     records = self.records(split)
     number, shard = (shard_info.num_shards, shard_info.index) if shard_info else (1, 0)
 
-    def texts() -> Iterator[dict[str, bytes]]:
+    def texts() -> Iterator[tuple[bytes, ...]]:
       share = windows.shares(records.shards(), number)[shard]
       order = np.random.default_rng(seed).permutation(len(share)) if shuffle else range(len(share))
       for piece in (share[i] for i in order):
         for _, found in records.read(piece):
           if record := records.parse(found):
-            yield {"text": record[0]}
+            yield record
 
-    return tf.data.Dataset.from_generator(texts, output_signature={"text": tf.TensorSpec([], tf.string)})
+    signature = (tf.TensorSpec([], tf.string),) * records.num_columns
+    return tf.data.Dataset.from_generator(texts, output_signature=signature).map(records.named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +121,7 @@ class FileRecords:
   files: their paths.
   field, where: see `FileSource`.
   held_out_below, held_out: which documents, by a hash of their text: those below, or the others; None: all.
+  annotations: see `FileSource`; the second column, as bytes of int32 [n, 2].
   """
 
   files: tuple[str, ...]
@@ -124,7 +129,12 @@ class FileRecords:
   where: str
   held_out_below: int = 0
   held_out: bool | None = None
-  num_columns: int = 1
+  annotations: str = ""
+
+  @property
+  def num_columns(self) -> int:
+    """The text, and what is marked in it."""
+    return 2 if self.annotations else 1
 
   def shards(self) -> list[windows.Shard]:
     """A file that is not compressed and consists of lines can be divided."""
@@ -133,7 +143,7 @@ class FileRecords:
       for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
     ]
 
-  def read(self, piece: windows.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes]"]]:
+  def read(self, piece: windows.Piece) -> Iterator[tuple[int, "_Raw | tuple[bytes, ...]"]]:
     """The records of a piece as they are in the file; of held-out ones, which are few, the texts.
 
     Raises:
@@ -152,8 +162,8 @@ class FileRecords:
       elif text := self.parse(raw):
         yield len(text[0]), text
 
-  def parse(self, found: "_Raw | tuple[bytes]") -> tuple[bytes] | None:
-    """The text of a record, if it has one and is of this split.
+  def parse(self, found: "_Raw | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
+    """The text of a record, if it has one and is of this split, and what is marked in it.
 
     Raises:
       UserError: it cannot be read; names the file and the line.
@@ -162,20 +172,34 @@ class FileRecords:
       return found
     path, number = self.files[found.piece.shard], found.number
     try:
-      text = text_files.parse(path, number, found.record, field=self.field, where=self.where).encode()
+      columns = self._columns(path, number, found.record)
     except UserError:
       if not found.piece.start:
         raise
       # Lines were counted from the piece's first; the second attempt says which it is in the file.
       number += text_files.lines_before(path, found.piece.start)
-      text_files.parse(path, number, found.record, field=self.field, where=self.where)
+      self._columns(path, number, found.record)
       raise
+    text = columns[0]
     kept = text and (self.held_out is None or (text_hash(text) < self.held_out_below) == self.held_out)
-    return (text,) if kept else None
+    return columns if kept else None
+
+  def _columns(self, path: str, number: int, record: bytes) -> tuple[bytes, ...]:
+    text = text_files.parse(path, number, record, field=self.field, where=self.where).encode()
+    if not self.annotations or not text:
+      return (text,)
+    options = {"field": self.field, "annotations": self.annotations, "where": self.where}
+    return text, text_files.marked(path, number, record, **options).tobytes()
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-    """{"text": string} again."""
-    return tf.data.Dataset.from_tensor_slices({"text": columns[0]})
+    """{"text": string} again, and "entities"."""
+    return tf.data.Dataset.from_tensor_slices(tuple(columns)).map(self.named)
+
+  def named(self, text: tf.Tensor, ranges: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+    """The columns of a record as its features."""
+    if ranges is None:
+      return {"text": text}
+    return {"text": text, "entities": tf.reshape(tf.io.decode_raw(ranges, tf.int32), [-1, 2])}
 
 
 class _Raw(NamedTuple):

@@ -21,11 +21,13 @@ import re
 import zlib
 
 from etils import epath
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.data.objectives import annotated
 from t2t.storage import bucket
 from t2t.storage import records as tfrecords
 
@@ -195,6 +197,40 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   except UnicodeEncodeError as error:
     raise UserError(f"{place}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
   return value[field].strip()
+
+
+def marked(path: str, number: int, record: bytes, *, field: str, annotations: str, where: str) -> np.ndarray:
+  """What a record marks in its text, as ranges of characters of what `parse` gives: int32 [n, 2].
+
+  In:  {"text": " Ann saw Rome", "entities": [[1, 4], [9, 13]]}
+  Out: [[0, 3], [8, 12]]
+
+  Args:
+    path, number, record, field, where: as in `parse`, which takes the record.
+    annotations: name of the field with [start, end] of each phrase.
+
+  Raises:
+    UserError: files that are not of JSON lines; no such field, ranges outside of the text, or that overlap.
+  """
+  if kind(path, where=where) != "json":
+    raise UserError(
+      f"{where}: {path}: marks phrases in no text, and the objective hides what is marked; give JSON lines with a field"
+      f" {annotations!r} of [start, end] of each phrase, config.data.annotations"
+    )
+  place = f"{where}: {path}, line {number}"
+  value = json.loads(record.decode("utf-8-sig"))
+  ranges = value.get(annotations)
+  if not isinstance(ranges, list):
+    what = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
+    raise UserError(
+      f"{place}: {what}; it has {_fields(value)}; set config.data.annotations to the name of the list with [start, end]"
+      " of each phrase, which is [] where there is none"
+    )
+  text = value[field]
+  found = annotated.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
+  # White space around a text is left out, and what of a phrase stands in it.
+  found = np.clip(found - (len(text) - len(text.lstrip())), 0, len(text.strip()))
+  return found[found[:, 0] < found[:, 1]]
 
 
 def _field_key(where: str) -> str:

@@ -1,0 +1,141 @@
+"""Masked language modelling of annotated phrases: what a record marks in its text is hidden as a whole (ERNIE)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import vocabularies
+from t2t.data.objectives import masking
+
+Features = dict[str, tf.Tensor]
+
+_SHOWN = 40  # characters of a text that a message names a record by
+
+
+def checked(ranges: Sequence[Sequence[int]], length: int, *, place: str) -> np.ndarray:
+  """Ranges of characters in the order of the text, int32 [n, 2]; each has a character, and no two have the same.
+
+  In:  [[7, 12], [0, 3]], length 12
+  Out: [[0, 3], [7, 12]]
+
+  Args:
+    ranges: first character and the one behind the last of each.
+    length: characters of the text.
+    place: which record it is, for messages.
+
+  Raises:
+    UserError: what is no such range, stands outside of the text, or overlaps another.
+  """
+  for each in ranges:
+    is_range = isinstance(each, Sequence | np.ndarray) and len(each) == 2 and not isinstance(each, str)
+    if not is_range or not all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in each):
+      raise UserError(f"{place}: {each!r} marks nothing; give [start, end] of each phrase, counted in characters")
+  found = np.array(sorted(tuple(map(int, each)) for each in ranges), np.int64).reshape(-1, 2)
+  for start, end in found.tolist():
+    if not 0 <= start < end <= length:
+      raise UserError(f"{place}: [{start}, {end}] marks no part of its text, which has {length} characters")
+  for (first, behind), (start, end) in zip(found[:-1].tolist(), found[1:].tolist(), strict=True):
+    if start < behind:
+      raise UserError(
+        f"{place}: [{first}, {behind}] and [{start}, {end}] overlap; a character is of one phrase at most"
+      )
+  return found.astype(np.int32)
+
+
+def unit_starts(starts: np.ndarray, ends: np.ndarray, ranges: np.ndarray, starts_word: np.ndarray) -> np.ndarray:
+  """Where phrases start, and words where there is none, the first token among them: bool [tokens].
+
+  In:  starts [0, 4, 8, 12], ends [3, 7, 11, 14] of "the New Yorker" in four tokens, ranges [[4, 14]],
+       starts_word [T, T, T, F]
+  Out: [T, T, F, F]
+
+  Args:
+    starts, ends: int [tokens], the characters of each token.
+    ranges: of phrases, see `checked`; a token that has a character of one is part of it, of two of the first, and white
+      space, an empty range, where it stands within one.
+    starts_word: bool [tokens].
+  """
+  phrase = np.searchsorted(ranges[:, 1], starts, side="right")  # the first that ends behind where the token starts
+  begins = np.append(ranges[:, 0], np.iinfo(np.int32).max)[phrase]
+  phrase = np.where(begins < ends, phrase, -1)
+  before = np.concatenate([[-2], phrase[:-1]])
+  return np.where(phrase >= 0, phrase != before, starts_word | (before != -1))
+
+
+def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+  """Text to ids, without EOS, and 1 where a phrase starts, or a word where there is none; no documents without a token.
+
+  In:  {"text": "a bc d", "entities": [[2, 6]]}           with "a" 5, " bc" 6 and " d" 7
+  Out: {"targets": [5, 6, 7], "starts": [1, 1, 0]}
+
+  Raises:
+    UserError: a source without annotations, a vocabulary that does not say where its tokens stand; of a record, ranges
+      outside of its text, or that overlap.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  if "entities" not in dataset.element_spec:
+    there = ", ".join(dataset.element_spec)
+    raise UserError(
+      "config.data.objective=annotated_masked_lm: the source's records have no field 'entities', the first character of"
+      f" each phrase and that behind its last, [n, 2]; there are: {there}"
+    )
+  starts_word = vocabularies.starts_word(vocabulary)
+
+  def encode(text: bytes, ranges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    text = text.decode()
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    ranges = checked(ranges, len(text), place=f"entities of the text {shown!r}")
+    ids, *places = vocabularies.tokens_of(vocabulary, text)
+    starts = unit_starts(*places, ranges, starts_word[ids])
+    return ids, starts.astype(np.int32)
+
+  def encoded(features: Features) -> Features:
+    ranges = features["entities"]
+    ranges = ranges.to_tensor(shape=[None, 2]) if isinstance(ranges, tf.RaggedTensor) else ranges
+    ranges = tf.reshape(tf.cast(ranges, tf.int64), [-1, 2])
+    found = tf.numpy_function(encode, [features["text"], ranges], [tf.int32] * 2, stateful=False)
+    ids, starts = (tf.ensure_shape(x, [None]) for x in found)
+    return {"targets": ids, "starts": starts}
+
+  return dataset.map(encoded, num_parallel_calls=tf.data.AUTOTUNE).filter(
+    lambda features: tf.size(features["targets"]) > 0
+  )
+
+
+def whole_units(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses phrases and words as `masking.whole_words`; each is the group: masked, replaced or kept as a whole.
+
+  In:  candidates [F, T, T, T, T, T, F], starts [T, T, F, T, T, F, T], noise_density 0.5
+  Out: ([F, T, T, F, F, F, F], [0, 1, 1, 2, 3, 3, 4])       the unit of tokens 1 and 2
+  """
+  chosen, _ = masking.whole_words(candidates, starts, seed, noise_density=noise_density)
+  return chosen, masking.words(candidates, starts)
+
+
+def annotated_masked_lm(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Phrases and entities that a record marks are hidden as a whole, and what is in none by words.
+
+  In:  {"targets": [3, 4, 5, 6, 7], "starts": [1, 1, 0, 0, 1]}          with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 99, 99, 7, 1], "targets": [3, 4, 5, 6, 7, 1], "loss_weights": [0, 1, 1, 1, 0, 0]}
+
+  Phrases and words are drawn alike, as long as they fit in the count of tokens.  A phrase that a piece's end cuts is
+  two; one that is longer than the count is hidden where nothing else is.
+
+  Args: as in `masking.masked_lm`; `tokenize` yields the dataset.
+
+  Source: Sun et al. 2019 (ERNIE), section 3.2, whose three stages of training are one here: what is marked decides.
+  """
+  options = {"noise_density": noise_density, "merge_documents": merge_documents}
+  return masking.masked_lm(dataset, sequence_length, output_features, choose=whole_units, **options)

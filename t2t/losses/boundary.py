@@ -1,0 +1,75 @@
+"""The span boundary objective: what stood in a masked span, told by the two states beside it (Joshi et al. 2020)."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
+from t2t.models import heads
+from t2t.models.architecture import Batch, Model, predicted_side
+from t2t.models.config import HeadConfig, TransformerConfig
+
+
+def bounds(at: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Where the boundaries of each token's span are, and its place in it; of tokens of no span any numbers of the row.
+
+  In:  at [[F, T, T, F, T, F]], targets [[0, 1, 2, 0, 3, 0]]
+  Out: left [[0, 0, 0, 0, 3, 3]], right [[3, 3, 3, 5, 5, 5]], places [[0, 0, 1, 2, 0, 1]]
+
+  Args:
+    at: bool [batch, length].
+    targets: int there, 1 where a span starts plus 2 where it ends.
+  """
+  length = at.shape[1]
+  position = jnp.broadcast_to(jnp.arange(length), at.shape)
+  start = jax.lax.cummax(jnp.where(at & (targets % 2 == 1), position, 0), axis=1)
+  end = jax.lax.cummin(jnp.where(at & (targets >= 2), position, length - 1), axis=1, reverse=True)
+  return jnp.maximum(start - 1, 0), jnp.minimum(end + 1, length - 1), position - start
+
+
+def units(at: jax.Array, targets: jax.Array, num_places: int) -> jax.Array:
+  """float32 [batch, length], 1 at each token that is predicted: behind the first `num_places` of a span none is."""
+  return (at & (bounds(at, targets)[2] < num_places)).astype(jnp.float32)
+
+
+def sums(
+  config: CrossEntropyConfig,
+  module: Model,
+  head: HeadConfig,
+  hidden: jax.Array,
+  batch: Batch,
+  at: jax.Array,
+  targets: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """The summed loss of all tokens of spans, and sums for metrics, as of `token_sums`.
+
+  Args:
+    config: of the tokens beside it.
+    module: the model.
+    head: of kind boundary.
+    hidden: [batch, length, embed].
+    batch: model features, with the tokens that stood there.
+    at, targets: see `bounds`.
+  """
+  left, right, places = bounds(at, targets)
+  own = units(at, targets, head.num_classes)
+  places = jnp.minimum(places, head.num_classes - 1)
+  read = module.heads[head.name].read(hidden, left, right, places)
+  tokens = batch[f"{predicted_side(batch)}_target_tokens"]
+  summed, found, _ = token_sums(config, module.logits_fn(head.name), read, tokens, own, sparse=True)
+  return summed, found
+
+
+def flops(config: TransformerConfig, *, batch_size: int, lengths: Mapping[str, int], predicted: float) -> float:
+  """Of a step's forward and backward pass of one head; see `models.flops.model_flops`.
+
+  Args:
+    config: shape of the model.
+    batch_size, lengths: as there.
+    predicted: share of the positions that stand in spans.
+  """
+  width = config.embedding_dim or config.embed_dim
+  read = 2 * config.embed_dim + heads.POSITION_WIDTH
+  each = read * config.embed_dim + config.embed_dim * width + width * config.vocab_size
+  return 6.0 * batch_size * predicted * lengths[config.kind.predicts] * each
