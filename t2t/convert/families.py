@@ -29,7 +29,8 @@ class Task:
   num_classes: how many logits, where it is always the same; 0: as many as config.json has labels.
   labels: what they stand for, where that is always the same.
   dropout_key: of config.json, the rate in front of the logits; "": there is none.
-  dropout_rate: if the key is left out or there is none; below 0: the model's.
+  dropout_rate: if the key is left out or null, or there is none; None or below 0: the model's.
+  prefix: of the body's names in this class; "": the family's.
   fields: other fields of `HeadConfig`.
   read: what config.json says of those.
   write: the keys for that, of a head in which everything is spelled out.
@@ -43,6 +44,7 @@ class Task:
   labels: tuple[str, ...] = ()
   dropout_key: str = ""
   dropout_rate: float | None = -1.0
+  prefix: str = ""
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[HeadConfig], dict[str, Any]] = lambda head: {}

@@ -207,6 +207,11 @@ def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
     name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): entry
     for name, entry in entries.items()
   }
+  for other in {task.prefix for task in family.tasks.values()} - {""}:
+    begins = lambda name, other=other: name.startswith(other)
+    renamed = {
+      family.prefix + name.removeprefix(other) if begins(name) else name: entry for name, entry in renamed.items()
+    }
   if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
     known = (*family.names, *family.unread, *(name for task in family.tasks.values() for name in task.names))
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
@@ -346,11 +351,18 @@ _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
-  """What is written: with untied logits, their bias under both of its names, since transformers reads the other one."""
+  """What is written, by the names of the class that the model is.
+
+  With untied logits, their bias under both of its names, since transformers reads the other one.
+  """
   wanted = places(family, model)
-  if _head(family) not in wanted:
+  if _head(family) in wanted:
+    wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+  _, task = heads.class_of(family, model)
+  if task is None or not task.prefix:
     return wanted
-  return wanted | {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+  named = lambda name: task.prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
+  return {named(name): place for name, place in wanted.items()}
 
 
 def save(

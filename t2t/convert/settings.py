@@ -51,9 +51,9 @@ HARMLESS = frozenset(
     "output_past", "pad_token_id", "position_embedding_type", "problem_type", "pruned_heads", "reference_compile",
     "reorder_and_upcast_attn", "repad_logits_with_grad", "return_dict", "sep_token_id", "sliding_window",
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
-    "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
-    "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
+    "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
+    "finetuning_task", heads.KEY, "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
     "cache_implementation",
   }
 )

@@ -88,7 +88,7 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
     np.testing.assert_array_equal(value, params[path], err_msg=path)
   family, model, _, _ = settings_lib.written_as(config, "")
   assert model == config
-  places = huggingface.places(family, config)
+  places = huggingface.written(family, config)
   # Of a bias that they hold twice they read the copy.
   parameters = dict(theirs.named_parameters(remove_duplicate=False))
   read = {original: copy for copy, original in family.copies.items() if copy in parameters}
