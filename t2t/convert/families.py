@@ -66,6 +66,7 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
+  zeros: names of what ours has not, and may be left out where it is zero.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
   unread: parameters that neither hidden states nor logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.
@@ -87,6 +88,7 @@ class Family:
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   buffers: tuple[str, ...] = ()
+  zeros: tuple[str, ...] = ()
   bare_class: str = ""
   tasks: Mapping[str, Task] = dataclasses.field(default_factory=dict)
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -84,7 +84,7 @@ class Place:
 
 # Their rows are ids, positions or buckets, as ours.
 _TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position_bias/table")
-_TABLES += ("decoder/position_bias/table",)
+_TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
 
 
 def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
@@ -134,6 +134,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   notes: list[str] = []
   entries = _canonical(family, _entries(folder, named))
   class_name = heads.class_in(family, settings, entries)
+  entries = _without_zeros(family, entries, named)
   entries = _without_unread(family, class_name, entries, notes)
   try:
     fields = settings_lib.read_fields(family, settings)
@@ -160,7 +161,10 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   if unknown:
     notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
   if settings.get("decoder_start_token_id") not in (0, None):
-    notes.append(f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS")
+    notes.append(
+      f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS, and puts"
+      " none before what the encoder reads: it writes as well as the released model once it is fine-tuned so"
+    )
   vocabulary = tokenizer.vocabulary_in(folder, settings)
   notes += tokenizer.check(vocabulary, model.vocab_size, named)
   lengths = _lengths(model, settings)
@@ -213,7 +217,12 @@ def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
       family.prefix + name.removeprefix(other) if begins(name) else name: entry for name, entry in renamed.items()
     }
   if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
-    known = (*family.names, *family.unread, *(name for task in family.tasks.values() for name in task.names))
+    known = (
+      *family.names,
+      *family.unread,
+      *family.zeros,
+      *(name for task in family.tasks.values() for name in task.names),
+    )
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
     renamed = {
       name if name.split(".")[0] in beside else f"{family.prefix}{name}": entry for name, entry in renamed.items()
@@ -227,6 +236,13 @@ def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], 
   if unread:
     notes.append(f"left out, since neither hidden states nor logits depend on it: {', '.join(unread)}")
   return {name: entry for name, entry in entries.items() if name not in unread}
+
+
+def _without_zeros(family: Family, entries: dict[str, Entry], named: epath.Path) -> dict[str, Entry]:
+  for name in family.zeros:
+    if name in entries and np.any(entries[name].read()):
+      raise UserError(f"{named}: {name} is not zero: t2t's model has nothing that is added to these logits")
+  return {name: entry for name, entry in entries.items() if name not in family.zeros}
 
 
 def _pooler(
