@@ -66,7 +66,7 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
-  zeros: names of what ours has not, and may be left out where it is zero.
+  zeros: names of what is added to their logits, [1, vocab], and ours has not: nothing, then.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
   unread: parameters that neither hidden states nor logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.

@@ -56,7 +56,7 @@ def _json(path: epath.Path) -> dict[str, Any]:
 class Place:
   """Where one of their tensors is in t2t's model.
 
-  ours: the parameters that it consists of, side by side in their last axis.
+  ours: the parameters that it consists of, side by side in their last axis; of none it is zero.
   widths: of each, in that axis.
   layer: which layer's; None: the parameters are not stacked.
   shape: theirs.
@@ -78,6 +78,8 @@ class Place:
   def theirs_of(self, values: Iterable[np.ndarray]) -> np.ndarray:
     """Their tensor, of all of ours."""
     values = list(values)
+    if not values:
+      return np.zeros(self.shape, np.float32)
     value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
     return value.T if self.transposed else value
 
@@ -374,6 +376,7 @@ def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
   wanted = places(family, model)
   if _head(family) in wanted:
     wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+  wanted |= {name: Place((), (), None, (1, model.vocab_size), False) for name in family.zeros}
   _, task = heads.class_of(family, model)
   if task is None or not task.prefix:
     return wanted
