@@ -76,4 +76,6 @@ def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, 
   names += ["answer_heads", "answer_targets", "answer_groups"] if "answer_heads" in features else []
   names += ["token_types"] if side == "encoder" else []
   names += ["target_tokens", "loss_weights"] if "targets" in features else []
-  return tuple(f"{side}_{name}" for name in names)
+  # What is read and not predicted is a prefix, as inputs are.
+  prefix = () if "targets" in features else ARCHITECTURES[architecture].with_inputs
+  return (*(f"{side}_{name}" for name in names), *prefix)

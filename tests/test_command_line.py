@@ -18,7 +18,7 @@ FAMILIES = {
   "ul2": (*T5_SIZES, "20b"),
   "albert": ("base",),
   "electra": ("small", "base", "large"),
-  **dict.fromkeys(("bert", "modern_bert", "roberta"), ("base", "large")),
+  **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
   "gpt2": ("small", "medium", "large", "xl"),
   "llama2": ("1b", "7b", "13b"),
   "llama3": ("8b",),

@@ -35,6 +35,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("bert", "large", 336_226_108 - 2_050 - 1_024 * 1_025),
     ("albert", "base", 11_813_810 - 1_538 - 768 * 769),
     ("albert", "large", 17_847_474 - 2_050 - 1_024 * 1_025),
+    ("bart", "base", 139_420_416),
+    ("bart", "large", 406_291_456),
     ("roberta", "base", 124_697_433),
     ("roberta", "large", 355_412_057),
     # The first layer of theirs has no norm before its attention; ours has one that is not used.
@@ -68,6 +70,10 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"positions": "rotray"}, "did you mean rotary?"),
     ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
+    (
+      {"own_decoder_positions": True},
+      "needs architecture=encoder_decoder and positions=learned, not encoder_decoder and",
+    ),
     ({"embed_dim": 0}, "config.model.embed_dim=0: must be at least 1"),
     ({"num_decoder_layers": -1}, "config.model.num_decoder_layers=-1: must be at least 0"),
     ({"attention_window": -1}, "config.model.attention_window=-1: must be at least 0"),

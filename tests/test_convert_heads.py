@@ -176,6 +176,30 @@ def test_a_head_that_t2t_has_not_is_refused(changes, reason, tmp_path):
     huggingface.open_foreign(str(tmp_path / "hf"))
 
 
+def test_a_summary_that_t2t_has_not_is_refused(tmp_path):
+  """ELECTRA's choices are read off the first position, through a dense layer; its activation is read."""
+  head = HeadConfig("copa", 1, "choice", pooler="gelu", dropout_rate=0.3)
+  save(with_heads(head, of=dataclasses.replace(BERT, logits_transform=False), tokens=False), tmp_path / "hf")
+  edit(tmp_path / "hf", summary_activation="tanh")
+  assert huggingface.open_foreign(str(tmp_path / "hf")).model.heads == (dataclasses.replace(head, pooler="tanh"),)
+  edit(tmp_path / "hf", summary_type="mean")
+  with pytest.raises(UserError, match="summary_type='mean': t2t's head has 'first'"):
+    huggingface.open_foreign(str(tmp_path / "hf"))
+
+
+def test_a_body_by_another_name(tmp_path):
+  """Llama's is called so where spans are answered; what a decoder drops in front of its tags is said, or 0.1."""
+  llama = dataclasses.replace(toy.KINDS["llama"], head_dim=4, init_scale=0.02)
+  save(with_heads(HeadConfig("squad", 2, "span"), of=llama, tokens=False), tmp_path / "span")
+  names = foreign.safetensors(tmp_path / "span").keys()
+  assert {name.split(".")[0] for name in names} == {"transformer", "qa_outputs"}
+  tag = HeadConfig("tag", 4, "tag", dropout_rate=0.2)
+  save(with_heads(tag, of=llama, tokens=False), tmp_path / "tag")
+  assert {name.split(".")[0] for name in foreign.safetensors(tmp_path / "tag")} == {"model", "score"}
+  edit(tmp_path / "tag", classifier_dropout=None)
+  assert huggingface.open_foreign(str(tmp_path / "tag")).model.heads == (dataclasses.replace(tag, dropout_rate=0.1),)
+
+
 def test_a_pooler_that_the_head_does_not_read_is_left_behind(tmp_path):
   """And told; of each token a class is what the same projection gives."""
   save(with_heads(NLI, tokens=False), tmp_path / "hf")

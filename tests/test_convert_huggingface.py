@@ -211,6 +211,16 @@ PUBLISHED = {
     | dict(layer_norm_eps=1e-5),
     sizes.roberta("base"),
   ),
+  "facebook/bart-base": (
+    dict(model_type="bart", vocab_size=50265, d_model=768, max_position_embeddings=1024, activation_function="gelu")
+    | dict(encoder_layers=6, encoder_attention_heads=12, encoder_ffn_dim=3072, encoder_layerdrop=0.0, dropout=0.1)
+    | dict(decoder_layers=6, decoder_attention_heads=12, decoder_ffn_dim=3072, decoder_layerdrop=0.0, init_std=0.02)
+    | dict(activation_dropout=0.1, attention_dropout=0.1, add_bias_logits=False, add_final_layer_norm=False)
+    | dict(normalize_before=False, normalize_embedding=True, scale_embedding=False, is_encoder_decoder=True)
+    | dict(classif_dropout=0.1, early_stopping=True, num_beams=4, no_repeat_ngram_size=3, num_hidden_layers=6)
+    | dict(decoder_start_token_id=2, forced_bos_token_id=0, forced_eos_token_id=2, pad_token_id=1),
+    sizes.bart("base"),
+  ),
   "albert-base-v2": (
     _BERT
     | dict(model_type="albert", vocab_size=30000, max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
@@ -332,7 +342,7 @@ def test_which_layers_of_a_gemma_see_all():
       read(**changes)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "bart", "mbart"])
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
   """Not only that its name is unknown."""
   with pytest.raises(UserError, match=f"model_type='{name}': (its|has) .*t2t"):
@@ -482,6 +492,26 @@ def test_an_index_that_does_not_hold(tmp_path):
   refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
   edit(path / "model.safetensors.index.json", weight_map=None)
   refused(path, "model.safetensors.index.json: has no weight_map")
+
+
+def test_what_a_bart_may_have_besides(tmp_path):
+  """What is added to its logits is nothing, or refused; a bare model is one whose logits are the embedding's."""
+  path, bias = tmp_path / "bart", "final_logits_bias"
+  shutil.copytree(GOLDEN / "bart", path)
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  assert not np.any(foreign.safetensors(path)[bias])
+  rewrite(path, lambda found: found | {bias: found[bias] + np.float32([[0.5] + [0.0] * 40])})
+  refused(path, "final_logits_bias is not zero")
+  bare = lambda found: {name.removeprefix("model."): x for name, x in found.items() if name.startswith("model.")}
+  rewrite(path, bare)
+  edit(path / "config.json", architectures=["BartModel"], decoder_start_token_id=2)
+  found = huggingface.open_foreign(str(path))
+  assert found.model.vocabulary_head
+  for name, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+  assert any("decoder_start_token_id=2: t2t starts with the vocabulary's BOS" in note for note in found.notes)
+  edit(path / "config.json", decoder_ffn_dim=12)
+  refused(path, "encoder_ffn_dim=10 and decoder_ffn_dim=12: t2t's model has one for both")
 
 
 def test_two_matrices_where_the_config_has_one(tmp_path):

@@ -15,6 +15,7 @@ import toy
 from t2t import UserError, losses, sharding
 from t2t.config import load_config, records
 from t2t.data import converters
+from t2t.generation import answerer
 from t2t.models import heads as heads_lib
 from t2t.models.config import HeadConfig
 from t2t.training import recipe
@@ -139,7 +140,7 @@ def test_bits_of_a_score_come_through(value):
   assert np.float32(found).tobytes() == np.float32(value).tobytes()
 
 
-@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2", "prefix_lm"])
 def test_packed_equals_unpacked(name):
   """Loss, gradients and every metric of ten examples of five kinds, in ten rows or in half as many."""
   config = with_heads(name)
@@ -155,6 +156,24 @@ def test_packed_equals_unpacked(name):
   # A bias that is added to all candidates, or to all positions, changes no softmax.
   idle = ("heads/cause/projection_bias", "heads/answer/projection_bias")
   assert all(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith("heads/") and path not in idle)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "prefix_lm"])
+def test_a_text_that_is_answered_is_a_prefix(name):
+  """A prefix language model sees all of its own text from everywhere, as it is trained and as it is asked."""
+  kind = example("choice", np.random.default_rng(0), "last")
+  number = len(kind["inputs"])
+  trained = batch_of([kind], "decoder_only", pack=False)
+  trained = {name: x for name, x in trained.items() if "answer" not in name}
+  asked = answerer.features_of([kind], LENGTH, side="decoder", pad_id=0)
+  assert {name: x.tolist() for name, x in trained.items()} == {name: x.tolist() for name, x in asked.items()}
+  model = toy.model(toy.KINDS[name])
+  states = jax.jit(lambda tokens: model.states({**trained, "decoder_input_tokens": tokens})[0])
+  tokens = trained["decoder_input_tokens"]
+  end = int(np.sum(kind["texts"] == 0)) - 1
+  changed = np.any(np.asarray(states(tokens) != states(tokens.at[0, end].add(1)))[:number], axis=-1)
+  assert changed[end] and changed[:end].tolist() == [name == "prefix_lm"] * end
+  assert not changed[end + 1 :].any()
 
 
 def test_parts_of_a_batch_add_up():

@@ -260,6 +260,40 @@ def test_a_class_heads_own_pooler_is_resumed(tmp_path):
   toy.assert_trees_close(found, state, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("loss", ["tokens_and_heads", "heads"])
+def test_a_new_head_begins_with_the_pooler_of_pre_training(loss, tmp_path, capsys):
+  """As Hugging Face keeps BERT's, where it is the same; that of a head which was fine-tuned stays with it."""
+  nsp = HeadConfig("nsp", 2)
+  one = dataclasses.replace(toy.KINDS["bert"], heads=(nsp,))
+  params = toy.split(toy.model(one))[1]
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
+  state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
+  config = {"model": dataclasses.asdict(one), "data": {}, "train": {"loss": loss}}
+  checkpoints.save(1, state, {}, config, metrics=None)
+  checkpoints.close()
+  source = pretrained.read_source(str(tmp_path))
+  others = (HeadConfig("rate", 3, pooler="relu"), HeadConfig("topic", 4, reads="mean"), HeadConfig("names", 5, "tag"))
+  new = dataclasses.replace(one, heads=(NLI, HeadConfig("copa", 1, "choice"), *others))
+  wanted = pretrained.abstract(dataclasses.replace(source, model=new), sharding.make_mesh({"fsdp": 8})).params
+  capsys.readouterr()
+
+  def taken(**how):
+    found = toy.flat(warm_start.warm_start(source, wanted, model=new, **how).params)
+    return {path: x for path, x in found.items() if path.startswith("heads/")}
+
+  found = taken()
+  said = " ".join("".join(capsys.readouterr()).split())
+  names = ("pooler", "pooler_bias") if loss == "tokens_and_heads" else ()
+  assert found.keys() == {f"heads/{head}/{name}" for head in ("nli", "copa") for name in names}
+  for path, x in found.items():
+    np.testing.assert_array_equal(x, params["heads"]["nsp"][path.rpartition("/")[2]])
+  for head in ("nli", "copa"):
+    assert (f"heads/nsp/pooler as heads/{head}/pooler (272)" in said) == bool(names)
+  assert taken(parts=(".",) if names else ("embed", "encoder", "head")).keys() == found.keys()
+  assert taken(fresh=("^heads/nli/",)).keys() == {path for path in found if "nli" not in path}
+  assert not taken(parts=("embed", "encoder", "head"))
+
+
 def test_a_head_may_be_taken_under_another_name(tmp_path):
   """By the parts of a warm start that name it; a head that none names is left behind."""
   one = dataclasses.replace(toy.KINDS["bert"], heads=(NLI,))

@@ -63,6 +63,12 @@ KINDS: dict[str, TransformerConfig] = {
     **(_BERT | dict(norm="layer", embedding_norm=True, scale_attention=True, logits_transform=True, tied_logits=True)),
     t5_dropout=False,
   ),
+  "bart": config(
+    **(_BERT | dict(norm="layer", embedding_norm=True, scale_attention=True, tied_logits=True, segment_types=0)),
+    own_decoder_positions=True,
+    position_offset=2,
+    t5_dropout=False,
+  ),
   "gpt2": decoder(norm="layer", biases=True, mlp_activation="gelu_tanh", tied_logits=True, **_LEARNED),
   "llama": decoder(mlp_activation="gated_silu", **_ROTARY),
   "local_llama": decoder(attention_window=2, qk_norm=True, **_ROTARY),

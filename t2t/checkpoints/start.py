@@ -56,7 +56,15 @@ def start(
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     initial = join_frozen(program.state.params, program.state.frozen_params)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
-    taken = warm_start(source, initial, fresh=init.fresh, parts=init.parts, rows=init.rows, base_path=base_path)
+    taken = warm_start(
+      source,
+      initial,
+      fresh=init.fresh,
+      parts=init.parts,
+      rows=init.rows,
+      base_path=base_path,
+      model=config.model,
+    )
     _check_trained(taken.fresh_in(program.state.frozen_params), config)
     state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
+from t2t.models.config import TransformerConfig
 from t2t.params import Params, matches
 from t2t.runtime import hosts
 from t2t.training import writers
@@ -80,6 +81,7 @@ def warm_start(
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
   base_path: Callable[[str], str | None] = lambda path: path,
+  model: TransformerConfig | None = None,
 ) -> Taken:
   """Reads from a checkpoint what a model begins with, each array directly in its shards, and says what was taken.
 
@@ -107,9 +109,11 @@ def warm_start(
     rows: patterns; a parameter whose path in the model matches one may differ from the checkpoint's in the length of
       one dimension: ids of a vocabulary, positions, layers.  Row i is taken as row i: a piece must have kept its id.
     base_path: path of a parameter -> where it is in a model that is not adapted; None: the adapter added it.
+    model: shape of the model; None: its new heads do without what is said of t2t's own checkpoints below.
 
-  What an adapter adds is fresh, and so is a head that the checkpoint has not, but for the pooler that it may have;
-  heads that the model has not are left behind.
+  What an adapter adds is fresh, and so is a head that the checkpoint has not, but for the pooler that it may have: as
+  Hugging Face keeps one beside its heads, or in t2t that of the one head that was trained beside tokens (BERT's NSP),
+  where the new head has the same.  Heads that the model has not are left behind.
 
   Raises:
     UserError: a parameter that is neither fresh nor in the checkpoint, or of another shape; something of the checkpoint
@@ -127,12 +131,16 @@ def warm_start(
   named = [part.split("=")[-1].strip("/") for part in parts if "heads" in part]
   new = [path for path in ours if _head(path) and _head(path) not in old and path not in there]
   new = [path for path in new if not any(_under(name, path) for name in named)]
-  fresh = (*fresh, *(f"^{re.escape(path)}$" for path in new))
+  said, fresh = fresh, (*fresh, *(f"^{re.escape(path)}$" for path in new))
   has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
   theirs = {path: shape for path, shape in there.items() if has_place(path)}
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
+  poolers = {} if model is None else _poolers(source, model, there, ours)
+  is_taken = lambda path, name: path in new and not matches(said, path) and (not parts or _goes_to(name, parts))
+  poolers = {path: name for path, name in poolers.items() if is_taken(path, name)}
+  made = dataclasses.replace(made, taken={**made.taken, **poolers})
   plain = not made.shared and made.taken == {path: path for path in ours} and ours.keys() == there.keys()
-  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, there, ours))]
+  lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, there, ours, poolers))]
   hosts.say("\n".join(lines))
   read = pretrained.read(source, {path: (name, wanted[path]) for path, name in made.taken.items()})
   params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
@@ -142,6 +150,34 @@ def warm_start(
 def _head(path: str) -> str:
   """Name of the head that a parameter belongs to; "": to none."""
   return path.split("/")[1] if path.startswith("heads/") else ""
+
+
+_POOLER = ("pooler", "pooler_bias", "norm/scale", "norm/bias")
+
+
+def _poolers(
+  source: pretrained.Source, model: TransformerConfig, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
+) -> dict[str, str]:
+  """Parameters of heads' poolers -> those of the one head that t2t trained beside tokens, where they are the same."""
+  if source.foreign is not None or not pretrained.predicts_tokens(source):
+    return {}
+
+  def poolers(of: TransformerConfig, shapes: Mapping[str, Shape]) -> dict[str, tuple]:
+    """Name of a head -> what its pooler is."""
+    found = {}
+    for head in of.heads:
+      head, own = head.spelled_out(of.kind), {name: shapes.get(f"heads/{head.name}/{name}") for name in _POOLER}
+      activation = of.mlp_activation if head.pooler == "norm" else head.pooler
+      found |= {head.name: (head.reads, head.pooler, activation, own)} if own["pooler"] else {}
+    return found
+
+  trained = poolers(source.model, theirs)
+  if len(trained) != 1:
+    return {}
+  ((name, pooler),) = trained.items()
+  same = [head for head, other in poolers(model, ours).items() if head != name and other == pooler]
+  parts = [part for part, shape in pooler[-1].items() if shape]
+  return {f"heads/{head}/{part}": f"heads/{name}/{part}" for head in same for part in parts}
 
 
 # ---- What is taken ---------------------------------------------------------------------------------------------------
@@ -340,7 +376,9 @@ def _cover(paths: Collection[str], others: Collection[str]) -> list[str]:
 # ---- What is said ----------------------------------------------------------------------------------------------------
 
 
-def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) -> list[str]:
+def _report(
+  made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], poolers: Mapping[str, str]
+) -> list[str]:
   """What was taken, resized, is fresh and was left behind: each part that changed, with its number of parameters."""
   used = dict.fromkeys(made.taken.values())
   fresh, left = [path for path in ours if path not in made.taken], [name for name in theirs if name not in used]
@@ -348,7 +386,10 @@ def _report(made: Plan, theirs: Mapping[str, Shape], ours: Mapping[str, Shape]) 
   renamed: dict[tuple[str, str], int] = {}
   for path, name in made.taken.items():
     if path != name:
-      renamed[_differ(path, name)] = renamed.setdefault(_differ(path, name), 0) + math.prod(ours[path])
+      # Of a head that is new but for its pooler not all that is under its name was taken.
+      heads = tuple(f"heads/{_head(each)}/pooler" for each in (path, name))
+      pair = heads if path in poolers else _differ(path, name)
+      renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
   taken = _cover(same, [path for path in ours if path not in same])
   taken += [f"{old} as {new} ({writers.compact_count(number)})" for (new, old), number in renamed.items()]
   resized, new_rows, number = [], 0, sum(math.prod(ours[path]) for path in made.taken)

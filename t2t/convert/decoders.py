@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from t2t.convert import families
+from t2t.convert import encoders, families
 
 _ATTENTION = tuple(f"decoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
 GPT2_NAMES = {
@@ -29,6 +29,13 @@ GPT2_NAMES = {
 
 # On the last token, without a bias.
 SCORE = families.Task(("class", "score"), {"score.weight": "projection"}, dropout_rate=0.0, fields={"bias": False})
+# On every token.
+TAG = families.Task(
+  ("tag",),
+  {"score.weight": "projection", "score.bias": "projection_bias"},
+  dropout_key="classifier_dropout",
+  dropout_rate=0.1,
+)
 
 
 def _read_gpt2(settings: families.Settings) -> dict[str, Any]:
@@ -53,7 +60,11 @@ def _write_gpt2(fields: families.Settings) -> dict[str, Any]:
 GPT2 = families.Family(
   model_type="gpt2",
   model_class="GPT2LMHeadModel",
-  tasks={"GPT2ForSequenceClassification": SCORE},
+  tasks={
+    "GPT2ForSequenceClassification": SCORE,
+    "GPT2ForTokenClassification": dataclasses.replace(TAG, names=encoders.CLASSIFIER),
+    "GPT2ForQuestionAnswering": encoders.SPAN,
+  },
   keys={
     "vocab_size": ("vocab_size", 50_257),
     "n_embd": ("embed_dim", 768),
@@ -152,10 +163,17 @@ def _write_llama(fields: families.Settings) -> dict[str, Any]:
   }
 
 
+# Its body goes by another name than in their other classes.
+_NAMED_SPAN = dataclasses.replace(encoders.SPAN, prefix="transformer.")
+
 LLAMA = families.Family(
   model_type="llama",
   model_class="LlamaForCausalLM",
-  tasks={"LlamaForSequenceClassification": SCORE},
+  tasks={
+    "LlamaForSequenceClassification": SCORE,
+    "LlamaForTokenClassification": TAG,
+    "LlamaForQuestionAnswering": _NAMED_SPAN,
+  },
   keys={
     "vocab_size": ("vocab_size", 32_000),
     "hidden_size": ("embed_dim", 4096),
@@ -204,7 +222,11 @@ MISTRAL = dataclasses.replace(
   LLAMA,
   model_type="mistral",
   model_class="MistralForCausalLM",
-  tasks={"MistralForSequenceClassification": SCORE},
+  tasks={
+    "MistralForSequenceClassification": SCORE,
+    "MistralForTokenClassification": TAG,
+    "MistralForQuestionAnswering": encoders.SPAN,
+  },
   keys=LLAMA.keys | {"intermediate_size": ("mlp_dim", 14_336), "max_position_embeddings": ("max_length", 4096 * 32)},
   must={},
   reads=(*LLAMA.reads, "sliding_window"),
@@ -216,7 +238,11 @@ QWEN3 = dataclasses.replace(
   LLAMA,
   model_type="qwen3",
   model_class="Qwen3ForCausalLM",
-  tasks={"Qwen3ForSequenceClassification": SCORE},
+  tasks={
+    "Qwen3ForSequenceClassification": SCORE,
+    "Qwen3ForTokenClassification": TAG,
+    "Qwen3ForQuestionAnswering": _NAMED_SPAN,
+  },
   keys={
     **LLAMA.keys,
     "vocab_size": ("vocab_size", 151_936),

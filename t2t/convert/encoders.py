@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from t2t.convert import families
+from t2t.models.config import HeadConfig
 
 BERT_NAMES = {
   "bert.embeddings.word_embeddings.weight": "embed/table",
@@ -97,7 +98,7 @@ _BERT_FIELDS = {
 _POOLED = {"bert.pooler.dense.weight": "pooler", "bert.pooler.dense.bias": "pooler_bias"}
 CLASSIFIER = {"classifier.weight": "projection", "classifier.bias": "projection_bias"}
 _DROPOUT: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=None)
-_SPAN = families.Task(
+SPAN = families.Task(
   ("span",), {"qa_outputs.weight": "projection", "qa_outputs.bias": "projection_bias"}, num_classes=2
 )
 BERT_TASKS = {
@@ -114,7 +115,7 @@ BERT_TASKS = {
   "BertForSequenceClassification": families.Task(("class", "score"), _POOLED | CLASSIFIER, **_DROPOUT),
   "BertForMultipleChoice": families.Task(("choice",), _POOLED | CLASSIFIER, num_classes=1, **_DROPOUT),
   "BertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
-  "BertForQuestionAnswering": _SPAN,
+  "BertForQuestionAnswering": SPAN,
 }
 
 
@@ -209,7 +210,7 @@ ROBERTA = dataclasses.replace(
     ),
     "RobertaForMultipleChoice": families.Task(("choice",), _ROBERTA_POOLED | CLASSIFIER, num_classes=1),
     "RobertaForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
-    "RobertaForQuestionAnswering": _SPAN,
+    "RobertaForQuestionAnswering": SPAN,
   },
   keys=BERT.keys | {"vocab_size": ("vocab_size", 50_265)},
   names=ROBERTA_NAMES,
@@ -269,7 +270,7 @@ ALBERT = dataclasses.replace(
       ("choice",), _ALBERT_POOLED | CLASSIFIER, num_classes=1, **_ALBERT_DROPOUT
     ),
     "AlbertForTokenClassification": families.Task(("tag",), CLASSIFIER, **_ALBERT_DROPOUT),
-    "AlbertForQuestionAnswering": _SPAN,
+    "AlbertForQuestionAnswering": SPAN,
   },
   keys={
     **BERT.keys,
@@ -319,6 +320,22 @@ def _write_electra(fields: families.Settings) -> dict[str, Any]:
   return _write_bert(fields) | {"embedding_size": fields["embedding_dim"] or fields["embed_dim"]}
 
 
+_SUMMARY_ACTIVATIONS = {name: name for name in ("gelu", "tanh", "relu")}
+
+
+def _read_summary(settings: families.Settings) -> dict[str, Any]:
+  for key, value in (("summary_type", "first"), ("summary_use_proj", True)):
+    if settings.get(key, value) != value:
+      raise families.Unknown(f"{key}={settings[key]!r}: t2t's head has {value!r}")
+  activation = settings.get("summary_activation", "gelu")
+  return {"pooler": families.look_up(_SUMMARY_ACTIVATIONS, "summary_activation", activation)}
+
+
+def _write_summary(head: HeadConfig) -> dict[str, Any]:
+  activation = families.name_of(_SUMMARY_ACTIVATIONS, "heads.pooler", head.pooler)
+  return {"summary_type": "first", "summary_use_proj": True, "summary_activation": activation}
+
+
 ELECTRA = dataclasses.replace(
   BERT,
   model_type="electra",
@@ -330,8 +347,17 @@ ELECTRA = dataclasses.replace(
     "ElectraForSequenceClassification": families.Task(
       ("class", "score"), _ROBERTA_CLASS, fields={"drops_inputs": True, "pooler": "gelu"}, **_DROPOUT
     ),
+    "ElectraForMultipleChoice": families.Task(
+      ("choice",),
+      {"sequence_summary.summary.weight": "pooler", "sequence_summary.summary.bias": "pooler_bias"} | CLASSIFIER,
+      num_classes=1,
+      dropout_key="summary_last_dropout",
+      dropout_rate=0.1,
+      read=_read_summary,
+      write=_write_summary,
+    ),
     "ElectraForTokenClassification": families.Task(("tag",), CLASSIFIER, **_DROPOUT),
-    "ElectraForQuestionAnswering": _SPAN,
+    "ElectraForQuestionAnswering": SPAN,
   },
   keys=BERT.keys
   | {
@@ -413,7 +439,7 @@ DISTILBERT = families.Family(
     "DistilBertForSequenceClassification": families.Task(("class", "score"), _PRE_CLASSIFIER, **_DISTILBERT_CLASS),
     "DistilBertForMultipleChoice": families.Task(("choice",), _PRE_CLASSIFIER, num_classes=1, **_DISTILBERT_CLASS),
     "DistilBertForTokenClassification": families.Task(("tag",), CLASSIFIER),
-    "DistilBertForQuestionAnswering": dataclasses.replace(_SPAN, dropout_key="qa_dropout", dropout_rate=0.1),
+    "DistilBertForQuestionAnswering": dataclasses.replace(SPAN, dropout_key="qa_dropout", dropout_rate=0.1),
   },
   keys={
     "vocab_size": ("vocab_size", 30_522),

@@ -29,7 +29,8 @@ class Task:
   num_classes: how many logits, where it is always the same; 0: as many as config.json has labels.
   labels: what they stand for, where that is always the same.
   dropout_key: of config.json, the rate in front of the logits; "": there is none.
-  dropout_rate: if the key is left out or there is none; below 0: the model's.
+  dropout_rate: if the key is left out or null, or there is none; None or below 0: the model's.
+  prefix: of the body's names in this class; "": the family's.
   fields: other fields of `HeadConfig`.
   read: what config.json says of those.
   write: the keys for that, of a head in which everything is spelled out.
@@ -43,6 +44,7 @@ class Task:
   labels: tuple[str, ...] = ()
   dropout_key: str = ""
   dropout_rate: float | None = -1.0
+  prefix: str = ""
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[HeadConfig], dict[str, Any]] = lambda head: {}
@@ -64,6 +66,7 @@ class Family:
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
   buffers: endings of names of what is no parameter.
+  zeros: names of what is added to their logits, [1, vocab], and ours has not: nothing, then.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
   unread: parameters that neither hidden states nor logits depend on; they are left out.
   constants: our parameters' entries that their model has not -> the value that makes ours the same.
@@ -85,6 +88,7 @@ class Family:
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   buffers: tuple[str, ...] = ()
+  zeros: tuple[str, ...] = ()
   bare_class: str = ""
   tasks: Mapping[str, Task] = dataclasses.field(default_factory=dict)
   pooler: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -44,7 +44,7 @@ GEMMA = dataclasses.replace(
   decoders.LLAMA,
   model_type="gemma",
   model_class="GemmaForCausalLM",
-  tasks={"GemmaForSequenceClassification": decoders.SCORE},
+  tasks={"GemmaForSequenceClassification": decoders.SCORE, "GemmaForTokenClassification": decoders.TAG},
   keys={
     **decoders.LLAMA.keys,
     "vocab_size": ("vocab_size", 256_000),
@@ -155,7 +155,7 @@ GEMMA2 = dataclasses.replace(
   GEMMA,
   model_type="gemma2",
   model_class="Gemma2ForCausalLM",
-  tasks={"Gemma2ForSequenceClassification": decoders.SCORE},
+  tasks={"Gemma2ForSequenceClassification": decoders.SCORE, "Gemma2ForTokenClassification": decoders.TAG},
   keys={
     **GEMMA.keys,
     "hidden_size": ("embed_dim", 2304),

@@ -132,7 +132,8 @@ def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfi
     if "score" in task.kinds:
       kind = _kind(settings, number)
   fields = dict(task.fields) | task.read(settings)
-  rate = settings.get(task.dropout_key, task.dropout_rate) if task.dropout_key else task.dropout_rate
+  said = settings.get(task.dropout_key) if task.dropout_key else None
+  rate = task.dropout_rate if said is None else said
   rate = -1.0 if rate is None else float(rate)
   if rate == (0.0 if kind == "span" else dropout_rate):
     rate = -1.0

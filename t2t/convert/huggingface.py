@@ -56,7 +56,7 @@ def _json(path: epath.Path) -> dict[str, Any]:
 class Place:
   """Where one of their tensors is in t2t's model.
 
-  ours: the parameters that it consists of, side by side in their last axis.
+  ours: the parameters that it consists of, side by side in their last axis; of none it is zero.
   widths: of each, in that axis.
   layer: which layer's; None: the parameters are not stacked.
   shape: theirs.
@@ -78,13 +78,15 @@ class Place:
   def theirs_of(self, values: Iterable[np.ndarray]) -> np.ndarray:
     """Their tensor, of all of ours."""
     values = list(values)
+    if not values:
+      return np.zeros(self.shape, np.float32)
     value = values[0] if len(values) == 1 else np.concatenate(values, axis=-1)
     return value.T if self.transposed else value
 
 
 # Their rows are ids, positions or buckets, as ours.
 _TABLES = ("embed/table", "embed/positions", "embed/segments", "encoder/position_bias/table")
-_TABLES += ("decoder/position_bias/table",)
+_TABLES += ("decoder/position_bias/table", "decoder/embed/positions")
 
 
 def places(family: Family, model: TransformerConfig) -> dict[str, Place]:
@@ -134,6 +136,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   notes: list[str] = []
   entries = _canonical(family, _entries(folder, named))
   class_name = heads.class_in(family, settings, entries)
+  entries = _without_zeros(family, entries, named)
   entries = _without_unread(family, class_name, entries, notes)
   try:
     fields = settings_lib.read_fields(family, settings)
@@ -160,7 +163,10 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   if unknown:
     notes.append(f"config.json: keys that t2t does not know: {', '.join(unknown)}")
   if settings.get("decoder_start_token_id") not in (0, None):
-    notes.append(f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS")
+    notes.append(
+      f"decoder_start_token_id={settings['decoder_start_token_id']}: t2t starts with the vocabulary's BOS, and puts"
+      " none before what the encoder reads: it writes as well as the released model once it is fine-tuned so"
+    )
   vocabulary = tokenizer.vocabulary_in(folder, settings)
   notes += tokenizer.check(vocabulary, model.vocab_size, named)
   lengths = _lengths(model, settings)
@@ -207,8 +213,18 @@ def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
     name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): entry
     for name, entry in entries.items()
   }
+  for other in {task.prefix for task in family.tasks.values()} - {""}:
+    begins = lambda name, other=other: name.startswith(other)
+    renamed = {
+      family.prefix + name.removeprefix(other) if begins(name) else name: entry for name, entry in renamed.items()
+    }
   if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
-    known = (*family.names, *family.unread, *(name for task in family.tasks.values() for name in task.names))
+    known = (
+      *family.names,
+      *family.unread,
+      *family.zeros,
+      *(name for task in family.tasks.values() for name in task.names),
+    )
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
     renamed = {
       name if name.split(".")[0] in beside else f"{family.prefix}{name}": entry for name, entry in renamed.items()
@@ -222,6 +238,13 @@ def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], 
   if unread:
     notes.append(f"left out, since neither hidden states nor logits depend on it: {', '.join(unread)}")
   return {name: entry for name, entry in entries.items() if name not in unread}
+
+
+def _without_zeros(family: Family, entries: dict[str, Entry], named: epath.Path) -> dict[str, Entry]:
+  for name in family.zeros:
+    if name in entries and np.any(entries[name].read()):
+      raise UserError(f"{named}: {name} is not zero: t2t's model has nothing that is added to these logits")
+  return {name: entry for name, entry in entries.items() if name not in family.zeros}
 
 
 def _pooler(
@@ -346,11 +369,19 @@ _IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def written(family: Family, model: TransformerConfig) -> dict[str, Place]:
-  """What is written: with untied logits, their bias under both of its names, since transformers reads the other one."""
+  """What is written, by the names of the class that the model is.
+
+  With untied logits, their bias under both of its names, since transformers reads the other one.
+  """
   wanted = places(family, model)
-  if _head(family) not in wanted:
+  if _head(family) in wanted:
+    wanted |= {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+  wanted |= {name: Place((), (), None, (1, model.vocab_size), False) for name in family.zeros}
+  _, task = heads.class_of(family, model)
+  if task is None or not task.prefix:
     return wanted
-  return wanted | {copy: wanted[original] for copy, original in family.copies.items() if copy.endswith(".bias")}
+  named = lambda name: task.prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name
+  return {named(name): place for name, place in wanted.items()}
 
 
 def save(

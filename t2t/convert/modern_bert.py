@@ -24,18 +24,15 @@ _NAMES = {
 
 _PREDICTION = {"head.dense.weight": "pooler", "head.norm.weight": "norm/scale"} | encoders.CLASSIFIER
 _HEAD: dict[str, Any] = dict(dropout_key="classifier_dropout", dropout_rate=0.0, fields={"pooler": "norm"})
-
-
 _POOLING, _POOLINGS = "classifier_pooling", {"cls": "first", "mean": "mean"}
+_WHOLE = _HEAD | dict(
+  read=lambda settings: {"reads": families.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
+  write=lambda head: {_POOLING: families.name_of(_POOLINGS, "heads.reads", head.reads)},
+)
 
 _TASKS = {
-  "ModernBertForSequenceClassification": families.Task(
-    ("class", "score"),
-    _PREDICTION,
-    read=lambda settings: {"reads": families.look_up(_POOLINGS, _POOLING, settings.get(_POOLING, "cls"))},
-    write=lambda head: {_POOLING: families.name_of(_POOLINGS, "heads.reads", head.reads)},
-    **_HEAD,
-  ),
+  "ModernBertForSequenceClassification": families.Task(("class", "score"), _PREDICTION, **_WHOLE),
+  "ModernBertForMultipleChoice": families.Task(("choice",), _PREDICTION, num_classes=1, **_WHOLE),
   "ModernBertForTokenClassification": families.Task(("tag",), _PREDICTION, **_HEAD),
   "ModernBertForQuestionAnswering": families.Task(("span",), _PREDICTION, num_classes=2, **_HEAD),
 }

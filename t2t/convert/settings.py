@@ -4,14 +4,14 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from t2t import UserError, did_you_mean
-from t2t.convert import decoders, encoders, families, gemma, heads, modern_bert
+from t2t.convert import bart, decoders, encoders, families, gemma, heads, modern_bert
 from t2t.convert.families import Family, Settings
 from t2t.models.config import TransformerConfig
 
 FAMILIES: dict[str, Family] = {
   family.model_type: family
   for family in (
-    *(families.T5, families.MT5),
+    *(families.T5, families.MT5, bart.BART),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
     *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
     *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
@@ -30,11 +30,10 @@ _NOT_READ = {
     " and its encoder's window is one position wider to the right than to the left"
   ),
   "t5gemma2": "has a model of images, and one attention of its decoder to itself and to the inputs; t2t's has two",
-  "bart": (
-    "its decoder has positions and a norm of the embedding of its own, beside the encoder's; t2t's model has one table"
-    " and one norm for both"
+  "mbart": (
+    "its norms stand in front of the branches, and the first of them behind the norm of the embedding, which t2t's"
+    " model has without another"
   ),
-  "mbart": "its decoder has positions and a norm of the embedding of its own; t2t's model has one of each for both",
 }
 
 # Keys that change neither shapes nor numbers, of all families.
@@ -51,10 +50,15 @@ HARMLESS = frozenset(
     "output_past", "pad_token_id", "position_embedding_type", "problem_type", "pruned_heads", "reference_compile",
     "reorder_and_upcast_attn", "repad_logits_with_grad", "return_dict", "sep_token_id", "sliding_window",
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
-    "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels", "finetuning_task", heads.KEY,
-    "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
+    "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
+    "finetuning_task", heads.KEY, "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_",
     "cache_implementation",
+    # Of BART, and of how it writes.
+    "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
+    "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams",
+    "num_hidden_layers",
   }
 )
 # fmt: on

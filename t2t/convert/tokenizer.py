@@ -213,7 +213,11 @@ def _subwords(
   if "vocab.txt" in named or any(name.endswith(".txt") for name in named if name != "merges.txt"):
     settings = {"tokenizer_class": "BertTokenizer"}
   elif "vocab.json" in named:
-    settings = {"tokenizer_class": {"roberta": "RobertaTokenizer"}.get(family.model_type, "GPT2Tokenizer")}
+    settings = {
+      "tokenizer_class": {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}.get(
+        family.model_type, "GPT2Tokenizer"
+      )
+    }
   else:
     settings = dict(_FAST)
   settings |= dict(special) | own

@@ -79,7 +79,8 @@ class TextsFeatureConverter(seqio.FeatureConverter):
         encoder_segment_ids [1, 1, 1, 2, 2, 3, 3, 0]
           encoder_positions [0, 1, 2, 0, 1, 0, 1, 0]
   Targets and loss weights of tokens that are predicted besides are laid beside them; of pairs that are compared nothing
-  is asked.
+  is asked.  A decoder has in place of token types decoder_causal_attention, 1 for every token: it reads the texts as it
+  reads inputs.
   """
 
   TASK_FEATURES = {}
@@ -100,7 +101,7 @@ class TextsFeatureConverter(seqio.FeatureConverter):
       groups = found["inputs_segment_ids"] if self.pack else real
       segments, positions = _texts_apart(groups, found["texts"])
       own = {names.get(name, name): found[name] for name in self.TASK_FEATURES if name != "texts"}
-      own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions}
+      own |= {"answer_groups": groups, "segment_ids": segments, "positions": positions, "causal_attention": real}
       return {name: own[name.removeprefix(f"{self._side}_")] for name in self.MODEL_FEATURES}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset

@@ -24,6 +24,8 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
   In:  [{"inputs": [101, 7, 101, 8], "token_types": [0, 0, 0, 0], "texts": [0, 0, 1, 1]}], width 5, side "encoder"
   Out: {"encoder_input_tokens": [[101, 7, 101, 8, 0]], "encoder_segment_ids": [[1, 1, 2, 2, 0]],
         "encoder_positions": [[0, 1, 0, 1, 0]], "encoder_token_types": [[0, 0, 0, 0, 0]]}
+
+  A decoder has in place of token types decoder_causal_attention, 1 for every token: a prefix, as inputs are.
   """
   segments = [np.asarray(example["texts"]) + 1 for example in examples]
   positions = [np.concatenate([np.arange(n) for n in np.unique(x, return_counts=True)[1]]) for x in segments]
@@ -34,6 +36,8 @@ def features_of(examples: Sequence[Example], width: int, *, side: str, pad_id: i
   }
   if side == "encoder":
     found["token_types"] = predictor.padded([example["token_types"] for example in examples], width, 0)
+  else:
+    found["causal_attention"] = (found["segment_ids"] > 0).astype(np.int32)
   return {f"{side}_{name}": x for name, x in found.items()}
 
 

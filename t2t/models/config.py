@@ -160,6 +160,7 @@ class TransformerConfig:
   # Embedding and head
   embedding_dim: int = 0  # width of the embedding, projected up to embed_dim (ALBERT); 0: embed_dim
   embedding_norm: bool = False  # the embedded tokens are normed (BERT)
+  own_decoder_positions: bool = False  # the decoder's learned positions and norm of the embedding are its own (BART)
   scale_embedding: bool = False  # the embedded tokens are multiplied with sqrt(embed_dim) (Gemma)
   segment_types: int = 0  # of an encoder: rows of the table that tells a sequence's parts from each other (BERT 2)
   tied_logits: bool = False  # logits from the embedding
@@ -259,6 +260,11 @@ class TransformerConfig:
       raise UserError("config.model.branch_norm=True: only with config.model.post_norm=False")
     if self.positions == "learned" and not self.max_length:
       raise UserError("config.model.max_length=0: learned positions need the length of the longest sequence")
+    if self.own_decoder_positions and not (self.kind.reads_apart and self.positions == "learned"):
+      raise UserError(
+        "config.model.own_decoder_positions=True: needs architecture=encoder_decoder and positions=learned, not"
+        f" {self.architecture} and {self.positions}"
+      )
 
   def _check_attention(self) -> None:
     if self.num_heads % self.kv_heads:

@@ -208,6 +208,18 @@ class Norm(nnx.Module):
     return normed.astype(x.dtype)
 
 
+class DecoderPositions(nnx.Module):
+  """What a decoder's tokens get that an encoder's do not: positions, and a norm behind them, of its own (BART)."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    width = config.embedding_dim or config.embed_dim
+    axis = "embed" if width == config.embed_dim else "factor"
+    rows, scale = config.max_length + config.position_offset, config.init_scale or 1.0
+    self.positions = param(rngs, (rows, width), ("positions", axis), scale=scale)
+    self.segments = None
+    self.norm = Norm(config, width, axis=axis) if config.embedding_norm else None
+
+
 class Embed(nnx.Module):
   """Vectors of token ids; with learned positions and segments, those of the position and of the segment added."""
 
@@ -234,7 +246,12 @@ class Embed(nnx.Module):
     self.gradient_dtype = config.gradient_dtype
 
   def __call__(
-    self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
+    self,
+    tokens: jax.Array,
+    *,
+    positions: jax.Array | None = None,
+    segments: jax.Array | None = None,
+    own: DecoderPositions | None = None,
   ) -> jax.Array:
     """int [batch, length] -> [batch, length, embed].
 
@@ -242,14 +259,20 @@ class Embed(nnx.Module):
       tokens: ids.
       positions: int [batch, length]; None: 0, 1, 2, ...
       segments: int [batch, length], which part of its sequence a token belongs to; None: the first.
+      own: whose positions and norm are taken in place of those here.
 
     Raises:
       ValueError: more positions than are learned.
     """
-    return self.project(self.look_up(tokens, positions=positions, segments=segments))
+    return self.project(self.look_up(tokens, positions=positions, segments=segments, own=own))
 
   def look_up(
-    self, tokens: jax.Array, *, positions: jax.Array | None = None, segments: jax.Array | None = None
+    self,
+    tokens: jax.Array,
+    *,
+    positions: jax.Array | None = None,
+    segments: jax.Array | None = None,
+    own: DecoderPositions | None = None,
   ) -> jax.Array:
     """What the tables say, normed if they are: [batch, length, width of the embedding]; see `__call__`."""
     # Rows are looked up in float32 and cast then, so that the gradients of many positions are added up in float32: in
@@ -262,17 +285,18 @@ class Embed(nnx.Module):
     # Rounded as Gemma was trained, whose factor was a number in the dtype of its activations.
     x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
     small = lambda table: sharding.shard(table[...], None, None)
-    if self.positions is not None:
+    added = own or self
+    if added.positions is not None:
       if tokens.shape[1] > self.max_length:
         raise ValueError(f"{tokens.shape[1]} positions, but only {self.max_length} are learned")
       # One row per position of the batch where they are the same for all sequences: no gather, and a small gradient.
-      learned = small(self.positions)[self.position_offset :]
+      learned = small(added.positions)[self.position_offset :]
       x = x + (learned[: tokens.shape[1]] if positions is None else jnp.take(learned, positions, axis=0))
-    if self.segments is not None:
-      types = small(self.segments)
+    if added.segments is not None:
+      types = small(added.segments)
       x = x + (types[0] if segments is None else jnp.take(types, segments, axis=0))
-    if self.norm is not None:
-      x = self.norm(x)
+    if added.norm is not None:
+      x = added.norm(x)
     return x.astype(self.dtype)
 
   def project(self, x: jax.Array) -> jax.Array:

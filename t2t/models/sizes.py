@@ -178,6 +178,14 @@ def roberta(size: str) -> dict[str, Any]:
   return bert(size) | changed
 
 
+def bart(size: str) -> dict[str, Any]:
+  """BART (Lewis et al. 2020): RoBERTa's parts on both sides, half the layers each, logits from the embedding alone."""
+  changed = dict(architecture="encoder_decoder", segment_types=0, max_length=1024, logits_transform=False)
+  layers = _row(_BERT, size)[-1] // 2
+  changed |= dict(num_encoder_layers=layers, num_decoder_layers=layers, own_decoder_positions=True)
+  return roberta(size) | changed
+
+
 def albert(size: str) -> dict[str, Any]:
   """ALBERT version 2 (Lan et al. 2020): one layer run twelve times, an embedding of 128 features projected up."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)

@@ -159,6 +159,7 @@ class Stack(nnx.Module):
     else:
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
+    self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
 
   @property
   def own_layers(self) -> Layer:

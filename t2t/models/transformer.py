@@ -160,7 +160,7 @@ class _Transformer(nnx.Module):
     )
     positions = position if state.padding is None else (position - state.padding)[:, None]
     x, cache = self.decoder(
-      self.embed(columns, positions=jnp.broadcast_to(positions, columns.shape)),
+      self.embed(columns, positions=jnp.broadcast_to(positions, columns.shape), own=self.decoder.embed),
       mask=mask,
       body=self._body(),
       weights=state.weights,
@@ -210,7 +210,7 @@ class EncoderDecoder(_Transformer):
     memory, memory_segments = self.states(batch, dropout_key=encoder_key), segments_of(batch, "encoder")
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     return self.decoder(
-      self.embed(tokens, positions=batch.get("decoder_positions")),
+      self.embed(tokens, positions=batch.get("decoder_positions"), own=self.decoder.embed),
       mask=_decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,

@@ -35,6 +35,7 @@ CONFIGS = {
   "t5": sizes.t5_1_0("small") | _T5,
   "t5_1_1": sizes.t5_1_1("small") | _T5,
   "mt5": sizes.mt5("small") | _T5,
+  "bart": sizes.bart("base") | _ENCODER | dict(num_decoder_layers=1, norm_epsilon=1e-5),
   "gpt2": sizes.gpt2("small") | _DECODER | dict(head_dim=2),
   "llama2": sizes.llama2("7b") | _DECODER,
   "llama3": sizes.llama3("8b") | _DECODER | dict(num_kv_heads=1, tied_logits=True),

@@ -88,11 +88,12 @@ def pair(config: TransformerConfig, folder: pathlib.Path, *, model_class: str = 
     np.testing.assert_array_equal(value, params[path], err_msg=path)
   family, model, _, _ = settings_lib.written_as(config, "")
   assert model == config
-  places = huggingface.places(family, config)
+  places = huggingface.written(family, config)
   # Of a bias that they hold twice they read the copy.
   parameters = dict(theirs.named_parameters(remove_duplicate=False))
   read = {original: copy for copy, original in family.copies.items() if copy in parameters}
-  places = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
+  renamed = {read.get(name, name) if name.endswith(".bias") else name: place for name, place in places.items()}
+  places = {name: place for name, place in renamed.items() if place.ours}
   return Pair(config, foreign.graphdef(config), foreign.nested(params), theirs, folder / "theirs", places)
 
 
@@ -205,6 +206,8 @@ def writes(theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int,
     tokens, prompts = (np.take_along_axis(x, order, axis=1) for x in (tokens, prompts))
     start = tokens.shape[1]
   options = dict(length_penalty=foreign.LENGTH_PENALTY, early_stopping="never") if num_beams > 1 else {}
+  if "encoder_input_tokens" in batch:
+    options["decoder_start_token_id"] = int(batch["decoder_input_tokens"][0, 0])
   written = theirs.generate(
     input_ids=as_torch(tokens * prompts),
     attention_mask=as_torch(prompts),

@@ -85,21 +85,33 @@ CASES = {
   "DistilBertForTokenClassification": Case("distilbert", named("names", 5, "tag")),
   "DistilBertForQuestionAnswering": Case("distilbert", HeadConfig("span", 2, "span", dropout_rate=0.35)),
   "ElectraForSequenceClassification": Case("electra", named("nli", 3, "class", **ELECTRA)),
+  "ElectraForMultipleChoice": Case("electra", HeadConfig("copa", 1, "choice", pooler="gelu", dropout_rate=0.3)),
   "ElectraForTokenClassification": Case("electra", named("names", 5, "tag")),
   "ElectraForQuestionAnswering": Case("electra", HeadConfig("span", 2, "span")),
   "ModernBertForSequenceClassification": Case("modern_bert", named("nli", 4, "class", reads="first", **MODERN_BERT)),
   "ModernBertForSequenceClassification-mean": Case(
     "modern_bert", HeadConfig("score", 1, "score", reads="mean", dropout_rate=0.25, **MODERN_BERT)
   ),
+  "ModernBertForMultipleChoice": Case("modern_bert", HeadConfig("choice", 1, "choice", reads="first", **MODERN_BERT)),
   "ModernBertForTokenClassification": Case("modern_bert", named("names", 5, "tag", **MODERN_BERT)),
   "ModernBertForQuestionAnswering": Case("modern_bert", HeadConfig("span", 2, "span", dropout_rate=0.2, **MODERN_BERT)),
   "GPT2ForSequenceClassification": Case("gpt2", named("nli", 3, "class", **SCORE)),
+  "GPT2ForTokenClassification": Case("gpt2", named("names", 5, "tag", dropout_rate=0.1)),
+  "GPT2ForQuestionAnswering": Case("gpt2", HeadConfig("span", 2, "span")),
   "LlamaForSequenceClassification": Case("llama", HeadConfig("score", 1, "score", **SCORE)),
+  "LlamaForTokenClassification": Case("llama", named("names", 5, "tag", dropout_rate=0.2)),
+  "LlamaForQuestionAnswering": Case("llama", HeadConfig("squad", 2, "span")),
   "MistralForSequenceClassification": Case("mistral", named("nli", 4, "class", **SCORE)),
+  "MistralForTokenClassification": Case("mistral", HeadConfig("tag", 4, "tag", dropout_rate=0.1)),
+  "MistralForQuestionAnswering": Case("mistral", HeadConfig("span", 2, "span")),
   "GemmaForSequenceClassification": Case("gemma", named("nli", 3, "class", **SCORE)),
+  "GemmaForTokenClassification": Case("gemma", named("names", 5, "tag", dropout_rate=0.1)),
   "Gemma2ForSequenceClassification": Case("gemma2", named("nli", 3, "class", **SCORE)),
+  "Gemma2ForTokenClassification": Case("gemma2", named("names", 5, "tag")),
   "Gemma3TextForSequenceClassification": Case("gemma3", HeadConfig("score", 1, "score", **SCORE)),
   "Qwen3ForSequenceClassification": Case("qwen3", named("nli", 2, "class", **SCORE)),
+  "Qwen3ForTokenClassification": Case("qwen3", named("names", 5, "tag", dropout_rate=0.1)),
+  "Qwen3ForQuestionAnswering": Case("qwen3", HeadConfig("span", 2, "span")),
 }
 LENGTHS = (17, 5, 11, 8)  # of rows in a batch of 19 positions; for choices two examples with two candidates
 

@@ -1,0 +1,41 @@
+"""BART (Lewis et al. 2020): a text whose sentences are permuted and whose spans are masked is written as it was.
+
+  t2t train --config bart_base --workdir gs://BUCKET/bart_base --config.data.vocabulary=gs://BUCKET/bart
+
+The vocabulary is the folder with vocab.json and merges.txt, which are RoBERTa's.  Sizes: base 139 M, large 406 M
+parameters.  500,000 steps of 8,000 sequences, as published, here on C4.  The decoder starts with the vocabulary's BOS,
+where the released models are given EOS and then write BOS.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import default
+from t2t.models import sizes
+
+SIZES = sizes.BERT_SIZES
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = default.get_config()
+  config.model.update(sizes.bart(size))
+  config.model.vocab_size = 50_304  # rows up to a multiple of 128, for the mesh to divide
+  config.model.remat = {"base": "minimal", "large": "full"}[size]
+  config.data.mixture = "c4_bart"
+  config.data.objective = "bart"  # of files of one's own
+  config.data.task_modules = ("t2t.tasks.c4",)
+  config.data.inputs_length = 512
+  config.data.targets_length = 512
+  config.data.extra_ids = 0
+  config.train.steps = 500_000
+  config.train.batch_size = 8_000
+  config.train.z_loss = 0.0
+  config.optimizer.name = "adamw"
+  config.optimizer.learning_rate = {"base": 6e-4, "large": 4e-4}[size]
+  config.optimizer.schedule = "linear"
+  config.optimizer.warmup_steps = {"base": 24_000, "large": 30_000}[size]
+  config.optimizer.scale_by_parameter = False
+  config.optimizer.weight_decay = 0.01
+  config.optimizer.b2 = 0.98
+  config.optimizer.epsilon = 1e-6
+  return config

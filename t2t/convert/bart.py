@@ -1,0 +1,110 @@
+"""BART as Hugging Face has it; families.py says what the tables mean."""
+
+from typing import Any
+
+from t2t.convert import families
+
+_ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+
+
+def _names_of(stack: str, embed: str) -> dict[str, str]:
+  """Of the encoder or the decoder, whose positions are at `embed` in ours."""
+  dense, norms = {"fc1": "mlp/up", "fc2": "mlp/down"}, {"final_layer_norm": "mlp_norm"}
+  for theirs, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention")):
+    dense |= {f"{theirs}.{name}": f"{ours}/{own}" for name, own in _ATTENTION.items()}
+    norms[f"{theirs}_layer_norm"] = f"{ours}_norm"
+  found = {"embed_positions.weight": f"{embed}/positions"}
+  found |= {"layernorm_embedding.weight": f"{embed}/norm/scale", "layernorm_embedding.bias": f"{embed}/norm/bias"}
+  for name, path in dense.items():
+    found[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}"
+    found[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}_bias"
+  for name, path in norms.items():
+    found[f"layers.{{}}.{name}.weight"] = f"{stack}/layers/{path}/scale"
+    found[f"layers.{{}}.{name}.bias"] = f"{stack}/layers/{path}/bias"
+  return {f"model.{stack}.{name}": path for name, path in found.items()}
+
+
+NAMES = {
+  "model.shared.weight": "embed/table",
+  **_names_of("encoder", "embed"),
+  **_names_of("decoder", "decoder/embed"),
+  "lm_head.weight": "head/projection",
+}
+
+
+def _read_bart(settings: families.Settings) -> dict[str, Any]:
+  for key, default in (("attention_heads", 16), ("ffn_dim", 4096)):
+    encoder, decoder = (settings.get(f"{stack}_{key}", default) for stack in ("encoder", "decoder"))
+    if encoder != decoder:
+      raise families.Unknown(f"encoder_{key}={encoder} and decoder_{key}={decoder}: t2t's model has one for both")
+  activation = settings.get("activation_function", "gelu")
+  return {
+    "mlp_activation": families.look_up(families.PLAIN, "activation_function", activation),
+  }
+
+
+def _write_bart(fields: families.Settings) -> dict[str, Any]:
+  return {
+    "decoder_attention_heads": fields["num_heads"],
+    "decoder_ffn_dim": fields["mlp_dim"],
+    "activation_function": families.name_of(families.PLAIN, "mlp_activation", fields["mlp_activation"]),
+    "attention_dropout": fields["dropout_rate"],
+    # Left out, they would write what a BART of another vocabulary begins and ends with.
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+  }
+
+
+BART = families.Family(
+  model_type="bart",
+  model_class="BartForConditionalGeneration",
+  keys={
+    "vocab_size": ("vocab_size", 50_265),
+    "d_model": ("embed_dim", 1024),
+    "encoder_layers": ("num_encoder_layers", 12),
+    "decoder_layers": ("num_decoder_layers", 12),
+    "encoder_attention_heads": ("num_heads", 16),
+    "encoder_ffn_dim": ("mlp_dim", 4096),
+    "max_position_embeddings": ("max_length", 1024),
+    "scale_embedding": ("scale_embedding", False),
+    "init_std": ("init_scale", 0.02),
+    "dropout": ("dropout_rate", 0.1),
+  },
+  must={
+    "is_encoder_decoder": (True,),
+    # Untied, encoder and decoder would have a table each as well.
+    "tie_word_embeddings": (True,),
+    "normalize_before": (False,),
+    "normalize_embedding": (True,),
+    "add_final_layer_norm": (False,),
+    "static_position_embeddings": (False,),
+  },
+  fields={
+    "architecture": "encoder_decoder",
+    "positions": "learned",
+    # The first two rows are never looked up.
+    "position_offset": 2,
+    "own_decoder_positions": True,
+    "scale_attention": True,
+    "norm": "layer",
+    "norm_epsilon": 1e-5,
+    "post_norm": True,
+    "biases": True,
+    "embedding_norm": True,
+    "tied_logits": True,
+    "t5_dropout": False,
+  },
+  names=NAMES,
+  reads=("decoder_attention_heads", "decoder_ffn_dim", "activation_function"),
+  prefix="model.",
+  copies={
+    "model.encoder.embed_tokens.weight": "model.shared.weight",
+    "model.decoder.embed_tokens.weight": "model.shared.weight",
+    "lm_head.weight": "model.shared.weight",
+  },
+  buffers=("encoder.version", "decoder.version"),
+  zeros=("final_logits_bias",),
+  square=True,
+  read=_read_bart,
+  write=_write_bart,
+)

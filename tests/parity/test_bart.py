@@ -1,0 +1,80 @@
+"""t2t's BART against Hugging Face's, with the same random weights.
+
+Runs where torch and transformers are installed (tests/parity-requirements.txt).
+"""
+
+import foreign
+import jax
+import jax.numpy as jnp
+import numpy as np
+import parity
+from parity import torch
+import pytest
+import toy
+
+from t2t.models import sizes, transformer
+from t2t.models.config import TransformerConfig
+
+# Every size is another one, and none is a power of two or what transformers would take by itself.
+SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, max_length=40)
+SHAPE |= dict(num_encoder_layers=3, num_decoder_layers=2, dtype="float32", dropout_rate=0.0)
+FAMILIES = {
+  "bart": sizes.bart("base") | SHAPE,
+  "bart-scaled": sizes.bart("base") | SHAPE | dict(scale_embedding=True, mlp_activation="relu"),
+}
+START = 2  # what their decoder is given first
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def pair(request, tmp_path_factory):
+  return parity.pair(TransformerConfig(**FAMILIES[request.param]), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(
+  scope="module", params=[((37, 23, 40), (12, 35, 30), (40, 39)), ((5, 9, 1), (3, 1, 6), (9, 7))], ids=["long", "short"]
+)
+def batch(request):
+  inputs, targets, padded_to = request.param
+  return toy.batch(inputs, targets, padded_to=padded_to)
+
+
+def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
+  """What their model is called with."""
+  return dict(
+    input_ids=parity.as_torch(batch["encoder_input_tokens"]),
+    attention_mask=parity.as_torch(batch["encoder_input_tokens"] > 0),
+    decoder_input_ids=parity.as_torch(batch["decoder_input_tokens"]),
+  )
+
+
+def test_encoder_output_and_logits_are_theirs(pair, batch):
+  """At every position that is not padding."""
+  encoded = jax.jit(lambda model, batch: model.states(batch))(pair.model, batch)
+  with torch.no_grad():
+    expected = pair.theirs(**inputs(batch)).encoder_last_hidden_state.numpy()
+  at = parity.real(batch, "encoder")
+  np.testing.assert_allclose(np.asarray(encoded)[at], expected[at], atol=1e-4)
+  parity.assert_same_logits(pair, batch, inputs)
+
+
+def test_loss_and_gradients_are_theirs(pair, batch):
+  """The mean loss over real targets, and the gradient of every parameter."""
+  parity.assert_same_loss_and_gradients(pair, batch, inputs)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_what_is_written_is_theirs(pair, num_beams):
+  """Greedily and with four beams, token for token, behind the id that theirs starts with."""
+  batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
+  batch["decoder_input_tokens"] = jnp.full((6, 1), START, jnp.int32)
+  parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
+
+
+def test_the_bare_model_is_the_same(pair, tmp_path):
+  """Released BARTs are saved without what stands on them: logits are then those of the embedding."""
+  pair.theirs.model.save_pretrained(tmp_path)
+  found = parity.huggingface.open_foreign(str(tmp_path))
+  assert found.model == pair.config
+  params = foreign.random_params(pair.config)
+  for path, value in foreign.read(found).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
