@@ -161,16 +161,11 @@ def test_a_run_has_the_head_that_its_objective_asks():
   assert [head.name for head in config.model.heads] == ["nsp", "other"] and config.model.heads[0] == own
 
 
-@pytest.mark.parametrize("name", ["albert_base", "bert_nsp_base", "struct_bert_base"])
+@pytest.mark.parametrize("name", ["albert_base", "bert_nsp_base", "spanbert_base", "struct_bert_base"])
 def test_configs_have_the_heads_of_their_objectives(name):
   """All of them, with their classes in the objective's order: a config cannot ask t2t.data."""
   config = records(load_config(name))
   assert config.model.heads == objectives.heads_of(config.data.objective)
-
-
-def test_its_data_fits_its_loss():
-  """Two texts that are asked about are not taken for a pair that is compared."""
-  runs.check(runs.resolved(run()))
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ class Ranks(Writes):
       )
     if "tags" in example:
       raise UserError(
-        f"{task.name}: its answer is a tag for each word, among which config.eval.method=rank cannot choose; fine-tune a"
-        " head on it, config.train.loss=heads, or have it written: config.eval.method=write"
+        f"{task.name}: its answer is a tag for each word, among which config.eval.method=rank cannot choose; fine-tune"
+        " a head on it, config.train.loss=heads, or have it written: config.eval.method=write"
       )
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
