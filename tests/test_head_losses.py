@@ -365,3 +365,10 @@ def test_a_model_without_heads_answers_nothing():
   config = records(load_config("tiny_bert")).with_(train={"loss": "heads"})
   with pytest.raises(UserError, match=r"loss=heads: the model has no head that answers; give config.data.mixture"):
     recipe.make(config)
+
+
+def test_what_the_held_out_loss_is_a_number_of():
+  """Tokens where some are predicted, else answers."""
+  config = with_heads("bert")
+  assert losses.Heads(config, None).unit == "per answer"
+  assert losses.Heads(config, losses.CrossEntropyConfig()).unit == "nats per target token"

@@ -249,7 +249,6 @@ class Heads:
   config: TransformerConfig
   tokens: CrossEntropyConfig | None
   splits: ClassVar[bool] = True
-  unit: ClassVar[str] = "per answer"
   part: ClassVar[str] = ""
 
   @classmethod
@@ -267,6 +266,11 @@ class Heads:
       )
     tokens = CrossEntropy.of(run).config if beside_tokens else None
     return cls(run.model, tokens)
+
+  @property
+  def unit(self) -> str:
+    """Of the metric "loss"."""
+    return "per answer" if self.tokens is None else CrossEntropy.unit
 
   @property
   def heads(self) -> tuple[str, ...]:
