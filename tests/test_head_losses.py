@@ -371,4 +371,4 @@ def test_what_the_held_out_loss_is_a_number_of():
   """Tokens where some are predicted, else answers."""
   config = with_heads("bert")
   assert losses.Heads(config, None).unit == "per answer"
-  assert losses.Heads(config, losses.CrossEntropyConfig()).unit == "nats per target token"
+  assert losses.Heads(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
