@@ -420,7 +420,7 @@ def test_a_tensor_of_another_shape(folder):
 def test_a_model_that_t2t_does_not_know(folder):
   """The known ones are listed, and the nearest."""
   edit(folder / "config.json", model_type="lama")
-  refused(folder, "model_type='lama': t2t reads t5, mt5, bert,", "did you mean llama?")
+  refused(folder, "model_type='lama': t2t reads t5, mt5, bart, bert,", "did you mean llama?")
   edit(folder / "config.json", model_type="t5", feed_forward_proj="gated-mish")
   refused(folder, "config.json: feed_forward_proj='gated-mish': t2t knows relu, gelu")
 

@@ -325,7 +325,7 @@ BAD = {
   "strict, empty": (lambda t: ["--strict"], ["in.txt, line 2", "empty", "without --strict"]),
   "strict, too long": (
     lambda t: ["--strict", *written(LONG, "long.txt")(t)],
-    ["long.txt, line 2", "has 61 tokens", "the 48 that", "--inputs_length"],
+    ["long.txt, line 2", "of its 61 tokens do not fit into the 48 tokens", "--inputs_length"],
   ),
   "no beams": (lambda t: ["--beam", "0"], ["--beam 0"]),
   "beams and chance": (lambda t: ["--beam", "2", "--top_k", "5"], ["--beam 2 and --top_k 5"]),

@@ -210,13 +210,17 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
   # Folders and files are known by what they hold.
   moves = {"files", "vocabulary", "cache_dir", "folders"}
-  free = moves | {"eval_files", "eval_split", "task_modules", "num_streams"}
+  free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations"}
   identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
   own = identity(data)
   for key, value in dataclasses.asdict(data).items():
     if key not in free:
       other = (not value) if isinstance(value, bool) else f"{value}x" if isinstance(value, str) else value + 1
+      other = "causal_lm" if key == "objective" else other  # one that there is
       assert identity(dataclasses.replace(data, **{key: other})) != own, key
+  marked = dataclasses.replace(data, objective="annotated_masked_lm")
+  for other, reads in ((marked, True), (data, False)):
+    assert (identity(dataclasses.replace(other, annotations="other")) != identity(other)) is reads
   assert identity(data, batch_size=16) != own and identity(data, seed=2) != own and identity(data, num_streams=4) != own
 
 
@@ -275,7 +279,7 @@ def test_an_objective_of_another_architecture(data):
     UserError, match="config.data.objective=masked_lm does not fit .*=decoder_only; these do: causal_lm"
   ):
     check(dataclasses.replace(data, objective="masked_lm"), architecture="decoder_only")
-  with pytest.raises(UserError, match="span_corruption does not fit .*=encoder_only; these do: masked_lm"):
+  with pytest.raises(UserError, match="span_corruption does not fit .*=encoder_only; these do: .*masked_lm"):
     check(data, architecture="encoder_only")
 
 
