@@ -1,6 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_head_losses
 import toy
 
 from t2t.generation import samples
@@ -222,6 +223,33 @@ def test_a_text_may_have_token_0():
 def test_rows_of_nothing_are_not_shown(kind):
   """A last batch is filled up with them."""
   config = toy.KINDS[kind]
-  batch = toy.batch((5, 4), (3, 3), architecture=config.architecture)
-  batch = {name: x.at[1].set(0) for name, x in batch.items()}
-  assert len(held_out(toy.model(config), batch)) == 1
+  model, batch = toy.model(config), toy.batch((5, 4), (3, 3), architecture=config.architecture)
+  if kind == "bert":
+    batch["encoder_loss_weights"] = jnp.ones((2, 8)).at[:, 1].set(0)
+  both = held_out(model, batch)
+  for kept in range(2):  # behind the rows of each stream, and so before those of others
+    left = {name: x.at[1 - kept].set(0) for name, x in batch.items()}
+    assert held_out(model, left) == [both[kept]]
+  assert held_out(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
+
+
+def test_rows_that_ask_nothing_are_not_shown():
+  """Nor examples: an answer that is not given is not asked."""
+  config = test_head_losses.with_heads("bert")
+  (unpacked, packed) = test_head_losses.asked("encoder_only")
+  graphdef, params = toy.split(toy.model(config))
+  state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
+  answered = lambda batch, number: samples.answered(
+    graphdef, state, batch, vocabulary=Ids(), hidden_ids=(0,), number=number
+  )
+  batch = {name: jnp.asarray(x) for name, x in unpacked.items()}
+  rows = len(batch["encoder_input_tokens"])
+  every = answered(batch, rows)
+  quiet = batch | {"encoder_answer_heads": batch["encoder_answer_heads"].at[0].set(0)}
+  assert len(every) == rows and answered(quiet, rows) == every[1:]
+  # In a packed row the second example, where the first asks nothing.
+  groups, heads = (packed[f"encoder_answer_{name}"] for name in ("groups", "heads"))
+  later = {name: jnp.asarray(x) for name, x in packed.items()}
+  later["encoder_answer_heads"] = jnp.where(groups == 1, 0, heads)
+  has_second = np.flatnonzero((np.asarray(later["encoder_answer_heads"]) > 0).any(axis=1))
+  assert len(has_second) and len(answered(later, 99)) == len(has_second)

@@ -183,7 +183,7 @@ def answered(
   hidden_ids: Collection[int],
   number: int,
 ) -> list[Example]:
-  """What heads answer of the first example in each of the first rows: the text, their answer, and what is right.
+  """What heads answer of the first example in each of the first rows that have one: text, answer, and what is right.
 
   Args: see `held_out`.
   """
@@ -197,9 +197,10 @@ def answered(
   guess = jax.jit(lambda state, batch: losses.all_answers(state.model(graphdef), batch, names))
   logits = {name: gather(x) for name, x in guess(state, batch).items()}
   shown = []
-  for i in range(min(number, np.count_nonzero(host["answer_heads"].any(axis=1)))):
-    first = host["answer_groups"][i] == 1
-    places = np.flatnonzero(first & (host["answer_heads"][i] > 0))
+  for i in np.flatnonzero(host["answer_heads"].any(axis=1))[:number]:
+    groups, is_asked = host["answer_groups"][i], host["answer_heads"][i] > 0
+    first = groups == groups[is_asked].min()
+    places = np.flatnonzero(first & is_asked)
     head = heads[int(host["answer_heads"][i, places[0]]) - 1]
     found, right = answerer.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
     shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids), found, right))
@@ -232,14 +233,17 @@ def held_out(
   host = {name: gather(x) for name, x in batch.items()}
   side = predicted_side(host)
   first = _first_sequence(host, side)
-  # Where held-out text ends before a batch does, rows of nothing fill it.
-  rows = range(min(number, np.count_nonzero(first.any(axis=1))))
+  # Where held-out text ends before a batch does, rows of nothing fill it; each stream's stand behind its own.
+  rows = np.flatnonzero(first.any(axis=1))[:number]
+  if not rows.size:
+    return []
   if side == "encoder":
-    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, number))
-    arrays = gather(guess(state, batch)), host["encoder_target_tokens"], host["encoder_loss_weights"]
-    ends = first.sum(axis=1)
+    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, rows))
+    arrays = gather(guess(state, batch)), *(host[f"encoder_{name}"][rows] for name in ("target_tokens", "loss_weights"))
+    ends = first[rows].sum(axis=1)
     return [
-      masked_tokens(*(x[i, : ends[i]] for x in arrays), vocabulary=vocabulary, hidden_ids=hidden_ids) for i in rows
+      masked_tokens(*(x[:end] for x in row), vocabulary=vocabulary, hidden_ids=hidden_ids)
+      for end, *row in zip(ends, *arrays, strict=True)
     ]
   # Nothing is EOS from here on, which is hidden: id 0 may be a token.
   targets = np.where(first, host["decoder_target_tokens"], eos_id)
@@ -257,7 +261,7 @@ def held_out(
   written = gather(write(params, batch).tokens)[:, 0]
   written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
   # Sentinels in the inputs alone are no blanks: they stand for masked tokens where a vocabulary has no mask.
-  blanks = set(sentinel_ids).intersection(*(x[: len(rows)].flatten().tolist() for x in (inputs, targets)))
+  blanks = set(sentinel_ids).intersection(*(x[rows].flatten().tolist() for x in (inputs, targets)))
   if has_inputs and blanks:
     return [
       fill_in_the_blank(
@@ -275,8 +279,8 @@ def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
   return real_positions(host, side) if segments is None else segments == 1
 
 
-def _likeliest(model: nnx.Module, batch: Batch, number: int) -> jax.Array:
-  return jnp.argmax(model.logits(model(batch)[:number]), axis=-1)
+def _likeliest(model: nnx.Module, batch: Batch, rows: np.ndarray) -> jax.Array:
+  return jnp.argmax(model.logits(model(batch)[rows]), axis=-1)
 
 
 def _prompts(
