@@ -13,6 +13,7 @@ from t2t import UserError, task_metrics
 from t2t.config import load_config, records
 from t2t.data import answering, answers, framing, runs, selection, text_formats, vocabularies
 from t2t.data.answering import kinds, needs
+from t2t.data.answering.reading import Reading
 from t2t.models.config import HeadConfig, TransformerConfig
 
 BERT = framing.Framing((101,), (102,), (102,))
@@ -171,6 +172,21 @@ def test_candidates_are_texts_of_their_own():
   assert first["answer_targets"][at].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("length", "kept"), [(128, (1, 40, 2, 3)), (80, (1, 29, 2, 3)), (34, (1, 3, 2, 3))])
+def test_the_longest_candidate_is_cut_first(length, kept):
+  """Where all fit none is; of those that are cut the beginning stays."""
+  candidates = ["a", "b" * 40, "cc", "ddd"]
+  example = {"parts": tf.constant(["why"]), "candidates": tf.constant(candidates), "label": tf.constant(1)}
+  found = kinds.KINDS["choice"].make(
+    example, Reading(BYTES, framing.Framing((), (1,), (1,)), length, 0, "first", False)
+  )
+  rows = [found["inputs"].numpy()[found["texts"].numpy() == i].tolist() for i in range(4)]
+  assert rows == [
+    [*BYTES.encode("why"), 1, *BYTES.encode(text[:n]), 1] for text, n in zip(candidates, kept, strict=True)
+  ]
+  assert len(found["inputs"]) <= length
+
+
 def test_a_number_keeps_its_bits():
   """T5 rounds it to write it; a head learns it as it is, and -1 is none."""
   records = [{"sentence1": "a", "sentence2": "b", "label": value, "idx": 0} for value in (3.27, -1.0)]
@@ -216,6 +232,16 @@ def test_classes_in_another_order():
   need = answering.need_of(task())
   assert answering.labels_of(head, need) == ("yes", "no")
   assert answering.labels_of(HeadConfig("class", 2), need) == LABELS
+
+
+def test_classes_that_differ_in_case():
+  """Where a task tells classes by it, they are not the same; a head without capitals is another head."""
+  need = needs.Need("words", "class", ("Polish", "polish", "other"), 3)
+  head = HeadConfig("words", 3, labels=("polish", "other", "Polish"))
+  assert needs.order_of(head, need) == (2, 0, 1) and answering.labels_of(head, need) == head.labels
+  assert needs._checked(head, need, "words") == head
+  with pytest.raises(UserError, match="words is a class head with 3 classes"):
+    needs._checked(HeadConfig("words", 3, labels=("POLISH", "polish", "other")), need, "words")
 
 
 # ---- What cannot be asked --------------------------------------------------------------------------------------------

@@ -404,3 +404,14 @@ def test_the_command(tmp_path):
   assert rows[0]["prediction"] == "unanswerable" or rows[0]["prediction"] in context
   assert rows[0]["target"] == ["O'Neil-0", "O'Neil"]
   assert set(json.loads((out / "results.json").read_text())["squad_v2.validation"]["metrics"]) == {"exact_match", "f1"}
+
+
+@hypothesis.given(strategies.text("aé三☹", min_size=1, max_size=30), strategies.data())
+def test_an_answer_of_any_characters_is_found(context, data):
+  """In bytes, of which a character is up to four: the tokens of all its characters, and no others."""
+  first = data.draw(strategies.integers(0, len(context) - 1))
+  behind = data.draw(strategies.integers(first + 1, len(context)))
+  tokens = vocabularies.tokens_of(BYTES, context)
+  (window,) = spans.windows([7], tokens, (first, behind), framing=BERT, length=200, eos_id=1)
+  start, end = (int(np.flatnonzero(window.targets & bit)[0]) for bit in (1, 2))
+  assert BYTES.decode(window.inputs[start : end + 1].tolist()) == context[first:behind]

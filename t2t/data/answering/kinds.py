@@ -73,20 +73,25 @@ def _right_candidates(example: Features) -> tf.Tensor:
 def _choice(example: Features, reading: Reading) -> Features:
   """Candidates behind the same text, each a text of its own that sees no other; one position of each answers.
 
+  Where all do not fit, the longest are cut first.
+
   In:  {"parts": ["a"], "candidates": ["b", "c"], "label": 1}               head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 102, 6, 102, 101, 5, 102, 7, 102], "token_types": [0, 0, 0, 1, 1, 0, 0, 0, 1, 1],
         "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "answer_heads": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0],
         "answer_targets": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0], "has_answer": True}
   """
-  parts, candidates = example["parts"], example["candidates"]
-  number, right = tf.size(candidates), _right_candidates(example)
-  most = reading.length // tf.maximum(number, 1)
-  around = len(reading.framing.begin) + len(reading.framing.end) + len(reading.framing.between)
-  most = _checked(most, most >= around + LEAST, number, reading.length)
+  parts, candidates = (reading.encode(example[name]) for name in ("parts", "candidates"))
+  number, right, framing = candidates.nrows(out_type=tf.int32), _right_candidates(example), reading.framing
+  around = len(framing.begin) + len(framing.end) + len(framing.between)
+  room = tf.constant(reading.length)
+  room = _checked(room, room // tf.maximum(number, 1) >= around + LEAST, number, reading.length)
+  shared = around + (parts.nrows(out_type=tf.int32) - 1) * len(framing.between) + tf.size(parts.flat_values)
+  lengths = shared + tf.cast(candidates.row_lengths(), tf.int32)
+  most = tf.cond(tf.reduce_sum(lengths) > room, lambda: framing_lib.shortened(lengths, room), lambda: lengths)
 
-  def one(given: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    candidate, is_right, index = given
-    tokens, types = reading.frame(tf.concat([parts, candidate[None]], 0), most)
+  def one(given: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+    candidate, is_right, index, most = given
+    tokens, types = framing_lib.framed(tf.concat([parts, candidate[None]], 0), framing, most)
     length, at = tf.size(tokens), reading.place(tokens)
     target = tf.cast(is_right, tf.int32)
     heads = framing_lib.one_hot(at, length, reading.number + 1)
@@ -94,7 +99,7 @@ def _choice(example: Features, reading: Reading) -> Features:
 
   rows = tf.map_fn(
     one,
-    (candidates, right, tf.range(number)),
+    (candidates, right, tf.range(number), most),
     fn_output_signature=(tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0),) * 5,
   )
   names = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
@@ -102,8 +107,8 @@ def _choice(example: Features, reading: Reading) -> Features:
   return found | {"has_answer": tf.reduce_any(right)}
 
 
-def _checked(most: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -> tf.Tensor:
-  """`most`, if so many candidates fit."""
+def _checked(room: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -> tf.Tensor:
+  """`room`, if so many candidates fit."""
 
   def refuse(number) -> tf.Tensor:
     number = int(number)
@@ -112,7 +117,7 @@ def _checked(most: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -
       f" {LEAST + 4} positions; set config.data.inputs_length={16 * number} or more"
     )
 
-  return tf.cond(fits, lambda: most, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))
+  return tf.cond(fits, lambda: room, lambda: tf.ensure_shape(tf.numpy_function(refuse, [number], tf.int32), []))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which head a task needs: read off the first example that its formats make of its records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import re
 
@@ -128,16 +128,23 @@ def _own(need: Need, heads: Sequence[HeadConfig]) -> HeadConfig | None:
   return named[0] if named else None
 
 
+def _key(head: HeadConfig, need: Need) -> Callable[[str], str]:
+  """By what classes of both are the same: upper case is lower case, unless one of them tells classes by it."""
+  folded = [len({label.casefold() for label in labels}) == len(labels) for labels in (head.labels, need.labels)]
+  return str.casefold if all(folded) else str
+
+
 def order_of(head: HeadConfig, need: Need) -> tuple[int, ...]:
   """Of each class of a task its number in a head, whose classes may stand in another order; upper case is lower case.
 
   In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
   Out: (1, 0)
   """
-  theirs = [label.casefold() for label in head.labels]
+  key = _key(head, need)
+  theirs = [key(label) for label in head.labels]
   if not theirs or not need.labels:
     return tuple(range(need.number))
-  return tuple(theirs.index(label.casefold()) for label in need.labels)
+  return tuple(theirs.index(key(label)) for label in need.labels)
 
 
 def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
@@ -146,8 +153,9 @@ def labels_of(head: HeadConfig, need: Need) -> tuple[str, ...]:
   In:  classes of the head "CONTRADICTION", "ENTAILMENT", of the task "entailment", "contradiction"
   Out: ("contradiction", "entailment")
   """
-  written = {label.casefold(): label for label in need.labels}
-  return tuple(written.get(label.casefold(), label) for label in head.labels) or need.labels
+  key = _key(head, need)
+  written = {key(label): label for label in need.labels}
+  return tuple(written.get(key(label), label) for label in head.labels) or need.labels
 
 
 def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -> str:
@@ -162,7 +170,8 @@ def _reads(model: TransformerConfig, need: Need, vocabulary: seqio.Vocabulary) -
 
 def _checked(head: HeadConfig, need: Need, task: str) -> HeadConfig:
   """The model's own head, if it answers the task."""
-  known, wanted = (sorted(label.casefold() for label in labels) for labels in (head.labels, need.labels))
+  key = _key(head, need)
+  known, wanted = (sorted(key(label) for label in labels) for labels in (head.labels, need.labels))
   if head.kind != need.kind or head.num_classes != need.number or (known and wanted and known != wanted):
     raise UserError(
       f"config.model.heads: {head.name} is a {head.kind} head with {head.num_classes} classes"

@@ -82,9 +82,8 @@ class Questions:
     """
     given = tf.constant(list(parts), tf.string), tf.constant(list(candidates), tf.string, shape=[len(candidates)])
     whole = {name: np.asarray(x) for name, x in self._whole(*given).items()}
-    texts = np.bincount(whole["texts"])
     found = whole
-    if texts.max() > self._length // len(texts):
+    if len(whole["inputs"]) > self._length:
       found = {name: np.asarray(x) for name, x in self._make(*given).items()}
     features = {name: found[name] for name in ("inputs", "token_types", "texts", "answer_heads")}
     return Question(features, len(whole["inputs"]) - len(found["inputs"]))

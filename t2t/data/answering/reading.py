@@ -32,10 +32,13 @@ class Reading:
   whole: bool
   task: str = ""
 
-  def frame(self, texts: tf.Tensor, length: int | tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+  def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
+    """Ids of texts, string [texts]; nothing around them."""
+    return framing_lib.encode(self.vocabulary, texts)
+
+  def frame(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Ids and token types of texts, string [texts]."""
-    ids = framing_lib.encode(self.vocabulary, texts)
-    return framing_lib.framed(ids, self.framing, self.length if length is None else length)
+    return framing_lib.framed(self.encode(texts), self.framing, self.length)
 
   def place(self, tokens: tf.Tensor) -> tf.Tensor:
     """The position that answers for a text."""

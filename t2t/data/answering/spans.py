@@ -103,13 +103,19 @@ def windows(
 
 
 def _bounds(starts: np.ndarray, ends: np.ndarray, answer: tuple[int, int] | None) -> tuple[int, int] | None:
-  """The tokens in which an answer starts and ends, if both are there."""
+  """The tokens in which an answer starts and ends, if both are there; a character may be several, which are taken all.
+
+  In:  starts [0, 1, 1, 1, 2], ends [1, 2, 2, 2, 3], answer (1, 2)
+  Out: (1, 3)
+  """
   if answer is None or not len(starts):
     return None
   (before,), (behind,) = np.nonzero(starts <= answer[0]), np.nonzero(ends >= answer[1])
-  if not len(before) or not len(behind) or before[-1] > behind[0]:
+  if not len(before) or not len(behind):
     return None
-  return int(before[-1]), int(behind[0])
+  same = lambda i: np.flatnonzero((starts == starts[i]) & (ends == ends[i]))
+  first, last = int(same(before[-1])[0]), int(same(behind[0])[-1])
+  return (first, last) if first <= last else None
 
 
 def _checked_answer(context: str, starts: np.ndarray, texts: np.ndarray, record: bytes, task: str):
