@@ -172,18 +172,16 @@ def test_candidates_are_texts_of_their_own():
   assert first["answer_targets"][at].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("length", "kept"), [(128, (1, 40, 2, 3)), (80, (1, 29, 2, 3)), (34, (1, 3, 2, 3))])
+@pytest.mark.parametrize(("length", "kept"), [(128, (1, 40, 2, 3)), (60, (1, 34, 2, 3)), (34, (1, 8, 2, 3))])
 def test_the_longest_candidate_is_cut_first(length, kept):
   """Where all fit none is; of those that are cut the beginning stays."""
   candidates = ["a", "b" * 40, "cc", "ddd"]
   example = {"parts": tf.constant(["why"]), "candidates": tf.constant(candidates), "label": tf.constant(1)}
-  found = kinds.KINDS["choice"].make(
-    example, Reading(BYTES, framing.Framing((), (1,), (1,)), length, 0, "first", False)
-  )
+  reading = Reading(BYTES, framing.Framing((), (1,), (1,)), length, 0, "first", False)
+  found = kinds.KINDS["choice"].make(example, reading)
   rows = [found["inputs"].numpy()[found["texts"].numpy() == i].tolist() for i in range(4)]
-  assert rows == [
-    [*BYTES.encode("why"), 1, *BYTES.encode(text[:n]), 1] for text, n in zip(candidates, kept, strict=True)
-  ]
+  read = [text[:number] for text, number in zip(candidates, kept, strict=True)]
+  assert rows == [[*BYTES.encode("why"), 1, *BYTES.encode(text), 1] for text in read]
   assert len(found["inputs"]) <= length
 
 
