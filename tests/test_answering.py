@@ -186,11 +186,16 @@ def test_the_longest_candidate_is_cut_first(length, kept):
 
 
 def test_a_number_keeps_its_bits():
-  """T5 rounds it to write it; a head learns it as it is, and -1 is none."""
+  """T5 rounds it to write it; a head learns it as it is; a similarity of -1 is none, and any other number is one."""
   records = [{"sentence1": "a", "sentence2": "b", "label": value, "idx": 0} for value in (3.27, -1.0)]
   found = examples(task(records, text_formats.stsb), HeadConfig("stsb", 1, "score", reads="first"))
   assert found[0]["answer_targets"][:1].view(np.float32) == np.float32(3.27)
   assert [bool(each["has_answer"]) for each in found] == [True, False]
+  format = functools.partial(text_formats.scored, prefix="mood", fields=("text",), label="mood")
+  records = [{"text": "a", "mood": value} for value in (-1.0, float("nan"), 0.0)]
+  found = examples(task(records, format), HeadConfig("mood", 1, "score", reads="first"))
+  assert [bool(each["has_answer"]) for each in found] == [True, False, True]
+  assert found[0]["answer_targets"][:1].view(np.float32) == -1.0
 
 
 def test_nothing_is_left_out_for_a_head():

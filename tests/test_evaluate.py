@@ -408,3 +408,20 @@ def test_meshes_give_the_same_answers(module):
   assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
   texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]
   assert texts(found, params) == texts(other, pretrained.load(source, sharding.make_mesh(config.mesh)).params)
+
+
+@pytest.mark.parametrize(
+  ("example", "unlabelled"),
+  [
+    ({"label": np.int64(-1)}, True),
+    ({"label": np.int64(0)}, False),
+    ({"label": np.float32("nan")}, True),
+    ({"label": np.float32(-1)}, False),  # a number like any other
+    ({"answers": np.array([], object)}, True),
+    ({"answers": np.array([], object), "no_answer": b"none"}, False),
+    ({}, False),
+  ],
+)
+def test_what_has_no_label(example, unlabelled):
+  """As in test sets; that a question has no answer is a label."""
+  assert evaluate._is_unlabelled(example) is unlabelled

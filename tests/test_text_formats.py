@@ -129,11 +129,11 @@ def test_candidates_in_fields_of_their_own():
 
 
 def test_a_number_that_is_not_given():
-  """-1, as of other labels; others are written as short as they are."""
-  texts = [
-    run(text_formats.scored, {"a": "b", "label": x}, prefix="p", fields=("a",))[0]["targets"] for x in (-1.0, 0.1, 4)
-  ]
-  assert texts == ["<unk>", "0.1", "4"]
+  """NaN; others are written as short as they are."""
+  numbers = (float("nan"), -1.0, 0.1, 4)
+  rows = [run(text_formats.scored, {"a": "b", "label": x}, prefix="p", fields=("a",))[0] for x in numbers]
+  assert [row["targets"] for row in rows] == ["<unk>", "-1", "0.1", "4"]
+  np.testing.assert_array_equal([row["label"] for row in rows], np.float32(numbers))
 
 
 def test_answers_that_are_not_given():

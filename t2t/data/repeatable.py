@@ -122,7 +122,7 @@ def _twice(dataset: tf.data.Dataset) -> tuple[list, list]:
 
 def _same(left: list, right: list) -> bool:
   return len(left) == len(right) and all(
-    a.dtype == b.dtype and np.array_equal(a, b)
+    a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     for one, other in zip(left, right, strict=True)
     for a, b in zip(one, other, strict=True)
   )

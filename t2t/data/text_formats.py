@@ -122,7 +122,7 @@ def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str
     features: as above; "idx" is kept.
     prefix: the task's name.
     fields: in the order in which they are read.
-    label: the field with the number; -1 where it is not given.
+    label: the field with the number; NaN where it is not given.
   """
   words = [prefix]
   for field in fields:
@@ -130,7 +130,7 @@ def scored(features: Features, *, prefix: str, fields: Sequence[str], label: str
   number = tf.cast(features[label], tf.float32)
   return {
     "inputs": tf.strings.join(words, " "),
-    "targets": tf.where(number == -1.0, UNKNOWN, tf.strings.as_string(number, shortest=True)),
+    "targets": tf.where(tf.math.is_nan(number), UNKNOWN, tf.strings.as_string(number, shortest=True)),
     "label": number,
     "head": tf.constant(reading_formats.head_name(prefix)),
     "parts": tf.stack([features[field] for field in fields]),
@@ -232,14 +232,15 @@ def stsb(features: Features) -> Features:
         "Puretunes representatives could not be located Thursday to comment on the suit."]}
 
   Args:
-    features: as above; a label below 0 is not given.
+    features: as above; a label below 0 is not given, and becomes NaN.
   Source: Raffel et al. 2020, section 2.4 and appendix D.8.
   """
   label = tf.cast(features["label"], tf.float32)
+  label = tf.where(label < 0, float("nan"), label)
   rounded = tf.strings.as_string(tf.round(label * 5) / 5, precision=1)
   return {
     "inputs": tf.strings.join(["stsb sentence1:", features["sentence1"], "sentence2:", features["sentence2"]], " "),
-    "targets": tf.where(label < 0, UNKNOWN, rounded),
+    "targets": tf.where(tf.math.is_nan(label), UNKNOWN, rounded),
     "label": label,
     "idx": tf.cast(features["idx"], tf.int32),
     "head": tf.constant("stsb"),

@@ -178,8 +178,10 @@ def _name(function: Callable) -> str:
 def _is_unlabelled(example: Mapping[str, Any]) -> bool:
   """Whether an example comes without its answer, as those of test sets do."""
   if "label" in example:
-    return bool(example["label"] == -1)
-  return "answers" in example and not len(example["answers"])
+    label = np.asarray(example["label"])
+    return bool(np.isnan(label) if np.issubdtype(label.dtype, np.floating) else label == -1)
+  # A question that has none says what is right then.
+  return "answers" in example and not len(example["answers"]) and "no_answer" not in example
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

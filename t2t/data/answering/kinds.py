@@ -58,9 +58,9 @@ def _class(example: Features, reading: Reading) -> Features:
 
 
 def _score(example: Features, reading: Reading) -> Features:
-  """A text, and a number: its bits are the target; -1 says that it is not given."""
+  """A text, and a number: its bits are the target; NaN says that it is not given."""
   value = tf.cast(example["label"], tf.float32)
-  return _of_text(example, reading, tf.bitcast(value, tf.int32)) | {"has_answer": value != -1.0}
+  return _of_text(example, reading, tf.bitcast(value, tf.int32)) | {"has_answer": ~tf.math.is_nan(value)}
 
 
 def _right_candidates(example: Features) -> tf.Tensor:

@@ -56,7 +56,7 @@ class Questions:
     self._reading = reading
     self._least = len(framing.begin) + len(framing.between) + len(framing.end) + kinds.LEAST
     kind = head.kind if head is not None else "class"
-    no_answer = tf.constant(-1.0 if kind == "score" else -1)
+    no_answer = tf.constant(float("nan") if kind == "score" else -1)
     texts = tf.TensorSpec([None], tf.string)
 
     def program(reading: kinds.Reading):
