@@ -1,3 +1,4 @@
+from flax import traverse_util
 from hypothesis import given, settings, strategies
 import jax
 import jax.numpy as jnp
@@ -7,8 +8,9 @@ import pytest
 import toy
 
 from t2t import UserError
+from t2t.config import load_config, records
 from t2t.params import join_frozen, path_name, split_frozen
-from t2t.training import optimizers
+from t2t.training import optimizers, recipe
 
 
 def rms(x):
@@ -218,3 +220,29 @@ def test_freezing_nothing_or_everything_is_refused(patterns, message):
   """A pattern without a match is a typing mistake."""
   with pytest.raises(UserError, match=message):
     split_frozen(PARAMS, patterns)
+
+
+def test_rates_fall_towards_the_embedding():
+  """By a power for each layer, as in ELECTRA's code: 2 for the last, one more than layers for the first."""
+  params = {
+    "embed": {"table": np.ones(3, np.float32)},
+    "encoder": {"layers": {"mlp": np.ones((4, 2), np.float32)}, "final_norm": np.ones(2, np.float32)},
+    "heads": {"sure": np.ones(2, np.float32)},
+  }
+  config = toy.optimizer_config(learning_rate=1.0, layer_decay=0.5)
+  tx, _ = optimizers.make_optimizer(config, 10)
+  updates, _ = tx.update(params, tx.init(params), params)
+  found = {path: np.unique(-np.asarray(x)).tolist() for path, x in traverse_util.flatten_dict(updates, sep="/").items()}
+  assert found == {
+    "embed/table": [0.5**6],
+    "encoder/layers/mlp": [0.5**5, 0.5**4, 0.5**3, 0.5**2],
+    "encoder/final_norm": [1.0],
+    "heads/sure": [1.0],
+  }
+
+
+def test_layers_that_are_one_have_one_rate():
+  """Those of ALBERT: nothing could fall from one to the next."""
+  config = records(load_config("albert_base")).with_(optimizer={"layer_decay": 0.9})
+  with pytest.raises(UserError, match=r"config.optimizer.layer_decay=0.9: all layers of this model are one"):
+    recipe.make(config)

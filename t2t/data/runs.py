@@ -57,6 +57,11 @@ def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
       + ("must not be below 0" if epochs < 0 else "counts examples of tasks, and there is no config.data.mixture")
       + "; give config.train.steps, and 0.0 epochs"
     )
+  if data.pack:
+    raise UserError(
+      f"config.train.epochs={epochs}: with config.data.pack=True a row has several examples, nobody knows how many; set"
+      " config.data.pack=False, or give config.train.steps, and 0.0 epochs"
+    )
   number = 0
   for task in selection.tasks_of(pipeline.adapted(data, found)):
     if data.train_split in task.splits:
@@ -66,9 +71,26 @@ def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
           f"config.train.epochs={epochs}: {task.name} does not say how many examples it has; give config.train.steps,"
           " and 0.0 epochs"
         )
-      number += count
+      number += count * _rows_of_a_record(config, task)
   steps = max(1, round(epochs * number / config.train.batch_size))
   return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
+
+
+def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
+  """Examples that a record becomes, by the first ones: of a long context several windows, without an answer none."""
+  data, model = config.data, config.model
+  if not answered_by_heads(config.train.loss) or not answering.is_answered(task):
+    return 1.0
+  records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_CHECKED)
+  made = answering.for_heads(task, model.architecture, model.heads)
+  examples = made.preprocess_postcache(
+    made.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
+  )
+  try:
+    rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (answering.labelled(examples), records))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
+  return int(rows) / max(int(number), 1)
 
 
 def _with_intervals(config: Config, epoch: int) -> Config:

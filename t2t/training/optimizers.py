@@ -144,8 +144,8 @@ def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation
 def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
   """Updates times decay for each layer that lies above: what tokens are embedded by changes least.
 
-  A stack's last layer has `decay`, its first decay ** layers, and the embedding one more; heads and what stands behind
-  the layers have 1 (Clark et al. 2020, appendix B: "layerwise learning-rate decay").
+  A stack's last layer has decay ** 2, its first decay ** (layers + 1), and the embedding one more; heads and what
+  stands behind the layers have 1, as in the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
   """
 
   def update(updates, state, params=None):
@@ -155,10 +155,10 @@ def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
 
     def scaled(path: str, x: jax.Array) -> jax.Array:
       if _stack_of(path):
-        exponents = depths[_stack_of(path)] - jnp.arange(x.shape[0])
+        exponents = depths[_stack_of(path)] + 1 - jnp.arange(x.shape[0])
         return x * (decay**exponents).reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
       below = "embed" in path.split("/") or "position_bias" in path
-      return x * decay ** (deepest + 1) if below else x
+      return x * decay ** (deepest + 2) if below else x
 
     return {path: scaled(path, x) for path, x in updates.items()}, state
 

@@ -127,6 +127,11 @@ def make(config: Config) -> Recipe:
     UserError: a loss, an optimizer or a schedule that there is not, or that does not go with the rest.
   """
   loss = losses.make(config)
+  if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
+    raise UserError(
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers of this model are one"
+      " (config.model.share_layers), which has one rate; set it to 1.0"
+    )
   tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps)
 
   def model_fn(key: jax.Array) -> nnx.Module:
