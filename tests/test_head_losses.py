@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, losses, sharding
+from t2t import UserError, losses, metrics, sharding
 from t2t.config import load_config, records
 from t2t.data import converters
 from t2t.generation import answerer
@@ -181,12 +181,29 @@ def test_parts_of_a_batch_add_up():
   config = with_heads("bert")
   batch, _ = asked("encoder_only")
   compute, params, loss = loss_of(config)
-  (expected, _), expected_gradient = compute(params, batch)
+  (expected, measured), expected_gradient = compute(params, batch)
   weights = loss.weights(batch)
   parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, 10))]
   found = [compute(params, part, weights) for part in parts]
   np.testing.assert_allclose(sum(each[0][0] for each in found), expected, rtol=1e-5)
   toy.assert_trees_close(jax.tree.map(jnp.add, found[0][1], found[1][1]), expected_gradient)
+  added = metrics.merge(*(each[0][1] for each in found))
+  for name, whole in measured.items():
+    np.testing.assert_allclose(added[name].value(), whole.value(), rtol=1e-5, err_msg=name)
+  np.testing.assert_allclose(measured["loss"].value(), expected, rtol=1e-5)
+
+
+def test_what_a_head_alone_measures_does_not_depend_on_the_batch():
+  """Of tags each counts, in however many batches of unequal sentences they come."""
+  config = with_heads("bert", heads=tuple(head for head in HEADS if head.kind == "tag"))
+  random = np.random.default_rng(3)
+  batch = batch_of([example("tag", random, "first") for _ in range(5)], "encoder_only", pack=False)
+  batch["encoder_answer_heads"] = np.minimum(batch["encoder_answer_heads"], 1)
+  compute, params, _ = loss_of(config)
+  (_, whole), _ = compute(params, batch)
+  parts = [compute(params, {name: x[rows] for name, x in batch.items()})[0][1] for rows in (slice(0, 1), slice(1, 5))]
+  for name, expected in whole.items():
+    np.testing.assert_allclose(metrics.merge(*parts)[name].value(), expected.value(), rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("mesh_shape", [{"data": 8}, {"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}])

@@ -293,7 +293,7 @@ class Heads:
     return without_tokens(model)
 
   def weights(self, batch: Batch) -> Weights:
-    """Answers of each head, as many times as there are examples for each of its own; and tokens that count."""
+    """Answers of each head, times all examples over its own; all examples; and tokens that count."""
     found, examples = {}, {}
     for number, head in self._asked:
       asked = asked_of(batch, number)
@@ -301,6 +301,7 @@ class Heads:
       examples[head.name] = _number_of_examples(asked)
     total = sum(examples.values())
     weights = {name: units * total / jnp.maximum(examples[name], 1.0) for name, units in found.items()}
+    weights["examples"] = total
     if self.tokens is not None:
       weights["tokens"] = jnp.sum(batch[f"{predicted_side(batch)}_loss_weights"].astype(jnp.float32))
     return weights
@@ -317,7 +318,7 @@ class Heads:
     terms, metrics, added = {}, {}, []
     for number, head in self._asked:
       asked = asked_of(batch, number)
-      units, examples = jnp.sum(_units(head, asked)), _number_of_examples(asked)
+      units = jnp.sum(_units(head, asked))
       if head.kind == "boundary":
         summed, (loss, _, right) = boundary.sums(
           self._of_tokens(train), module, head, hidden, batch, asked.at, asked.targets
@@ -329,8 +330,9 @@ class Heads:
       terms[head.name] = summed / jnp.maximum(weights[head.name], 1e-8)
       metrics[f"{head.name}_loss"] = WeightedSum(loss, units)
       metrics[f"{head.name}_accuracy"] = WeightedSum(right, units)
-      share = examples / jnp.maximum(units, 1e-8)
-      added.append((loss * share, right * share, examples))
+      # Of the whole batch, of which this may be a part; of one head each answer counts alike, in whatever batch it is.
+      share = weights["examples"] / jnp.maximum(weights[head.name], 1e-8) if len(self._asked) > 1 else 1.0
+      added.append((loss * share, right * share, units * share))
     if self.tokens is None:
       loss, right, examples = (sum(column) for column in zip(*added, strict=True))
       own = {"loss": WeightedSum(loss, examples), "accuracy": WeightedSum(right, examples)}
