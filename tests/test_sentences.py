@@ -1,6 +1,7 @@
 """Two texts and how they belong together: the docstrings' arrays, and that each arrangement is what it says."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -77,12 +78,23 @@ def test_arrangements_are_what_their_class_says(task):
 
 
 def test_a_text_from_elsewhere_is_of_another_document():
-  """Never of the same; where there is no other, there is nothing."""
-  second = tf.ragged.constant([[5], [6, 6], [7]], dtype=tf.int32)
-  group = {"second": second, "document": tf.constant([0, 0, 1])}
-  assert sentences.with_others(group, SEED)["other"].to_list() in ([[7], [7], [5]], [[7], [7], [6, 6]])
+  """The docstring's arrays; never of the same document, and where there is no other, there is nothing."""
+  second = tf.ragged.constant([[5, 5], [6], [7, 7, 7]], dtype=tf.int32)
+  group = {"second": second, "document": tf.constant([0, 0, 1]), "kind": tf.constant([0, 0, 0])}
+  made = sentences.with_others(group, SEED)
+  assert made["second"].to_list() == [[5, 5], [6], [7, 7]] and made["other"].to_list() == [[7, 7], [7], [5, 5]]
   alone = sentences.with_others(group | {"document": tf.constant([2, 2, 2])}, SEED)
-  assert alone["other"].to_list() == [[], [], []]
+  assert alone["second"].to_list() == second.to_list() and alone["other"].to_list() == [[], [], []]
+
+
+def test_a_text_from_elsewhere_is_of_the_same_kind():
+  """If one is near in length; any of those that are alike."""
+  second = tf.RaggedTensor.from_row_lengths(tf.repeat(tf.range(10, 15), [8, 9, 8, 10, 40]), [8, 9, 8, 10, 40])
+  group = {"second": second, "document": tf.range(5), "kind": tf.constant([0, 0, 1, 0, 1])}
+  assert [row[0] for row in sentences.with_others(group, SEED)["other"].to_list()][0] == 11
+  assert [row[0] for row in sentences.with_others(group, SEED)["other"].to_list()][2] in (10, 11)
+  drawn = {sentences.with_others(group, [1, seed])["other"].to_list()[1][0] for seed in range(20)}
+  assert drawn == {10, 13}
 
 
 def test_a_document_alone_has_no_other():
@@ -91,6 +103,78 @@ def test_a_document_alone_has_no_other():
   dataset = tf.data.Dataset.from_tensors({"targets": tf.range(10, 90)})
   made = sentences.masked_pairs(dataset, {"inputs": 16, "targets": 16}, {"targets": feature}, task=sentences.NEXT)
   assert {int(example["answer_targets"][0]) for example in made.as_numpy_iterator()} == {0}
+
+
+def test_a_copy_of_a_document_is_the_same_document():
+  """Epochs of a small corpus follow each other in a window: what is "random" is of neither copy."""
+  dataset = tf.data.Dataset.from_tensor_slices(tf.reshape(tf.range(10, 90), [4, 20])).repeat(20)
+  feature = seqio.Feature(Vocabulary(), add_eos=True)
+  made = sentences.masked_pairs(
+    dataset.map(lambda row: {"targets": row}),
+    {"inputs": 24, "targets": 24},
+    {"targets": feature},
+    task=sentences.NEXT,
+  )
+  found = list(made.as_numpy_iterator())
+  assert sum(example["answer_targets"][0] for example in found) > 20
+  for example in found:
+    first, second = halves_of(example)
+    assert ((first[0] - 10) // 20 != (second[0] - 10) // 20) == example["answer_targets"][0]
+
+
+# ---- What is told apart without reading ------------------------------------------------------------------------------
+
+
+@functools.cache
+def shapes(task, length):
+  """Classes of many examples; how long examples, A and B are; and whether A and B end a sentence."""
+  random = np.random.default_rng(7)
+  number = 14 * length  # about 4,000 pieces
+  sizes = np.where(random.random(number) < 0.5, random.integers(10, 100, number), random.integers(100, 800, number))
+  tokens = random.integers(10, 90, sizes.sum()).astype(np.int32)
+  tokens[np.cumsum(random.integers(8, 30, len(tokens)))[: len(tokens) // 30] - 1] = 9
+  tokens[np.cumsum(sizes) - 1] = 9  # a document ends with a sentence
+  dataset = tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tokens, sizes))
+  with seqio.map_seed_manager(initial_seed=3):
+    made = sentences.masked_pairs(
+      dataset.map(lambda row: {"targets": row}),
+      {"inputs": length, "targets": length},
+      {"targets": seqio.Feature(Vocabulary(), add_eos=True)},
+      task=task,
+      choose=lambda candidates, *_, **__: (tf.zeros_like(candidates), tf.range(tf.size(candidates))),
+    )
+  rows = []
+  for example in made.as_numpy_iterator():
+    first, second = halves_of(example)
+    ends = (first[-1] == 9, second[-1] == 9)
+    rows.append((example["answer_targets"][0], len(example["targets"]), len(first), len(second), *ends))
+  return np.array(rows).T
+
+
+def advantage(labels, seen):
+  """How much more often than the most frequent class the class is right that is most frequent for what is seen."""
+  half = len(labels) // 2
+  counts = np.zeros((seen.max() + 1, labels.max() + 1))
+  np.add.at(counts, (seen[:half], labels[:half]), 1)
+  return np.mean(counts.argmax(axis=1)[seen[half:]] == labels[half:]) - np.bincount(labels[half:]).max() / (
+    len(labels) - half
+  )
+
+
+@pytest.mark.parametrize("length", [64, 128])
+@pytest.mark.parametrize(
+  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
+)
+def test_lengths_do_not_tell_the_class(task, length):
+  """Of the example, or of either text, in documents short and long."""
+  labels, *lengths, _, _ = shapes(task, length)
+  assert len(labels) > 3000 and max(advantage(labels, seen) for seen in lengths) < 0.03
+
+
+def test_ends_of_sentences_do_not_tell_a_random_text():
+  """Nor do they with the length of the example, of which most that are short end with their document."""
+  labels, size, _, _, *ends = shapes(sentences.NEXT, 64)
+  assert advantage(labels, ends[0] + 2 * ends[1] + 4 * (size > 60)) < 0.03
 
 
 def test_a_text_is_divided_behind_a_sentence():

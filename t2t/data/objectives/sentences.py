@@ -14,6 +14,7 @@ from t2t.models.config import HeadConfig
 Features = dict[str, tf.Tensor]
 
 _GROUP = 1024  # pieces among which a text from elsewhere is drawn: a long article is a few hundred
+_OTHER_KIND = 16  # tokens by which a text may be longer or shorter, rather than begin or end in another way
 _SHUFFLED = 0.05  # share of the trigrams (Wang et al. 2020, section 3.2)
 
 
@@ -48,20 +49,24 @@ STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
 
 
 def _of_documents(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
-  """Pieces of documents, none of two, with the number of their document.
+  """Pieces of documents, none of two, with a number that tells the documents apart.
 
   In:  {"targets": [1, 2, 3]}, {"targets": [4, 5]}          length 2
-  Out: {"targets": [1, 2], "document": 0}, {"targets": [4, 5], "document": 1}        a single token is no two texts
+  Out: {"targets": [1, 2], "document": x}, {"targets": [4, 5], "document": y}        a single token is no two texts
+
+  The number is a fingerprint of the tokens: several epochs of a small corpus follow each other here, and the copies of
+  a document are one.
   """
 
-  def cut(number: tf.Tensor, features: Features) -> Features:
+  def cut(features: Features) -> Features:
     tokens = features["targets"]
+    fingerprint = tf.bitcast(tf.fingerprint(tokens[None]), tf.int64)
     size = tf.size(tokens, tf.int64)
     splits = tf.concat([tf.range(0, size, length, tf.int64), [size]], 0)
     rows = tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)
-    return {"targets": rows, "document": tf.repeat(number, rows.nrows())}
+    return {"targets": rows, "document": tf.repeat(fingerprint, rows.nrows())}
 
-  found = dataset.enumerate().map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+  found = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
   return found.filter(lambda features: tf.size(features["targets"]) > 1)
 
 
@@ -78,25 +83,40 @@ def halves(tokens: tf.Tensor, seed: tf.Tensor, *, ends_sentence: tf.Tensor) -> t
 
 
 def with_others(group: Features, seed: tf.Tensor) -> Features:
-  """Beside each second text one of another document, drawn among the group; where there is none, nothing.
+  """Beside each second text one of another document that is as long, both cut to the shorter; where none is, nothing.
 
-  In:  {"second": [[5], [6], [7]], "document": [0, 0, 1]}
-  Out: {"second": [[5], [6], [7]], "document": [0, 0, 1], "other": [[7], [7], [6]]}
+  In:  {"second": [[5, 5], [6], [7, 7, 7]], "document": [0, 0, 1], "kind": [0, 0, 0]}
+  Out: {"second": [[5, 5], [6], [7, 7]], "other": [[7, 7], [7], [5, 5]], and what else there is}
+
+  A text is drawn among those that are nearest in length, of the same kind if one is near: whichever of the two is
+  taken, the lengths are the same, and an end of a sentence is as likely.
 
   Args:
-    group: of so many pieces, ragged.
+    group: of so many pieces, ragged; "kind" says how a second text begins and ends.
     seed: int [2], stateless.
   """
-  document = group["document"]
-  number = tf.size(document)
+  second, document, kind = group["second"], group["document"], group["kind"]
+  number, sizes = tf.size(document), tf.cast(second.row_lengths(), tf.float32)
   is_other = document[:, None] != document[None, :]
-  keys = tf.where(is_other, tf.random.stateless_uniform([number, number], seed), -1.0)
-  chosen = tf.argmax(keys, axis=1, output_type=tf.int32)
-  lengths = tf.where(tf.reduce_any(is_other, axis=1), tf.gather(group["second"].row_lengths(), chosen), 0)
-  other = tf.gather(group["second"], chosen)
-  kept = tf.ragged.range(other.row_lengths()).flat_values < tf.repeat(lengths, other.row_lengths())
-  values = tf.boolean_mask(other.flat_values, kept)
-  return {**group, "other": tf.RaggedTensor.from_row_lengths(values, lengths)}
+  distances = tf.abs(sizes[:, None] - sizes[None, :])
+  distances += _OTHER_KIND * tf.cast(kind[:, None] != kind[None, :], tf.float32)
+  # What is drawn is less than a token: it decides among equals.
+  keys = distances + tf.random.stateless_uniform([number, number], seed)
+  chosen = tf.argmin(tf.where(is_other, keys, tf.float32.max), axis=1, output_type=tf.int32)
+  has_other = tf.reduce_any(is_other, axis=1)
+  other = tf.gather(second, chosen)
+  shorter = tf.minimum(second.row_lengths(), other.row_lengths())
+  return {
+    **group,
+    "second": _beginnings(second, tf.where(has_other, shorter, second.row_lengths())),
+    "other": _beginnings(other, tf.where(has_other, shorter, 0)),
+  }
+
+
+def _beginnings(texts: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
+  """So many tokens of each text."""
+  kept = tf.ragged.range(texts.row_lengths()).flat_values < tf.repeat(lengths, texts.row_lengths())
+  return tf.RaggedTensor.from_row_lengths(tf.boolean_mask(texts.flat_values, kept), lengths)
 
 
 # ---- Words -----------------------------------------------------------------------------------------------------------
@@ -146,9 +166,10 @@ def masked_pairs(
         "loss_weights": [0, 0, 1, 0, 0, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0],
         "answer_heads": [1, 0, 0, 0, 0, 0, 0], "answer_targets": [1, 0, 0, 0, 0, 0, 0]}        "random" of NEXT
 
-  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it; where these
-  are all of one document, the pair is "next".  BERT's code puts back what a random text displaced, and makes one
-  example in ten a short one; here each piece is one example.
+  A text from elsewhere is the second half of a piece of another document among the 1,024 pieces around it, one as long
+  as the text that it displaces; where none is, the longer of the two is cut, whichever is taken, for else the length of
+  an example would tell its class.  Where the pieces are all of one document, the pair is "next".  BERT's code puts back
+  what a random text displaced, and makes one example in ten a short one; here each piece is one example.
 
   Args:
     dataset: {"targets": int32 [n]} without EOS.
@@ -176,10 +197,14 @@ def masked_pairs(
   mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
   ends_sentence, starts_word = vocabularies.ends_sentence(vocabulary), vocabularies.starts_word(vocabulary)
 
+  has_random = "random" in task.arrangements
+
   @seqio.map_over_dataset(num_seeds=1)
   def divide(features: Features, seed: tf.Tensor) -> Features:
     first, second = halves(features["targets"], seed, ends_sentence=ends_sentence)
-    return {"first": first, "second": second, "document": features["document"]}
+    # Behind a sentence or in one, and to the end of one or not: a model sees that of a text and of what is before it.
+    begins, ends = tf.unstack(tf.cast(tf.gather(ends_sentence, tf.stack([first[-1], second[-1]])), tf.int32))
+    return {"first": first, "second": second, "document": features["document"], "kind": 2 * begins + ends}
 
   @seqio.map_over_dataset(num_seeds=1)
   def draw(group: Features, seed: tf.Tensor) -> Features:
@@ -187,15 +212,15 @@ def masked_pairs(
 
   @seqio.map_over_dataset(num_seeds=4)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
-    first, second, other = (features[name] for name in ("first", "second", "other"))
+    first, second = features["first"], features["second"]
     label = tf.random.stateless_uniform([], seeds[0], 0, len(task.arrangements), tf.int32)
-    if "random" in task.arrangements:
-      is_missing = (label == task.arrangements.index("random")) & (tf.size(other) == 0)
+    if has_random:
+      is_missing = (label == task.arrangements.index("random")) & (tf.size(features["other"]) == 0)
       label = tf.where(is_missing, task.arrangements.index("next"), label)
     arranged = {
       "next": lambda: (first, second),
       "swapped": lambda: (second, first),
-      "random": lambda: (first, other),
+      "random": lambda: (first, features["other"]),
     }
     pair = tf.switch_case(label, [arranged[name] for name in task.arrangements])
     tokens, types = framing.framed(tf.ragged.stack(list(pair)), around, length)
@@ -217,4 +242,6 @@ def masked_pairs(
     }
 
   parts = divide(_of_documents(dataset, length=room))
-  return corrupt(draw(parts.ragged_batch(_GROUP)).unbatch())
+  if has_random:
+    parts = draw(parts.ragged_batch(_GROUP)).unbatch()
+  return corrupt(parts)
