@@ -15,9 +15,12 @@ import toy
 FASTER_COMPILES = (
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
-if jax.__version_info__ < (0, 11):  # XLA of 0.12 no longer knows it, and ends at a flag that it does not know
+# Where other work has the cores, eight devices may take longer than 40 s to meet, at which XLA ends the process.
+PATIENCE = ""
+if jax.__version_info__ < (0, 11):  # XLA ends at a flag that it does not know, as 0.12 the first
   FASTER_COMPILES += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER_COMPILES}".strip()
+  PATIENCE = " --xla_cpu_collective_call_terminate_timeout_seconds=600"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER_COMPILES}{PATIENCE}".strip()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
