@@ -154,10 +154,11 @@ def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) 
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
   number = f"{writers.compact_count(trained + frozen)} parameters"
   if frozen:
-    number += f", {writers.compact_count(frozen)} of them not trained"
+    number += f" ({writers.compact_count(frozen)} of them not trained)"
+  where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
   if made.idle_heads:
-    number += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
-  return f"{number} on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
+    where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
+  return f"{number} {where}"
 
 
 def _is_due(config: Config, step: int, every: int) -> bool:

@@ -202,7 +202,11 @@ def test_a_line_without_a_context_or_a_question(marked, run):
       "line 1: its text has not all 'words', one after another",
     ),
     ({"inputs": "a", "tags": [0]}, ("--head=ner",), "line 1: has a field 'tags', which the output has of its own"),
-    ({"text": "a"}, ("--head=ner",), "line 1: has no field 'inputs'"),
+    (
+      {"parts": ["a"]},
+      ("--head=ner",),
+      "has no field 'inputs'; .* a tag head reads one text, 'inputs', or a list, 'words'",
+    ),
     ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit into the 256 tokens"),
     ({"inputs": "a"}, ("--head=ner", "--no_answer=yes"), "--no_answer yes: ner is a tag head"),
     ({"context": "a"}, ("--head=span",), "line 1: has no field 'question'"),

@@ -46,7 +46,7 @@ def test_a_head_answers_as_for_a_line(head, several, tmp_path):
   asker = service(several, f"--head={head}")
   about = asker.about()
   kind = {"pair": "class", "copa": "choice", "stsb": "score"}[head]
-  assert (about["asks"], about["pairs"], about["max_inputs"]) == (kind, True, 72)
+  assert (about["asks"], about["pairs"], about["max_inputs"], about["head"]) == (kind, True, 72, head)
   line = {name: x for name, x in test_infer_answers.LINES[head][3].items() if name != "id"}
   *before, found = asker.generate(asker.parse(json.dumps(line).encode()))
   assert {"state": "compiling"} in before and found["ended"]

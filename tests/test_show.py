@@ -1,20 +1,26 @@
 """The list of tasks and the view of one: what is printed, how wide, in which colours, and what is refused."""
 
+import dataclasses
 import re
 
+from etils import epath
+import foreign
 import pytest
 import rich.cells
+import test_convert_heads
 
 from t2t import UserError, tasks
 from t2t import __main__ as t2t_main
 from t2t.commands import tasks as tasks_command
+from t2t.convert import huggingface
 from t2t.data import objectives, registry
 
 MODULE = '''"""Tasks of a test."""
 
 import seqio
 import tensorflow as tf
-from t2t.data import objectives, vocabularies
+from t2t import task_metrics
+from t2t.data import answers, objectives, text_formats, vocabularies
 
 BYTES = vocabularies.load("bytes", extra_ids=100)
 PAIR = {"inputs": seqio.Feature(BYTES), "targets": seqio.Feature(BYTES)}
@@ -49,6 +55,22 @@ add(
   to_pair,
   features={"targets": seqio.Feature(NOWHERE)},
   source=seqio.TextLineDataSource({"test": "/nowhere/text.txt"}),
+)
+
+
+def pairs(split, shuffle_files, seed=None):
+  return tf.data.Dataset.from_tensor_slices({"one": ["a cat sat"], "two": ["it did"], "label": [1]})
+
+
+seqio.TaskRegistry.add(
+  "show_test_labelled",
+  source=seqio.FunctionDataSource(pairs, splits=("train", "validation")),
+  preprocessors=text_formats.preprocessors(
+    text_formats.labelled, prefix="match", fields=("one", "two"), labels=("no", "yes")
+  ),
+  output_features=text_formats.t5_features(),
+  postprocess_fn=answers.label(("no", "yes")),
+  metric_fns=[task_metrics.accuracy],
 )
 seqio.MixtureRegistry.add("show_test_mixture", ["show_test_pair", "show_test_nowhere"][:1], default_rate=1)
 '''
@@ -98,6 +120,7 @@ def test_what_a_line_says(printed, module):
   assert words == (
     "FILE: Tasks of a test."
     " show_test_fails inputs targets train validation FunctionDataSource"
+    " show_test_labelled inputs targets train validation FunctionDataSource"
     " show_test_masked_lm inputs targets loss_weights train validation FunctionDataSource"
     " show_test_mixture inputs targets train validation mixes show_test_pair"
     " show_test_nowhere targets test test: /nowhere/text.txt"
@@ -232,6 +255,34 @@ def test_with_a_config(printed, tmp_path, module):
     printed("show", "show_test_span_corruption", "--config", str(path))
 
 
+def test_what_a_head_is_asked(printed, tmp_path):
+  """With a checkpoint the examples are as training from it has them: here of an encoder, which answers by a head."""
+  model = dataclasses.replace(test_convert_heads.BERT, heads=())
+  foreign_model = foreign.in_memory(model, foreign.random_params(model))
+  huggingface.save(foreign_model, epath.Path(tmp_path / "bert"))
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "sat", "it", "did"]
+  (tmp_path / "bert" / "vocab.txt").write_text("\n".join(pieces))
+  arguments = (
+    "--config=finetune_superglue",
+    f"--config.init.checkpoint={tmp_path}/bert",
+    "--examples=1",
+    "--summary=0",
+  )
+  text = printed("show", "show_test_labelled", *arguments)
+  assert "architecture   encoder_only" in text and "lengths        inputs" in text
+  assert "heads          match, a class of 2 at the first token (no, yes)" in text
+  lines = text[text.index("inputs  ") :].splitlines()
+  assert [line.split() for line in lines[1:4]] == [
+    ["[CLS]", "▁a", "▁cat", "▁sat", "[SEP]", "▁it", "▁did", "[SEP]"],
+    ["2", "5", "6", "7", "3", "8", "9", "3"],
+    ["^"],
+  ]
+  assert "asked                 match, and right is yes" in text
+  assert re.search(r"encoder_answer_targets +int32 \[\d+\] +1 0 0", text)
+  with pytest.raises(UserError, match="config.init.checkpoint=runs/bert: needs the config that training starts"):
+    printed("show", "show_test_labelled", "--config.init.checkpoint=runs/bert")
+
+
 def test_files_of_ones_own(printed, tmp_path):
   (tmp_path / "text.txt").write_text("".join(f"a line of text, number {i}\n" for i in range(200)))
   arguments = (f"--config.data.files={tmp_path}/*.txt", "--config.data.vocabulary=bytes")
@@ -245,7 +296,7 @@ def test_files_of_ones_own(printed, tmp_path):
     (["show_test_piar"], "^show_test_piar: no task or mixture of that name; the nearest are show_test_pair"),
     ([], "^NAME is missing"),
     (["show_test_pair", "--split", "test"], "--split test: show_test_pair has no such split; it has train, validation"),
-    (["show_test_fails"], r"preprocessor 1 of 1, fails \(.*show_tasks.py, line 23\): KeyError: 'nothing'"),
+    (["show_test_fails"], r"preprocessor 1 of 1, fails \(.*show_tasks.py, line 24\): KeyError: 'nothing'"),
     (["show_test_pair", "--config", "tinny"], "--config tinny: no such config; nearest: tiny"),
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),
     (["show_test_pair", "--examples", "-1"], "--examples -1: cannot be negative"),

@@ -296,11 +296,15 @@ def test_a_span_is_short_and_does_not_go_back():
 
 
 def test_a_sample_of_a_batch():
-  """Bounds in tokens of the context, from 1 on; 0 stands for no answer."""
+  """Bounds in tokens of the context, from 1 on; the first position stands for no answer, and no span goes back."""
   logits = np.zeros((9, 2), np.float32)
   logits[[3, 5], [0, 1]] = 1.0
-  assert answerer.sample(HEAD, logits, np.array([3, 0, 0, 0, 0, 0, 0, 0, 0])) == ("tokens 3-5", "tokens 0-0")
+  assert answerer.sample(HEAD, logits, np.array([3, 0, 0, 0, 0, 0, 0, 0, 0])) == ("tokens 3-5", "no answer")
   assert answerer.sample(HEAD, logits, np.array([0, 0, 1, 0, 2, 0, 0, 0, 0]))[1] == "tokens 2-4"
+  logits[[7, 5], [0, 1]] = 3.0, 2.0  # the likeliest start is behind the likeliest end
+  assert answerer.sample(HEAD, logits, np.zeros(9, np.int32))[0] in ("tokens 7-7", "tokens 7-8", "tokens 3-5")
+  logits[0] = 4.0
+  assert answerer.sample(HEAD, logits, np.zeros(9, np.int32))[0] == "no answer"
 
 
 def test_metrics_with_unanswerable_questions():

@@ -30,25 +30,28 @@ def _parser() -> argparse.ArgumentParser:
     'the same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
     "The same command again goes on where it stopped.\n\n"
     "A model with a decoder writes; without --beam and --temperature it takes the\n"
-    "likeliest token each time.  One that was trained to answer by a head says which\n"
-    "class, number or candidate, and the probability of each; or which words of a text\n"
-    "are entities, or which part of a context answers a question, and where they stand.\n"
+    "likeliest token each time.  One that was trained to answer by a head says\n"
+    "which class, number or candidate, and the probability of each; or which words\n"
+    "of a text are entities, or which part of a context answers a question, and\n"
+    "where they stand.\n"
     "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
     "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
-    '  class   {"inputs": "..."} or {"parts": ["...", "..."]}, texts that are read together\n'
-    '          "prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}\n'
+    '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
+    '          "prediction": "yes", "score": -0.3,\n'
+    '          "probabilities": {"no": 0.27, "yes": 0.73}\n'
     '  score   as a class; "prediction": 3.2\n'
     '  choice  {"inputs": "...", "candidates": ["a", "b"]}\n'
     '          "prediction": "b", "score": -0.3, "probabilities": [0.27, 0.73]\n'
-    '  tag     {"inputs": "Ann Lee won."}, whose signs of punctuation become words of their\n'
-    '          own, or {"words": ["Ann", "Lee", "won", "."]}, which stay as they are\n'
-    '          "prediction": [{"label": "PER", "start": 0, "end": 7, "text": "Ann Lee",\n'
-    '          "probability": 0.9}], "words": [...], "tags": ["B-PER", "I-PER", "O", "O"];\n'
-    "          characters of the text; words that did not fit have O\n"
-    '  span    {"question": "...", "context": "..."}, which is read in windows if it is long\n'
-    '          "prediction": "Ann Lee", "start": 0, "end": 7, "probability": 0.8, "best": the\n'
-    '          five likeliest; where there may be no answer "null": 0.1, how likely that is,\n'
-    '          and "prediction": "" if it is likelier than any',
+    '  tag     {"inputs": "Ann Lee won."}, whose signs of punctuation become words of\n'
+    '          their own, or {"words": ["Ann", "Lee", "won", "."]}, which stay\n'
+    '          "prediction": [{"label": "PER", "start": 0, "end": 7,\n'
+    '          "text": "Ann Lee", "probability": 0.9}], "words": [...],\n'
+    '          "tags": ["B-PER", "I-PER", "O", "O"]; characters of the text; words\n'
+    "          that did not fit have O\n"
+    '  span    {"question": "...", "context": "..."}, in windows if it is long\n'
+    '          "prediction": "Ann Lee", "start": 0, "end": 7, "probability": 0.8,\n'
+    '          "best": the five likeliest; where there may be no answer "null": 0.1,\n'
+    '          how likely that is, and "prediction": "" if it is likelier than any',
     epilog="examples:\n"
     "  t2t infer --checkpoint runs/tiny --input questions.txt --output out.jsonl\n"
     "  t2t infer --checkpoint runs/tiny/checkpoints/500 --beam 4 \\\n"
@@ -56,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     "  echo 'Once upon a time' | t2t infer --checkpoint runs/tiny_gpt \\\n"
     "    --input - --output - --temperature 0.7 --top_p 0.9\n"
     "  t2t infer --checkpoint runs/match --input pairs.jsonl --output out.jsonl\n"
-    "  echo 'Ann Lee saw Rome.' | t2t infer --checkpoint runs/ner --input - --output -\n"
+    "  echo 'Ann Lee saw Rome.' | t2t infer --checkpoint runs/ner \\\n"
+    "    --input - --output -\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server",

@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 
+from ml_collections import ConfigDict
 import rich.console
 import rich.text
 
@@ -17,10 +18,12 @@ import t2t.data  # noqa: F401  before seqio: it keeps TensorFlow quiet
 import seqio
 
 from t2t import UserError, did_you_mean
-from t2t.config import DataConfig, load_config, override, records
+from t2t.commands import options as options_lib
+from t2t.config import DataConfig, override, records
 from t2t.configs import default
-from t2t.data import objectives, pipeline, registry, selection
+from t2t.data import objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
+from t2t.models.config import HeadConfig
 
 _WIDEST = 120  # columns; longer lines are hard to read
 # ---- The list --------------------------------------------------------------------------------------------------------
@@ -126,16 +129,32 @@ class _Choice:
   architecture: str
   task: seqio.Task | seqio.Mixture
   split: str
+  heads: tuple[HeadConfig, ...] = ()  # of the model
+  answers: tuple[HeadConfig, ...] = ()  # those of them that answer the task
 
 
-def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
+def _config(parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
+  """The config as training has it, with the model of the checkpoint that it starts from; without one the defaults."""
+  options, overrides = parser.parse_known_args(argv)
+  if options.config:
+    return options_lib.inherited(options_lib.parse(parser, argv)[1], parser, argv)
+  config = override(default.get_config(), overrides)
+  if config.init.checkpoint:
+    raise UserError(
+      f"config.init.checkpoint={config.init.checkpoint}: needs the config that training starts from it with; give one"
+      " as --config finetune_superglue"
+    )
+  return config
+
+
+def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   """Reads the command line, and checks data and model as training does.
 
   Raises:
     UserError: no such task, config or split, or they do not go together, or a preprocessor fails.
   """
-  config = load_config(options.config) if options.config else default.get_config()
-  config = override(config, overrides)
+  options, overrides = parser.parse_known_args(argv)
+  config = _config(parser, argv)
   given_config = records(config)
   data = given_config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
@@ -146,12 +165,14 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
     data = dataclasses.replace(data, mixture="")
   elif not data.mixture:
     raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
-  task = pipeline.load_task(data)
   if options.config:
-    model = given_config.model
+    # A task is shown even if nobody can count its examples, of which epochs are.
+    run = runs.resolved(dataclasses.replace(given_config, data=data).with_(train={"epochs": 0.0}))
+    model, answers = run.model, runs.heads_asked(run)
+    task = pipeline.load_task(data, model.architecture, heads=answers)
     split = options.split or (data.eval_split if data.mixture else "validation")
     task = selection.for_architecture(task, model.architecture)
-    choice = _Choice(data, model.architecture, task, _split(split, task, data))
+    choice = _Choice(data, model.architecture, task, _split(split, task, data), model.heads, answers)
     _check(
       choice,
       batch_size=config.train.batch_size,
@@ -159,6 +180,7 @@ def _choose(options: argparse.Namespace, overrides: list[str]) -> _Choice:
       model_max_length=model.most_positions,
     )
     return choice
+  task = pipeline.load_task(data)
   given = {argument.lstrip("-").partition("=")[0] for argument in overrides}
   split = options.split or next((name for name in ("validation", "train") if name in task.splits), min(task.splits))
   split = _split(split, task, data)
@@ -196,7 +218,7 @@ def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str
 def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
-    pipeline.check(choice.data, architecture=choice.architecture, **model)
+    pipeline.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise
@@ -226,6 +248,7 @@ def _show(console: rich.console.Console, choice: _Choice, options: argparse.Name
     split=choice.split,
     num_records=options.examples,
     num_examples=max(options.examples, options.summary),
+    heads=choice.heads,
   )
   printed.print_preview(
     console, shown, choice.data, examples=options.examples, tokens=options.tokens, summary=bool(options.summary)
@@ -294,6 +317,7 @@ def main(argv: list[str]) -> int:
       "  t2t tasks show docs_span_corruption\n"
       "  t2t tasks show my_task --task_modules my_tasks.py --split train\n"
       "  t2t tasks show --config tiny_bert\n"
+      "  t2t tasks show --config finetune_glue --config.init.checkpoint=runs/tiny_bert\n"
       "  t2t tasks show docs_ul2 --config.data.inputs_length=128 --examples 1\n",
       "t2t tasks show [NAME] [options] [--config.data.KEY=VALUE ...]",
     )
@@ -307,13 +331,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
       "--summary", type=int, default=100, metavar="N", help="examples to count over, 0: none; default: 100"
     )
-    options, overrides = parser.parse_known_args(argv[1:])
+    options, _ = parser.parse_known_args(argv[1:])
     for name in ("examples", "tokens", "summary"):
       if getattr(options, name) < 0:
         raise UserError(f"--{name} {getattr(options, name)}: cannot be negative")
     if not max(options.examples, options.summary):
       raise UserError("--examples 0 --summary 0: nothing is left to show")
-    _show(_console(options.color), _choose(options, overrides), options)
+    _show(_console(options.color), _choose(parser, argv[1:]), options)
     return 0
   parser = _parser(
     "t2t tasks",

@@ -209,6 +209,11 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
   mine, theirs = (_that_matter(each, model) for each in (named, again))
   different = [f"{key}={mine[key]!r} (theirs {theirs[key]!r})" for key in _PARTS if mine[key] != theirs[key]]
   if different:
+    if theirs["reads"] == "first" and mine["reads"] == "mean":
+      hint += (
+        "; heads read the first token where the vocabulary has [CLS]: train one by `t2t vocab train --type wordpiece`,"
+        " and the model with it"
+      )
     raise families.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
   return settings
 

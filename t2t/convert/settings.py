@@ -181,11 +181,16 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
   Raises:
     UserError: there is none; names the fields that stand in the way, family by family.
   """
-  reasons = {}
+  reasons, of_heads = {}, {}
   for family in FAMILIES.values():
     if family.fields["architecture"] == model.architecture:
       try:
         settings = write_settings(family, model)
+      except families.Unknown as error:
+        # What two families have alike stands in the way of both.
+        reasons.setdefault(str(error), family.model_type)
+        continue
+      try:
         part = heads.reduced(family, model, head)
         return Written(
           family,
@@ -194,7 +199,7 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
           settings | heads.write(family, part, hint=heads.leaves_out(model)),
         )
       except families.Unknown as error:
-        # What two families have alike stands in the way of both.
-        reasons.setdefault(str(error), family.model_type)
-  lines = [f"  {model_type}: {reason}" for reason, model_type in reasons.items()]
+        of_heads.setdefault(str(error), family.model_type)
+  # A family that the model is of, but for a head, is the one that is meant: why it is none of the others helps nobody.
+  lines = [f"  {model_type}: {reason}" for reason, model_type in (of_heads or reasons).items()]
   raise UserError("\n".join([f"{where}: none of the models of transformers that t2t writes is this one:", *lines]))

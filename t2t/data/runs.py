@@ -146,8 +146,12 @@ def _check_learns(found: seqio.Task | seqio.Mixture | None, config: Config) -> N
       )
 
 
-def _heads_asked(config: Config) -> tuple[HeadConfig, ...]:
-  """The model's heads where they answer the run's tasks."""
+def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
+  """The model's heads where they answer the run's tasks; none where an objective asks them.
+
+  Args:
+    config: see `resolved`.
+  """
   data = config.data
   if not data.mixture or not answered_by_heads(config.train.loss):
     return ()
@@ -161,7 +165,7 @@ def check(config: Config) -> None:
     UserError: see there; or pairs of texts and a loss that does not compare them, or the other way round.
   """
   _check_pairs(config)
-  heads = _heads_asked(config)
+  heads = heads_asked(config)
   pipeline.check(
     config.data,
     architecture=config.model.architecture,
@@ -232,7 +236,7 @@ def batches(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None)
     batch_size=config.train.batch_size,
     seed=config.train.seed,
     num_streams=num_streams,
-    heads=_heads_asked(config),
+    heads=heads_asked(config),
   )
 
 
@@ -244,5 +248,5 @@ def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.
     mesh,
     batch_size=config.eval.batch_size or config.train.batch_size,
     max_batches=config.eval.batches,
-    heads=_heads_asked(config),
+    heads=heads_asked(config),
   )

@@ -270,7 +270,8 @@ def _check_rate(found: seqio.Mixture, task: seqio.Task, mixture: str) -> None:
     if split in task.splits and task.num_input_examples(split) is None:
       raise UserError(
         f"config.data.mixture={mixture}: {task.name} does not say how many examples it has, by which tasks are mixed;"
-        " register a mixture that gives its tasks rates: seqio.MixtureRegistry.add(name, [(task, rate), ...])"
+        f" say so to its source, num_input_examples={{{split!r}: NUMBER}}, or register a mixture that gives its tasks"
+        " rates: seqio.MixtureRegistry.add(name, [(task, rate), ...])"
       )
 
 

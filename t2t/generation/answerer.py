@@ -322,6 +322,15 @@ def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, An
 # ---- A batch's own ---------------------------------------------------------------------------------------------------
 
 
+def _bounds(logits: np.ndarray) -> tuple[int, int]:
+  """Where the likeliest span of a window starts and ends: positions of the context from 1 on, (0, 0) for no answer."""
+  scores = logits[:, :1] + logits[:, 1]
+  first, last = np.indices(scores.shape)
+  fits = (first <= last) & (last - first < _LONGEST) & ((first > 0) | (last == 0))
+  best = np.unravel_index(np.argmax(np.where(fits, scores, -np.inf)), scores.shape)
+  return int(best[0]), int(best[1])
+
+
 def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[str, str]:
   """What a head says of an example of a batch, and what is right, as short texts.
 
@@ -336,8 +345,7 @@ def sample(head: HeadConfig, logits: np.ndarray, targets: np.ndarray) -> tuple[s
     right = np.flatnonzero(targets > 0)
     return f"candidate {int(np.argmax(logits[:, 0])) + 1}", f"candidate {', '.join(str(i + 1) for i in right)}"
   if head.kind == "span":
-    # Positions of the context are counted from 1; the first of all that are asked may stand for no answer.
-    bounds = (logits.argmax(axis=0), [np.argmax(targets % 2 == 1), np.argmax(targets >= 2)])
-    return tuple(f"tokens {int(first)}-{int(last)}" for first, last in bounds)
+    bounds = (_bounds(logits), (int(np.argmax(targets % 2 == 1)), int(np.argmax(targets >= 2))))
+    return tuple(f"tokens {first}-{last}" if last else "no answer" for first, last in bounds)
   found, right = logits.argmax(axis=-1), targets
   return " ".join(named(head, int(i)) for i in found), " ".join(named(head, int(i)) for i in right)

@@ -44,12 +44,14 @@ class Form:
   lists: fields of an object that may have its texts in a list; they are its text, joined, then.
   needs: fields of an object beside its text, without which nothing can be asked.
   own: fields of a row besides those that all rows may have.
+  reads: what is asked, for messages; "": any text.
   """
 
   field: str = "inputs"
   lists: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
   own: tuple[str, ...] = ()
+  reads: str = ""
 
 
 TEXTS = Form()
@@ -148,7 +150,11 @@ def _parsed(text: str, field: str, where: str, form: Form) -> tuple[str, Mapping
       value = {field: " ".join(texts(value, name, where))} | value
   if field not in value:
     there = ", ".join(map(repr, value)) or "none at all"
-    raise UserError(f"{where}: has no field {field!r}; its fields are {there}; name the one with the text by --field")
+    lists = "".join(f", or a list, {name!r}" for name in form.lists)
+    reads = f"; {form.reads} reads one text, {field!r}{lists}" if form.reads else ""
+    raise UserError(
+      f"{where}: has no field {field!r}; its fields are {there}{reads}; name the one with the text by --field"
+    )
   found = value.pop(field)
   check_text(found, field, where)
   taken = [name for name in value if name in (*_OWN, *form.own) and name not in form.lists]

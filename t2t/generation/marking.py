@@ -25,7 +25,7 @@ class Tagging:
   """
 
   asks, unit, pairs = "tag", "tokens", False
-  form = line_files.Form(lists=("words",), own=("words", "tags"))
+  form = line_files.Form(lists=("words",), own=("words", "tags"), reads="a tag head")
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "tags": None}
 
   def __init__(

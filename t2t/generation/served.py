@@ -336,7 +336,8 @@ class Asker:
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it is asked."""
     found = facts(self._source, self._model)
-    return found | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
+    head = {"head": self._way.options["head"]} if "head" in self._way.options else {}
+    return found | head | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
 
   def parse(self, body: bytes) -> line_files.Line:
     """The line that a JSON object makes, as one of a file.

@@ -1,6 +1,6 @@
 """What a task makes of the first records of a split, counted; and if it fails, on which record and in which line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import inspect
 import itertools
@@ -18,6 +18,7 @@ from t2t import UserError
 from t2t.config import DataConfig
 from t2t.data import pipeline, rows, selection, sources, streams, vocabularies
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
+from t2t.models.config import HeadConfig
 from t2t.runtime import quiet
 
 Features = Mapping[str, Any]  # arrays, numbers and bytes
@@ -41,6 +42,8 @@ class Preview:
   complete: bool
   # What the model gets of `examples`: as many, or fewer where several share one.
   sequences: list[dict[str, np.ndarray]]
+  # Of the model, by whose numbers examples say which one is asked.
+  heads: tuple[HeadConfig, ...] = ()
 
   @property
   def vocabulary(self) -> seqio.Vocabulary:
@@ -64,6 +67,7 @@ def preview(
   split: str,
   num_records: int,
   num_examples: int,
+  heads: Sequence[HeadConfig] = (),
 ) -> Preview:
   """Reads the first examples of a split.
 
@@ -74,6 +78,7 @@ def preview(
     split: one that it has.
     num_records: so many of each source are kept.
     num_examples: at most so many.
+    heads: of the model.
 
   Raises:
     UserError: the task fails, which says where and on what; or there is no example.
@@ -82,9 +87,10 @@ def preview(
   try:
     # TensorFlow tells a failure on standard error, once for each thread; it is told below, and once.
     with quiet.stderr():
-      return _preview(
+      found = _preview(
         data, architecture, task, lengths, split=split, num_records=num_records, num_examples=num_examples
       )
+      return dataclasses.replace(found, heads=tuple(heads))
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise
@@ -251,8 +257,11 @@ def _hidden(preview: Preview, ids: Mapping[str, np.ndarray]) -> tuple[str, float
 
 
 def loss_positions(sequence: Features, side: str) -> np.ndarray:
-  """bool [length], the positions of one side of a model whose loss counts; empty where the side has no loss."""
-  return sequence.get(f"{side}_loss_weights", np.zeros(0)) > 0
+  """bool [length], the positions of one side of a model whose loss counts; empty where the side has no loss.
+
+  Where no tokens are predicted those count that a head is asked at.
+  """
+  return sequence.get(f"{side}_loss_weights", sequence.get(f"{side}_answer_heads", np.zeros(0))) > 0
 
 
 # ---- Ids -------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from t2t.data import objectives, sources, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import released
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
+from t2t.models.config import HeadConfig
 
 _RECORD_LINES = 3  # of each text of a record
+_ASKED = ("answer_heads", "answer_targets", "has_answer")  # what is said in words instead
 
 # What a token is -> how it looks on a terminal.
 _STYLES = {
@@ -91,6 +93,8 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
     f"{vocabulary.vocab_size:,} ids with {vocabulary.extra_ids} added sentinels, {_vocabulary_name(vocabulary)}"
   )
   facts["architecture"] = shown.architecture
+  if shown.heads and "answer_heads" in task.output_features:
+    facts["heads"] = "; ".join(_described_head(head, shown.architecture) for head in shown.heads)
   facts["lengths"] = ", ".join(f"{name} {length}" for name, length in shown.lengths.items() if name in _LENGTH_KEYS)
   if console.color_system:
     legend = [rich.text.Text(kind, style) for kind, style in _STYLES.items()]
@@ -99,6 +103,15 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
 
 
 _LENGTH_KEYS = ("inputs", "targets")
+
+# `HeadConfig.reads` -> in words
+_READS = {"first": "at the first token", "last": "at the last token", "mean": "of the mean", "each": "token by token"}
+
+
+def _described_head(head: HeadConfig, architecture: str) -> str:
+  reads = _READS[head.spelled_out(ARCHITECTURES[architecture]).reads]
+  number = f" of {head.num_classes}" if head.kind in ("class", "tag") else ""
+  return f"{head.name}, a {head.kind}{number} {reads}" + (f" ({', '.join(head.labels)})" if head.labels else "")
 
 
 def _vocabulary_name(vocabulary: seqio.Vocabulary) -> str:
@@ -128,6 +141,9 @@ class _Tokens:
     """Every feature of an example, those of the model first."""
     example = self._shown.trimmed(number)
     weights = self._loss_weights(example)
+    asked = self._asked(example)
+    if asked:
+      example = {name: x for name, x in example.items() if name not in _ASKED}
     others = {}
     for name in ("inputs", "targets", *(name for name in example if name not in ("inputs", "targets"))):
       if name == "loss_weights" and weights is not None:
@@ -136,6 +152,7 @@ class _Tokens:
         self._print_feature(name, example[name], weights, uncut=len(self._shown.examples[number][name]))
       elif name in example:
         others[name] = example[name]
+    others |= {"asked": asked} if asked else {}
     if others:
       self._console.print(rich.text.Text("and", "bold"))
       _print_features(self._console, others)
@@ -154,18 +171,49 @@ class _Tokens:
 
   def _loss_weights(self, example: Mapping[str, Any]) -> np.ndarray | None:
     """Where the loss counts, if the architecture takes that from the task: bool [length of the inputs]."""
+    if "answer_heads" in example and "loss_weights" not in example:
+      return np.asarray(example["answer_heads"]) > 0
     if ARCHITECTURES[self._shown.architecture].writes:
       return None
     if "loss_weights" in example:
       return np.asarray(example["loss_weights"]) > 0
     return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
 
+  def _asked(self, example: Mapping[str, Any]) -> str:
+    """Which head is asked of an example, and what is right; "" where none is, or the model's are not known."""
+    numbers = np.asarray(example.get("answer_heads", ()))
+    places = np.flatnonzero(numbers)
+    if not places.size or numbers.max() > len(self._shown.heads):
+      return ""
+    head = self._shown.heads[int(numbers[places[0]]) - 1]
+    if not example.get("has_answer", True):
+      return f"{head.name}; the answer is not given, and training leaves such examples out"
+    return f"{head.name}, and right is {self._right(head, example, places)}"
+
+  def _right(self, head: HeadConfig, example: Mapping[str, Any], places: np.ndarray) -> str:
+    targets = np.asarray(example["answer_targets"])[places]
+    if head.kind == "score":
+      return f"{targets[:1].astype(np.int32).view(np.float32)[0]:g}"
+    if head.kind == "choice":
+      return " or ".join(f"candidate {i + 1}" for i in np.flatnonzero(targets)) + f" of {len(targets)}"
+    if head.kind == "span":
+      first, last = places[np.argmax(targets % 2 == 1)], places[np.argmax(targets >= 2)]
+      if "context_starts" in example and example["context_starts"][first] < 0:
+        return "no answer in this window"
+      vocabulary = self._shown.task.output_features["inputs"].vocabulary
+      return repr(vocabulary.decode(example["inputs"][first : last + 1].tolist()))
+    return " ".join(head.labels[i] if head.labels else str(i) for i in targets.tolist())
+
   def _print_tokens(self, ids: np.ndarray, name: str, counted: np.ndarray) -> None:
     texts, kinds = self._texts[name], self._kinds[name]
     cells = []
     for token, loss in zip(ids.tolist(), counted.tolist(), strict=True):
       known = 0 <= token < len(texts)
-      kind = "masked" if loss and name == "inputs" else kinds.get(token, "" if known else "unknown")
+      kind = (
+        "masked"
+        if loss and name == "inputs" and "targets" in self._texts
+        else kinds.get(token, "" if known else "unknown")
+      )
       style = " ".join(_STYLES[each] for each in (kind, "loss" if loss else "") if each)
       cells.append((_printable(texts[token].replace(" ", "▁")) if known else "?", str(token), style, loss))
     if 0 < self._most < len(cells) - self._most // 4:  # to leave out a few saves nothing
