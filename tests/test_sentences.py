@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 
+import hypothesis
+from hypothesis import strategies
 import numpy as np
 import pytest
 import seqio
@@ -126,13 +129,17 @@ def test_a_copy_of_a_document_is_the_same_document():
 
 
 @functools.cache
-def shapes(task, length):
-  """Classes of many examples; how long examples, A and B are; and whether A and B end a sentence."""
+def shapes(task, length, share=0.6):
+  """Classes of many examples; how long examples, A and B are; and whether A and B end a sentence.
+
+  Of the documents the last do not tell sentences apart, and the first so many do.
+  """
   random = np.random.default_rng(7)
   number = 14 * length  # about 4,000 pieces
   sizes = np.where(random.random(number) < 0.5, random.integers(10, 100, number), random.integers(100, 800, number))
   tokens = random.integers(10, 90, sizes.sum()).astype(np.int32)
-  tokens[np.cumsum(random.integers(8, 30, len(tokens)))[: len(tokens) // 30] - 1] = 9
+  ends = np.cumsum(random.integers(8, 30, len(tokens))) - 1
+  tokens[ends[ends < share * len(tokens)]] = 9
   tokens[np.cumsum(sizes) - 1] = 9  # a document ends with a sentence
   dataset = tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tokens, sizes))
   with seqio.map_seed_manager(initial_seed=3):
@@ -171,9 +178,12 @@ def test_lengths_do_not_tell_the_class(task, length):
   assert len(labels) > 3000 and max(advantage(labels, seen) for seen in lengths) < 0.03
 
 
-def test_ends_of_sentences_do_not_tell_a_random_text():
+@pytest.mark.parametrize(
+  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
+)
+def test_ends_of_sentences_do_not_tell_the_class(task):
   """Nor do they with the length of the example, of which most that are short end with their document."""
-  labels, size, _, _, *ends = shapes(sentences.NEXT, 64)
+  labels, size, _, _, *ends = shapes(task, 64, 0.6 if task is sentences.NEXT else 1.0)
   assert advantage(labels, ends[0] + 2 * ends[1] + 4 * (size > 60)) < 0.03
 
 
@@ -187,6 +197,25 @@ def test_a_text_is_divided_behind_a_sentence():
   assert found == {(3, 4, 9), (3, 4, 9, 5, 6, 9)}
   anywhere = [halves([3, 4, 5, 9], [1, seed]) for seed in range(20)]  # the last ends the text itself
   assert {len(first) for first, _ in anywhere} == {1, 2, 3} and all(a + b == [3, 4, 5, 9] for a, b in anywhere)
+
+
+@hypothesis.given(strategies.lists(strategies.booleans(), max_size=80), strategies.integers(1, 20))
+@hypothesis.settings(max_examples=50)
+def test_pieces_are_whole_sentences(ends, length):
+  """As many as fit; a longer one is cut, and nothing is left out."""
+  splits = sentences.cuts(tf.constant(ends, tf.bool), length=length).numpy().tolist()
+  assert (splits[0], splits[-1]) == (0, len(ends)) and splits == sorted(set(splits))
+  behind = {i + 1 for i, end in enumerate(ends) if end}
+  for start, end in itertools.pairwise(splits):
+    fits = [at for at in behind if start < at <= start + length]
+    longest = min(start + length, len(ends))
+    assert end == (max(fits) if fits and longest < len(ends) else longest)
+
+
+def test_the_pieces_of_the_docstring():
+  """Sentences of three and two tokens, one of seven, and what is left."""
+  ends = np.isin(np.arange(13), (2, 4, 11))
+  assert sentences.cuts(tf.constant(ends), length=5).numpy().tolist() == [0, 5, 10, 13]
 
 
 def test_every_token_comes_out():

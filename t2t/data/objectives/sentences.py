@@ -14,6 +14,7 @@ from t2t.models.config import HeadConfig
 Features = dict[str, tf.Tensor]
 
 _GROUP = 1024  # pieces among which a text from elsewhere is drawn: a long article is a few hundred
+_SENTENCE = 1  # the kind of a second text that ends a sentence and begins in it
 _OTHER_KIND = 16  # tokens by which a text may be longer or shorter, rather than begin or end in another way
 _SHUFFLED = 0.05  # share of the trigrams (Wang et al. 2020, section 3.2)
 
@@ -48,21 +49,50 @@ STRUCTURE = Task(  # Wang et al. 2020 (StructBERT), section 3
 # ---- Two texts -------------------------------------------------------------------------------------------------------
 
 
-def _of_documents(dataset: tf.data.Dataset, *, length: int) -> tf.data.Dataset:
+def cuts(ends: tf.Tensor, *, length: int) -> tf.Tensor:
+  """Where a document is divided: each piece is as many whole sentences as fit, or a part of one that does not.
+
+  In:  [F, F, T, F, T, F, F, F, F, F, F, T, F], length 5
+  Out: [0, 5, 10, 13]                       two sentences, what fits of a third, and what is left
+
+  Args:
+    ends: bool [tokens], which end a sentence.
+    length: of a piece at most.
+  """
+  size = tf.size(ends, tf.int64)
+  # Behind each sentence, and nothing before the first.
+  behind = tf.concat([tf.zeros([1], tf.int64), tf.where(ends)[:, 0] + 1], 0)
+
+  def step(splits: tf.Tensor) -> tf.Tensor:
+    start = splits[-1]
+    most = tf.minimum(start + length, size)
+    last = behind[tf.searchsorted(behind, most[None], side="right")[0] - 1]
+    return tf.concat([splits, tf.where((last > start) & (most < size), last, most)[None]], 0)
+
+  (splits,) = tf.while_loop(
+    lambda splits: splits[-1] < size,
+    lambda splits: (step(splits),),
+    (tf.zeros([1], tf.int64),),
+    shape_invariants=(tf.TensorShape([None]),),
+  )
+  return splits
+
+
+def _of_documents(dataset: tf.data.Dataset, *, length: int, ends_sentence: tf.Tensor) -> tf.data.Dataset:
   """Pieces of documents, none of two, with a number that tells the documents apart.
 
   In:  {"targets": [1, 2, 3]}, {"targets": [4, 5]}          length 2
   Out: {"targets": [1, 2], "document": x}, {"targets": [4, 5], "document": y}        a single token is no two texts
 
-  The number is a fingerprint of the tokens: several epochs of a small corpus follow each other here, and the copies of
-  a document are one.
+  A piece ends with a sentence where one ends in it, as its first text will: else it would tell which of them comes
+  last.  The number is a fingerprint of the tokens: several epochs of a small corpus follow each other here, and the
+  copies of a document are one.
   """
 
   def cut(features: Features) -> Features:
     tokens = features["targets"]
     fingerprint = tf.bitcast(tf.fingerprint(tokens[None]), tf.int64)
-    size = tf.size(tokens, tf.int64)
-    splits = tf.concat([tf.range(0, size, length, tf.int64), [size]], 0)
+    splits = cuts(tf.gather(ends_sentence, tokens), length=length)
     rows = tf.RaggedTensor.from_row_splits(tokens, splits, validate=False)
     return {"targets": rows, "document": tf.repeat(fingerprint, rows.nrows())}
 
@@ -241,7 +271,10 @@ def masked_pairs(
       "answer_targets": framing.one_hot(0, size, label),
     }
 
-  parts = divide(_of_documents(dataset, length=room))
+  parts = divide(_of_documents(dataset, length=room, ends_sentence=ends_sentence))
+  if "swapped" in task.arrangements:
+    # A sentence alone has no order: its end would tell which half of it comes last.
+    parts = parts.filter(lambda features: features["kind"] != _SENTENCE)
   if has_random:
     parts = draw(parts.ragged_batch(_GROUP)).unbatch()
   return corrupt(parts)
