@@ -389,3 +389,12 @@ def test_what_the_held_out_loss_is_a_number_of():
   config = with_heads("bert")
   assert losses.Heads(config, None).unit == "per answer"
   assert losses.Heads(config, losses.CrossEntropyConfig(0.0, 0.0, 8)).unit == "nats per target token"
+
+
+@pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
+def test_flops_are_those_of_the_side_that_answers(name):
+  """A decoder that answers nothing computes nothing."""
+  config = with_heads(name)
+  sizes = {"batch_size": 2, "lengths": {config.kind.answers: 8}, "predicted": 0.0}
+  found = losses.Heads(config, None).flops(config, **sizes)
+  assert 0 < found == losses.CrossEntropy(toy.loss_config()).flops(config, **sizes)

@@ -356,8 +356,8 @@ class Heads:
     """The model's, with the logits of the tokens that are predicted, once more by each head that does."""
     predicted = predicted if self.tokens is not None else 0.0
     sizes = {"batch_size": batch_size, "lengths": lengths, "predicted": predicted}
-    again = sum(head.kind == "boundary" for _, head in self._asked)
-    return model_flops(config, **sizes) + again * boundary.flops(config, **sizes)
+    again = [boundary.flops(config, **sizes) for _, head in self._asked if head.kind == "boundary"]
+    return model_flops(config, **sizes) + sum(again)
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
     """Of who knows how often each answer is right."""
