@@ -205,7 +205,7 @@ def test_a_line_without_a_context_or_a_question(marked, run):
     (
       {"parts": ["a"]},
       ("--head=ner",),
-      "has no field 'inputs'; .* a tag head reads one text, 'inputs', or a list, 'words'",
+      "a tag head reads one text, 'inputs', or a list, 'words'",
     ),
     ({"inputs": "a" * 300}, ("--head=ner", "--strict"), "line 1: 45 of its 301 tokens do not fit into the 256 tokens"),
     ({"inputs": "a"}, ("--head=ner", "--no_answer=yes"), "--no_answer yes: ner is a tag head"),
