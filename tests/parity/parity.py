@@ -122,6 +122,15 @@ def as_torch(x: jax.Array) -> torch.Tensor:
   return torch.tensor(np.array(x), dtype=torch.long)
 
 
+def of_both_sides(batch: transformer.Batch) -> dict[str, torch.Tensor]:
+  """What their encoder-decoder is called with."""
+  return dict(
+    input_ids=as_torch(batch["encoder_input_tokens"]),
+    attention_mask=as_torch(batch["encoder_input_tokens"] > 0),
+    decoder_input_ids=as_torch(batch["decoder_input_tokens"]),
+  )
+
+
 def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
   """What their models of one stack are called with."""
   features = {"input_ids": as_torch(batch[f"{side(batch)}_input_tokens"]), "attention_mask": as_torch(real(batch))}

@@ -12,7 +12,7 @@ from parity import torch
 import pytest
 import toy
 
-from t2t.models import sizes, transformer
+from t2t.models import sizes
 from t2t.models.config import TransformerConfig
 
 # Every size is another one, and none is a power of two or what transformers would take by itself.
@@ -38,28 +38,19 @@ def batch(request):
   return toy.batch(inputs, targets, padded_to=padded_to)
 
 
-def inputs(batch: transformer.Batch) -> dict[str, torch.Tensor]:
-  """What their model is called with."""
-  return dict(
-    input_ids=parity.as_torch(batch["encoder_input_tokens"]),
-    attention_mask=parity.as_torch(batch["encoder_input_tokens"] > 0),
-    decoder_input_ids=parity.as_torch(batch["decoder_input_tokens"]),
-  )
-
-
 def test_encoder_output_and_logits_are_theirs(pair, batch):
   """At every position that is not padding."""
   encoded = jax.jit(lambda model, batch: model.states(batch))(pair.model, batch)
   with torch.no_grad():
-    expected = pair.theirs(**inputs(batch)).encoder_last_hidden_state.numpy()
+    expected = pair.theirs(**parity.of_both_sides(batch)).encoder_last_hidden_state.numpy()
   at = parity.real(batch, "encoder")
   np.testing.assert_allclose(np.asarray(encoded)[at], expected[at], atol=1e-4)
-  parity.assert_same_logits(pair, batch, inputs)
+  parity.assert_same_logits(pair, batch, parity.of_both_sides)
 
 
 def test_loss_and_gradients_are_theirs(pair, batch):
   """The mean loss over real targets, and the gradient of every parameter."""
-  parity.assert_same_loss_and_gradients(pair, batch, inputs)
+  parity.assert_same_loss_and_gradients(pair, batch, parity.of_both_sides)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
