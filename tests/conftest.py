@@ -1,7 +1,9 @@
 """All tests run on eight CPU devices, so that meshes can be tried on any machine."""
 
+from collections.abc import Iterator
 import os
 import pathlib
+import sys
 import tempfile
 
 import hypothesis
@@ -55,6 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["T2T_TEST_PROGRAMS"] = folder.name  # for the workers
   jax.config.update("jax_compilation_cache_dir", os.environ["T2T_TEST_PROGRAMS"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_global_seed() -> Iterator[None]:
+  """A seed of all of TensorFlow would stay, and shuffle the data of whatever runs after it in the process."""
+  yield
+  if "tensorflow" in sys.modules:
+    assert sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -49,14 +49,14 @@ def masked(lengths, *, framed=True, seed=1, noise_density=0.3):
   rows = tf.ragged.constant([random.integers(3, 37, length).tolist() for length in lengths], tf.int32)
   dataset = tf.data.Dataset.from_tensor_slices(rows).map(lambda row: {"targets": row})
   feature = seqio.Feature(Vocabulary(framed), add_eos=True)
-  tf.random.set_seed(seed)
-  made = masking.masked_spans(
-    dataset,
-    {"inputs": LENGTH, "targets": LENGTH},
-    {"targets": feature},
-    noise_density=noise_density,
-    merge_documents=False,
-  )
+  with seqio.map_seed_manager(initial_seed=seed):
+    made = masking.masked_spans(
+      dataset,
+      {"inputs": LENGTH, "targets": LENGTH},
+      {"targets": feature},
+      noise_density=noise_density,
+      merge_documents=False,
+    )
   return list(made.as_numpy_iterator())
 
 

@@ -46,10 +46,10 @@ def documents(number=40, seed=0):
 def pairs(task, *, length=24, **options):
   feature = seqio.Feature(Vocabulary(), add_eos=True)
   dataset, rows = documents()
-  made = sentences.masked_pairs(
-    dataset, {"inputs": length, "targets": length}, {"targets": feature}, task=task, **options
-  )
-  tf.random.set_seed(1)
+  with seqio.map_seed_manager(initial_seed=1):
+    made = sentences.masked_pairs(
+      dataset, {"inputs": length, "targets": length}, {"targets": feature}, task=task, **options
+    )
   return list(made.as_numpy_iterator()), rows
 
 
