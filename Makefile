@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+OVERRIDES ?=
 
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
@@ -9,7 +10,7 @@ PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 .PHONY: train test slow-tests check lint format readme parity beam tpu lock clean
 
 train: $(VENV)/installed
-	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny
+	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny $(OVERRIDES)
 
 test: $(VENV)/installed
 	$(PYTEST) -m "not slow"
@@ -29,9 +30,9 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Every command of the README but make test.
+# Every command of the README but make test; the first model is trained for as long as those that follow.
 readme: $(VENV)/installed
-	$(VENV)/bin/python .ci/readme.py README.md
+	OVERRIDES=--config.train.steps=100 $(VENV)/bin/python .ci/readme.py README.md
 
 # With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
 parity: .venv-parity/installed

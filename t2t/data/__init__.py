@@ -1,10 +1,12 @@
 """From text files and seqio tasks to batches: sources, vocabularies, objectives and the resumable pipeline."""
 
-from t2t.runtime import quiet
+from t2t.runtime import imports, quiet
 
 # TensorFlow only reads text here: left alone it would take the memory of the accelerators that JAX computes on.  That
-# it has found no GPU, it says in several lines that no setting turns off.
-with quiet.stderr():
+# it has found no GPU, it says in several lines that no setting turns off.  With it comes Keras, which would load these
+# for classes that nobody uses here: a third of the time that all this takes.
+with quiet.stderr(), imports.without("sklearn", "matplotlib"):
   import tensorflow as tf
+  import tensorflow_text  # noqa: F401  it loads Keras
 
   tf.config.set_visible_devices([], "GPU")

@@ -205,11 +205,13 @@ def convert(
     converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
-  raised = examples.map(
-    lambda features: {name: tf.cast(x, tf.int32) + shift for name, x in complete(features).items() if name in names},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
-  converted = converter(raised, lengths)
+  # AutoGraph takes as long as all else, and only seqio's packing needs it.
+  not_converted = tf.autograph.experimental.do_not_convert
+  raise_all = lambda features: {
+    name: tf.cast(x, tf.int32) + shift for name, x in complete(features).items() if name in names
+  }
+  raised = examples.map(not_converted(raise_all), num_parallel_calls=tf.data.AUTOTUNE)
+  converted = (converter if pack else not_converted(converter.__call__))(raised, lengths)
   if not shift:
     return converted
   padding = max(vocabulary.pad_id, 0)
@@ -232,4 +234,4 @@ def convert(
         features[name] = tf.where(asked, x - 1, 0)
     return features
 
-  return converted.map(lower, num_parallel_calls=tf.data.AUTOTUNE)
+  return converted.map(not_converted(lower), num_parallel_calls=tf.data.AUTOTUNE)

@@ -8,6 +8,7 @@ rows taken from it) with the positions that its tasks had at that window's begin
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 import zlib
 
@@ -16,11 +17,13 @@ import seqio
 import tensorflow as tf
 
 # As it stands: a function that builds a dataset would be rewritten by AutoGraph with all that it calls, seqio included,
-# which takes 10 s; `do_not_convert` would keep it from preprocessors that need it.
+# which takes 10 s; `do_not_convert` would keep it from preprocessors that need it, see `_needs_autograph`.
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
 from t2t.data import answering, selection, sources, windows
+
+not_converted = tf.autograph.experimental.do_not_convert
 
 Examples = tf.data.Dataset
 
@@ -145,12 +148,27 @@ def drawn_from(seed: tf.Tensor) -> Iterator[None]:
     tf.data.Dataset.random = staticmethod(plain)
 
 
+def _needs_autograph(task: seqio.Task) -> bool:
+  """Whether a preprocessor is neither t2t's nor seqio's, which are written without: Python's `if` of tensors, `for`."""
+
+  def is_known(step: Any) -> bool:
+    if isinstance(step, functools.partial):
+      bound = (*step.args, *step.keywords.values())
+      return is_known(step.func) and all(map(is_known, filter(callable, bound)))
+    return getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio")
+
+  return not all(map(is_known, task.preprocessors))
+
+
 def examples_of_window(
   plan: Plan, task: seqio.Task, records: tf.data.Dataset, seed: tf.Tensor, *, buffer: int = 1, trim: bool = True
 ) -> Examples:
   """The examples that a task makes of the records of one window."""
+  make = task.replace(source=_Given(records, plan.split)).get_dataset
+  if not _needs_autograph(task):
+    make = not_converted(make)
   with drawn_from(seed):
-    examples = task.replace(source=_Given(records, plan.split)).get_dataset(
+    examples = make(
       sequence_length={name: length for name, length in plan.lengths.items() if name in task.output_features},
       split=plan.split,
       shuffle=False,
@@ -210,7 +228,7 @@ class _Source:
 
     def rows(columns: tuple[tf.Tensor, ...], place: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
       found = make(self.records.features(columns), seed).enumerate(1).skip(skip)
-      return found.map(lambda number, element: (element, tf.concat([place, [number]], 0)))
+      return found.map(not_converted(lambda number, element: (element, tf.concat([place, [number]], 0))))
 
     signature = (
       (tf.TensorSpec([None], tf.string),) * self.records.num_columns,
@@ -253,7 +271,8 @@ def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarr
   make = lambda records, seed: plan.convert(answering.labelled(examples(records, seed)))
   rows = source.dataset(stream, lambda number: start(number)[_MIXED:], make)
   unmixed = tf.zeros([_MIXED], tf.int64)
-  return rows.map(lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)})
+  behind = lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)}
+  return rows.map(not_converted(behind))
 
 
 def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
@@ -327,7 +346,7 @@ def in_order(plan: Plan, *, trim: bool) -> Examples:
   (source,) = _sources(plan, 1)
   make = lambda records, seed: examples_of_window(plan, source.task, records, seed, trim=trim)
   found = source.dataset(tf.constant(0, tf.int64), lambda _: np.zeros(_TASK, np.int64), make)
-  return found.map(lambda features, position: features)
+  return found.map(not_converted(lambda features, position: features))
 
 
 # ---- The streams of a host -------------------------------------------------------------------------------------------
