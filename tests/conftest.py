@@ -12,6 +12,8 @@ from jax.experimental.compilation_cache import compilation_cache
 import pytest
 import toy
 
+from t2t.models import stack
+
 # Programs of the tests run for milliseconds: to optimise them takes five times longer than to compile them as they are.
 # To compile their parts side by side costs up to a third more CPU time, and the workers keep the cores busy anyway.
 FASTER_COMPILES = (
@@ -72,6 +74,15 @@ def compile_once(request: pytest.FixtureRequest) -> None:
   """Keeps programs of the modules that compile the same ones."""
   jax.config.update("jax_enable_compilation_cache", request.module.__name__ in _COMPILE_ONCE)
   compilation_cache.reset_cache()  # or JAX goes on as it began
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_layer_is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+  """As on accelerators: layers one by one take a third longer to compile, and save nothing where they are so small."""
+  with pytest.MonkeyPatch.context() as patch:
+    if request.module.__name__ != "test_stack":
+      patch.setattr(stack, "unrolled", lambda num_layers: 1)
+    yield
 
 
 def _slow() -> list[str]:

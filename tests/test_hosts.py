@@ -33,7 +33,7 @@ for argv in json.loads(sys.argv[1]):
   if code := command.main(argv):
     sys.exit(code)
 """
-text, module, superglue_folder = test_train.text, test_evaluate.module, test_evaluate.superglue_folder  # the fixtures
+text, module = test_train.text, test_evaluate.module  # the fixtures
 _SHORT = (
   "--config.model.num_heads=4",
   "--config.model.head_dim=4",
@@ -186,14 +186,11 @@ def stopped(workdir: pathlib.Path, processes: Processes) -> None:
   processes.children[-1].send_signal(signal.SIGTERM)
 
 
-def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp_path):
+def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   """Whatever axis crosses them; one that is told to stop stops all, saved; one that waits for its data is named."""
   folder = alone / "two"
   own = commands(folder, text, module)
   train = lambda name, *others: arguments(text, folder / name, *others)
-  superglue = ["superglue", f"--checkpoint={alone / 'one' / 'train'}", f"--workdir={folder / 'superglue'}"]
-  superglue += [f"--config.data.folders.superglue={superglue_folder}", "--config.eval.tasks=cb", *_SHORT[4:]]
-  superglue += ["--config.data.inputs_length=40", "--config.data.targets_length=16", "--config.train.batch_size=8"]
   os.mkfifo(tmp_path / "pipe.txt")
   stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))
   processes = Processes(
@@ -206,7 +203,6 @@ def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp
       train("hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}"),
       [*own["finetune"], *TWO["data"]],
       [*own["eval"], *TWO["tensor"]],
-      [*superglue, "--config.checkpoint.every=2", *TWO["fsdp"]],
       train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
       train("stuck", *stuck),
     ],
@@ -220,8 +216,6 @@ def test_two_processes_do_as_one_does(text, module, superglue_folder, alone, tmp
   assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
   assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
   assert_as_alone(alone, folder)
-  assert json.loads((folder / "superglue" / "results.json").read_text())["super_glue_cb.validation"]["examples"] == 5
-  assert (folder / "superglue" / "super_glue.zip").exists()
   saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
   assert saved == max(curves(folder / "stopped")[0])
   assert "step 2/2" in said[0] and "step 2/2" not in said[1]
@@ -243,7 +237,6 @@ def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
     [
       train("four", *FOUR["fsdp_tensor"]),
       train("four", *_GOES_ON, *FOUR["data_sequence"]),
-      [*own["warm"], *FOUR["fsdp_tensor"]],
       [*own["infer"], "--tensor=2"],
       train("broken"),
     ],

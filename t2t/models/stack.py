@@ -128,6 +128,14 @@ def one_by_one(stacked: Any, num_layers: int) -> tuple:
   return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
 
+def unrolled(num_layers: int) -> int:
+  """How many layers a step of the scan has.
+
+  A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5 small.
+  """
+  return num_layers if sharding.platform() == "cpu" else 1
+
+
 class Stack(nnx.Module):
   """Layers of one shape, each parameter with a leading "layers" axis, run with one `jax.lax.scan`.
 
@@ -182,8 +190,7 @@ class Stack(nnx.Module):
     one = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
     if self.config.share_layers:
       return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), one(self.layer))
-    unroll = self.num_layers if sharding.platform() == "cpu" else 1
-    return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unroll)[1]
+    return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers))[1]
 
   def _positions(
     self, query_length: int, key_length: int, mask: AttentionMask
@@ -298,10 +305,7 @@ class Stack(nnx.Module):
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=_REMAT_POLICIES[self.config.remat], prevent_cse=False)
     if not apart:
-      # A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5
-      # small.
-      unroll = self.num_layers if sharding.platform() == "cpu" else 1
-      return jax.lax.scan(run, x, each, unroll=unroll)
+      return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers))
     kept = []
     for index in range(self.num_layers):
       x, one = run(x, {name: None if part is None else part[index] for name, part in each.items()})

@@ -17,7 +17,7 @@ from t2t.data import runs
 
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 STEPS, ROWS, RATE, DECAY = 30, 8, 1e-3, 0.05
-LABELS = {"rte": ("entailment", "not_entailment"), "cb": ("entailment", "contradiction", "neutral")}
+LABELS = ("entailment", "contradiction", "neutral")
 
 pytestmark = pytest.mark.skipif(
   not (SHARED / "superglue").is_dir(), reason=f"SuperGLUE's released files are not at {SHARED / 'superglue'}"
@@ -106,12 +106,11 @@ def their_losses(folder: pathlib.Path, found) -> list[float]:
   return losses
 
 
-@pytest.mark.parametrize("task", sorted(LABELS))
-def test_the_curve_of_the_loss_is_theirs(task, tmp_path):
+def test_the_curve_of_the_loss_is_theirs(tmp_path):
   """Within 1e-3 at each of 30 steps, in which the loss moves by far more."""
   theirs, workdir = tmp_path / "theirs", tmp_path / "run"
-  save_theirs(theirs, LABELS[task])
-  typed = arguments(theirs, task)
+  save_theirs(theirs, LABELS)
+  typed = arguments(theirs, "cb")
   assert main(["train", "--config", "finetune_superglue", "--workdir", str(workdir), *typed]) == 0
   lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
   ours = [line["train/loss"] for line in lines if "train/loss" in line]
