@@ -32,7 +32,7 @@ format: $(VENV)/installed
 
 # Every command of the README but make test; the first model is trained for as long as those that follow.
 readme: $(VENV)/installed
-	OVERRIDES=--config.train.steps=100 $(VENV)/bin/python .ci/readme.py README.md
+	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py README.md
 
 # With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
 parity: .venv-parity/installed
@@ -40,7 +40,7 @@ parity: .venv-parity/installed
 
 # The offline cache, with Apache Beam.
 beam: .venv-beam/installed
-	.venv-beam/bin/python -m pytest tests/test_offline_cache.py
+	.venv-beam/bin/python -m pytest -m beam tests/test_offline_cache.py
 
 # Training steps compiled for TPUs.
 tpu: .venv-tpu/installed

@@ -1,5 +1,6 @@
 """Runs every ```sh block of a Markdown file, top to bottom, in one shell, and stops at the first that fails."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -15,7 +16,10 @@ def main(path: str) -> int:
     return 1
   # The tests have run already, with the same command.
   script = "\n".join(block for block in blocks if block.strip() != "make test")
-  return subprocess.run(["bash", "-euxo", "pipefail", "-c", script], check=False).returncode
+  # Each trains for a few steps: programs that are compiled as they are take less time than ones that are optimised.
+  flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+  environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
+  return subprocess.run(["bash", "-euxo", "pipefail", "-c", script], check=False, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -20,7 +20,13 @@ from t2t.config import DataConfig
 from t2t.data import objectives, offline_cache, pipeline, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pieces
 
-needs_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
+without_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
+
+
+def needs_beam(test):
+  """`make beam` runs these alone: the others have run elsewhere."""
+  return pytest.mark.beam(without_beam(test))
+
 
 _TASK_FILE = """
 import functools
