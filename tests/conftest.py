@@ -1,6 +1,7 @@
 """All tests run on eight CPU devices, so that meshes can be tried on any machine."""
 
 from collections.abc import Iterator
+import gc
 import os
 import pathlib
 import sys
@@ -59,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["T2T_TEST_PROGRAMS"] = folder.name  # for the workers
   jax.config.update("jax_compilation_cache_dir", os.environ["T2T_TEST_PROGRAMS"])
+  # A worker has millions of objects after a while, which tracing would have looked through again and again.
+  gc.freeze()
+  gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True, scope="module")
