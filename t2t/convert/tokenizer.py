@@ -211,7 +211,12 @@ def _subwords(
     end = next((end for end in ends if name.endswith(end)), name)
     named[renamed.get(end, end)] = value
   if "vocab.txt" in named or any(name.endswith(".txt") for name in named if name != "merges.txt"):
-    settings = {"tokenizer_class": "BertTokenizer"}
+    # Theirs makes all letters small unless it is told: an uncased vocabulary has no piece with capitals.
+    (pieces,) = (
+      value.decode().split("\n") for name, value in named.items() if name.endswith(".txt") and name != "merges.txt"
+    )
+    cased = any(piece != piece.lower() for piece in pieces if not (piece.startswith("[") and piece.endswith("]")))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased}
   elif "vocab.json" in named:
     settings = {
       "tokenizer_class": {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}.get(
