@@ -20,12 +20,11 @@ from t2t.config import DataConfig
 from t2t.data import objectives, offline_cache, pipeline, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pieces
 
-without_beam = pytest.mark.skipif(not importlib.util.find_spec("apache_beam"), reason="Apache Beam is not installed")
-
 
 def needs_beam(test):
   """`make beam` runs these alone: the others have run elsewhere."""
-  return pytest.mark.beam(without_beam(test))
+  there = importlib.util.find_spec("apache_beam")
+  return pytest.mark.beam(pytest.mark.skipif(not there, reason="Apache Beam is not installed")(test))
 
 
 _TASK_FILE = """

@@ -6,6 +6,7 @@ What is read here is how large a vocabulary is, without TensorFlow; `t2t.data.vo
 from collections.abc import Mapping
 import dataclasses
 import json
+import re
 from typing import Any
 
 from etils import epath
@@ -210,13 +211,11 @@ def _subwords(
   for name, value in content.items():
     end = next((end for end in ends if name.endswith(end)), name)
     named[renamed.get(end, end)] = value
-  if "vocab.txt" in named or any(name.endswith(".txt") for name in named if name != "merges.txt"):
-    # Theirs makes all letters small unless it is told: an uncased vocabulary has no piece with capitals.
-    (pieces,) = (
-      value.decode().split("\n") for name, value in named.items() if name.endswith(".txt") and name != "merges.txt"
-    )
-    cased = any(piece != piece.lower() for piece in pieces if not (piece.startswith("[") and piece.endswith("]")))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": not cased}
+  lists = [value.decode() for name, value in named.items() if name.endswith(".txt") and name != "merges.txt"]
+  if lists:
+    # Theirs makes all letters small unless it is told.  Told from the pieces as t2t.data does, which loads TensorFlow.
+    pieces = (piece for each in lists for piece in each.split("\n") if not re.fullmatch(r"\[.+\]", piece))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": all(piece == piece.lower() for piece in pieces)}
   elif "vocab.json" in named:
     settings = {
       "tokenizer_class": {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}.get(
