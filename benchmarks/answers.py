@@ -2,7 +2,7 @@
 
   python benchmarks/answers.py --output runs/answers            # about half an hour on two cores
 
-Whether a summary belongs to a docstring (docs_match): each tiny model is pre-trained on the documentation of this
+Which package a docstring is of (docs_package): each tiny model is pre-trained on the documentation of this
 machine, and fine-tuned twice, to write the answer and to give it by a head.  Prints a table, which the README has.
 """
 
@@ -33,7 +33,7 @@ def command(*arguments: str) -> None:
 def finetuned(folder: pathlib.Path, loss: str, steps: int) -> pathlib.Path:
   """The folder of a model that was fine-tuned to answer so."""
   command(
-    *("train", "--config", "finetune_docs_match", "--workdir", str(folder / loss)),
+    *("train", "--config", "finetune_docs_package", "--workdir", str(folder / loss)),
     *(f"--config.init.checkpoint={folder / 'pretrained'}", f"--config.train.loss={loss}"),
     *(f"--config.train.steps={steps}", f"--config.eval.every={steps}", f"--config.checkpoint.every={steps}"),
     *("--config.eval.max_examples=512", "--config.eval.examples=0"),
@@ -45,7 +45,7 @@ def accuracy(checkpoint: pathlib.Path, method: str) -> float:
   """Of the held-out examples, in percent."""
   folder = checkpoint / f"by_{method}"
   command(
-    *("eval", "--config", "finetune_docs_match", "--checkpoint", str(checkpoint), "--workdir", str(folder)),
+    *("eval", "--config", "finetune_docs_package", "--checkpoint", str(checkpoint), "--workdir", str(folder)),
     *(f"--config.eval.method={method}", "--config.eval.max_examples=2048"),
   )
   (found,) = json.loads((folder / "results.json").read_text()).values()

@@ -13,8 +13,9 @@ T5 took 2**18 steps of 128 sequences, and the best of the checkpoints that were 
 5,000 steps; the best by each metric is kept here as well.  Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE
 82.7, SQuAD 85.44 exact match and 92.08 F1.
 
-docs_summary and docs_match are for the tiny model, on English that is already on this machine: minutes on two cores.
-`python benchmarks/finetuning.py` compares them with the same model from scratch (--config.init.parameters=False).
+docs_summary, docs_match and docs_package are for tiny models, on English that is already on this machine: minutes on
+two cores.  `python benchmarks/finetuning.py` compares them with the same model from scratch
+(--config.init.parameters=False).
 """
 
 from ml_collections import ConfigDict
@@ -38,6 +39,7 @@ _MIXTURES = {
   "wmt_en_ro": ("wmt_en_ro", "t2t.tasks.translation", (256, 256)),
   "docs_summary": ("docs_summary", "t2t.tasks.docs", (128, 48)),
   "docs_match": ("docs_match", "t2t.tasks.docs", (128, 4)),
+  "docs_package": ("docs_package", "t2t.tasks.docs", (128, 8)),
 }
 SIZES = tuple(_MIXTURES)
 

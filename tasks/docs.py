@@ -1,7 +1,7 @@
 """The embedded default: the documentation of installed packages, in a vocabulary of its own.
 
-Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary and docs_match, and docs_pairs is of texts that
-belong together.
+Tasks are called docs_OBJECTIVE; those to fine-tune on are docs_summary, docs_match and docs_package, and docs_pairs is
+of texts that belong together.
 """
 
 import functools
@@ -9,7 +9,7 @@ import functools
 import seqio
 
 from t2t import task_metrics
-from t2t.data import answers, objectives, sources, text_formats, vocabularies
+from t2t.data import answers, documentation, objectives, sources, text_formats, vocabularies
 from t2t.data.objectives import pairs
 from t2t.data.sources import docstrings
 
@@ -56,6 +56,20 @@ seqio.TaskRegistry.add(
   preprocessors=text_formats.preprocessors(docstrings.match, _labelled),
   output_features={"inputs": _TEXT, "targets": _TEXT},
   postprocess_fn=answers.label(_LABELS),
+  metric_fns=[task_metrics.accuracy],
+  shuffle_buffer_size=1_024,
+)
+
+# Which package a docstring is of.
+_PACKAGES = documentation.NAMES
+_of_package = functools.partial(docstrings.of_package, packages=_PACKAGES)
+_named = functools.partial(text_formats.labelled, prefix="docs package", fields=("summary", "body"), labels=_PACKAGES)
+seqio.TaskRegistry.add(
+  "docs_package",
+  source=docstrings.DocstringSource(),
+  preprocessors=text_formats.preprocessors(_of_package, _named),
+  output_features={"inputs": _TEXT, "targets": _TEXT},
+  postprocess_fn=answers.label(_PACKAGES),
   metric_fns=[task_metrics.accuracy],
   shuffle_buffer_size=1_024,
 )

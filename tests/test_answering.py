@@ -6,8 +6,10 @@ import functools
 from hypothesis import given, settings, strategies
 import numpy as np
 import pytest
+import sentencepiece
 import seqio
 import tensorflow as tf
+import tokenizers
 
 from t2t import UserError, task_metrics
 from t2t.config import load_config, records
@@ -78,6 +80,22 @@ def test_a_framed_text_fits(texts, length):
 def test_a_vocabulary_without_cls(architecture, expected):
   """EOS stands between texts; a decoder begins with BOS, and reads on to the last token."""
   assert framing.Framing.of(BYTES, architecture) == expected
+
+
+def test_a_cls_that_is_called_bos_is_no_bos(tmp_path):
+  """ALBERT's model calls [CLS] and [SEP] BOS and EOS; RoBERTa's <s> is one, and there two stand between texts."""
+  made = functools.partial(
+    sentencepiece.SentencePieceTrainer.train,
+    model_prefix=str(tmp_path / "spiece"),
+    **dict(vocab_size=20, hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, minloglevel=2),
+  )
+  made(sentence_iterator=iter(["a few words"] * 9), bos_piece="[CLS]", eos_piece="[SEP]")
+  vocabulary = vocabularies.load(str(tmp_path / "spiece.model"), extra_ids=0)
+  assert framing.Framing.of(vocabulary, "encoder_only") == framing.Framing((2,), (3,), (3,))
+  pieces = {piece: i for i, piece in enumerate(("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a"))}
+  tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, "<unk>")).save(str(tmp_path / "tokenizer.json"))
+  vocabulary = vocabularies.load(str(tmp_path / "tokenizer.json"), extra_ids=0)
+  assert framing.Framing.of(vocabulary, "encoder_only") == ROBERTA
 
 
 def test_texts_of_bytes_have_lengths_of_their_own():

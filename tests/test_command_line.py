@@ -37,6 +37,7 @@ FAMILIES = {
     "wmt_en_fr",
     "wmt_en_ro",
     "docs_match",
+    "docs_package",
     "docs_summary",
   ),
   "tiny": (

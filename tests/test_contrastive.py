@@ -231,6 +231,15 @@ def test_a_vector_without_a_projection_is_the_pooler():
   np.testing.assert_allclose(vectors(params, batch), expected, atol=1e-5)
 
 
+def test_a_vector_as_it_is_read_is_no_hindrance_to_other_losses():
+  """It has no parameter that could be idle."""
+  head = dataclasses.replace(HEAD, pooler="")
+  config = records(override(load_config("tiny_bert"), ["--config.train.loss=cross_entropy"]))
+  made = recipe.make(config.with_(model={"heads": (head,)}))
+  assert made.idle_heads == ("text",) and not any("heads" in pattern for pattern in made.freeze)
+  made.state(sharding.make_mesh({"data": -1}))
+
+
 # ---- Examples --------------------------------------------------------------------------------------------------------
 
 

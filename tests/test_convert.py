@@ -23,7 +23,7 @@ import trained
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import converted, pretrained, store
-from t2t.convert import open_foreign, t5x, vocabulary_files
+from t2t.convert import given_vocabulary, open_foreign, t5x
 from t2t.convert.tensors import Foreign
 from t2t.params import split_frozen
 from t2t.training import train_state
@@ -193,8 +193,8 @@ def test_the_copy_of_a_vocabulary(kind, pieces, letters, tmp_path):
   spec = str(paths[kind])
   load = vocabularies.load if kind in ("bytes", "SentencePiece") else subwords.SubwordVocabulary
   vocabularies.save(load(spec, extra_ids=3), epath.Path(tmp_path / "trained"))
-  given = vocabulary_files.give(_with_rows(300), spec, extra_ids=3)
-  vocabulary_files.save(given, epath.Path(tmp_path / "copied"))
+  given = given_vocabulary.give(_with_rows(300), spec, extra_ids=3)
+  given_vocabulary.save(given, epath.Path(tmp_path / "copied"))
   assert contents(tmp_path / "copied") == contents(tmp_path / "trained")
 
 
@@ -207,7 +207,7 @@ def _with_rows(rows: int) -> Foreign:
 def test_sentinels_of_t5(more_rows, extra_ids, pieces):
   """Behind a SentencePiece model without any there are 100, if the embedding has rows for them."""
   size = sentencepiece.SentencePieceProcessor(model_file=str(pieces)).get_piece_size()
-  assert vocabulary_files.give(_with_rows(size + more_rows), str(pieces)).extra_ids == extra_ids
+  assert given_vocabulary.give(_with_rows(size + more_rows), str(pieces)).extra_ids == extra_ids
 
 
 @pytest.mark.parametrize(

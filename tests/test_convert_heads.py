@@ -17,6 +17,7 @@ from t2t.config import load_config, records
 from t2t.convert import encoders, heads, huggingface
 from t2t.data.objectives import sentences
 from t2t.evaluation import methods
+from t2t.models import sizes
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.training import recipe
 
@@ -63,6 +64,12 @@ WRITTEN = {
     "the head nsp, the head over",
   ),
   "a task": (with_heads(NLI, tokens=False), "", "BertForSequenceClassification", ""),
+  "vectors": (
+    with_heads(HeadConfig("text", 0, "vector"), tokens=False),
+    "",
+    "BertModel",
+    "the head text",
+  ),
   "one of two tasks": (with_heads(NLI, TOPIC), "topic", "BertForSequenceClassification", "the head nli, the head over"),
   "tokens alone": (with_heads(NLI, TOPIC), "vocabulary", "BertForMaskedLM", "the head nli, the head topic"),
 }
@@ -122,6 +129,44 @@ def test_what_is_trained_beside_masked_tokens_is_what_theirs_have(task, family, 
   heads.write(family, config)
 
 
+SHAPE = dict(vocab_size=53, embed_dim=12, num_heads=3, head_dim=4, mlp_dim=20)
+ENCODER, DECODER = SHAPE | dict(num_encoder_layers=3), SHAPE | dict(num_decoder_layers=2)
+BODIES = {
+  "Bert": sizes.bert("base") | ENCODER,
+  "Roberta": sizes.roberta("base") | ENCODER,
+  "Albert": sizes.albert("base") | ENCODER | dict(embedding_dim=7),
+  "DistilBert": sizes.bert("base") | ENCODER | dict(segment_types=0),
+  "Electra": sizes.electra("base") | ENCODER | dict(heads=()),
+  "ModernBert": sizes.modern_bert("base") | ENCODER,
+  "GPT2": sizes.gpt2("small") | DECODER,
+  "Llama": sizes.llama2("7b") | DECODER,
+}
+CLASSES = {
+  "class": "SequenceClassification",
+  "score": "SequenceClassification",
+  "choice": "MultipleChoice",
+  "tag": "TokenClassification",
+  "span": "QuestionAnswering",
+}
+
+
+@pytest.mark.parametrize(
+  ("body", "kind"),  # of decoders they have none for choices
+  [(body, kind) for body in BODIES for kind in CLASSES if kind != "choice" or body not in ("GPT2", "Llama")],
+)
+def test_a_head_that_is_made_for_a_task_is_one_that_theirs_have(body, kind, tmp_path):
+  """And comes back as it was, dropout included, which logits do not depend on."""
+  config = TransformerConfig(**BODIES[body])
+  reads = {} if kind in ("tag", "span") else {"reads": "last" if config.kind.continues else "first"}
+  number = {"score": 1, "choice": 1, "span": 2}.get(kind, 3)
+  head = HeadConfig("asked", number, kind, **reads | config.published_head(kind))
+  for name, made in {"made": head, "other": dataclasses.replace(head, dropout_rate=0.45, drops_inputs=True)}.items():
+    _, settings = save(with_heads(made, of=config, tokens=False), tmp_path / name)
+    assert settings["architectures"] == [f"{body}For{CLASSES[kind]}"]
+    (found,) = huggingface.open_foreign(str(tmp_path / name)).model.heads
+    assert found.spelled_out(config.kind) == made.spelled_out(config.kind)
+
+
 REFUSED = {
   "classes in another order": (
     with_heads(dataclasses.replace(NSP, labels=("random", "next"))),
@@ -134,6 +179,11 @@ REFUSED = {
     with_heads(dataclasses.replace(NLI, reads="mean")),
     "",
     r"nli has reads='mean' \(theirs 'first'\); --head vocabulary leaves it out; .*t2t vocab train --type wordpiece",
+  ),
+  "vectors by name": (
+    with_heads(HeadConfig("text", 5, "vector")),
+    "text",
+    "text: their vectors are those of the model without a head",
   ),
   "a mix of layers": (
     with_heads(dataclasses.replace(NLI, layers="mix"), tokens=False),

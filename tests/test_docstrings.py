@@ -36,7 +36,7 @@ def installed(tmp_path, monkeypatch):
   folder = documentation.folder()
   folder.mkdir(parents=True)
   for split in ("train", "validation"):
-    documents = [document(f"{split} {i}", package="ab"[i % 2]) for i in range(10, 50)]
+    documents = [document(f"{split} {i}", package=("scipy", "numpy")[i % 2]) for i in range(10, 50)]
     (folder / f"{split}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
 
 
@@ -126,6 +126,14 @@ def test_formats(installed):
   first = examples("docs_summary")[0]
   assert first["inputs_pretokenized"].decode().startswith("summarize: What follows is long enough")
   assert first["targets_pretokenized"] == b"Return the value of train 10."
+
+
+def test_which_package_it_is_of(installed):
+  """Its name is the answer, and the class has its number among all whose documentation is read."""
+  for each in examples("docs_package"):
+    name = each["targets_pretokenized"].decode()
+    assert documentation.NAMES[each["label"]] == name and each["options"].tolist()[each["label"]].decode() == name
+    assert each["inputs_pretokenized"].decode().startswith("docs package summary: Return the value of")
 
 
 def test_splits_have_nothing_in_common(installed):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 from flax import nnx
 import jax
@@ -299,6 +300,31 @@ def test_a_head_that_is_not_asked_costs_nothing():
   (loss, _), gradient = compute(params, batch)
   assert np.isfinite(loss) and all(np.all(np.isfinite(x)) for x in jax.tree.leaves(gradient))
   assert not any(np.any(x) for path, x in toy.flat(gradient).items() if path.startswith(("heads/cause", "heads/names")))
+
+
+@pytest.mark.parametrize("kind", ["class", "score", "choice", "tag", "span"])
+def test_a_loss_needs_memory_for_its_positions_alone(kind):
+  """Not for each pair of them: four times the length, four times the numbers that are made on the way."""
+  (head,) = (head for head in HEADS if head.kind == kind)
+  loss = losses.Heads(toy.encoder(heads=(head,)), None)
+
+  def scored(hidden: jax.Array) -> jax.Array:
+    """Of a model whose states are its logits, and whose heads read all positions."""
+    ones = jnp.ones(hidden.shape[:2], jnp.int32)
+    batch = {f"encoder_{name}": ones for name in ("answer_heads", "answer_targets", "answer_groups", "input_tokens")}
+    model = types.SimpleNamespace(
+      heads={head.name: types.SimpleNamespace(layers="last", reads="each")},
+      states=lambda batch, **options: hidden,
+      head_logits=lambda name, hidden, dropout_key: hidden,
+    )
+    terms, _ = loss(model, batch, loss.weights(batch), key=None, train=False)
+    return sum(terms.values())
+
+  def most(length: int) -> int:
+    traced = jax.make_jaxpr(jax.grad(scored))(jnp.ones((2, length, head.num_classes)))
+    return max(out.aval.size for equation, _ in toy.equations(traced.jaxpr) for out in equation.outvars)
+
+  assert most(512) < 5 * most(128)
 
 
 def test_constant_answers():

@@ -237,8 +237,18 @@ def test_fields_of_a_row():
   expected = {"prediction": "yes", "score": -0.313262, "probabilities": {"no": 0.268941, "yes": 0.731059}}
   assert answerer.fields(head, {}, np.array([[0.0, 1.0]])) == expected
   assert answerer.fields(HeadConfig("h", 2), {}, np.array([[1.0, 0.0]]))["prediction"] == "0"
-  with np.errstate(invalid="ignore"), pytest.raises(UserError, match="training had gone wrong"):
-    answerer.fields(head, {}, np.array([[0.0, np.nan]]))
+
+
+def test_a_head_that_says_no_number():
+  """Not the class that happens to be the first."""
+  head = HeadConfig("pair", 2, labels=("no", "yes"))
+  config = toy.encoder(heads=(head,))
+  graphdef, params = toy.split(toy.model(config))
+  params["heads"]["pair"]["projection_bias"] = np.array([0.0, np.nan], np.float32)
+  asks = answerer.Answerer(config, graphdef, sharding.make_mesh({"data": -1}), pad_id=0, batch_size=2)
+  given = {"inputs": [3, 4], "token_types": [0, 0], "texts": [0, 0], "answer_heads": [1, 0]}
+  with pytest.raises(UserError, match="the head pair says what is no number: its training had gone wrong"):
+    asks.logits(params, head, [given])
 
 
 def test_a_head_that_answers_nothing():

@@ -2,12 +2,15 @@
 
 import pathlib
 
+from etils import epath
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 
 from t2t import UserError
 from t2t.data import vocabularies
+from t2t.storage import vocabulary_files
 
 TOKENIZERS = pathlib.Path(__file__).parents[1].parent / "shared" / "data" / "tokenizers"
 TEXT = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs in the garden" for i in range(300)]
@@ -95,6 +98,23 @@ def test_a_folder_holds_one_vocabulary(tmp_path):
   for name in ("one.model", "two.model"):
     (tmp_path / name).unlink()
   assert vocabularies.load(str(tmp_path), extra_ids=0).vocab_size == 4
+
+
+def test_a_tokenizer_that_makes_small_letters_goes_before_its_model(tmp_path):
+  """As ALBERT's; one that does not, and XLM-R's pieces, whose ids are not the model's, are passed over."""
+  trained(tmp_path, pad_id=0, unk_id=1, eos_id=2, bos_id=-1)
+  made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[SEP]": 2, "a": 3}, "[UNK]"))
+  found = lambda: [path.name for path in vocabulary_files.found_in(epath.Path(tmp_path))]
+  made.save(str(tmp_path / "tokenizer.json"))
+  assert found() == ["other.model"]
+  for normalizer in (tokenizers.normalizers.Lowercase(), tokenizers.normalizers.BertNormalizer(lowercase=True)):
+    made.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFKD(), normalizer])
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert found() == ["tokenizer.json"]
+    assert vocabularies.load(str(tmp_path), extra_ids=0).encode("A") == [3]
+  (tmp_path / "tokenizer.json").unlink()
+  (tmp_path / "other.model").rename(tmp_path / vocabulary_files.SHIFTED)
+  assert found() == []
 
 
 def test_a_model_that_needs_no_pad(tmp_path):

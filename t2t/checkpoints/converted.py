@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from t2t.checkpoints import pretrained, store
-from t2t.convert import output, vocabulary_files
+from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapt
 
@@ -114,7 +114,7 @@ def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda
   config = run_config(foreign, out)
   with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
-      vocabulary_files.save(foreign, folder / store.VOCABULARY)
+      given_vocabulary.save(foreign, folder / store.VOCABULARY)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     # The parameters last: in a bucket, which has no folders to rename, they make it a checkpoint.
     state = {

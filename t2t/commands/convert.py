@@ -14,7 +14,7 @@ import jax
 
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, store
-from t2t.convert import gin, heads, huggingface, output, settings, t5x, tensors, vocabulary_files
+from t2t.convert import gin, given_vocabulary, heads, huggingface, output, settings, t5x, tensors
 from t2t.storage import bucket
 
 # What --from names -> what it is called in a message.
@@ -56,7 +56,7 @@ def run(job: Job) -> None:
   foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open_foreign(job.source)
   tensors.check(foreign)
   if job.vocabulary:
-    foreign = vocabulary_files.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
+    foreign = given_vocabulary.give(foreign, job.vocabulary, extra_ids=job.extra_ids)
   if job.head and job.target == "t2t":
     foreign = heads.renamed(foreign, job.head)
   notes = list(foreign.notes)

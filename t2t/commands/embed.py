@@ -117,6 +117,7 @@ def _check_files(options: argparse.Namespace, overrides: list[str]) -> None:
     raise UserError(f"unknown option {overrides[0]}; see `t2t embed --help`")
   if options.input == line_files.PIPE:
     raise UserError("--input -: a file of vectors says how many there are before the first; give a file")
+  line_files.check_local(options.output)
   if not options.output.endswith(vectors.ENDINGS):
     raise UserError(f"--output {options.output}: give a file that ends in {' or '.join(vectors.ENDINGS)}")
 

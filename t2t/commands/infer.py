@@ -15,7 +15,19 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.configs import default
-from t2t.generation import answering, decoding, filling, lines, marking, predictor, prompting, served, server, writing
+from t2t.generation import (
+  answering,
+  decoding,
+  filling,
+  line_files,
+  lines,
+  marking,
+  predictor,
+  prompting,
+  served,
+  server,
+  writing,
+)
 from t2t.runtime import hosts, memory
 
 _MAX_LENGTH, _TOP = 64, 10
@@ -136,6 +148,7 @@ def main(argv: list[str]) -> None:
   for name in needed:
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see `t2t infer --help`")
+  line_files.check_local(options.output)
   if options.batch_size < 1:
     raise UserError(f"--batch_size {options.batch_size}: must be at least 1")
   decode = writing.decode_config(

@@ -13,6 +13,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
 VOCABULARY = "vocabulary"  # in place of a head's name: that over the vocabulary
 KEY = "t2t_head"  # of config.json: what t2t calls the head, which transformers knows no name of
 NO_ANSWER = "t2t_no_answer"  # and whether a span may be none
+DROPOUT = "t2t_head_dropout"  # and how it is trained, where their class trains it otherwise
 _PARTS = ("kind", "num_classes", "labels", "reads", "layers", "pooler", "bias")  # what logits depend on
 
 
@@ -52,6 +53,8 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
   others = [head for head in model.heads if head not in first]
   if chosen in names:
     heads = [head for head in model.heads if head.name == chosen]
+  elif not chosen and all(head.kind == "vector" for head in others):
+    heads = first  # a vector is their model without any head, read by who has it
   else:
     heads = [] if chosen else others or first
   if len(heads) > 1:
@@ -66,6 +69,10 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
     return found
   if not heads:
     raise families.Unknown("config.model.vocabulary_head=False: they have no model without a head")
+  if heads[0].kind == "vector":
+    raise families.Unknown(
+      f"config.model.heads: {heads[0].name}: their vectors are those of the model without a head; leave out --head"
+    )
   raise families.Unknown(
     f"config.model.heads: {heads[0].name}: they have no class with a {heads[0].kind} head{leaves_out(model)}"
   )
@@ -135,7 +142,8 @@ def _read_head(task: Task, settings: Settings, dropout_rate: float) -> HeadConfi
   said = settings.get(task.dropout_key) if task.dropout_key else None
   rate = task.dropout_rate if said is None else said
   rate = -1.0 if rate is None else float(rate)
-  if rate == (0.0 if kind == "span" else dropout_rate):
+  rate, fields["drops_inputs"] = settings.get(DROPOUT) or (rate, fields.get("drops_inputs", False))
+  if rate == _implied(kind, dropout_rate):
     rate = -1.0
   name = settings.get(KEY) or task.head or kind
   no_answer = kind == "span" and bool(settings.get(NO_ANSWER))
@@ -201,8 +209,7 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
   if "score" in task.kinds:
     settings["problem_type"] = "regression" if head.kind == "score" else "single_label_classification"
   if task.dropout_key:
-    implied = 0.0 if head.kind == "span" else model.dropout_rate
-    settings[task.dropout_key] = implied if head.dropout_rate < 0 else head.dropout_rate
+    settings[task.dropout_key] = _rate(head, model)
   settings |= task.write(head.spelled_out(model.kind))
   again = _read_head(task, settings, model.dropout_rate)
   named = head if head.labels else dataclasses.replace(head, labels=again.labels)
@@ -215,7 +222,19 @@ def write(family: Family, model: TransformerConfig, *, hint: str = "") -> dict[s
         " and the model with it"
       )
     raise families.Unknown(f"config.model.heads: {head.name} has {', '.join(different)}{hint}")
+  dropouts = [(each.drops_inputs, _rate(each, model)) for each in (again, head)]
+  if dropouts[0] != dropouts[1]:
+    settings[DROPOUT] = [_rate(head, model), head.drops_inputs]
   return settings
+
+
+def _implied(kind: str, dropout_rate: float) -> float:
+  """The rate in front of the logits of a head that says none, on a model that has that one."""
+  return 0.0 if kind == "span" else dropout_rate
+
+
+def _rate(head: HeadConfig, model: TransformerConfig) -> float:
+  return _implied(head.kind, model.dropout_rate) if head.dropout_rate < 0 else head.dropout_rate
 
 
 def _that_matter(head: HeadConfig, model: TransformerConfig) -> Mapping[str, Any]:

@@ -52,8 +52,8 @@ HARMLESS = frozenset(
     "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_first_dropout",
     "summary_last_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
     "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
-    "finetuning_task", heads.KEY, heads.NO_ANSWER, "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds",
-    "tie_weights_", "cache_implementation",
+    "finetuning_task", heads.KEY, heads.NO_ANSWER, heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
+    "sinusoidal_pos_embds", "tie_weights_", "cache_implementation",
     # Of BART, and of how it writes.
     "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",

@@ -6,7 +6,6 @@ What is read here is how large a vocabulary is, without TensorFlow; `t2t.data.vo
 from collections.abc import Mapping
 import dataclasses
 import json
-import re
 from typing import Any
 
 from etils import epath
@@ -15,17 +14,14 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
 from t2t import UserError
-from t2t.convert import vocabulary_files
+from t2t.convert import given_vocabulary
 from t2t.convert.families import Family, Settings
 from t2t.convert.tensors import Foreign
 from t2t.models.architecture import ARCHITECTURES
+from t2t.storage import vocabulary_files
 
 _SPACE = "▁"
 _T5 = ("t5", "mt5")
-_SETTINGS = "tokenizer_config.json"
-# A SentencePiece model first: the tokenizer.json beside it is made from it, and T5's has the sentinels inside.
-_FILES = ("spiece.model", "tokenizer.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
-_SHIFTED = "sentencepiece.bpe.model"
 _BYT5_EXTRA_IDS = 125
 
 
@@ -37,12 +33,14 @@ class Vocabulary:
   extra_ids: sentinels behind its own ids.
   size: ids, sentinels included.
   is_shifted: whether there are pieces alone whose ids are not the model's (XLM-R's count four of its own first).
+  keeps_case: whether it has only small letters, as ALBERT's, and does not make them of capitals.
   """
 
   spec: str
   extra_ids: int
   size: int
   is_shifted: bool = False
+  keeps_case: bool = False
 
 
 # ---- From them -------------------------------------------------------------------------------------------------------
@@ -58,16 +56,17 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
   Raises:
     UserError: a file that cannot be read.
   """
-  tokenizer_settings = _json(folder / _SETTINGS) if (folder / _SETTINGS).exists() else {}
+  path = folder / vocabulary_files.SETTINGS
+  tokenizer_settings = _json(path) if path.exists() else {}
   if "ByT5Tokenizer" in (tokenizer_settings.get("tokenizer_class"), settings.get("tokenizer_class")):
     # As published its sentinels are the last bytes, and what its tokenizer calls <extra_id_0>, ... was not trained on.
     # Another number of those is what `_bytes` wrote.
     extra_ids = _num_listed(tokenizer_settings) or tokenizer_settings.get("extra_ids", _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
-    return Vocabulary("bytes", extra_ids, vocabulary_files.BYTES + extra_ids)
-  path = next((folder / name for name in _FILES if (folder / name).exists()), None)
+    return Vocabulary("bytes", extra_ids, given_vocabulary.BYTES + extra_ids)
+  path = next(iter(vocabulary_files.found_in(folder)), None)
   if path is None:
-    return Vocabulary("", 0, 0, is_shifted=(folder / _SHIFTED).exists())
+    return Vocabulary("", 0, 0, is_shifted=(folder / vocabulary_files.SHIFTED).exists())
   ids = _ids(path)
   size = max(ids.values(), default=-1) + 1
   if any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids):
@@ -77,7 +76,15 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     # Not said: a T5 has 100, if there are rows for them.
     usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
     extra_ids = tokenizer_settings.get("extra_ids", usual)
-  return Vocabulary(str(path), extra_ids, size + extra_ids)
+  alone = path.suffix == ".model" and not (folder / "tokenizer.json").exists()
+  keeps_case = alone and settings.get("model_type") == "albert" and tokenizer_settings.get("do_lower_case", True)
+  return Vocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
+
+
+_BY_JSON = (
+  "t2t reads text as they do from a tokenizer.json, which transformers'"
+  " AutoTokenizer.from_pretrained(...).save_pretrained(...) writes; give that with --vocabulary"
+)
 
 
 def _num_listed(tokenizer_settings: Mapping[str, Any]) -> int:
@@ -115,9 +122,7 @@ def check(vocabulary: Vocabulary, rows: int, named: epath.Path) -> list[str]:
   """
   if vocabulary.is_shifted:
     return [
-      f"the ids of {_SHIFTED} are not the model's, which count XLM-R's own four first: t2t reads them from a"
-      " tokenizer.json, as transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it; give that"
-      " with --vocabulary"
+      f"the ids of {vocabulary_files.SHIFTED} are not the model's, which count XLM-R's own four first: {_BY_JSON}"
     ]
   if not vocabulary.spec:
     return ["no vocabulary lies beside it: t2t needs one to read text; give it with --vocabulary"]
@@ -128,7 +133,12 @@ def check(vocabulary: Vocabulary, rows: int, named: epath.Path) -> list[str]:
     )
   text = f"vocabulary: {vocabulary.size:,} ids ({vocabulary.extra_ids} sentinels included), {rows:,} rows"
   padding = rows - vocabulary.size
-  return [f"{text}: the last {padding:,} rows are padding, and are kept as they are" if padding else text]
+  notes = [f"{text}: the last {padding:,} rows are padding, and are kept as they are" if padding else text]
+  if vocabulary.keeps_case:
+    notes.append(
+      f"{vocabulary.spec} knows no capitals, of which their AlbertTokenizer makes small letters first: {_BY_JSON}"
+    )
+  return notes
 
 
 # ---- To them ---------------------------------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ def files(foreign: Foreign, family: Family) -> Files:
     ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1} if family.model_type in _T5 else {}
     return Files({}, ids, ["no vocabulary lies beside the checkpoint, so no tokenizer was written"])
   # TensorFlow is loaded only here, where a vocabulary is really read.
-  from t2t.data import vocabularies
+  from t2t.data import framing, vocabularies
 
   vocabulary = vocabularies.load(foreign.vocabulary, extra_ids=foreign.extra_ids)
   vocabularies.check(vocabulary, foreign.model.vocab_size)
@@ -175,18 +185,58 @@ def files(foreign: Foreign, family: Family) -> Files:
     return _bytes(sentinels, ids)
   path = epath.Path(foreign.vocabulary)
   texts = vocabularies.token_texts(vocabulary)
-  special = {f"{kind}_token": texts[ids[f"{kind}_token_id"]] for kind in ("pad", "eos") if ids[f"{kind}_token_id"] >= 0}
+  own = {kind: ids.get(f"{kind}_token_id", -1) for kind in ("pad", "eos", "cls", "sep")}
+  if not foreign.model.kind.writes:
+    own["mask"] = vocabularies.find_mask_id(vocabulary)
+  size = len(texts) - foreign.extra_ids  # a sentinel is called by its number
+  special = {f"{kind}_token": texts[i] for kind, i in own.items() if i is not None and 0 <= i < size}
+  frame = _Frame(framing.Framing.of(vocabulary, foreign.model.architecture), foreign.model.segment_types > 1)
   if path.suffix == ".model":
-    return _pieces(path, family, sentinels, ids, special)
-  return _subwords({each.name: each.read_bytes() for each in vocabulary.files}, family, sentinels, ids, special)
+    return _pieces(path, family, frame, sentinels, ids, special)
+  found = _subwords(vocabulary, family, frame, sentinels, ids, special)
+  if foreign.model.kind.continues and foreign.model.heads:
+    begins = " ".join(texts[i] for i in frame.ids.begin)
+    found.notes.append(
+      f"what heads read starts with {begins}, and texts are parted by {texts[vocabulary.eos_id]}: write both before you"
+      " give text to their tokenizer"
+    )
+  return found
 
 
-# Any tokenizer.json.  Token types, which it would make, only BERT's models take.
-_FAST = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+  """What stands around the texts that a model reads.
+
+  ids: `t2t.data.framing.Framing`.
+  has_types: whether the model tells the second text from the first.
+  """
+
+  ids: Any
+  has_types: bool
+
+  @property
+  def features(self) -> dict[str, list[str]]:
+    """What a tokenizer gives: token types only where the model takes them."""
+    return {"model_input_names": ["input_ids", *(["token_type_ids"] if self.has_types else []), "attention_mask"]}
+
+  def put_around(self, tokenizer: tokenizers.Tokenizer) -> None:
+    """Has a tokenizer do so of one text and of two."""
+    named = lambda ids, kind: [f"{tokenizer.id_to_token(i)}:{kind}" for i in ids]
+    last = int(self.has_types)
+    begin, between, end = named(self.ids.begin, 0), named(self.ids.between, 0), self.ids.end
+    tokenizer.post_processor = processors.TemplateProcessing(
+      single=[*begin, "$A:0", *named(end, 0)],
+      pair=[*begin, "$A:0", *between, f"$B:{last}", *named(end, last)],
+      special_tokens=[(tokenizer.id_to_token(i), i) for i in {*self.ids.begin, *self.ids.between, *self.ids.end}],
+    )
+
+
+# Any tokenizer.json.
+_FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def _settings_file(**settings: Any) -> dict[str, bytes]:
-  return {_SETTINGS: (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
+  return {vocabulary_files.SETTINGS: (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def _bytes(sentinels: list[str], ids: dict[str, int]) -> Files:
@@ -200,10 +250,16 @@ def _bytes(sentinels: list[str], ids: dict[str, int]) -> Files:
 
 
 def _subwords(
-  found: Mapping[str, bytes], family: Family, sentinels: list[str], ids: dict[str, int], special: Mapping[str, str]
+  vocabulary: Any,
+  family: Family,
+  frame: _Frame,
+  sentinels: list[str],
+  ids: dict[str, int],
+  special: Mapping[str, str],
 ) -> Files:
-  content = dict(found)
-  own = json.loads(content.pop(_SETTINGS, b"{}"))
+  """Of a `t2t.data.vocabularies.subwords.SubwordVocabulary`."""
+  content = {each.name: each.read_bytes() for each in vocabulary.files}
+  own = json.loads(content.pop(vocabulary_files.SETTINGS, b"{}"))
   # As transformers calls them.
   renamed = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
   ends = (*renamed, "vocab.json", "merges.txt")
@@ -211,19 +267,20 @@ def _subwords(
   for name, value in content.items():
     end = next((end for end in ends if name.endswith(end)), name)
     named[renamed.get(end, end)] = value
-  lists = [value.decode() for name, value in named.items() if name.endswith(".txt") and name != "merges.txt"]
-  if lists:
-    # Theirs makes all letters small unless it is told.  Told from the pieces as t2t.data does, which loads TensorFlow.
-    pieces = (piece for each in lists for piece in each.split("\n") if not re.fullmatch(r"\[.+\]", piece))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": all(piece == piece.lower() for piece in pieces)}
-  elif "vocab.json" in named:
-    settings = {
-      "tokenizer_class": {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}.get(
-        family.model_type, "GPT2Tokenizer"
-      )
-    }
+  if "vocab.json" in named:
+    classes = {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}
+    settings = {"tokenizer_class": classes.get(family.model_type, "GPT2Tokenizer")}
   else:
-    settings = dict(_FAST)
+    tokenizer, settings = tokenizers.Tokenizer.from_str(vocabulary.tokenizer.to_str()), _FAST | frame.features
+    if any(name.endswith(".txt") for name in named):
+      # Theirs makes all letters small unless it is told.
+      normalizer = json.loads(tokenizer.to_str())["normalizer"]
+      settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": normalizer["lowercase"]}
+    else:
+      named = {}
+    if not ARCHITECTURES[family.fields["architecture"]].writes:
+      frame.put_around(tokenizer)
+    named["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
   settings |= dict(special) | own
   if sentinels:
     # Behind the file's own ids in this order: the last id is <extra_id_0>.
@@ -232,7 +289,12 @@ def _subwords(
 
 
 def _pieces(
-  path: epath.Path, family: Family, sentinels: list[str], ids: dict[str, int], special: Mapping[str, str]
+  path: epath.Path,
+  family: Family,
+  frame: _Frame,
+  sentinels: list[str],
+  ids: dict[str, int],
+  special: Mapping[str, str],
 ) -> Files:
   proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
   trained = proto.trainer_spec
@@ -244,12 +306,16 @@ def _pieces(
   if trained.bos_id >= 0:
     special |= {"bos_token": proto.pieces[trained.bos_id].piece}
   # Behind the model's own ids in this order: the last id is <extra_id_0>.
-  settings = _FAST | ({"additional_special_tokens": sentinels[::-1]} if sentinels else {})
-  content = {"spiece.model": path.read_bytes(), "tokenizer.json": _fast(proto, sentinels, family).to_str().encode()}
+  settings = _FAST | frame.features | ({"additional_special_tokens": sentinels[::-1]} if sentinels else {})
+  tokenizer = _fast(proto, sentinels)
+  # As the model was trained; a decoder without BOS in its vocabulary reads text as it is.
+  if not ARCHITECTURES[family.fields["architecture"]].continues or trained.bos_id >= 0:
+    frame.put_around(tokenizer)
+  content = {"spiece.model": path.read_bytes(), "tokenizer.json": tokenizer.to_str().encode()}
   return Files(content | _settings_file(**settings, **special), ids)
 
 
-def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str], family: Family) -> tokenizers.Tokenizer:
+def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str]) -> tokenizers.Tokenizer:
   """A SentencePiece model as the library of tokenizers has it, which transformers reads as it is.
 
   Its own conversions leave out the first space of a text that starts with one.
@@ -277,17 +343,7 @@ def _fast(proto: sentencepiece_model_pb2.ModelProto, sentinels: list[str], famil
   tokenizer.decoder = decoders.Sequence([*spaces, *([decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else [])])
   control = [piece.piece for piece in proto.pieces if piece.type == piece.CONTROL]
   tokenizer.add_special_tokens([*control, *sentinels[::-1]])
-  # As the model was trained: what an encoder reads ends with EOS, what a decoder reads starts with BOS.
-  kind = ARCHITECTURES[family.fields["architecture"]]
-  if kind.reads_apart:
-    tokenizer.post_processor = _template("$A {}", proto.pieces[trained.eos_id].piece, trained.eos_id)
-  elif kind.continues and trained.bos_id >= 0:
-    tokenizer.post_processor = _template("{} $A", proto.pieces[trained.bos_id].piece, trained.bos_id)
   return tokenizer
-
-
-def _template(template: str, piece: str, piece_id: int) -> processors.TemplateProcessing:
-  return processors.TemplateProcessing(single=template.format(piece), special_tokens=[(piece, piece_id)])
 
 
 def _merges(proto: sentencepiece_model_pb2.ModelProto) -> list[tuple[str, str]]:

@@ -37,6 +37,7 @@ PACKAGES = {
   "matplotlib": "matplotlib",
   "keras": "keras",
 }
+NAMES = ("python", *PACKAGES)  # of all whose documentation is read
 MAX_CHARACTERS = 8_000_000
 HELD_OUT = 0.03  # part of the documents, chosen by a hash of the text
 MIN_CHARACTERS = 80  # a document shorter than this is a label, not prose

@@ -21,16 +21,16 @@ class Framing:
   def of(cls, vocabulary: seqio.Vocabulary, architecture: str) -> "Framing":
     """As models of an architecture are pre-trained.
 
-    Of an encoder alone [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> where its [CLS] is BOS (RoBERTa); in a
-    vocabulary without these, and in the encoder of an encoder-decoder, a EOS b EOS; of a decoder alone BOS a EOS b.
+    Of an encoder alone [CLS] a [SEP] b [SEP] (BERT), or <s> a </s></s> b </s> with BOS in place of [CLS] (RoBERTa); in
+    a vocabulary without these, and in the encoder of an encoder-decoder, a EOS b EOS; of a decoder alone BOS a EOS b.
     """
     kind = ARCHITECTURES[architecture]
-    cls_id, sep_id, bos_id = (f(vocabulary) for f in (vocabularies.cls_id, vocabularies.sep_id, vocabularies.bos_id))
+    cls_id, sep_id = vocabularies.cls_id(vocabulary), vocabularies.sep_id(vocabulary)
     if kind.continues:
-      return cls((bos_id,), (vocabulary.eos_id,), ())
+      return cls((vocabularies.bos_id(vocabulary),), (vocabulary.eos_id,), ())
     if kind.writes or cls_id is None or sep_id is None:
       return cls((), (vocabulary.eos_id,), (vocabulary.eos_id,))
-    return cls((cls_id,), (sep_id,) * (2 if cls_id == bos_id else 1), (sep_id,))
+    return cls((cls_id,), (sep_id,) * (2 if vocabularies.starts_with_bos(vocabulary) else 1), (sep_id,))
 
 
 def encode(vocabulary: seqio.Vocabulary, texts: tf.Tensor) -> tf.RaggedTensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
-import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -77,6 +76,9 @@ class Answerer:
       head: that is asked.
       examples: see `Example`.
       on_batch: called with the number of examples and of their tokens after each batch.
+
+    Raises:
+      UserError: some are not finite.
     """
     most = self._config.most_positions or 1 << 30
     widths = [predictor.bucket(len(example["inputs"]), most) for example in examples]
@@ -89,6 +91,10 @@ class Answerer:
         logits = predictor.gathered(self._programs[head.name](params, batch))
       for i, row in zip(indices, logits, strict=False):
         found[i] = row[: len(examples[i]["inputs"])][np.asarray(examples[i]["answer_heads"]) > 0]
+        if not np.isfinite(found[i]).all():
+          raise UserError(
+            f"--checkpoint: the head {head.name} says what is no number: its training had gone wrong; take another"
+          )
       if on_batch is not None:
         on_batch(len(indices), sum(len(example["inputs"]) for example in rows))
     return found
@@ -225,10 +231,7 @@ def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
 
 
 def _rounded(value: float) -> float:
-  found = prompting.rounded(float(value))
-  if not math.isfinite(found):
-    raise UserError(f"--checkpoint: an answer is {found}: its training had gone wrong; take another")
-  return found
+  return prompting.rounded(float(value))
 
 
 def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
@@ -312,9 +315,6 @@ def fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, An
     given: of a choice its "candidates"; of tags "words", "asked_words", the "text" and the "places" of the words there;
       of a span "context", "windows" and, where it may be none, "no_answer".
     logits: [positions that are asked, classes]; of several windows those of one after another.
-
-  Raises:
-    UserError: they are not finite.
   """
   return FIELDS[head.kind](head, given, logits)
 

@@ -20,7 +20,7 @@ from t2t.params import Params
 def _mean(states: jax.Array, real: jax.Array) -> jax.Array:
   """Of all positions of a text, special tokens included."""
   share = real / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1)
-  return jnp.einsum("bl,...ble->...be", share.astype(jnp.float32), states.astype(jnp.float32))
+  return jnp.einsum("bl,...ble->...be", share.astype(jnp.float32), states.astype(jnp.float32), precision="highest")
 
 
 def _first(states: jax.Array, real: jax.Array) -> jax.Array:

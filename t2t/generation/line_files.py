@@ -390,6 +390,16 @@ def output(path: str, run: Mapping[str, Any]) -> Iterator[Output]:
     yield Output(file, os.path.expanduser(path), run)
 
 
+def check_local(path: str) -> None:
+  """Refuses an output on a bucket, before anything is read for it.
+
+  Raises:
+    UserError: it is on one.
+  """
+  if "://" in path:
+    raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
+
+
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[io.IOBase]:
   """A local file, for reading and appending, that no other process writes to at the same time.
@@ -397,8 +407,7 @@ def opened(path: str) -> Iterator[io.IOBase]:
   Raises:
     UserError: it cannot be written, or another does.
   """
-  if "://" in path:
-    raise UserError(f"--output {path}: must be a local file, since a bucket cannot append; copy it there afterwards")
+  check_local(path)
   path = os.path.expanduser(path)
   try:
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)

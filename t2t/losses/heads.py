@@ -5,6 +5,7 @@ Beside masked tokens the boundaries of spans are asked as well, see boundary.py.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import ClassVar, NamedTuple
 
 from flax import nnx
@@ -59,14 +60,31 @@ class Found(NamedTuple):
   right: jax.Array
 
 
-def _same(asked: Asked) -> jax.Array:
-  """bool [batch, length, length]: which positions that are asked are of the same example."""
-  return (asked.groups[:, :, None] == asked.groups[:, None, :]) & asked.at[:, None, :]
+def _starts_group(asked: Asked) -> jax.Array:
+  """bool [batch, length]: the first position of each group; their numbers rise along a row."""
+  groups = jnp.where(asked.at, asked.groups, 0)
+  return groups > jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
 
 
-def _over_group(reduce: Callable, same: jax.Array, x: jax.Array) -> jax.Array:
-  """Of each position the sum, maximum, ... over its group; [batch, length] -> [batch, length]."""
-  return reduce(jnp.where(same, x[:, None, :], _NOT_THERE), axis=-1)
+def _over_group(reduce: Callable, asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
+  """Of each position `reduce`, a segment function, of `x` where `at` in its group; [batch, length] each."""
+  empty = 0.0 if reduce is jax.ops.segment_sum else _NOT_THERE
+  groups = jnp.cumsum(_starts_group(asked), axis=1)
+  of_row = lambda x, groups: reduce(x, groups, num_segments=len(x) + 1)[groups]
+  return jax.vmap(of_row)(jnp.where(at, x, empty), groups)
+
+
+_sum = functools.partial(_over_group, jax.ops.segment_sum)
+
+
+def _max(asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
+  return _over_group(jax.ops.segment_max, asked, at, jax.lax.stop_gradient(x))
+
+
+def _logsumexp(asked: Asked, at: jax.Array, x: jax.Array) -> jax.Array:
+  most = _max(asked, at, x)
+  # No number of another group, or of what does not count, becomes infinite on the way.
+  return jnp.log(jnp.maximum(_sum(asked, at, jnp.exp(jnp.where(at, x - most, 0.0))), 1e-30)) + most
 
 
 def _one_each(asked: Asked) -> jax.Array:
@@ -99,16 +117,15 @@ def _right(asked: Asked) -> jax.Array:
 def _one_for_each_right(asked: Asked) -> jax.Array:
   """Right candidates of an example share in one."""
   right = _right(asked)
-  number = jnp.sum(_same(asked) & right[:, None, :], axis=-1)
+  number = _sum(asked, right, jnp.ones(right.shape))
   return jnp.where(right, 1.0 / jnp.maximum(number, 1), 0.0)
 
 
 def _choice(logits: jax.Array, asked: Asked) -> Found:
   """Minus the log-probability that one of the right candidates has, by a softmax over those of the example."""
-  same, scores, units = _same(asked), logits[..., 0], _one_for_each_right(asked)
-  of_right = same & _right(asked)[:, None, :]
-  total, right = (_over_group(jax.nn.logsumexp, x, scores) for x in (same, of_right))
-  best, best_right = (_over_group(jnp.max, x, scores) for x in (same, of_right))
+  scores, units = logits[..., 0], _one_for_each_right(asked)
+  total, right = (_logsumexp(asked, at, scores) for at in (asked.at, _right(asked)))
+  best, best_right = (_max(asked, at, scores) for at in (asked.at, _right(asked)))
   return Found(jnp.where(units > 0, units * (total - right), 0.0), units * (best_right >= best))
 
 
@@ -121,14 +138,14 @@ def _span(logits: jax.Array, asked: Asked) -> Found:
 
   Source: Devlin et al. 2019, section 4.2; halves as in transformers.
   """
-  same, bounds = _same(asked), (_starts(asked), (asked.at & (asked.targets >= 2)).astype(jnp.float32))
+  bounds = _starts(asked), (asked.at & (asked.targets >= 2)).astype(jnp.float32)
   loss, found = jnp.zeros(asked.at.shape), []
   for number, is_bound in enumerate(bounds):
     scores = logits[..., number]
-    total = _over_group(jax.nn.logsumexp, same, scores)
+    total = _logsumexp(asked, asked.at, scores)
     loss += 0.5 * jnp.where(is_bound > 0, total - scores, 0.0)
-    found.append(is_bound * (scores >= _over_group(jnp.max, same, scores)))
-  return Found(loss, found[0] * _over_group(jnp.max, same, found[1]))
+    found.append(is_bound * (scores >= _max(asked, asked.at, scores)))
+  return Found(loss, found[0] * _max(asked, asked.at, found[1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +183,7 @@ def _chance(units: Callable[[Asked], jax.Array], asked: Sequence[Asked]) -> jax.
   total, number = 0.0, 0.0
   for each in asked:
     weights = units(each)
-    total += jnp.sum(weights * jnp.log(jnp.maximum(jnp.sum(_same(each), axis=-1), 1)))
+    total += jnp.sum(weights * jnp.log(jnp.maximum(_sum(each, each.at, jnp.ones(weights.shape)), 1.0)))
     number += jnp.sum(weights)
   return total / jnp.maximum(number, 1.0)
 
@@ -188,10 +205,8 @@ def _units(head: HeadConfig, asked: Asked) -> jax.Array:
 
 
 def _number_of_examples(asked: Asked) -> jax.Array:
-  """How many groups are asked something; their numbers rise along a row."""
-  groups = jnp.where(asked.at, asked.groups, 0)
-  before = jnp.pad(jax.lax.cummax(groups, axis=1)[:, :-1], [(0, 0), (1, 0)])
-  return jnp.sum((groups > before).astype(jnp.float32))
+  """How many groups are asked something."""
+  return jnp.sum(_starts_group(asked).astype(jnp.float32))
 
 
 # ---- Hidden states ---------------------------------------------------------------------------------------------------

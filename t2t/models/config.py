@@ -181,6 +181,35 @@ class TransformerConfig:
     """What holds for every model of this architecture."""
     return ARCHITECTURES[self.architecture]
 
+  def has_parameters(self, head: HeadConfig) -> bool:
+    """Whether one of this model's heads does: a vector may be what is read, as it is."""
+    spelled_out = head.spelled_out(self.kind)
+    return head.kind != "vector" or head.num_classes > 0 or spelled_out.pooler != "" or head.layers == "mix"
+
+  def published_head(self, kind: str) -> dict[str, str | bool]:
+    """Fields of `HeadConfig`: those of a published head of this kind on a body like this one.
+
+    Of decoders the class has no bias (GPT-2, Llama); of encoders BERT's heads are what `HeadConfig` is by itself, and
+    RoBERTa, ELECTRA, DistilBERT and ModernBERT have others, which `convert` writes.
+
+    Args:
+      kind: of the head.
+    """
+    is_one = kind in ("class", "score")
+    if self.kind.continues:
+      return {"bias": False} if is_one else {}
+    if self.kind.writes or self.share_layers:
+      return {}
+    if not self.post_norm:
+      return {"pooler": "norm"} if self.logits_transform else {}
+    if not is_one and kind != "choice":
+      return {}
+    if not self.logits_transform:
+      return {"pooler": "gelu", "drops_inputs": is_one}
+    if self.segment_types == 0:
+      return {"pooler": "relu"}
+    return {"drops_inputs": True} if is_one and self.segment_types == 1 else {}
+
   @property
   def kv_heads(self) -> int:
     """Heads of keys and values."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Protocol
 
 from flax import nnx
@@ -152,7 +153,8 @@ class AnswerHead(nnx.Module):
   def mixed(self, states: jax.Array) -> jax.Array:
     """[layers + 1, ..., embed] -> [..., embed]: scale * sum_j softmax(mix)_j state_j (Peters et al. 2018, eq. 1)."""
     weights = self.mix_scale[...] * jax.nn.softmax(self.mix[...])
-    return jnp.einsum("s,s...e->...e", weights, states.astype(jnp.float32)).astype(states.dtype)
+    states32 = states.astype(jnp.float32)
+    return jnp.einsum("s,s...e->...e", weights, states32, precision="highest").astype(states.dtype)
 
   def pooled(self, hidden: jax.Array) -> jax.Array:
     """[..., embed] -> the same, in the dtype of `hidden`."""
@@ -293,10 +295,16 @@ def mean_of_segments(hidden: jax.Array, segments: jax.Array) -> jax.Array:
     hidden: [..., batch, length, embed].
     segments: int [batch, length], 0 for padding, whose mean is 0.
   """
-  same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
-  share = same / jnp.maximum(jnp.sum(same, axis=-1, keepdims=True), 1)
-  share = jnp.where((segments > 0)[:, :, None], share, 0.0)
-  return jnp.einsum("bqk,...bke->...bqe", share, hidden.astype(jnp.float32)).astype(hidden.dtype)
+
+  def of_row(x: jax.Array, segments: jax.Array) -> jax.Array:
+    add = functools.partial(jax.ops.segment_sum, segment_ids=segments, num_segments=len(segments) + 1)
+    number = add((segments > 0).astype(jnp.float32))
+    return (add(x.astype(jnp.float32)) / jnp.maximum(number, 1.0)[:, None])[segments] * (segments > 0)[:, None]
+
+  of_rows = jax.vmap(of_row)
+  for _ in range(hidden.ndim - 3):
+    of_rows = jax.vmap(of_rows, in_axes=(0, None))
+  return of_rows(hidden, segments).astype(hidden.dtype)
 
 
 def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: str) -> jax.Array:
@@ -319,4 +327,5 @@ def read_texts(hidden: jax.Array, segments: jax.Array, *, number: int, reads: st
     before = jnp.pad(own[..., :-1], [(0, 0), (0, 0), (1, 0)])
     behind = jnp.pad(own[..., 1:], [(0, 0), (0, 0), (0, 1)])
     share = own * (1.0 - {"first": before, "last": behind}[reads])
-  return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32))
+  # A TPU would otherwise round the shares, and what is read, to bfloat16.
+  return jnp.einsum("bnl,...ble->...bne", share, hidden.astype(jnp.float32), precision="highest")

@@ -47,8 +47,10 @@ class Recipe:
   @property
   def freeze(self) -> tuple[str, ...]:
     """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads."""
-    idle = (f"(^|/)heads/{name}/" for name in self.idle_heads)
-    idle = (*idle, *self.loss.idle(self.config.model))
+    model = self.config.model
+    there = {head.name for head in model.heads if model.has_parameters(head)}
+    idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
+    idle = (*idle, *self.loss.idle(model))
     return (*self.config.train.freeze, *adapt.frozen(self.config.adapters), *idle)
 
   @property

@@ -26,6 +26,13 @@ class TaskResult(Protocol):
   unparseable: int
 
 
+def _means(metrics: metrics_lib.Metrics) -> dict[str, float]:
+  """Of each; what counts nothing, as a head that no example asked, has none, but for what is always told."""
+  always = ("loss", "accuracy")
+  found = {name: metric for name, metric in metrics.items() if metric.weight > 0 or name in always}
+  return {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in found.items()}
+
+
 class Report:
   """Brings metrics of steps and evaluations to the terminal and the files, and stops a run whose loss is not finite."""
 
@@ -61,7 +68,7 @@ class Report:
   def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
     """Reads one training step's metrics, waiting for it if need be."""
     host = jax.device_get(metrics)
-    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in host.items()}
+    values = _means(host)
     values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=wait_seconds)
     if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
       raise UserError(
@@ -96,7 +103,7 @@ class Report:
 
   def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
     """Reads the metrics of an evaluation; its loss."""
-    values = {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in jax.device_get(metrics).items()}
+    values = _means(jax.device_get(metrics))
     if self._writer is not None:
       self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")

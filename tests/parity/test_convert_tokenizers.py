@@ -15,10 +15,11 @@ import sentencepiece
 import tokenizers
 
 from t2t.convert import huggingface
-from t2t.data import vocabularies
+from t2t.data import answering, vocabularies
 from t2t.data.vocabularies import training
 from t2t.models import sizes
-from t2t.models.config import TransformerConfig
+from t2t.models.config import HeadConfig, TransformerConfig
+from t2t.storage import vocabulary_files
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 SENTENCES = [
@@ -60,6 +61,46 @@ def wordpiece(folder):
   trained.train_from_iterator(TEXT, vocab_size=300, show_progress=False)
   trained.save_model(str(folder))
   return folder / "vocab.txt"
+
+
+def cased(folder):
+  return training.train_wordpiece(TEXT, size=300, output_dir=folder, cased=True)
+
+
+def albert(folder):
+  """As ALBERT's: [CLS] and [SEP] are BOS and EOS of the model."""
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT),
+    model_prefix=str(folder / "spiece"),
+    vocab_size=150,
+    character_coverage=0.99,
+    pad_id=0,
+    unk_id=1,
+    bos_id=2,
+    eos_id=3,
+    bos_piece="[CLS]",
+    eos_piece="[SEP]",
+    control_symbols="[MASK]",
+    minloglevel=2,
+  )
+  return folder / "spiece.model"
+
+
+def albert_small(folder):
+  """As ALBERT's are published: small letters, which the tokenizer.json beside the model makes."""
+  albert(folder)
+  transformers.AlbertTokenizer.from_pretrained(str(folder)).save_pretrained(folder)
+  (found,) = vocabulary_files.found_in(epath.Path(folder))
+  assert found.name == "tokenizer.json" and (folder / "spiece.model").exists()
+  return found
+
+
+def bert_json(folder):
+  """As transformers saves BERT's today, in one file."""
+  wordpiece(folder)
+  transformers.BertTokenizer.from_pretrained(str(folder)).save_pretrained(folder / "saved")
+  assert not (folder / "saved" / "vocab.txt").exists()
+  return folder / "saved" / "tokenizer.json"
 
 
 def byte_level(folder, *special):
@@ -127,9 +168,16 @@ CASES = {
   "bert": (BERT, wordpiece, 0),
   "bert-published": (BERT, SHARED / "bert_uncased" / "vocab.txt", 0),
   "bert-unigram": (BERT, unigram, 10),
+  "bert-cased": (BERT, cased, 0),
+  "bert-json": (BERT, bert_json, 0),
+  "bert-sentinels": (BERT, wordpiece, 3),
+  "albert": (sizes.albert("base") | dict(embedding_dim=4), albert, 0),
+  "albert-small": (sizes.albert("base") | dict(embedding_dim=4), albert_small, 0),
+  "distilbert": (BERT | dict(segment_types=0), wordpiece, 0),
   "roberta": (ROBERTA, roberta, 0),
   "xlm-roberta": (ROBERTA, xlm_roberta, 0),
   "modern_bert": (MODERN_BERT, modern_bert, 0),
+  "modern_bert-wordpiece": (MODERN_BERT, wordpiece, 0),
 }
 TINY = dict(embed_dim=6, num_heads=3, head_dim=2, mlp_dim=4, dtype="float32")
 
@@ -179,6 +227,21 @@ def test_their_special_ids_are_ours(case):
     expected = vocabularies.sentinel_ids(vocabulary, vocabulary.extra_ids)
     names = [f"<extra_id_{number}>" for number in range(vocabulary.extra_ids)]
     assert tokenizer.convert_tokens_to_ids(names) == expected
+
+
+def test_their_tokenizer_frames_texts_as_heads_read_them(case):
+  """Of an encoder alone, with token types where its model takes them; decoders are told of otherwise."""
+  folder, vocabulary = case
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  model = huggingface.open_foreign(str(folder)).model
+  if model.kind.writes:
+    return
+  asks = answering.Questions(vocabulary, "encoder_only", head=HeadConfig("asked", 2), length=400)
+  for texts in ([SENTENCES[0]], SENTENCES[3:5]):
+    expected, found = asks(texts).features, tokenizer(*texts)
+    assert found["input_ids"] == expected["inputs"].tolist()
+    assert ("token_type_ids" in found) == (model.segment_types > 1)
+    assert found.get("token_type_ids", expected["token_types"].tolist()) == expected["token_types"].tolist()
 
 
 def test_what_their_tokenizer_gives_goes_into_their_model(case):

@@ -27,9 +27,9 @@ from t2t.models.config import HeadConfig, TransformerConfig
 # Every size is another one, and none is a power of two or what transformers would take by itself.
 SHAPE = dict(vocab_size=53, embed_dim=18, num_heads=3, head_dim=6, mlp_dim=28, dtype="float32", dropout_rate=0.0)
 SHAPE |= dict(norm_epsilon=1e-3, max_length=40)
-ENCODER = SHAPE | dict(num_encoder_layers=2)  # bodies have a test of their own
+ENCODER = SHAPE | dict(num_encoder_layers=3)
 GEMMA = dict(
-  norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu", num_decoder_layers=2
+  norm_offset=True, scale_embedding=True, tied_logits=True, mlp_activation="gated_gelu", num_decoder_layers=4
 )
 GEMMA2 = GEMMA | dict(branch_norm=True, attention_window=4, global_attention_every=2, global_attention_first=1)
 BODIES = {
@@ -39,8 +39,8 @@ BODIES = {
   "albert": sizes.albert("base") | ENCODER | dict(embedding_dim=11),
   "electra": sizes.electra("base") | ENCODER | dict(embedding_dim=11),
   "modern_bert": sizes.modern_bert("base") | ENCODER | dict(attention_window=4, local_rotary_base=700.0),
-  "gpt2": sizes.gpt2("small") | SHAPE | dict(num_decoder_layers=2),
-  "llama": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=2),
+  "gpt2": sizes.gpt2("small") | SHAPE | dict(num_decoder_layers=3),
+  "llama": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=3),
   "mistral": sizes.llama2("7b") | SHAPE | dict(num_decoder_layers=2, num_kv_heads=1, attention_window=4),
   "gemma": sizes.llama2("7b") | SHAPE | GEMMA,
   "gemma2": sizes.llama2("7b") | SHAPE | GEMMA2 | dict(attention_softcap=2.0, logits_softcap=3.0),

@@ -102,7 +102,10 @@ def heads_of(
   for task in tasks:
     need = need_of(task)
     reads = _reads(model, need, vocabulary)
-    head = HeadConfig(need.head, need.number, need.kind, need.labels, reads=reads, no_answer=need.no_answer)
+    head = HeadConfig(
+      *(need.head, need.number, need.kind, need.labels),
+      **dict(reads=reads, no_answer=need.no_answer) | model.published_head(need.kind),
+    )
     own = _own(need, model.heads)
     if own is not None:
       head = _checked(own, need, task.name)

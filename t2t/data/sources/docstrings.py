@@ -43,8 +43,9 @@ def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]
   """What the tasks are made of: docstrings in two parts, each with a summary that is another's.
 
   In:  {"text": "Adds. All terms ...", "package": "a"}, {"text": "Closes. The file ...", "package": "a"}, ...
-  Out: {"summary": "Adds.", "other": "Closes.", "body": "All terms ...", "idx": 0},
-       {"summary": "Closes.", "other": "Adds.", "body": "The file ...", "idx": 1}, ...      if these were long enough
+  Out: {"summary": "Adds.", "other": "Closes.", "body": "All terms ...", "package": "a", "idx": 0},
+       {"summary": "Closes.", "other": "Adds.", "body": "The file ...", "package": "a", "idx": 1}, ...
+       if these were long enough
 
   The other summary is that of the next docstring of the same package, and after the last that of the first: of each
   summary there is one true and one false use, so that it takes both parts to tell which it is.  Of docstrings with the
@@ -66,7 +67,8 @@ def records(documents: Sequence[Mapping[str, str]]) -> list[dict[str, str | int]
     summary, body = split(document["text"]) or (None, None)
     other = others.pop((document["package"], summary), None)
     if other:
-      kept.append({"summary": summary, "other": other, "body": body, "idx": len(kept)})
+      own = {"summary": summary, "other": other, "body": body, "package": document["package"]}
+      kept.append(own | {"idx": len(kept)})
   return kept
 
 
@@ -95,7 +97,7 @@ class DocstringSource(sources.DocumentationSource):
     use_cached: bool = False,
     num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One pass over a shard of a split: {"summary", "other", "body": string, "idx": int32}.
+    """One pass over a shard of a split: {"summary", "other", "body", "package": string, "idx": int32}.
 
     Args:
       split: "train" or "validation".
@@ -115,7 +117,7 @@ class DocstringSource(sources.DocumentationSource):
 def _columns(path: str) -> Mapping[str, tf.Tensor]:
   """A tensor for each field with all records of a file; streams and epochs share these."""
   found = records([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()])
-  types = {"summary": tf.string, "other": tf.string, "body": tf.string, "idx": tf.int32}
+  types = dict.fromkeys(("summary", "other", "body", "package"), tf.string) | {"idx": tf.int32}
   return {name: tf.constant([record[name] for record in found], type_) for name, type_ in types.items()}
 
 
@@ -136,3 +138,13 @@ def match(dataset: tf.data.Dataset) -> tf.data.Dataset:
     }
 
   return dataset.map(both, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def of_package(dataset: tf.data.Dataset, *, packages: Sequence[str]) -> tf.data.Dataset:
+  """A docstring with the number of its package as the label; for `text_formats.labelled`.
+
+  In:  {"summary": "Adds.", "body": "All terms are added.", "package": "b", "idx": 3}, packages ("a", "b")
+  Out: the same and "label": 1
+  """
+  label = lambda features: {"label": tf.argmax(tf.equal(features["package"], packages), output_type=tf.int32)}
+  return dataset.map(lambda features: features | label(features), num_parallel_calls=tf.data.AUTOTUNE)

@@ -219,7 +219,7 @@ class BenchmarkSource(seqio.DataSource):
   @property
   def splits(self) -> Sequence[str]:
     """Those of TFDS, or the released files that are there."""
-    return tuple(self._files()) if self.folder else super().splits
+    return tuple(self._files) if self.folder else super().splits
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -242,8 +242,9 @@ class BenchmarkSource(seqio.DataSource):
       f" {_LEAVE_OUT}"
     )
 
+  @functools.cached_property
   def _files(self) -> dict[str, str]:
-    """Split -> file, the well-known splits first."""
+    """Split -> file, the well-known splits first; listed once, for a run asks often and a bucket is slow."""
     found = {}
     for path in sorted(self._task_folder().iterdir()):
       for suffix in self._layout.suffixes:
@@ -265,7 +266,7 @@ class BenchmarkSource(seqio.DataSource):
     Raises:
       UserError: it is not there, or its folder is not; says which splits there are, and what to set.
     """
-    files = self._files()
+    files = self._files
     if split not in files:
       stems = self._layout.stems.get(split, [split])
       wanted = " or ".join(f"{stem}{self._layout.suffixes[0]}" for stem in stems)

@@ -4,6 +4,7 @@ What no format reads is left out.  Classes are numbered as in TFDS, -1 where non
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import concurrent.futures
 import csv
 import json
 from typing import Any
@@ -266,9 +267,12 @@ def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
     if not folder.is_dir():
       raise UserError(f"{where}: {path}: has no folder {name}, with a file for each review")
     found += [(file.name, file, name) for file in folder.iterdir() if file.suffix == ".txt"]
-  for _, file, name in sorted(found):
-    text = "\n".join(_lines(str(file), where)).strip()
-    yield {"text": text, "label": ("neg", "pos").index(name)}
+  read = lambda file: "\n".join(_lines(str(file), where)).strip()
+  found.sort()
+  # 25,000 of them, which a bucket sends one after another in half an hour.
+  with concurrent.futures.ThreadPoolExecutor(32) as pool:
+    for text, (_, _, name) in zip(pool.map(read, (file for _, file, _ in found)), found, strict=True):
+      yield {"text": text, "label": ("neg", "pos").index(name)}
 
 
 def columns(

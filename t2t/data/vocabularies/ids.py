@@ -14,10 +14,9 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import documentation
 from t2t.data.vocabularies import subwords, training
-from t2t.storage import bucket
+from t2t.storage import bucket, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
-_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
 _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
 _DOCS_CHARACTERS = 4_000_000  # what the small vocabulary is trained on: 4 s on two cores, and more changes few pieces
 
@@ -27,7 +26,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
 
   Args:
     spec: "bytes" (UTF-8 bytes after pad, EOS and unknown, as ByT5), or the path or URL of a vocabulary's file, or of
-      the folder of a published model: what `_FILES` lists is looked for, from the first to the last.
+      the folder of a published model, see `vocabulary_files.found_in`.
     extra_ids: number of sentinels; the last id is <extra_id_0> and they count down from there.
 
   Raises:
@@ -92,9 +91,6 @@ def saved_extra_ids(folder: epath.Path) -> int | None:
   return json.loads(record.read_text())["extra_ids"] if record.exists() else None
 
 
-# What a published model's folder may hold. A SentencePiece model first: the tokenizer.json that Hugging Face lays
-# beside it is made from it, and T5's has the sentinels inside.
-_FILES = ("*.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
 _WHAT_TO_GIVE = (
   'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or of the'
   " encoder.json or vocab.json of a BPE vocabulary"
@@ -102,13 +98,13 @@ _WHAT_TO_GIVE = (
 
 
 def _file_in(folder: epath.Path, where: str) -> epath.Path:
-  for pattern in _FILES:
-    found = sorted(folder.glob(pattern))
-    if len(found) > 1:
-      raise UserError(f"{where}: has {len(found)} of {pattern}; give one of them, for example {found[0]}")
-    if found:
-      return found[0]
-  raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {', '.join(_FILES)}")
+  found = vocabulary_files.found_in(folder)
+  if len(found) > 1:
+    raise UserError(f"{where}: has {len(found)} of *{found[0].suffix}; give one of them, for example {found[0]}")
+  if not found:
+    looked = ", ".join(vocabulary_files.KINDS)
+    raise UserError(f"{where}: is a folder with no vocabulary in it; looked for {looked}")
+  return found[0]
 
 
 def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
@@ -121,7 +117,7 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
   except RuntimeError as error:
     raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` makes one") from error
   pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
-  sentinels = [i for i, piece in enumerate(pieces) if _SENTINEL.fullmatch(piece)]
+  sentinels = [i for i, piece in enumerate(pieces) if vocabulary_files.SENTINEL.fullmatch(piece)]
   if sentinels and extra_ids:
     raise UserError(
       f"{where}: the model already contains {len(sentinels)} sentinel pieces"
@@ -254,6 +250,12 @@ def sep_id(vocabulary: seqio.Vocabulary) -> int | None:
   return _own_id(vocabulary, "sep")
 
 
+def starts_with_bos(vocabulary: seqio.Vocabulary) -> bool:
+  """Whether BOS stands in the place of [CLS] (RoBERTa), and is not a [CLS] that is called BOS (ALBERT)."""
+  own = cls_id(vocabulary)
+  return own is not None and own == bos_id(vocabulary) and token_texts(vocabulary)[own] not in subwords.NAMES["cls"]
+
+
 def framing_ids(vocabulary: seqio.Vocabulary) -> set[int]:
   """Ids that stand around a text and are no part of it: padding, BOS, EOS, [CLS], [SEP]."""
   return {vocabulary.pad_id, vocabulary.eos_id, bos_id(vocabulary), cls_id(vocabulary), sep_id(vocabulary)} - {None}
@@ -279,7 +281,7 @@ def token_texts(vocabulary: seqio.Vocabulary) -> list[str]:
   """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     pieces = vocabulary.tokenizer.id_to_piece(list(range(vocabulary.vocab_size)))
-    return [piece[1:] if _SENTINEL.fullmatch(piece) else piece.replace("▁", " ") for piece in pieces]
+    return [piece[1:] if vocabulary_files.SENTINEL.fullmatch(piece) else piece.replace("▁", " ") for piece in pieces]
   if isinstance(vocabulary, seqio.ByteVocabulary):
     texts = ["<pad>", "</s>", "<unk>", *(bytes([byte]).decode(errors="replace") for byte in range(256))]
   else:
@@ -294,7 +296,10 @@ def special_ids(vocabulary: seqio.Vocabulary) -> set[int]:
     special = {
       i
       for i in range(vocabulary.vocab_size)
-      if model.is_control(i) or model.is_unknown(i) or model.is_unused(i) or _SENTINEL.fullmatch(model.id_to_piece(i))
+      if model.is_control(i)
+      or model.is_unknown(i)
+      or model.is_unused(i)
+      or vocabulary_files.SENTINEL.fullmatch(model.id_to_piece(i))
     }
     named = (_own_id(vocabulary, kind) for kind in ("mask", "cls", "sep"))
     return special | {own for own in named if own is not None}

@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from t2t import UserError
-from t2t.storage import bucket
+from t2t.storage import bucket, vocabulary_files
 
 # tf.data encodes several texts at once already; threads of the library's own would compete with those, and it warns
 # when a process that has had them forks.
@@ -38,8 +38,6 @@ NAMES = {
 }
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
-# pieces file -> merges file, by the ends of their names ("gpt2-vocab.json", "gpt2-merges.txt")
-_MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
 _SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")
 
@@ -85,10 +83,7 @@ class SubwordVocabulary(seqio.Vocabulary):
   @property
   def files(self) -> list[epath.Path]:
     """What is read: the file, its merges if it has them, and the tokenizer_config.json beside it if there is one."""
-    path = epath.Path(self._path).expanduser()
-    settings = path.parent / _SETTINGS
-    found = [*_pieces_and_merges(path), settings if settings.exists() else None]
-    return [each for each in found if each is not None]
+    return vocabulary_files.files_of(epath.Path(self._path).expanduser())
 
   def __reduce__(self):
     return type(self), (self._path, self.extra_ids)
@@ -272,9 +267,6 @@ class SubwordVocabulary(seqio.Vocabulary):
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-_SETTINGS = "tokenizer_config.json"
-
-
 @dataclasses.dataclass(frozen=True)
 class _File:
   """What a vocabulary's files say."""
@@ -300,7 +292,7 @@ def _read(spec: str) -> _File:
   path = epath.Path(spec).expanduser()
   if not path.exists():
     raise UserError(f"{where}: no such file")
-  pieces, merges = _pieces_and_merges(path)
+  pieces, merges = vocabulary_files.pieces_and_merges(path)
   if merges is not None:
     tokenizer = _byte_level_bpe(pieces, merges, where)
   elif path.suffix == ".txt":
@@ -310,18 +302,9 @@ def _read(spec: str) -> _File:
   return _summarise(tokenizer, _settings(path), where)
 
 
-def _pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]:
-  for pieces, merges in _MERGES.items():
-    for mine, other in ((pieces, merges), (merges, pieces)):
-      if path.name.endswith(mine):
-        partner = path.parent / (path.name.removesuffix(mine) + other)
-        return (path, partner) if mine == pieces else (partner, path)
-  return path, None
-
-
 def _settings(path: epath.Path) -> dict:
   """The tokenizer_config.json beside a file, if there is a readable one."""
-  settings = path.parent / _SETTINGS
+  settings = path.parent / vocabulary_files.SETTINGS
   return _json(settings, f"config.data.vocabulary={settings}") if settings.exists() else {}
 
 
@@ -416,7 +399,7 @@ def _tokenizer_json(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   if "model" not in content:
     raise UserError(
       f'{where}: is not a tokenizer.json, it has no "model"; the pieces of a BPE vocabulary must be called'
-      f" {' or '.join(_MERGES)}, with {' or '.join(_MERGES.values())} beside them"
+      f" {' or '.join(vocabulary_files.MERGES)}, with {' or '.join(vocabulary_files.MERGES.values())} beside them"
     )
   try:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))

@@ -1,28 +1,20 @@
-"""The files of a vocabulary that the user names, and their copy beside a checkpoint; without TensorFlow.
+"""The vocabulary that the user names for a checkpoint, and its copy beside one; without TensorFlow.
 
 `t2t.data.vocabularies` makes ids of texts; here it only matters which files there are, and how many ids.
 """
 
 import dataclasses
 import json
-import re
 
 from etils import epath
-import sentencepiece
-import tokenizers
 
 from t2t import UserError
 from t2t.convert.tensors import Foreign
+from t2t.storage import vocabulary_files
 
 _RECORD = "vocabulary.json"  # of a folder that `t2t.data.vocabularies.save` wrote, or `save` here
-SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
-# What a folder may hold, the first that it has.
-_FILES = ("*.model", "tokenizer.json", "vocab.txt", "encoder.json", "vocab.json")
-# Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
-_MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
-_SETTINGS = "tokenizer_config.json"
 _WHAT_TO_GIVE = (
   'give "bytes", a SentencePiece .model file, a vocab.txt, a tokenizer.json, an encoder.json or vocab.json, or the'
   " folder of one of them"
@@ -95,33 +87,18 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
     found = _vocabulary_at(record["file"] if record["file"] == "bytes" else str(path / record["file"]), where)
     return dataclasses.replace(found, extra_ids=record["extra_ids"])
   if path.is_dir():
-    path = next((file for pattern in _FILES for file in sorted(path.glob(pattern))), path)
+    path = next(iter(vocabulary_files.found_in(path)), path)
   if path.is_dir() or path.suffix not in (".model", ".txt", ".json", ".bpe"):
     raise UserError(f"{where}: no vocabulary there; {_WHAT_TO_GIVE}")
-  pieces = _subword_files(path)[0]
+  pieces = path if path.suffix == ".model" else vocabulary_files.files_of(path)[0]
   try:
-    ids = ids_of(pieces)
+    ids = vocabulary_files.ids_of(pieces)
   # What is not such a file makes each library raise something else; `tokenizers` raises nothing narrower.
   except Exception as error:
     raise UserError(f"{where}: {pieces} is not what its name says ({error}); {_WHAT_TO_GIVE}") from error
-  return _Found(str(path), max(ids.values(), default=-1) + 1, any(SENTINEL.fullmatch(piece) for piece in ids))
-
-
-def ids_of(path: epath.Path) -> dict[str, int]:
-  """The id of each piece of a SentencePiece model, vocab.txt, tokenizer.json, encoder.json or vocab.json.
-
-  Raises whatever its library does where it is none.
-  """
-  if path.suffix == ".model":
-    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    return {model.id_to_piece(i): i for i in range(model.get_piece_size())}
-  text = path.read_text(encoding="utf-8")
-  if path.suffix == ".txt":
-    return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
-  content = json.loads(text)
-  if isinstance(content.get("model"), dict):  # a tokenizer.json; "model" may also be a piece
-    return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
-  return {str(piece): int(i) for piece, i in content.items()}
+  return _Found(
+    str(path), max(ids.values(), default=-1) + 1, any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids)
+  )
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
@@ -141,25 +118,10 @@ def save(foreign: Foreign, folder: epath.Path) -> None:
   elif path.suffix == ".model":
     files, name = {"spiece.model": path.read_bytes()}, "spiece.model"
   else:
-    files = {each.name: each.read_bytes() for each in _subword_files(path)}
+    files = {each.name: each.read_bytes() for each in vocabulary_files.files_of(path)}
     name = next(iter(files))
   folder.mkdir(parents=True, exist_ok=True)
   record = json.dumps({"file": name, "extra_ids": foreign.extra_ids}, indent=2)
   # The record last: a folder without it was not written to its end.
   for name, content in {**files, _RECORD: record.encode()}.items():
     (folder / name).write_bytes(content)
-
-
-def _subword_files(path: epath.Path) -> list[epath.Path]:
-  """The pieces of a vocabulary, the merges if it has them, and the settings if there are any."""
-  found = [path]
-  for pieces, merges in _MERGES.items():
-    for mine, other in ((pieces, merges), (merges, pieces)):
-      if path.name.endswith(mine):
-        partner = path.parent / (path.name.removesuffix(mine) + other)
-        found = [path, partner] if mine == pieces else [partner, path]
-  for file in found:
-    if not file.exists():
-      raise UserError(f"{path}: {file.name} must lie beside it, and does not")
-  settings = path.parent / _SETTINGS
-  return [*found, settings] if settings.exists() and path.suffix != ".model" else found

@@ -1,0 +1,83 @@
+"""Which files are a vocabulary, by their names and places; without TensorFlow."""
+
+import json
+import re
+
+from etils import epath
+import sentencepiece
+import tokenizers
+
+from t2t import UserError
+
+# Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
+MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
+SETTINGS = "tokenizer_config.json"
+# XLM-R's and BARThez's: SentencePiece's ids are not theirs, which count four pieces of their own first.
+SHIFTED = "sentencepiece.bpe.model"
+SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
+_JSON = "tokenizer.json"
+# Of a published model's folder.  A SentencePiece model first: the tokenizer.json that Hugging Face lays beside it is
+# made from it, and T5's has the sentinels inside.
+KINDS = ("*.model", _JSON, "vocab.txt", "encoder.json", "vocab.json")
+
+
+def found_in(folder: epath.Path) -> list[epath.Path]:
+  """The files of the first of `KINDS` that a folder has, sorted; none if it has none.
+
+  A tokenizer.json comes before a SentencePiece model that could not do what it does: make small letters of capitals
+  (ALBERT).
+  """
+  found = {kind: sorted(path for path in folder.glob(kind) if path.name != SHIFTED) for kind in KINDS}
+  if found["*.model"] and found[_JSON] and makes_small(found[_JSON][0]):
+    return found[_JSON]
+  return next((files for files in found.values() if files), [])
+
+
+def makes_small(path: epath.Path) -> bool:
+  """Whether a tokenizer.json makes small letters of capitals; False as well of what is none."""
+  try:
+    normalizer = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
+  except (ValueError, KeyError, TypeError):
+    return False  # who reads it says what is wrong with it
+  return any(said in json.dumps(normalizer) for said in ('"Lowercase"', '"lowercase": true'))
+
+
+def pieces_and_merges(path: epath.Path) -> tuple[epath.Path, epath.Path | None]:
+  """The file of the pieces and that of the merges, of either; None: its kind of vocabulary has no merges."""
+  for pieces, merges in MERGES.items():
+    for mine, other in ((pieces, merges), (merges, pieces)):
+      if path.name.endswith(mine):
+        partner = path.parent / (path.name.removesuffix(mine) + other)
+        return (path, partner) if mine == pieces else (partner, path)
+  return path, None
+
+
+def files_of(path: epath.Path) -> list[epath.Path]:
+  """All that a vocabulary of subwords is read from: its pieces, their merges, and the settings if there are any.
+
+  Raises:
+    UserError: pieces without their merges, or the other way round.
+  """
+  found = [each for each in pieces_and_merges(path) if each is not None]
+  for file in found:
+    if not file.exists():
+      raise UserError(f"{path}: {file.name} must lie beside it, and does not")
+  settings = path.parent / SETTINGS
+  return [*found, settings] if settings.exists() else found
+
+
+def ids_of(path: epath.Path) -> dict[str, int]:
+  """The id of each piece of a SentencePiece model, vocab.txt, tokenizer.json, encoder.json or vocab.json.
+
+  Raises whatever its library does where it is none.
+  """
+  if path.suffix == ".model":
+    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    return {model.id_to_piece(i): i for i in range(model.get_piece_size())}
+  text = path.read_text(encoding="utf-8")
+  if path.suffix == ".txt":
+    return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
+  content = json.loads(text)
+  if isinstance(content.get("model"), dict):  # a tokenizer.json; "model" may also be a piece
+    return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+  return {str(piece): int(i) for piece, i in content.items()}
