@@ -32,7 +32,7 @@ format: $(VENV)/installed
 
 # Every command of the README but make test; the first model is trained for as long as those that follow.
 readme: $(VENV)/installed
-	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py README.md
+	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py run README.md
 
 # With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
 parity: .venv-parity/installed
