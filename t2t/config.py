@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import importlib
-import importlib.util
 import pathlib
 import re
 import sys
@@ -18,6 +17,7 @@ from t2t import UserError
 from t2t.models.adapt import ADAPTERS, Adapters
 from t2t.models.adapt.lora import LoraConfig
 from t2t.models.config import TransformerConfig
+from t2t.runtime import imports
 
 T = TypeVar("T")
 
@@ -103,11 +103,8 @@ def load_config(spec: str) -> ConfigDict:
     return get_config() if size is None else get_config(size)
   if not pathlib.Path(path).is_file():
     raise UserError(f"--config {path}: no such file; configs that come with t2t: {', '.join(_shipped())}")
-  module_spec = importlib.util.spec_from_file_location("t2t_user_config", path)
-  module = importlib.util.module_from_spec(module_spec)
-  sys.modules[module_spec.name] = module
   try:
-    module_spec.loader.exec_module(module)
+    module = imports.file_module(path, "t2t_user_config")
     config = module.get_config(argument) if argument else module.get_config()
   except UserError:
     raise

@@ -310,3 +310,16 @@ def test_the_core_does_without_tensorflow():
 def test_configs_are_config_dicts():
   """What a user's file may build on."""
   assert isinstance(load_config("tiny"), ConfigDict)
+
+
+def test_a_config_file_is_read_as_it_stands(tmp_path, monkeypatch):
+  """Written anew within a second, with as many characters, as a script does that tries one value after another."""
+  monkeypatch.setattr(sys, "dont_write_bytecode", False)
+  path = tmp_path / "mine.py"
+  for steps in (111, 222):
+    path.write_text(
+      "from t2t.configs import tiny\n\ndef get_config():\n  config = tiny.get_config()\n"
+      f"  config.train.steps = {steps}\n  return config\n"
+    )
+    assert load_config(str(path)).train.steps == steps
+  assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]

@@ -271,16 +271,17 @@ def _subwords(
     classes = {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}
     settings = {"tokenizer_class": classes.get(family.model_type, "GPT2Tokenizer")}
   else:
-    tokenizer, settings = tokenizers.Tokenizer.from_str(vocabulary.tokenizer.to_str()), _FAST | frame.features
+    made, settings = vocabulary.tokenizer.to_str(), _FAST | frame.features
     if any(name.endswith(".txt") for name in named):
       # Theirs makes all letters small unless it is told.
-      normalizer = json.loads(tokenizer.to_str())["normalizer"]
-      settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": normalizer["lowercase"]}
+      lower = json.loads(made)["normalizer"]["lowercase"]
+      settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
     else:
-      named = {}
+      named = {"tokenizer.json": next(iter(named.values()))}
     if not ARCHITECTURES[family.fields["architecture"]].writes:
+      tokenizer = tokenizers.Tokenizer.from_str(made)
       frame.put_around(tokenizer)
-    named["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
+      named["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
   settings |= dict(special) | own
   if sentinels:
     # Behind the file's own ids in this order: the last id is <extra_id_0>.

@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import pathlib
 import pkgutil
 import sys
@@ -14,6 +13,7 @@ import traceback
 import seqio
 
 from t2t import UserError
+from t2t.runtime import imports
 
 _TASK_MODULES = "config.data.task_modules"
 
@@ -123,14 +123,7 @@ def _import_file(path: pathlib.Path, *, where: str) -> None:
   name = _module_name(str(path))
   if name in sys.modules:
     return
-  spec = importlib.util.spec_from_file_location(name, path)
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[name] = module
-  try:
-    spec.loader.exec_module(module)
-  except BaseException:
-    del sys.modules[name]
-    raise
+  imports.file_module(path, name)
 
 
 def _failure(error: Exception, *, where: str) -> str:
@@ -141,7 +134,7 @@ def _failure(error: Exception, *, where: str) -> str:
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
-    if "importlib" not in frame.filename and frame.filename != __file__
+    if "importlib" not in frame.filename and frame.filename not in (__file__, imports.__file__)
   ]
   own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
   place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
