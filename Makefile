@@ -48,8 +48,9 @@ tpu: .venv-tpu/installed
 
 $(VENV)/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --requirement requirements.lock
+	$(PIP_INSTALL) --no-compile --requirement requirements.lock
 	$(PIP_INSTALL) --no-deps --editable .
+	$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true  # on all cores; some files are templates
 	touch $@
 
 # What .venv has, with more in front of it: hardly larger than what it adds.
@@ -57,7 +58,7 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	$(VENV)/bin/python -m venv --without-pip .venv-$*
 	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	  > $$(.venv-$*/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
-	.venv-$*/bin/python -m pip install --quiet --requirement $<
+	.venv-$*/bin/python -m pip install --quiet --no-compile --requirement $<
 	touch $@
 
 # The versions that are tested; needs uv.

@@ -124,7 +124,9 @@ def test_decoding_starts_with_the_token_that_is_given():
   assert np.any(written != greedy(model, batch))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(
+  "kind", [kind for kind in WRITERS if kind not in ("shared_stacks", "gemma_t5", "prefix_lm", "gpt2")]
+)
 def test_scores_are_the_likelihood_of_what_was_written(kind):
   """Teacher forcing finds every text as likely as the search did, divided by its penalty; greedy and with beams.
 

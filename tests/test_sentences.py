@@ -168,9 +168,10 @@ def advantage(labels, seen):
   )
 
 
-@pytest.mark.parametrize("length", [64, 128])
 @pytest.mark.parametrize(
-  "task", [sentences.NEXT, sentences.ORDER, sentences.STRUCTURE], ids=lambda task: task.head.name
+  ("task", "length"),
+  [(sentences.NEXT, 64), (sentences.NEXT, 128), (sentences.ORDER, 64), (sentences.STRUCTURE, 64)],
+  ids=lambda each: str(each) if isinstance(each, int) else each.head.name,
 )
 def test_lengths_do_not_tell_the_class(task, length):
   """Of the example, or of either text, in documents short and long."""

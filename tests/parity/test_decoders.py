@@ -62,8 +62,7 @@ def test_loss_and_gradients_are_theirs(pair, batch):
   parity.assert_same_loss_and_gradients(pair, batch)
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_what_is_written_is_theirs(pair, num_beams):
-  """Behind prompts of several lengths, greedily and with four beams, token for token."""
+def test_what_is_written_is_theirs(pair):
+  """Behind prompts of several lengths with four beams, token for token; greedily T5 and BART are compared."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1), architecture="decoder_only")
-  parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
+  parity.assert_writes_the_same(pair, batch, num_beams=4)
