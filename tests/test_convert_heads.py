@@ -178,7 +178,7 @@ REFUSED = {
   "another reading": (
     with_heads(dataclasses.replace(NLI, reads="mean")),
     "",
-    r"nli has reads='mean' \(theirs 'first'\); --head vocabulary leaves it out; .*t2t vocab train --type wordpiece",
+    r"nli has reads='mean' \(theirs 'first'\); --head vocabulary writes the rest; .*t2t vocab train --type wordpiece",
   ),
   "vectors by name": (
     with_heads(HeadConfig("text", 5, "vector")),
@@ -191,12 +191,16 @@ REFUSED = {
     r"nli has layers='mix' \(theirs 'last'\)$",
   ),
   "a bias": (with_heads(NLI, of=GPT2), "", r"nli has bias=True \(theirs False\)"),
-  "a kind": (with_heads(HeadConfig("copa", 1, "choice"), of=GPT2), "", "copa: they have no class with a choice head"),
+  "a kind": (
+    with_heads(HeadConfig("copa", 1, "choice"), of=GPT2),
+    "",
+    "copa: t2t writes no class of theirs with a choice head",
+  ),
   "no tokens": (with_heads(NLI, tokens=False), "vocabulary", "there is no head over the vocabulary"),
   "a T5": (
     dataclasses.replace(toy.KINDS["t5_1_1"], heads=(NLI,)),
     "",
-    "t5: config.model.heads: nli: they have no class with a class head; --head vocabulary leaves it out",
+    "t5: config.model.heads: nli: t2t writes no class of theirs with a class head; --head vocabulary writes the rest",
   ),
 }
 

@@ -74,13 +74,13 @@ def reduced(family: Family, model: TransformerConfig, chosen: str = "") -> Trans
       f"config.model.heads: {heads[0].name}: their vectors are those of the model without a head; leave out --head"
     )
   raise families.Unknown(
-    f"config.model.heads: {heads[0].name}: they have no class with a {heads[0].kind} head{leaves_out(model)}"
+    f"config.model.heads: {heads[0].name}: t2t writes no class of theirs with a {heads[0].kind} head{leaves_out(model)}"
   )
 
 
 def leaves_out(model: TransformerConfig) -> str:
   """What a message ends with that says what is wrong with a head."""
-  return f"; --head {VOCABULARY} leaves it out" if model.vocabulary_head else ""
+  return f"; --head {VOCABULARY} writes the rest" if model.vocabulary_head else ""
 
 
 def _pretrains(family: Family, model: TransformerConfig, head: HeadConfig) -> bool:
