@@ -27,10 +27,10 @@ def found_in(folder: epath.Path) -> list[epath.Path]:
   A tokenizer.json comes before a SentencePiece model that could not do what it does: make small letters of capitals
   (ALBERT).
   """
-  found = {kind: sorted(path for path in folder.glob(kind) if path.name != SHIFTED) for kind in KINDS}
-  if found["*.model"] and found[_JSON] and makes_small(found[_JSON][0]):
-    return found[_JSON]
-  return next((files for files in found.values() if files), [])
+  found = ((kind, sorted(path for path in folder.glob(kind) if path.name != SHIFTED)) for kind in KINDS)
+  kind, files = next(((kind, files) for kind, files in found if files), ("", []))
+  made = folder / _JSON
+  return [made] if kind == "*.model" and made.exists() and makes_small(made) else files
 
 
 def makes_small(path: epath.Path) -> bool:

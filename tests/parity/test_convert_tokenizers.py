@@ -41,19 +41,23 @@ def unigram(folder):
   return training.train_sentencepiece(TEXT, size=150, output_dir=folder, character_coverage=0.99)
 
 
+def sentencepiece_model(prefix, **options):
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT), model_prefix=str(prefix), minloglevel=2, **options
+  )
+  return pathlib.Path(f"{prefix}.model")
+
+
 def sentencepiece_bpe(folder):
   """As Llama 2's: bytes for what has no piece, <unk> 0, <s> 1, </s> 2."""
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXT),
-    model_prefix=str(folder / "tokenizer"),
+  return sentencepiece_model(
+    folder / "tokenizer",
     model_type="bpe",
     vocab_size=500,
     byte_fallback=True,
     normalization_rule_name="identity",
     remove_extra_whitespaces=False,
-    minloglevel=2,
   )
-  return folder / "tokenizer.model"
 
 
 def wordpiece(folder):
@@ -69,9 +73,8 @@ def cased(folder):
 
 def albert(folder):
   """As ALBERT's: [CLS] and [SEP] are BOS and EOS of the model."""
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXT),
-    model_prefix=str(folder / "spiece"),
+  return sentencepiece_model(
+    folder / "spiece",
     vocab_size=150,
     character_coverage=0.99,
     pad_id=0,
@@ -81,9 +84,7 @@ def albert(folder):
     bos_piece="[CLS]",
     eos_piece="[SEP]",
     control_symbols="[MASK]",
-    minloglevel=2,
   )
-  return folder / "spiece.model"
 
 
 def albert_small(folder):
@@ -138,12 +139,10 @@ def modern_bert(folder):
 
 def xlm_roberta(folder):
   """As XLM-R's: SentencePiece's ids plus one, behind four of its own, which transformers alone knows."""
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(TEXT),
-    model_prefix=str(folder / "sentencepiece.bpe"),
+  sentencepiece_model(
+    folder / "sentencepiece.bpe",
     vocab_size=150,
     character_coverage=0.99,
-    minloglevel=2,
   )
   transformers.XLMRobertaTokenizer.from_pretrained(str(folder)).save_pretrained(folder / "saved")
   return folder / "saved" / "tokenizer.json"
