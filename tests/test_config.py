@@ -70,6 +70,8 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"positions": "rotray"}, "did you mean rotary?"),
     ({"norm": "layers"}, "did you mean layer?"),
     ({"remat": "ful"}, "did you mean full?"),
+    ({"remat": "query,keys@host"}, "'keys' is no policy .* did you mean key?"),
+    ({"remat": "query,query@host"}, "query is in it twice"),
     (
       {"own_decoder_positions": True},
       "needs architecture=encoder_decoder and positions=learned, not encoder_decoder and",

@@ -298,13 +298,14 @@ def test_the_rule_of_the_prediction():
   mesh = torus(16, 16)
   second = {"flops": peak * roofline.MATMUL_SHARE, "bytes": chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE}
   operations = (
-    hlo_cost.Operation("matmul", 2, second["flops"], second["bytes"] / 4),
+    hlo_cost.Operation("matmul", 2, second["flops"], second["bytes"] / 4, busy_flops=second["flops"]),
     hlo_cost.Operation("copy", 1, 0, second["bytes"]),
   )
   ahead = hlo_cost.Collective("all-gather", ("x",), 2, 100e9, True)
   waiting = hlo_cost.Collective("all-reduce", ("y",), 1, 50e9, False)
   program = hlo_cost.Program(operations, (ahead, waiting), 0, 0, ())
   times = roofline.times(program, chip, peak, mesh)
+  assert times.bound == "matmuls"
   assert times.compute == pytest.approx(2 * roofline.MATMUL_SHARE)
   assert times.memory == pytest.approx(1.5 * roofline.BANDWIDTH_SHARE)
   assert times.links == pytest.approx({"x": 2.0, "y": 0.5})
@@ -314,6 +315,40 @@ def test_the_rule_of_the_prediction():
   times = roofline.times(dataclasses.replace(program, operations=(*operations, offload)), chip, peak, mesh)
   assert times.host == pytest.approx(4.0)
   assert times.predicted == pytest.approx(4 / roofline.BANDWIDTH_SHARE + 0.5)
+  assert times.bound == "copies to the host"
+
+
+def test_what_a_sparse_core_runs_is_a_computation_too():
+  """TPU7x's programs say behind a computation which core has it."""
+  text = """HloModule step, is_scheduled=true
+
+%gathered (p: f32[2]) -> f32[4] {
+  %p = f32[2]{0} parameter(0)
+  ROOT %g = f32[4]{0} all-gather(%p), channel_id=1, replica_groups={{0,1}}, dimensions={0}
+}, execution_thread="sparsecore"
+
+ENTRY %main (x: f32[2]) -> f32[4] {
+  %x = f32[2]{0} parameter(0)
+  ROOT %c = f32[4]{0} call(%x), to_apply=%gathered
+}
+"""
+  (found,) = hlo_cost.analyse(text, {"fsdp": 2}).collectives
+  assert (found.kind, found.axes, found.bytes) == ("all-gather", ("fsdp",), 8.0)
+
+
+def test_narrow_matrices_take_as_long_as_wide_ones():
+  """A TPU's matrix units take 128 rows and columns at a time; kernels are told how wide a head is."""
+  chip, peak = chips.CHIPS["TPU v5 lite"], chips.peak_flops("TPU v5 lite")
+  one = lambda chip=chip, **fields: roofline.times(
+    hlo_cost.Program((hlo_cost.Operation("x", 1, flops=peak, bytes=0.0, **fields),), (), 0, 0, ()),
+    *(chip, peak, torus(4, 4)),
+    head_dim=64,
+  )
+  assert one(busy_flops=3 * peak).predicted == pytest.approx(3 / roofline.MATMUL_SHARE)
+  assert one(chip=chips.CHIPS["NVIDIA H200"], busy_flops=3 * peak).predicted == pytest.approx(1 / roofline.MATMUL_SHARE)
+  kernel = one(busy_flops=peak, is_kernel=True)
+  assert kernel.predicted == pytest.approx(2 / roofline.MATMUL_SHARE)
+  assert kernel.bound == "kernels"
 
 
 def on_a_tpu(small: plan.Plan, **memory: float) -> plan.Plan:

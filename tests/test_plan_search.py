@@ -19,7 +19,7 @@ def candidate(batch_size=16, microbatches=1, remat="none", **mesh) -> search.Can
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
   """As much of a plan as a search looks at."""
   found = {"memory_per_chip": {"total": total, "capacity": capacity}, "fits": total <= capacity}
-  return found | {"tokens_per_second": speed, "predicted_step_seconds": 1.0, "predicted_mfu": 0.5}
+  return found | {"tokens_per_second": speed, "predicted_step_seconds": 1.0, "predicted_mfu": 0.5, "bound": "memory"}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_fastest_that_fits_comes_first():
   ]
   assert [each.candidate.batch_size for each in search.ranked(results)] == [32, 16]
   lines = search.table(results).splitlines()
-  assert [line.split()[-1] for line in lines[1:]] == ["M", "M", "fit"]
+  assert [line.split()[-1] for line in lines[1:]] == ["memory", "memory", "fit"]
   assert max(map(len, lines)) <= 80
 
 

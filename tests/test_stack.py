@@ -9,6 +9,7 @@ import pytest
 import toy
 
 from t2t.models import attention, transformer
+from t2t.models import remat as remat_lib
 from t2t.models.masks import AttentionMask
 
 
@@ -80,7 +81,13 @@ def computed(kind, remat):
 
 @pytest.mark.parametrize(
   ("kind", "remat"),
-  [("t5_1_1", "minimal"), ("t5_1_1", "full"), ("t5_1_1", "offload"), ("local_prefix_lm", "full")],
+  [
+    ("t5_1_1", "minimal"),
+    ("t5_1_1", "full"),
+    ("t5_1_1", "offload"),
+    ("t5_1_1", "input@host,query,key@host,mlp_up"),
+    ("local_prefix_lm", "full"),
+  ],
 )
 def test_remat_changes_neither_loss_nor_gradients(kind, remat):
   """What is computed again, dropout included, is what was computed before."""
@@ -100,8 +107,15 @@ def test_remat_computes_again(gradient_dtype):
 
   num = {remat: len(matmuls(remat)) for remat in ("none", "minimal", "full")}
   assert num["none"] <= num["minimal"] < num["full"]
-  kernels = {remat: sum(x.invars[1].aval.ndim == 2 for x in matmuls(remat)) for remat in num}
-  assert kernels["none"] == kernels["minimal"] < kernels["full"]
+  kernels = {remat: sum(x.invars[1].aval.ndim == 2 for x in matmuls(remat)) for remat in (*num, "query,key,value")}
+  assert kernels["none"] == kernels["minimal"] < kernels["query,key,value"] < kernels["full"]
+
+
+def test_every_name_of_a_policy_is_kept():
+  """Each name is that of something that a layer computes, so that keeping it is keeping something."""
+  function, params = loss_and_gradient(toy.config(mlp_activation="gated_gelu", remat="full"))
+  names = {e.params["name"] for e, _ in toy.equations(jax.make_jaxpr(function)(params).jaxpr) if "name" in e.params}
+  assert names >= set(remat_lib.NAMES) - {"attention"}
 
 
 def unshared(config, params):

@@ -5,6 +5,7 @@ import functools
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
@@ -246,9 +247,10 @@ class Attention(nnx.Module):
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
 
-  def _project(self, x: jax.Array, kernel: nnx.Param, bias: nnx.Param | None) -> jax.Array:
+  def _project(self, x: jax.Array, name: str) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    projected = layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype)
+    kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
+    projected = checkpoint_name(layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype), name)
     split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
@@ -256,7 +258,7 @@ class Attention(nnx.Module):
     self, memory: jax.Array, angles: tuple[jax.Array, jax.Array] | None = None
   ) -> tuple[jax.Array, jax.Array]:
     """Keys and values, each [batch, kv heads, length, kv], of [batch, length, embed]; `angles` turn the keys."""
-    keys, values = self._project(memory, self.key, self.key_bias), self._project(memory, self.value, self.value_bias)
+    keys, values = self._project(memory, "key"), self._project(memory, "value")
     keys = keys if self.key_norm is None else self.key_norm(keys)
     return keys if angles is None else rotate(keys, angles), values
 
@@ -279,7 +281,7 @@ class Attention(nnx.Module):
       positions: how far they lie from each other.
       dropout_key: None at evaluation.
     """
-    query = self._project(x, self.query, self.query_bias)
+    query = self._project(x, "query")
     query = query if self.query_norm is None else self.query_norm(query)
     query = (query if positions.angles is None else rotate(query, positions.angles)) * self.scale
 
@@ -301,4 +303,5 @@ class Attention(nnx.Module):
       attended = jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
     merged = sharding.shard(merged, "batch", "length", "heads")
-    return layers.dense(merged, self.out, self.out_bias, gradient_dtype=self.gradient_dtype)
+    projected = layers.dense(merged, self.out, self.out_bias, gradient_dtype=self.gradient_dtype)
+    return checkpoint_name(projected, "attention_out")

@@ -5,12 +5,12 @@ import dataclasses
 import re
 
 from t2t import UserError, did_you_mean
+from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
-REMAT_POLICIES = ("none", "minimal", "full", "offload")
 DTYPES = ("bfloat16", "float32")
 HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
 READS = ("first", "last", "mean", "each")
@@ -174,7 +174,9 @@ class TransformerConfig:
   t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
-  remat: str = "none"  # backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host
+  # Backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or all but what is
+  # named: query,key,value,attention,input@host (see remat.py)
+  remat: str = "none"
 
   @property
   def kind(self) -> Architecture:
@@ -236,7 +238,6 @@ class TransformerConfig:
       ("positions", POSITIONS),
       ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),
-      ("remat", REMAT_POLICIES),
       ("dtype", DTYPES),
       ("gradient_dtype", DTYPES),
     ):
@@ -245,6 +246,8 @@ class TransformerConfig:
         raise UserError(
           f"config.model.{field}={value!r}: known are {', '.join(known)}{did_you_mean(str(value), known)}"
         )
+    if self.remat not in remat.POLICIES:
+      remat.parse(self.remat)
     for field in dataclasses.fields(self):
       value, least = getattr(self, field.name), 0 if field.name in _MAY_BE_ZERO else 1
       if field.type is int and value < least:

@@ -5,6 +5,7 @@ import functools
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
@@ -326,11 +327,12 @@ class Mlp(nnx.Module):
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
     product = functools.partial(dense, gradient_dtype=self.gradient_dtype)
-    hidden = product(x, self.up, self.up_bias)
+    hidden = checkpoint_name(product(x, self.up, self.up_bias), "mlp_up")
     if self.gate is None:
       hidden = activate(self.activation, hidden)
     else:
-      hidden = activate(self.activation, product(x, self.gate, self.gate_bias)) * hidden
+      gate = checkpoint_name(product(x, self.gate, self.gate_bias), "mlp_gate")
+      hidden = activate(self.activation, gate) * hidden
     hidden = sharding.shard(hidden, "batch", "length", "mlp")
     hidden = dropout(hidden, self.dropout_rate, dropout_key, broadcast_axis=-2)
-    return product(hidden, self.down, self.down_bias)
+    return checkpoint_name(product(hidden, self.down, self.down_bias), "mlp_out")

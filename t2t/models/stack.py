@@ -5,33 +5,40 @@ from typing import Any
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, kernels, layers
+from t2t.models import attention, kernels, layers, remat
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
+# A kernel's output, which few policies want computed twice.
+_KERNELS = jax.checkpoint_policies.save_only_these_names(kernels.SAVED)
 _OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
 
 def _offload(primitive, *args, **params):
   """As "minimal", but what matmuls give waits in the host's memory for the backward pass."""
-  if jax.checkpoint_policies.save_only_these_names(kernels.SAVED)(primitive, *args, **params) is True:
-    return True
-  return _OFFLOAD_MATMULS(primitive, *args, **params)
+  return _KERNELS(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
 
 
-# What the backward pass finds saved; the rest is computed again.  "none" of the config is no jax.checkpoint at all.
-_REMAT_POLICIES = {
-  "minimal": jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-    # A kernel's output: it would run forward twice.
-    jax.checkpoint_policies.save_only_these_names(kernels.SAVED),
-  ),
-  "full": jax.checkpoint_policies.nothing_saveable,
-  "offload": _offload,
-}
+def _remat_policy(name: str) -> Callable[..., object]:
+  """What `jax.checkpoint` is given for a value of `config.model.remat` other than "none"."""
+  policies = jax.checkpoint_policies
+  if name == "minimal":
+    return policies.save_from_both_policies(policies.checkpoint_dots_with_no_batch_dims, _KERNELS)
+  if name == "full":
+    return policies.nothing_saveable
+  if name == "offload":
+    return _offload
+  device, host = remat.parse(name)
+  return policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=device,
+    names_which_can_be_offloaded=host,
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
 
 
 class Layer(nnx.Module):
@@ -273,6 +280,7 @@ class Stack(nnx.Module):
     }
 
     def run(x, each):
+      x = checkpoint_name(x, "input")
       own, borrowed = (self.layer, body) if config.share_layers else each["weights"]
       x, kept = (own if borrowed is None else borrowed)(
         x,
@@ -303,7 +311,7 @@ class Stack(nnx.Module):
     """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""
     if self.config.remat != "none":
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
-      run = jax.checkpoint(run, policy=_REMAT_POLICIES[self.config.remat], prevent_cse=False)
+      run = jax.checkpoint(run, policy=_remat_policy(self.config.remat), prevent_cse=False)
     if not apart:
       return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers))
     kept = []

@@ -85,6 +85,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "collective_bytes": None,
     "seconds_at_peak": None,
     "predicted_step_seconds": None,
+    "bound": None,
     "predicted_mfu": None,
     "tokens_per_second": None,
     "compile_seconds": compiled.seconds,
@@ -117,7 +118,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
   }
   if chip is None or peak is None:
     return found
-  times = roofline.times(executed, chip, peak, mesh)
+  times = roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim)
   return found | {
     "seconds_at_peak": {
       "compute": times.compute,
@@ -126,6 +127,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
       "links": times.links,
     },
     "exposed_seconds": times.exposed,
+    "bound": times.bound,
     "predicted_step_seconds": times.predicted,
     "predicted_mfu": plan["flops_per_step"] / times.predicted / (peak * mesh.size),
     "tokens_per_second": plan["tokens_per_step"] / times.predicted,
@@ -232,12 +234,12 @@ def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
   return plan if price is None else plan | {"cost": price * plan["chip_hours"]}
 
 
-def with_unit(number: float, unit: str = "") -> str:
-  """Four digits and a prefix: 1.234 G; thousands, not 1,024s."""
+def with_unit(number: float, unit: str = "", *, digits: int = 4) -> str:
+  """Some digits and a prefix: 1.234 G; thousands, not 1,024s."""
   for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
     if abs(number) >= size:
-      return f"{number / size:.4g} {prefix}{unit}"
-  return f"{number:.4g} {unit}".rstrip()
+      return f"{number / size:.{digits}g} {prefix}{unit}"
+  return f"{number:.{digits}g} {unit}".rstrip()
 
 
 def seconds(number: float) -> str:
@@ -323,6 +325,7 @@ def _work(plan: Plan) -> list[str]:
     row(f"links, {axes}", seconds(number))
   lines += ["", "prediction (not a measurement; the rule is in t2t/planning/roofline.py)"]
   row("step", seconds(plan["predicted_step_seconds"]), f"{seconds(plan['exposed_seconds'])} of it waiting for links")
+  row("bound by", "", plan["bound"])
   row("MFU", f"{plan['predicted_mfu']:.1%}")
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:

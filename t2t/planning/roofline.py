@@ -3,7 +3,8 @@
   step = max(work, memory, host, overlapped) + exposed
 
 work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
-  is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.
+  is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.  Matrices
+  and heads narrower than a TPU's matrix unit take as long as if they filled it.
 memory: all bytes, copies that run ahead included, at that bandwidth.
 host: bytes between the device and its host's memory, which are on their way while other things are computed.
 overlapped: collectives that are started ahead of their use, axis after axis.
@@ -19,12 +20,11 @@ import jax
 
 from t2t import chips
 from t2t.planning.hlo import cost as hlo_cost
+from t2t.planning.hlo import flops as hlo_flops
 
-# Shares of the published peaks that large matmuls and long streams reach: the same for all chips, and round, for the
-# rule is no more exact than that.  What they are held against: training runs that were published.  MaxText reaches 65 %
-# MFU with Llama 2 70B on 512 v5p and 45 % with Llama 3.1 8B on 256 v6e, both recomputing part of the forward pass, so
-# that their matmuls run at 0.7 to 0.85 of the peak where nothing waits; Mesh-TensorFlow's T5 base reached about 50 % of
-# a TPU v2.  At these shares nothing is predicted above 80 %.
+# Round numbers, the same for all chips, for the rule is no more exact than that.  How far it is off is in
+# docs/prediction.md, on runs that were published: benchmarks/prediction.py compiles them; half of the runs chose these
+# numbers, the other half tests them.
 MATMUL_SHARE = 0.8
 BANDWIDTH_SHARE = 0.8
 
@@ -38,6 +38,8 @@ class Times:
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
   overlapped, exposed: of `links`, by whether they run beside other work.
   predicted: see the rule above.
+  bound: what takes the largest part of it: "matmuls", "kernels" or "memory" (of instructions one after another), what
+    runs beside them ("copies in memory", "copies to the host", "links"), or "waiting for links".
   """
 
   compute: float
@@ -47,6 +49,7 @@ class Times:
   overlapped: float
   exposed: float
   predicted: float
+  bound: str
 
 
 def name(axes: Iterable[str]) -> str:
@@ -54,7 +57,9 @@ def name(axes: Iterable[str]) -> str:
   return "+".join(axes)
 
 
-def times(program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sharding.Mesh) -> Times:
+def times(
+  program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sharding.Mesh, *, head_dim: int = 0
+) -> Times:
   """The times of a program.
 
   Args:
@@ -62,6 +67,7 @@ def times(program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sh
     chip: what the device can do.
     peak: its FLOP/s.
     mesh: whose axes the collectives name, of real devices or of a topology's.
+    head_dim: of attention, for its kernels; 0: they have none.
   """
   per_byte = {axes: chips.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}}
   links: dict[str, float] = {}
@@ -71,13 +77,24 @@ def times(program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sh
     links[name(each.axes)] = links.get(name(each.axes), 0.0) + seconds
     waiting[each.overlaps] += seconds
   stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
-  work = sum(
-    each.times * max(each.flops / (MATMUL_SHARE * peak), each.bytes / stream)
-    for each in program.operations
-    if not each.overlaps
-  )
+  # GPUs have small units.
+  narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
+  took = {"matmuls": 0.0, "kernels": 0.0, "memory": 0.0}
+  for each in program.operations:
+    if not each.overlaps:
+      flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
+      own, streamed = flops / (MATMUL_SHARE * peak), each.bytes / stream
+      what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
+      took[what] += each.times * max(own, streamed)
   host = program.host_bytes / chip.host_bandwidth
-  predicted = max(work, program.bytes / stream, host / BANDWIDTH_SHARE, waiting[True]) + waiting[False]
+  work = sum(took.values())
+  beside = {
+    max(took, key=took.get): work,
+    "copies in memory": program.bytes / stream,
+    "copies to the host": host / BANDWIDTH_SHARE,
+    "links": waiting[True],
+  }
+  longest = max(beside, key=beside.get)
   return Times(
     compute=program.flops / peak,
     memory=program.bytes / chip.hbm_bandwidth,
@@ -85,5 +102,6 @@ def times(program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sh
     links=links,
     overlapped=waiting[True],
     exposed=waiting[False],
-    predicted=predicted,
+    predicted=beside[longest] + waiting[False],
+    bound=longest if waiting[False] < max(beside[longest] / 2, *took.values()) else "waiting for links",
   )

@@ -23,16 +23,19 @@ import jax
 from t2t import UserError, chips, sharding
 from t2t.config import Config
 from t2t.models.flops import model_flops
+from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import plan, program, roofline
 from t2t.training import recipe
 
 _MOST_TENSOR = 16
 _BATCHES = (1, 2, 4)  # times config.train.batch_size
 _MICROBATCHES = (1, 2, 4, 8, 16)
-# From the largest to the smallest, what is computed again as a share of forward and backward together: these are
-# three passes of matmuls, and "full" runs the forward one again.
-_RECOMPUTES = {"none": 0.0, "minimal": 0.02, "full": 1 / 3}
+# From what keeps most on the device to what keeps least; what is computed again as a share of forward and backward
+# together: these are three passes of matmuls, and "full" runs the forward one again, ATTENTION_KEPT two thirds of it.
+_RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
 _REMATS = tuple(_RECOMPUTES)
+# As the table names them.
+_SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "qkv@host"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +66,8 @@ class Candidate:
     )
 
   def is_slower(self, other: "Candidate") -> bool:
-    """Whether it certainly computes at least as much as `other` for the same batch."""
-    return (
+    """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
+    return other.remat != ATTENTION_ON_HOST and (
       (self.mesh, self.batch_size) == (other.mesh, other.batch_size)
       and self.microbatches >= other.microbatches
       and _RECOMPUTES[self.remat] >= _RECOMPUTES[other.remat]
@@ -160,6 +163,8 @@ class Estimate:
     joined, inner = model.num_heads * model.head_dim, (2 if model.gated else 1) * model.mlp_dim
     matmuls = 2 * model.embed_dim + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     kept = {"full": model.embed_dim, "minimal": model.embed_dim + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
+    kept[ATTENTION_KEPT] = model.embed_dim + 2 * (joined + model.kv_heads * model.head_dim) / tensor
+    kept[ATTENTION_ON_HOST] = joined / tensor
     sides = recipe.lengths(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total = 0.0
@@ -332,20 +337,22 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> str:
-  """The ranking, then what does not fit or compile; at most 80 columns."""
-  lines = [f"{'mesh':<26}{'batch':>6} {'micro':>5} {'remat':<8}{'memory':>9}{'step':>9}{'MFU':>6}{'tok/s':>9}"]
+  """The ranking, what bounds each, then what does not fit or compile; at most 80 columns."""
+  lines = [f"{'mesh':<23}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>8} bound by"]
   for each in [*ranked(results), *(each for each in results if not each.fits)]:
     mesh = " ".join(f"{axis} {size}" for axis, size in each.candidate.mesh if size > 1) or "one device"
-    line = f"{mesh:<26}{each.candidate.batch_size:>6} {each.candidate.microbatches:>5} {each.candidate.remat:<8}"
+    remat = _SHORT.get(each.candidate.remat, each.candidate.remat)
+    line = f"{mesh:<23}{each.candidate.batch_size:>6} {each.candidate.microbatches:>3} {remat:<8}"
     if each.plan is None:
       line += "    fails:\n" + textwrap.fill(each.failure, 80, initial_indent="    ", subsequent_indent="    ")
     else:
-      line += f"{each.plan['memory_per_chip']['total'] / 1e9:>6.1f} GB"
+      line += f"{each.plan['memory_per_chip']['total'] / 1e9:>5.1f} GB"
       if not each.fits:
         line += "  does not fit"
       elif each.plan["predicted_step_seconds"] is not None:
         seconds = plan.seconds(each.plan["predicted_step_seconds"])
-        line += f"{seconds:>9}{each.plan['predicted_mfu']:>6.0%}{plan.with_unit(each.plan['tokens_per_second']):>9}"
+        speed = plan.with_unit(each.plan["tokens_per_second"], digits=3)
+        line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>8} {each.plan['bound']}"
     lines += line.splitlines()
   return "\n".join(lines)
 

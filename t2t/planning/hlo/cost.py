@@ -37,6 +37,8 @@ class Operation:
 
   overlaps: runs beside others (a copy that was started ahead), so that it takes bandwidth but no time of its own.
   host_bytes: what it moves between the device and its host.
+  busy_flops: `flops`, and those for which matrix units stand idle as the matrices are narrow; of kernels the same.
+  is_kernel: written by hand, so that nothing is known of it but what it says itself.
   """
 
   name: str
@@ -45,6 +47,8 @@ class Operation:
   bytes: float
   overlaps: bool = False
   host_bytes: float = 0.0
+  busy_flops: float = 0.0
+  is_kernel: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +127,7 @@ class _Counter:
     self._unknown_trips = unknown_trips
     self._operations: list[Operation] = []
     self._collectives: list[Collective] = []
-    self._flops_of: dict[str, float] = {}
+    self._flops_of: dict[str, np.ndarray] = {}
     self._saved = 0.0
     self._unknown: set[str] = set()
     self._uncounted: set[str] = set()
@@ -199,10 +203,11 @@ class _Counter:
       self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
     moved = hlo_traffic.device_bytes(self.module, computation, instruction)
     host = hlo_traffic.host_bytes(computation, instruction)
-    flops = self._flops(computation, instruction)
+    flops, busy = self._flops(computation, instruction)
     if flops or moved or host:
       overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
-      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host))
+      is_kernel = instruction.opcode == "custom-call"
+      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel))
 
   # ---- Collectives -----------------------------------------------------------
 
@@ -245,23 +250,24 @@ class _Counter:
 
   # ---- FLOPs -----------------------------------------------------------------
 
-  def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+  def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> np.ndarray:
+    """[2]: FLOPs, and those that the matrix units are busy with."""
     opcode = instruction.opcode
     if opcode in ("fusion", "call"):
       called = instruction.called("calls") or instruction.called("to_apply")
       return self._computation_flops(called[0])
     if opcode == "dot":
-      return hlo_flops.dot(computation, instruction)
+      return np.array(hlo_flops.dot(computation, instruction))
     if opcode == "convolution":
-      return hlo_flops.convolution(computation, instruction)
+      return np.array(hlo_flops.convolution(computation, instruction))
     if opcode == "custom-call":
-      return self._kernel_flops(computation, instruction)
-    return 0.0
+      return np.full(2, self._kernel_flops(computation, instruction))
+    return np.zeros(2)
 
-  def _computation_flops(self, name: str) -> float:
+  def _computation_flops(self, name: str) -> np.ndarray:
     if name not in self._flops_of:
       computation = self.module[name]
-      self._flops_of[name] = sum(self._flops(computation, each) for each in computation)
+      self._flops_of[name] = sum((self._flops(computation, each) for each in computation), np.zeros(2))
     return self._flops_of[name]
 
   def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:

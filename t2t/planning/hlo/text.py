@@ -16,6 +16,7 @@ _BITS |= {f"{kind}{bits}": bits for kind in "suf" for bits in (8, 16, 32, 64)}
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\](?:\{([^{}]*)\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_END = re.compile(r'\}(, execution_thread="\w+")?$')  # "sparsecore": that core of a TPU runs it
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%?([\w.\-]+)$")
 _MOST_TRIPS = 1_000_000
@@ -193,7 +194,7 @@ def parse(text: str) -> Module:
       if header:
         current = computations[header[2]] = Computation(header[2])
         entry = current if header[1] else entry
-    elif line == "}":
+    elif _END.match(line):
       flush()
       current = None
     elif _START.match(line):
