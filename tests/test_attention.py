@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.models import attention, cpu, transformer
 from t2t.models.masks import AttentionMask
 
@@ -280,19 +280,31 @@ def test_cache_is_written_at_its_position():
 def test_position_bias_of_one_query_is_a_row_of_the_whole(bidirectional):
   """What decoding computes for one position is what training computes for all at once."""
   bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=bidirectional)
-  whole = bias(7, 7)
+  whole = attention.bias_of(bias(), NO_MASK, 7, 7)
   assert whole.shape == (1, 4, 7, 7)
-  np.testing.assert_array_equal(bias(1, 7, jnp.array(4))[:, :, 0], whole[:, :, 4])
+  decoding = AttentionMask(query_offset=jnp.array(4))
+  np.testing.assert_array_equal(attention.bias_of(bias(), decoding, 1, 7)[:, :, 0], whole[:, :, 4])
 
 
 def test_position_bias_depends_on_the_distance_alone():
   """Entry (query, key) is the table's row for the bucket of key - query."""
   bias = attention.RelativePositionBias(toy.config(), nnx.Rngs(0), bidirectional=True)
-  table, whole = np.asarray(bias.table[...]), np.asarray(bias(4, 6))
+  table, whole = np.asarray(bias.table[...]), np.asarray(attention.bias_of(bias(), NO_MASK, 4, 6))
   np.testing.assert_array_equal(whole[0, :, 2, 2], table[0])
   np.testing.assert_array_equal(whole[0, :, 3, 2], table[1])
   np.testing.assert_array_equal(whole[0, :, 2, 3], table[5])
   np.testing.assert_array_equal(whole[0, :, 1:, 1:], whole[0, :, :-1, :-1])
+
+
+def test_position_bias_is_the_same_from_its_largest_distance_on():
+  """By distance, for kernels, as for each pair: of T5's 32 buckets the last begins before 128 positions."""
+  bias = attention.RelativePositionBias(
+    toy.config(relative_position_buckets=32, relative_position_max_distance=128), nnx.Rngs(0), bidirectional=True
+  )
+  distances = np.arange(-300, 301)
+  buckets = attention.relative_position_bucket(distances, bidirectional=True, num_buckets=32, max_distance=128)
+  np.testing.assert_array_equal(bias().at(distances), np.asarray(bias.table[...]).T[:, buckets])
+  assert bias().reach == 128
 
 
 def test_rotary_angles_are_those_of_their_docstring():
@@ -373,9 +385,13 @@ def features(config, *, length):
 
 
 def chosen(config, *, length):
-  return {
-    part: str(choice) for part, choice in transformer.attention_kernels(config, features(config, length=length)).items()
-  }
+  found = transformer.attention_kernels(config, features(config, length=length))
+  return {part: str(choice) for part, choice in found.items()}
+
+
+def of_lanes(kind, **fields):
+  """Whose heads fill the lanes of a TPU."""
+  return dataclasses.replace(toy.KINDS[kind], num_heads=4, num_kv_heads=0, head_dim=64, **fields)
 
 
 def test_a_cpu_has_no_kernels():
@@ -386,24 +402,44 @@ def test_a_cpu_has_no_kernels():
 
 
 def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
-  """A relative bias and dropout rule them out, and a sequence that is shorter than a block."""
+  """By distance where a bias is added or single probabilities are dropped; plain if a sequence is less than a block."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  splash, biased = "splash (TPU, no bias)", "plain (bias on the logits)"
+  splash, biased = "splash (TPU, no bias)", "distance (TPU, bias by distance)"
   assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
   assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
-  assert chosen(toy.KINDS["prefix_lm"], length=128) == {"decoder": biased}
-  assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": biased, "decoder": biased, "cross": splash}
+  assert chosen(of_lanes("prefix_lm"), length=128) == {"decoder": biased}
+  assert chosen(of_lanes("t5_1_1"), length=128) == {"encoder": biased, "decoder": biased, "cross": splash}
+  assert chosen(of_lanes("t5_1_1", dropout_rate=0.1), length=128)["cross"] == splash
+  six = "plain (head_dim 6, TPU, bias by distance)"
+  assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": six, "decoder": six, "cross": splash}
   assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
-  assert chosen(toy.KINDS["llama"], length=127) == {"decoder": "plain (length 127, a block has 128)"}
-  dropped = dataclasses.replace(toy.KINDS["llama"], dropout_rate=0.1)
-  assert chosen(dropped, length=128) == {"decoder": "plain (dropout of probabilities)"}
+  assert chosen(of_lanes("llama"), length=127) == {"decoder": "distance (TPU, length 127)"}
+  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, a block has 128)"}
+  dropped = {"decoder": "distance (TPU, dropout of probabilities)"}
+  assert chosen(of_lanes("llama", dropout_rate=0.1), length=128) == dropped
+
+
+def test_a_kernel_that_is_asked_for_runs_or_says_why_not(monkeypatch):
+  """Before anything is compiled."""
+  asked = lambda name, **fields: chosen(of_lanes("t5_1_1", attention_kernel=name, **fields), length=128)
+  assert set(asked("plain").values()) == {"plain (as config.model.attention_kernel says)"}
+  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had for queries of .* run plain \(CPU\)"):
+    asked("distance")
+  with pytest.raises(UserError, match="config.model.attention_kernel='flash'|attention_kernel=flash"):
+    asked("flash")
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  assert all(found.startswith("distance") for found in asked("distance").values())
+  with pytest.raises(
+    UserError, match=r"attention_kernel=splash: cannot be had .* run distance \(TPU, bias by distance"
+  ):
+    asked("splash")
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5_1_1", "modern_t5", "bert"])
 def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
   """In the program of a model there is a kernel for each attention that is said to have one, and no other."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  config = toy.KINDS[kind]
+  config = of_lanes(kind)
   if config.max_length:
     config = dataclasses.replace(config, max_length=128)
   batch = features(config, length=128)
@@ -413,4 +449,4 @@ def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
   )
   program = jax.make_jaxpr(lambda batch: transformer.build(config, nnx.Rngs(0))(batch))(batch)
   ran = sum(repeated for equation, repeated in toy.equations(program.jaxpr) if equation.primitive.name == "pallas_call")
-  assert ran == sum(layers_of[part] for part, choice in choices.items() if choice.kernel == "splash")
+  assert ran == sum(layers_of[part] for part, choice in choices.items() if choice.kernel != "plain")

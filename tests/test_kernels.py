@@ -7,6 +7,7 @@ import pytest
 
 from t2t import sharding
 from t2t.models import kernels
+from t2t.models.kernels import blocks, splash
 from t2t.models.masks import AttentionMask
 
 # Two rows of 300 positions, three blocks of 128: packed and padded, and packed otherwise with less padding.
@@ -232,27 +233,27 @@ def test_blocks_that_no_query_sees_are_not_read(segments, poisoned, clean, field
 def test_every_query_has_a_block():
   """The second block of queries has a segment that in the second row no key has."""
   queries, keys = np.array([[1, 1, 2, 2, 3, 3]] * 2), np.array([[1, 1, 1, 3], [1, 1, 3, 3]])
-  runs = kernels._blocks_that_run(None, queries, keys, shape=(2, 3, 2), blocks=(2, 2))
+  runs = splash._blocks_that_run(None, queries, keys, shape=(2, 3, 2), blocks=(2, 2))
   np.testing.assert_array_equal(runs, [[[1, 1], [0, 1], [0, 1]], [[1, 0], [1, 0], [0, 1]]])
 
 
 def test_how_far_a_prefix_sees():
   """The docstring's arrays; without segments the last two runs are what the ids make of them."""
   prefix, segments = np.array([[1, 1, 1, 0, 0, 1, 1, 0]]), np.array([[1, 1, 1, 1, 1, 2, 2, 2]])
-  np.testing.assert_array_equal(kernels._reach(prefix, segments), [[2, 2, 2, 3, 4, 6, 6, 7]])
+  np.testing.assert_array_equal(blocks.reach(prefix, segments), [[2, 2, 2, 3, 4, 6, 6, 7]])
   both = np.ones((1, 4), np.int32)
-  np.testing.assert_array_equal(kernels._reach(both, np.array([[1, 1, 2, 2]])), [[1, 1, 3, 3]])
-  np.testing.assert_array_equal(kernels._reach(both, None), [[3, 3, 3, 3]])
+  np.testing.assert_array_equal(blocks.reach(both, np.array([[1, 1, 2, 2]])), [[1, 1, 3, 3]])
+  np.testing.assert_array_equal(blocks.reach(both, None), [[3, 3, 3, 3]])
 
 
 def test_blocks_to_fetch():
   """The docstring's arrays."""
   runs = np.array([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0]], bool)
-  np.testing.assert_array_equal(kernels._to_fetch(runs, 1), [[1, 1, 3, 3, 1], [0, 0, 0, 0, 0]])
+  np.testing.assert_array_equal(blocks.to_fetch(runs, 1), [[1, 1, 3, 3, 1], [0, 0, 0, 0, 0]])
 
 
 def test_blocks_pad_little():
-  assert [kernels._block(length, 512) for length in (128, 130, 512, 568, 1024, 1100, 2048)] == [
+  assert [blocks.block(length, 512) for length in (128, 130, 512, 568, 1024, 1100, 2048)] == [
     128, 256, 512, 384, 512, 384, 512
   ]  # fmt: skip
 
@@ -285,7 +286,7 @@ def lowered(mask, kernel, platform, **sizes):
 
 
 def chosen(platform, *, lengths=(512, 512), mask=None, dtype="bfloat16", head_dim=64, heads=8, **fields):
-  fields = {"bias": False, "dropout": False, "compute_capability": "9.0"} | fields
+  fields = {"compute_capability": "9.0"} | fields
   mask = MASKS["packed causal"] if mask is None else mask
   shapes = [(4, heads, length, head_dim) for length in lengths]
   return str(kernels.choose(*shapes, dtype, mask, platform=platform, **fields))
@@ -298,14 +299,12 @@ def test_the_choice_and_its_reason():
   assert chosen("tpu", dtype="float32") == "splash (TPU, no bias)"
   assert chosen("gpu") == "cudnn (GPU, no bias)"
   assert chosen("cpu") == "plain (CPU)"
-  assert chosen("tpu", bias=True) == "plain (bias on the logits)"
-  assert chosen("gpu", dropout=True) == "plain (dropout of probabilities)"
   assert chosen("tpu", batch_shards=8) == "plain (4 rows over 8 devices)"
   assert chosen("tpu", head_shards=3) == "plain (8 heads over 3 devices)"
   assert chosen("tpu", dtype="float16") == "plain (float16)"
   assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, a block has 128)"
-  assert chosen("tpu", mask=prefix_window) == "plain (window and prefix)"
-  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "plain (window over another sequence)"
+  assert chosen("tpu", mask=prefix_window) == "distance (TPU, window and prefix)"
+  assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window over another sequence)"
   assert chosen("gpu", dtype="float32") == "plain (float32)"
   assert chosen("gpu", head_dim=80) == "cudnn (GPU, no bias)"
   assert chosen("gpu", head_dim=100).startswith("plain (head_dim 100")
@@ -321,5 +320,5 @@ def test_the_choice_and_its_reason():
 
 def test_an_unknown_kernel():
   query, keys, values, _ = operands()
-  with pytest.raises(ValueError, match="'flash'; there are splash and cudnn"):
+  with pytest.raises(ValueError, match="'flash'; there are splash, distance, cudnn"):
     kernels.attend(query, keys, values, mask(), kernel="flash")

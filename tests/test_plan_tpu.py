@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import re
 
 import jax
 import pytest
@@ -77,6 +78,19 @@ def test_t5_compiles():
   assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.05)
   assert 0.02 < found["predicted_mfu"] < 0.8
   assert found["collective_bytes"]["all-reduce"]["tensor"] > 0
+
+
+def test_t5_holds_no_logits_of_attention(tmp_path):
+  """No array of the compiled step has queries and keys: forward, backward, encoder, decoder, and between them."""
+  sizes = dict(embed_dim=256, num_heads=4, mlp_dim=512, vocab_size=4096, num_encoder_layers=2, num_decoder_layers=2)
+  flags = [f"--config.model.{name}={value}" for name, value in sizes.items()]
+  flags += ["--config.data.inputs_length=384", "--config.data.targets_length=640", "--config.train.batch_size=8"]
+  config = records(override(load_config("t5_1_1_small"), [*_MESH, *flags, "--config.model.remat=minimal"]))
+  with jax.default_matmul_precision("default"):
+    plan.make_plan(config, list(program.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
+  text = (tmp_path / "step.hlo").read_text()
+  assert "distance_attention_backward" in text
+  assert re.findall(r"\w+\[(?:\d+,)*(?:384|640),(?:384|640)(?:,\d+)*\]", text) == []
 
 
 def test_gradients_travel_in_their_dtype():

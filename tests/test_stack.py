@@ -21,7 +21,11 @@ def loop(stack, x, *, body=None, **inputs):
   """The layers of a stack one after another, each told by plain numbers what it is."""
   config = stack.config
   pick = (lambda layers, index: layers) if config.share_layers else layer_of
-  bias = None if stack.position_bias is None else stack.position_bias(x.shape[1], x.shape[1])
+  bias = (
+    None
+    if stack.position_bias is None
+    else attention.bias_of(stack.position_bias(), AttentionMask(), x.shape[1], x.shape[1])
+  )
   for index in range(stack.num_layers):
     every = config.global_attention_every
     is_local = bool(config.attention_window) and not (every and index % every == 0)
@@ -210,7 +214,8 @@ def test_layers_are_stacked_and_start_apart():
 )
 def test_relative_positions_tell_right_from_left_where_both_are_seen(kind, stack, bidirectional):
   """In a causal decoder all buckets are for the past, behind a prefix that is seen in both directions half of them."""
-  bias = getattr(toy.model(toy.KINDS[kind]), stack).position_bias(5, 5)
+  bias = getattr(toy.model(toy.KINDS[kind]), stack).position_bias()
+  bias = attention.bias_of(bias, AttentionMask(), 5, 5)
   assert np.all(bias[0, :, 0, 1] == bias[0, :, 0, 0]) == (not bidirectional)
   assert np.all(bias[0, :, 1, 0] != bias[0, :, 0, 0])
 

@@ -134,7 +134,16 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   """The fields that shapes and logits depend on, each in one spelling."""
   fields = dataclasses.asdict(model)
   # Of heads: convert/heads.py.
-  for name in ("dropout_rate", "t5_dropout", "dtype", "gradient_dtype", "remat", "heads", "vocabulary_head"):
+  for name in (
+    "dropout_rate",
+    "t5_dropout",
+    "dtype",
+    "gradient_dtype",
+    "remat",
+    "attention_kernel",
+    "heads",
+    "vocabulary_head",
+  ):
     del fields[name]
   fields["num_kv_heads"] = model.kv_heads
   fields["init_scale"] = 0.0 if model.tied_logits and not model.init_scale else 1.0  # whether tied logits are scaled

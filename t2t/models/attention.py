@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.models import cpu, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
@@ -69,17 +69,28 @@ class RelativePositionBias(nnx.Module):
     scale = layers.into(config, config.embed_dim)
     self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
 
-  def __call__(self, query_length: int, key_length: int, query_offset: jax.Array | int = 0) -> jax.Array:
-    """float32 [1, heads, query, key]."""
-    queries = jnp.arange(query_length)[:, None] + query_offset
+  def __call__(self) -> kernels.DistanceBias:
+    """What is added to logits, by distance."""
     buckets = relative_position_bucket(
-      jnp.arange(key_length)[None, :] - queries,
+      np.arange(-self.max_distance, self.max_distance + 1),
       bidirectional=self.bidirectional,
       num_buckets=self.num_buckets,
       max_distance=self.max_distance,
     )
-    bias = jnp.take(self.table[...].T, buckets, axis=1)
-    return sharding.shard(bias[None], None, "heads", "length", None)
+    return kernels.DistanceBias(jnp.take(self.table[...].T, buckets, axis=1))
+
+
+def bias_of(bias: kernels.DistanceBias, mask: AttentionMask, query_length: int, key_length: int) -> jax.Array:
+  """What is added to the logits of these queries and keys, float32 [1, heads, query, key].
+
+  Args:
+    bias: by distance.
+    mask: says where queries begin, and where keys lie.
+    query_length: with beams 1, since all are at one position.
+    key_length: as `mask.key_positions` has it.
+  """
+  queries = jnp.arange(query_length)[:, None] + mask.query_offset
+  return sharding.shard(bias.at(mask.key_positions(key_length)[None, :] - queries)[None], None, "heads", "length", None)
 
 
 def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
@@ -118,18 +129,22 @@ def choose(
   keys: jax.Array | jax.ShapeDtypeStruct,
   mask: AttentionMask,
   *,
-  bias: bool,
-  dropout: bool,
+  bias: str,
+  dropout: str,
+  kernel: str = "",
 ) -> kernels.Choice:
   """The kernel that `attend` runs on under the mesh that is set; shapes will do.
 
   Args:
     query, keys: see `attend`.
     mask: what it has matters, not the numbers in it.
-    bias: there is a bias on the logits, or something else is done to them.
-    dropout: probabilities are dropped.
+    bias, dropout: see `kernels.BIASES` and `kernels.DROPOUTS`.
+    kernel: the one that is asked for; "": the best.
+
+  Raises:
+    UserError: it cannot be had; says why not.
   """
-  return kernels.choose(
+  chosen = kernels.choose(
     query.shape,
     keys.shape,
     query.dtype,
@@ -141,7 +156,14 @@ def choose(
     batch_shards=sharding.num_shards("batch"),
     head_shards=sharding.num_shards("heads"),
     length_shards=sharding.num_shards("length"),
+    asked=kernel,
   )
+  if kernel and chosen.kernel != kernel:
+    raise UserError(
+      f"config.model.attention_kernel={kernel}: cannot be had for queries of {list(query.shape)} and keys of"
+      f" {list(keys.shape)}, which run {chosen}; leave it empty, and each attention runs on what it can"
+    )
+  return chosen
 
 
 def attend(
@@ -150,11 +172,12 @@ def attend(
   values: jax.Array,
   *,
   mask: AttentionMask,
-  bias: jax.Array | None = None,
+  bias: kernels.DistanceBias | jax.Array | None = None,
   softcap: float = 0.0,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   t5_dropout: bool = True,
+  kernel: str = "",
 ) -> jax.Array:
   """softmax(softcap(query keys^T) + bias) values, with the softmax in float32 and no scaling.
 
@@ -162,9 +185,11 @@ def attend(
     query: [batch, heads, query, kv].
     keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
     mask: a query that may see nothing sees everything alike, or anything else that is finite.
-    bias: float32 [1, heads, query, key].
+    bias: by distance; or float32 [1, heads, query, key], which saves many layers to compute it where there is no kernel
+      that takes it by distance.
     softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
     dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
+    kernel: see `choose`.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
@@ -173,12 +198,25 @@ def attend(
     # Where the mesh splits sequences, each device has all keys to its part of the queries (Dubey et al. 2024, section
     # 3.3.2): they are small, and any mask works as it is.
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
-  dropped = dropout_key is not None and dropout_rate > 0.0
-  choice = choose(query, keys, mask, bias=bias is not None or softcap > 0, dropout=dropped)
-  if choice.kernel != "plain" and not mask.is_decoding:
-    return kernels.attend(query, keys, values, mask, kernel=choice.kernel)
-  allowed = mask.allowed(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
+  if t5_dropout and dropout_key is not None and dropout_rate > 0.0:
+    # To drop a key's probabilities for all queries is to drop its row of values, of each head by itself.
+    if groups > 1:
+      keys, values, groups = jnp.repeat(keys, groups, axis=1), jnp.repeat(values, groups, axis=1), 1
+    values, dropout_key = layers.dropout(values, dropout_rate, dropout_key, broadcast_axis=-1), None
+  dropped = dropout_key is not None and dropout_rate > 0.0
+  by_distance = isinstance(bias, kernels.DistanceBias)
+  if not mask.is_decoding:
+    added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
+    choice = choose(query, keys, mask, bias=added, dropout="each" if dropped else "", kernel=kernel)
+    if choice.kernel != "plain":
+      if by_distance and choice.kernel == "cudnn":
+        bias = bias_of(bias, mask, query.shape[2], keys.shape[2])
+      options = {"dropout_rate": dropout_rate, "dropout_key": dropout_key} if dropped else {}
+      return kernels.attend(query, keys, values, mask, kernel=choice.kernel, bias=bias, **options)
+  if by_distance:
+    bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
+  allowed = mask.allowed(query.shape[2], keys.shape[2])
   is_plain = (groups == 1 or not mask.is_decoding) and not softcap
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped and is_plain:
     if groups > 1:
@@ -195,9 +233,7 @@ def attend(
   if allowed is not None:
     logits = jnp.where(allowed, logits, jnp.finfo(jnp.float32).min)
   probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
-  probabilities = layers.dropout(
-    probabilities, dropout_rate, dropout_key, broadcast_axis=-2 if t5_dropout else None
-  ).reshape(*grouped.shape[:-1], -1)
+  probabilities = layers.dropout(probabilities, dropout_rate, dropout_key).reshape(*grouped.shape[:-1], -1)
   return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(query.shape)
 
 
@@ -205,12 +241,12 @@ def attend(
 class Positions:
   """What an attention knows of positions, beside its mask; a cross-attention knows nothing.
 
-  bias: float32 [1, heads, query, key], added to the logits; None: positions are not relative.
+  bias: added to the logits, see `attend`; None: positions are not relative.
   angles: by which queries and keys turn, see `rotary_angles`; None: positions are not rotary.
   is_local: bool [], whether the model's window applies; where layers differ, it is known only when they run.
   """
 
-  bias: jax.Array | None = None
+  bias: kernels.DistanceBias | jax.Array | None = None
   angles: tuple[jax.Array, jax.Array] | None = None
   is_local: jax.Array | bool = False
 
@@ -234,6 +270,7 @@ class Attention(nnx.Module):
     self.gradient_dtype = config.gradient_dtype
     self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
+    self.kernel = config.attention_kernel
     # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
     query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
@@ -295,6 +332,7 @@ class Attention(nnx.Module):
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,
       t5_dropout=self.t5_dropout,
+      kernel=self.kernel,
     )
     local = dataclasses.replace(mask, window=self.window)
     if isinstance(positions.is_local, bool):

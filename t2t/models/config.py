@@ -11,6 +11,7 @@ from t2t.models.architecture import ARCHITECTURES, Architecture
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
+ATTENTION_KERNELS = ("splash", "distance", "cudnn", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
 HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
 READS = ("first", "last", "mean", "each")
@@ -174,9 +175,15 @@ class TransformerConfig:
   t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
+  attention_kernel: str = ""  # splash, distance, cudnn or plain, an error where it cannot be had; "": the best there is
   # Backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or all but what is
   # named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
+
+  @property
+  def attention_dropout(self) -> str:
+    """How training drops probabilities, of `kernels.DROPOUTS`."""
+    return "" if not self.dropout_rate else "rows" if self.t5_dropout else "each"
 
   @property
   def kind(self) -> Architecture:
@@ -238,6 +245,7 @@ class TransformerConfig:
       ("positions", POSITIONS),
       ("norm", NORMS),
       ("mlp_activation", ACTIVATIONS),
+      ("attention_kernel", ("", *ATTENTION_KERNELS)),
       ("dtype", DTYPES),
       ("gradient_dtype", DTYPES),
     ):

@@ -1,6 +1,7 @@
 """Blocks, and the stack of them that one layer scan runs: the same for encoders and decoders."""
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 from flax import nnx
@@ -199,18 +200,36 @@ class Stack(nnx.Module):
       return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), one(self.layer))
     return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers))[1]
 
+  def _bias(
+    self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
+  ) -> kernels.DistanceBias | jax.Array:
+    """By distance where a kernel takes it so; else of all pairs, once for all layers."""
+    config, bias = self.config, self.position_bias()
+    if not mask.is_decoding:
+      shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
+      chosen = attention.choose(
+        shape(config.num_heads, query_length),
+        shape(config.kv_heads, key_length),
+        dataclasses.replace(mask, window=config.attention_window),
+        bias="soft cap" if config.attention_softcap else "distance",
+        dropout=config.attention_dropout if drops else "",
+        kernel=config.attention_kernel,
+      )
+      if chosen.kernel == "distance":
+        return bias
+    # Beams are all at one position.
+    return attention.bias_of(bias, mask, query_length if mask.ancestors is None else 1, key_length)
+
   def _positions(
-    self, query_length: int, key_length: int, mask: AttentionMask
+    self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
   ) -> Callable[[jax.Array], attention.Positions]:
     """What the self-attention of each layer, by its number, knows of positions."""
     config, offset = self.config, mask.query_offset
     bias, angles, local_angles = None, None, None
+    if self.position_bias is not None:
+      bias = self._bias(batch, query_length, key_length, mask, drops=drops)
     # Beams are all at one position.
     query_length = query_length if mask.ancestors is None else 1
-    if self.position_bias is not None:
-      places = mask.key_positions(key_length)
-      bias = self.position_bias(query_length, places[-1] + 1, offset)
-      bias = bias if mask.ancestors is None else bias[..., places]
     if config.positions == "rotary":
       angles = attention.rotary_angles(query_length, config.head_dim, config.rotary_base, offset)
       if config.local_rotary_base and config.attention_window:
@@ -269,7 +288,7 @@ class Stack(nnx.Module):
     embed_key, layers_key, out_key = layers.split_key(dropout_key, 3)
     apart = isinstance(cache, tuple)
     key_length = x.shape[1] if cache is None else (cache[0] if apart else cache).keys.shape[-2]
-    positions = self._positions(x.shape[1], key_length, mask)
+    positions = self._positions(*x.shape[:2], key_length, mask, drops=dropout_key is not None)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     each = {
       "index": range(self.num_layers) if apart else jnp.arange(self.num_layers),

@@ -381,14 +381,16 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
       rows, length = tokens[side].shape
       return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
 
+    has_bias = config.positions == "relative" and queries == keys
     return attention.choose(
       array(queries, config.num_heads),
       array(keys, config.kv_heads),
       dataclasses.replace(
         mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
       ),
-      bias=(config.positions == "relative" and queries == keys) or config.attention_softcap > 0,
-      dropout=config.dropout_rate > 0,
+      bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
+      dropout=config.attention_dropout,
+      kernel=config.attention_kernel,
     )
 
   found = {}

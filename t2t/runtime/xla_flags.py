@@ -34,6 +34,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     Flag("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers of parameters as well"),
     Flag("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "over several matmuls where one is short"),
     Flag("xla_tpu_overlap_compute_collective_tc", "true", "the core computes while the links are busy"),
+    Flag("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000", "no product is cut into narrow steps"),
     Flag("xla_tpu_enable_data_parallel_all_reduce_opt", "true", "gradients of several slices meet in the background"),
     Flag("xla_tpu_data_parallel_opt_different_sized_ops", "true", "whatever their sizes"),
   ),

@@ -1,0 +1,64 @@
+"""Blocks of positions, which kernels read and write: how long they are, and which of them meet."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t.models.masks import AttentionMask
+
+# What a checkpoint policy can save by name, so that the backward pass does not run a kernel forward again.
+SAVED = "attention"
+
+# The smallest block of a TPU's kernels, and the length up to which one block covers a sequence.
+SMALLEST, LARGEST = 128, 512
+
+# Inside of a kernel the segment of padding, and that of what fills the last block, are above all others: so segments of
+# a packed row never fall, and a block's lowest and highest tell well what it holds.
+PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max
+
+
+def block(length: int, largest: int) -> int:
+  """The block that covers `length` in as few blocks as `largest` does, with the least padding."""
+  share = -(-length // -(-length // largest))
+  return -(-share // SMALLEST) * SMALLEST
+
+
+def pad(x: jax.Array | None, block: int, *, axis: int, value: int = 0) -> jax.Array | None:
+  """`x` with `value` behind it, up to a whole number of blocks."""
+  if x is None:
+    return None
+  widths = [(0, -x.shape[i] % block if i == axis else 0) for i in range(x.ndim)]
+  return jnp.pad(x, widths, constant_values=value)
+
+
+def reach(prefix: jax.Array, segments: jax.Array | None) -> jax.Array:
+  """The last position that each one sees: itself, or in a prefix the prefix's end; int32 [batch, length].
+
+  prefix [[1, 1, 1, 0, 0, 1, 1, 0]], segments [[1, 1, 1, 1, 1, 2, 2, 2]] -> [[2, 2, 2, 3, 4, 6, 6, 7]]
+  """
+  length = prefix.shape[1]
+  positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prefix.shape)
+  inside = prefix > 0
+  goes_on = inside[:, :-1] & inside[:, 1:]
+  if segments is not None:
+    goes_on &= segments[:, :-1] == segments[:, 1:]
+  ends = jnp.where(jnp.pad(goes_on, ((0, 0), (0, 1))), length, positions)
+  return jnp.where(inside, jax.lax.cummin(ends, axis=1, reverse=True), positions)
+
+
+def positions_seen(mask: AttentionMask, batch: int, length: int) -> jax.Array:
+  """The last position that each query of a causal mask sees, int32 [batch, length]."""
+  if mask.prefix is not None:
+    return reach(mask.prefix, mask.query_segments)
+  return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+
+
+def to_fetch(runs: jax.Array, axis: int) -> jax.Array:
+  """Which block to have in memory at each step along `axis`: the next that runs; after the last of them, the first.
+
+  So nothing is fetched for the steps between.  [0, 1, 0, 1, 0] -> [1, 1, 3, 3, 1]
+  """
+  number = runs.shape[axis]
+  steps = jax.lax.broadcasted_iota(jnp.int32, runs.shape, axis)
+  following = jax.lax.cummin(jnp.where(runs, steps, number), axis=axis, reverse=True)
+  return jnp.where(following < number, following, jnp.argmax(runs, axis=axis, keepdims=True).astype(jnp.int32))

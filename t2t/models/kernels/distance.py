@@ -1,0 +1,166 @@
+"""Attention with a bias by distance: the model's arrays as those of the kernels in distance_kernels.py."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import sharding
+from t2t.models.kernels import blocks as blocks_lib
+from t2t.models.kernels import distance_kernels
+from t2t.models.kernels.distance_tiles import HIDDEN, LANES, Shape
+from t2t.models.masks import AttentionMask
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DistanceBias:
+  """What is added to a logit, by how far to the right of its query a key lies.
+
+  values: float32 [heads, 2 * reach + 1], for distances from -reach to reach; beyond, it is the last.
+  """
+
+  values: jax.Array
+
+  @property
+  def reach(self) -> int:
+    """The distance from which on it is the same, to either side."""
+    return self.values.shape[1] // 2
+
+  def at(self, distances: jax.Array | np.ndarray) -> jax.Array:
+    """[heads, ...] for int distances, [...]."""
+    places = (np if isinstance(distances, np.ndarray) else jnp).clip(distances, -self.reach, self.reach) + self.reach
+    return jnp.take(self.values, places, axis=1)
+
+
+_MEMORY = 64 * 2**20  # bytes of a core's vector memory that a kernel may take
+SHORTEST = 64  # sequence that is filled up to a block: of shorter ones arrays of all pairs are small
+FARTHEST = 2_048  # that a bias or a window may reach: so much of a bank fits into a core's memory
+# Segments of padding, and of what fills blocks: of none that is there and above all, so that those of a row never fall.
+_PADDING, _FILLING_QUERY, _FILLING_KEY = (np.iinfo(np.int32).max - i for i in (2, 1, 0))
+
+
+def attend(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  mask: AttentionMask,
+  *,
+  bias: DistanceBias | None = None,
+  dropout_rate: float = 0.0,
+  seeds: jax.Array | None = None,
+  ranks: tuple[jax.Array, jax.Array] | None = None,
+  first_query: jax.Array | None = None,
+  whole_query_length: int | None = None,
+  largest_block: int = blocks_lib.LARGEST,
+) -> jax.Array:
+  """softmax(query keys^T + bias) values of one device, see `kernels.attend`.
+
+  Args:
+    query: [batch, heads, query, kv].
+    keys, values: [batch, heads, key, kv].
+    mask: causal, window and segments; a prefix is given as ranks.
+    bias: None: nothing is added.
+    dropout_rate: of single probabilities.
+    seeds: int32 [batch, heads], of what is dropped.
+    ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones.
+    first_query: int32 [], where in their sequence the queries begin; a multiple of 128.
+    whole_query_length: of that sequence.
+    largest_block: positions of queries and of keys, a multiple of 128.
+
+  Returns:
+    [batch, heads, query, kv]; zeros for a query that sees no key.
+  """
+  batch, heads, query_length, head_dim = query.shape
+  key_length = keys.shape[2]
+  blocks = tuple(blocks_lib.block(length, largest_block) for length in (query_length, key_length))
+  causal = mask.causal and ranks is None
+  hides = causal or bool(mask.window)
+  if bias is None and hides:
+    bias, learned = DistanceBias(jnp.zeros((heads, 3), jnp.float32)), False
+  else:
+    learned = bias is not None
+  lengths = tuple(-(-length // block) * block for length, block in zip((query_length, key_length), blocks, strict=True))
+  reach = max(1, bias.reach if bias is not None else 1, mask.window + 1 if mask.window else 1)
+
+  integers = {}
+  if first_query is not None:
+    integers["offset"] = jnp.reshape(first_query, (1,)).astype(jnp.int32)
+  if dropout_rate:
+    integers["seeds"] = jnp.ravel(seeds)
+  pair = None
+  if mask.query_segments is not None:
+    pair = [jnp.where(x == 0, _PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments)]
+  elif key_length % blocks[1] and ranks is None and not (causal and first_query is None and query_length <= key_length):
+    pair = [jnp.zeros((batch, length), jnp.int32) for length in (query_length, key_length)]
+  for names, arrays, filling in (
+    (("query_segments", "key_segments"), pair, (_FILLING_QUERY, _FILLING_KEY)),
+    (("query_ranks", "key_ranks"), ranks, (-1, np.iinfo(np.int32).max)),
+  ):
+    if arrays is not None:
+      filled = (_fill(x, length, value) for x, length, value in zip(arrays, lengths, filling, strict=True))
+      integers |= dict(zip(names, filled, strict=True))
+
+  runs = _runs(integers, blocks, lengths, causal=causal, window=mask.window)
+  if runs is not None:
+    fetched = (blocks_lib.to_fetch(runs, 2), blocks_lib.to_fetch(runs, 1))
+    names = ("forward_steps", "backward_steps")
+    integers |= {
+      name: jnp.ravel(2 * fetch + runs).astype(jnp.int32) for name, fetch in zip(names, fetched, strict=True)
+    }
+  shape = Shape(
+    batch,
+    heads,
+    head_dim,
+    *lengths,
+    whole_query_length=-(-(whole_query_length or 0) // LANES) * LANES or lengths[0],
+    blocks=blocks,
+    reach=reach,
+    learned=learned,
+    dropout_rate=dropout_rate,
+    steps_of_rows=runs is not None and runs.shape[0] > 1,
+    memory=_MEMORY,
+    interpret=sharding.platform() == "cpu",
+  )
+  vector = None
+  if bias is not None:
+    distances = shape.distances()
+    hidden = np.zeros(distances.shape, bool)
+    hidden |= (distances > 0) if causal else False
+    hidden |= (abs(distances) > mask.window) if mask.window else False
+    vector = jnp.where(hidden, HIDDEN, bias.at(distances))
+    vector = vector if learned else jax.lax.stop_gradient(vector)
+  join = lambda x, length: _fill(jnp.swapaxes(x, 1, 2).reshape(batch, x.shape[2], -1), length, 0)
+  out = distance_kernels.attend(
+    shape, join(query, lengths[0]), join(keys, lengths[1]), join(values, lengths[1]), vector, integers
+  )
+  return jnp.swapaxes(out[:, :query_length].reshape(batch, query_length, heads, head_dim), 1, 2)
+
+
+def _fill(x: jax.Array, length: int, value: int) -> jax.Array:
+  """`x` with `value` behind it on its second axis, up to `length`."""
+  return jnp.pad(x, [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=value)
+
+
+def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
+  """Where a query of a block may see a key of another, bool [batch or 1, query blocks, key blocks]; None: all over."""
+  starts = [np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True)]
+  queries, keys = starts[0][:, None], starts[1][None, :]
+  if "offset" in integers:
+    queries = queries + integers["offset"][0]
+  runs = (np if isinstance(queries, np.ndarray) else jnp).ones((1, len(starts[0]), len(starts[1])), bool)
+  if causal:
+    runs = runs & (keys <= queries + blocks[0] - 1)
+  if window:
+    runs = runs & (keys + blocks[1] - 1 >= queries - window) & (keys <= queries + blocks[0] - 1 + window)
+  split = lambda name, block: integers[name].reshape(integers[name].shape[0], -1, block)
+  if "query_ranks" in integers:
+    highest, lowest = split("query_ranks", blocks[0]).max(2), split("key_ranks", blocks[1]).min(2)
+    runs = runs & (lowest[:, None, :] <= highest[:, :, None])
+  if "query_segments" in integers:
+    first, second = split("query_segments", blocks[0])[:, :, None], split("key_segments", blocks[1])[:, None]
+    runs = runs & (first.min(3) <= second.max(3)) & (first.max(3) >= second.min(3))
+  if lengths == tuple(blocks) or (isinstance(runs, np.ndarray) and runs.all()):
+    return None  # a single block is not worth asking
+  return jnp.asarray(runs)

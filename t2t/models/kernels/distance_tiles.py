@@ -1,0 +1,235 @@
+"""A block of logits of attention with a bias by distance, as its kernels compute it; and the bank its bias is from.
+
+Logits are computed as [key, query], block by block, so that the softmax reduces over sublanes and its statistics are
+rows.  Queries, keys and values are [batch, length, heads * kv], as the projections make them: a block of 128 lanes has
+128 / kv heads, a group, and nothing is padded or transposed in memory.
+
+What a block adds to its logits is a slice of a bank (see `make_bank`), aligned to lanes, which costs its loads and no
+more; causal masks and windows stand in the bank, too.  The gradient of the bias is summed in the same slices.
+
+Source: Dao et al. 2022 and Dao 2023 for the blocks and the backward pass; Raffel et al. 2020 for the bias.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LANES = 128
+# Far below all logits, and yet finite: a sum of two is no -inf, and no difference is NaN.
+HIDDEN = -0.7 * float(np.finfo(np.float32).max)
+# Below all logits of float32 activations, above what is hidden: the maximum of a query that sees nothing.
+FLOOR = -1e30
+
+# Contracted dimensions of products of matrices: of a b^T, a b, and a^T b.
+NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What the kernels are compiled for; all of it is known before.
+
+  batch, heads, head_dim: of this device.
+  query_length, key_length: whole blocks.
+  whole_query_length: of the sequence that the queries are a part of.
+  blocks: positions of a block of queries, and of keys.
+  reach: the bias is the same for all distances from here on, in either direction.
+  learned: the bias has a gradient.
+  dropout_rate: of single probabilities.
+  steps_of_rows: which blocks run differs from row to row.
+  memory: bytes of a core's vector memory that may be taken.
+  interpret: on a CPU.
+  """
+
+  batch: int
+  heads: int
+  head_dim: int
+  query_length: int
+  key_length: int
+  whole_query_length: int
+  blocks: tuple[int, int]
+  reach: int
+  learned: bool
+  dropout_rate: float
+  steps_of_rows: bool
+  memory: int
+  interpret: bool
+
+  @property
+  def corners(self) -> tuple[int, int]:
+    """Least and largest key minus query of the corner of a block's bias; beyond, it is the same."""
+    query_block, _ = self.blocks
+    reach = -(-self.reach // LANES) * LANES
+    least = min(self.whole_query_length - query_block, reach + LANES)
+    return -least, min(self.key_length - LANES, reach + query_block)
+
+  @property
+  def bank_length(self) -> int:
+    """Lanes of the bank."""
+    low, high = self.corners
+    return high - low + self.blocks[0]
+
+  @property
+  def group(self) -> int:
+    """Heads that lie in the lanes of one block."""
+    return max(1, LANES // self.head_dim)
+
+  @property
+  def num_blocks(self) -> tuple[int, int]:
+    """Of queries, and of keys."""
+    return self.query_length // self.blocks[0], self.key_length // self.blocks[1]
+
+  def place(self, program_id, *, backward: bool):
+    """Row, group of heads, block of queries and block of keys that a call of a kernel is for; 0 where there is but one.
+
+    Keys come inside of queries forward, and queries inside of keys backward.
+    """
+    group, row = program_id(0), program_id(1)
+    i, j = (program_id(3), program_id(2)) if backward else (program_id(2), program_id(3))
+    query_blocks, key_blocks = self.num_blocks
+    return row, group, 0 if query_blocks == 1 else i, 0 if key_blocks == 1 else j
+
+  def where_it_runs(self, refs: dict, row, i, j, function) -> None:
+    """Calls `function` unless no query of the block sees a key of the other."""
+    from jax.experimental import pallas as pl
+
+    if "steps" not in refs:
+      function()
+    else:
+      query_blocks, key_blocks = self.num_blocks
+      row = row if self.steps_of_rows else 0
+      pl.when(refs["steps"][(row * query_blocks + i) * key_blocks + j] & 1)(function)
+
+  def distances(self) -> np.ndarray:
+    """Key minus query of a vector's entries, int [bank_length + 127]: it falls."""
+    return self.corners[1] + LANES - 1 - np.arange(self.bank_length + LANES - 1)
+
+
+def make_bank(vector: jax.Array) -> jax.Array:
+  """Shifted copies of a vector, so that the bias of 128 keys and any number of queries is a slice aligned to lanes.
+
+  bank[:, r, x] = vector[:, x - r + 127].  Neither it nor its gradient gathers or scatters.
+
+  Args:
+    vector: float32 [heads, bank_length + 127], see `Shape.distances`.
+
+  Returns:
+    [heads, 128, bank_length].
+  """
+  heads, number = vector.shape
+  length = number - (LANES - 1)
+  # Repeated rows of a width that is one less than their own come to lie one further to the right each.
+  row = jnp.concatenate([vector[:, LANES - 1 :], vector[:, :1], vector[:, : LANES - 1]], axis=1)
+  width = length + LANES
+  return jnp.tile(row, (1, LANES))[:, : LANES * (width - 1)].reshape(heads, LANES, width - 1)[:, :, :length]
+
+
+def keep(seed: jax.Array, keys: jax.Array, queries: jax.Array, rate: float) -> jax.Array:
+  """Which probabilities dropout keeps: a hash of where they stand, the same wherever and however often it is computed.
+
+  Args:
+    seed: int32, of a row and a head.
+    keys, queries: int32, positions; all three broadcast.
+    rate: how many are dropped.
+
+  Returns:
+    bool, of the shape that the three broadcast to.
+
+  Source: the finalizer of MurmurHash3 (Appleby 2011).
+  """
+  shifted = jax.lax.shift_right_logical
+  number = lambda bits: np.array(bits, np.uint32).view(np.int32)[()]
+  bits = (keys * number(0x9E3779B1)) ^ (queries * number(0x85EBCA77) + seed)
+  bits = (bits ^ shifted(bits, 16)) * number(0x85EBCA6B)
+  bits = (bits ^ shifted(bits, 13)) * number(0xC2B2AE35)
+  bits = bits ^ shifted(bits, 16)
+  return shifted(bits, 8) >= round(rate * 2**24)
+
+
+def dot(a: jax.Array, b: jax.Array, dims) -> jax.Array:
+  """A product of matrices in float32; of bfloat16 it is one pass of the matrix unit."""
+  precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, precision=precision)
+
+
+# ---- What a block has to see -----------------------------------------------------------------------------------------
+
+
+def of_head(x: jax.Array, g: int, head_dim: int) -> jax.Array:
+  """`x`, [n, lanes], with zeros outside the lanes of the g-th head."""
+  if head_dim >= LANES:
+    return x
+  lanes = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+  own = (lanes >= g * head_dim) & (lanes < (g + 1) * head_dim)
+  return jnp.where(own, x.astype(jnp.float32), 0.0).astype(x.dtype)
+
+
+def rows_of_head(g: int, head_dim: int) -> slice:
+  """Of a group's lanes those of its g-th head."""
+  return slice(g * head_dim, (g + 1) * head_dim) if head_dim < LANES else slice(None)
+
+
+class Tile:
+  """Logits of a block of keys and one of queries, inside of a kernel: [key, query].
+
+  refs: name -> reference, of what there is.
+  """
+
+  def __init__(self, shape, refs, b, group, i, j):
+    self._shape, self._refs, self._b, self._group = shape, refs, b, group
+    query_block, key_block = shape.blocks
+    self._query_start, self._key_start = i * query_block, j * key_block
+    if "offset" in refs:
+      self._query_start = self._query_start + refs["offset"][0]
+    self._allowed = self._seen()
+    self.starts = self._starts()
+
+  def _starts(self) -> list:
+    """Where in the bank the bias of each 128 keys lies."""
+    if "bank" not in self._refs:
+      return []
+    from jax.experimental import pallas as pl
+
+    low, high = self._shape.corners
+    tiles = range(self._shape.blocks[1] // LANES)
+    corners = [self._key_start + a * LANES - self._query_start for a in tiles]
+    if all(isinstance(x, int) for x in corners):
+      return [high - min(max(x, low), high) for x in corners]
+    return [pl.multiple_of(high - jnp.clip(x, low, high), LANES) for x in corners]
+
+  def _seen(self) -> jax.Array | None:
+    """bool [key, query]: by segments, and by ranks; None where nothing is hidden by them."""
+    query_block, key_block = self._shape.blocks
+    spread = lambda ref: jnp.broadcast_to(ref[0], (key_block, query_block))
+    upright = lambda ref: jnp.tile(
+      jnp.transpose(jnp.broadcast_to(ref[0], (LANES, key_block))), (1, query_block // LANES)
+    )
+    refs, seen = self._refs, None
+    if "query_segments" in refs:
+      seen = upright(refs["key_segments"]) == spread(refs["query_segments"])
+    if "query_ranks" in refs:
+      before = upright(refs["key_ranks"]) <= spread(refs["query_ranks"])
+      seen = before if seen is None else seen & before
+    return seen
+
+  def logits(self, query: jax.Array, keys: jax.Array, g: int) -> jax.Array:
+    """Of one head of the group; `keys` have zeros elsewhere."""
+    from jax.experimental import pallas as pl
+
+    found = dot(keys, query, NT)
+    if self.starts:
+      rows = [self._refs["bank"][g, :, pl.ds(at, self._shape.blocks[0])] for at in self.starts]
+      found = found + jnp.concatenate(rows, axis=0)
+    return found if self._allowed is None else jnp.where(self._allowed, found, HIDDEN)
+
+  def dropped(self, x: jax.Array, g: int) -> jax.Array:
+    """`x` where dropout keeps it, scaled up; the same draw each time."""
+    rate = self._shape.dropout_rate
+    if not rate:
+      return x
+    heads = self._shape.heads
+    seed = self._refs["seeds"][self._b * heads + self._group * self._shape.group + g]
+    keys = self._key_start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    queries = self._query_start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(keep(seed, keys, queries, rate), x * (1.0 / (1.0 - rate)), 0.0)

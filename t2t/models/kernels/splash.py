@@ -1,0 +1,155 @@
+"""Splash attention: Pallas kernels that JAX ships for TPUs."""
+
+import jax
+import jax.numpy as jnp
+
+from t2t import sharding
+from t2t.models.kernels import blocks as blocks_lib
+from t2t.models.masks import AttentionMask
+
+
+def _blocks_that_run(
+  reach: jax.Array | None,
+  query_segments: jax.Array | None,
+  key_segments: jax.Array | None,
+  *,
+  shape: tuple[int, int, int],
+  blocks: tuple[int, int],
+) -> jax.Array:
+  """Where a query may see a key, by extremes of blocks: bool [batch, query blocks, key blocks], which is `shape`."""
+  split = lambda x, block: x.reshape(shape[0], -1, block)
+  runs = jnp.ones(shape, bool)
+  if reach is not None:
+    farthest = split(reach, blocks[0]).max(axis=2)
+    runs &= farthest[:, :, None] >= blocks[1] * jnp.arange(shape[2])
+  if query_segments is not None:
+    queries, keys = split(query_segments, blocks[0])[:, :, None], split(key_segments, blocks[1])[:, None]
+    runs &= (queries.min(axis=3) <= keys.max(axis=3)) & (queries.max(axis=3) >= keys.min(axis=3))
+  # A query's softmax is over one block at least: over none it would divide by zero.
+  return runs.at[:, :, 0].set(runs[:, :, 0] | ~runs.any(axis=2))
+
+
+def attend(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  mask: AttentionMask,
+  *,
+  largest_block: int,
+  reach: jax.Array | None = None,
+) -> jax.Array:
+  """Splash attention of one device; `reach` is that of `blocks.positions_seen`, if the queries are part of a sequence.
+
+  Where the mask is the same in all rows (causal, window), the kernel knows from compilation which blocks to skip, and
+  the batch is an axis of its grid.  Where it differs (segments, prefix), the kernel finds in arrays which blocks to
+  run, and those arrays can have no batch axis: so the rows lie end to end, as one sequence, of which no block meets
+  another row's.
+  """
+  query_length, key_length = query.shape[2], keys.shape[2]
+  blocks = query_block, key_block = (
+    blocks_lib.block(query_length, largest_block),
+    blocks_lib.block(key_length, largest_block),
+  )
+  query = blocks_lib.pad(query, query_block, axis=2)
+  keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
+  lengths = query.shape[2], keys.shape[2]
+
+  has_prefix = mask.causal and mask.prefix is not None
+  if has_prefix and mask.window:
+    raise ValueError("splash attention has no window with a prefix")
+  # A window's blocks are few, and known before.
+  end_to_end = not mask.window and (mask.query_segments is not None or has_prefix or reach is not None)
+  # JAX looks for what to skip element by element, in minutes at 131,072 positions; found in arrays it needs no look.
+  kernel = _make_splash(mask, blocks if end_to_end else lengths, blocks=blocks, heads=query.shape[1])
+  segments = _splash_segments(mask, query.shape[0], (query_length, key_length), blocks=blocks)
+  if end_to_end:
+    if mask.causal:
+      reach = blocks_lib.positions_seen(mask, query.shape[0], query_length) if reach is None else reach
+      reach = blocks_lib.pad(reach, query_block, axis=1, value=query_length - 1)
+    attended = _rows_end_to_end(kernel, query, keys, values, segments, reach, blocks=blocks)
+  else:
+    attended = jax.vmap(kernel)(query, keys, values, segments)
+  return attended[:, :, :query_length]
+
+
+def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int):
+  """JAX's kernel, for what all rows have in common of a mask; `shape` is how much of it the kernel looks at."""
+  # A tenth of a second to import, which other platforms need not pay.
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+  if mask.window:
+    structure = splash_attention_mask.LocalMask(shape, (mask.window, 0 if mask.causal else mask.window), offset=0)
+  elif mask.causal:
+    structure = splash_attention_mask.CausalMask(shape)
+  else:
+    structure = splash_attention_mask.FullMask(shape)
+  query_block, key_block = blocks
+  return splash_attention_kernel.make_splash_mha(
+    splash_attention_mask.MultiHeadMask([structure] * heads),
+    block_sizes=splash_attention_kernel.BlockSizes(
+      block_q=query_block,
+      block_kv=key_block,
+      block_q_dkv=query_block,
+      block_kv_dkv=key_block,
+      block_q_dq=query_block,
+      block_kv_dq=key_block,
+    ),
+    head_shards=1,
+    q_seq_shards=1,
+    residual_checkpoint_name=blocks_lib.SAVED,
+    interpret=sharding.platform() == "cpu",
+  )
+
+
+def _splash_segments(mask: AttentionMask, batch: int, lengths: tuple[int, int], *, blocks: tuple[int, int]):
+  """Segments of queries and keys, [batch, whole blocks]; None where nothing has to be hidden by them."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+  query_length, key_length = lengths
+  if mask.query_segments is not None:
+    pair = (
+      jnp.where(x == 0, blocks_lib.PADDING, x.astype(jnp.int32)) for x in (mask.query_segments, mask.key_segments)
+    )
+  elif key_length % blocks[1] and not (mask.causal and query_length <= key_length):
+    # What fills the last block of keys is to be hidden; it lies to the right of all queries if attention is causal.
+    pair = (jnp.zeros((batch, length), jnp.int32) for length in lengths)
+  else:
+    return None
+  return splash_attention_kernel.SegmentIds(
+    *(blocks_lib.pad(x, block, axis=1, value=blocks_lib.FILLING) for x, block in zip(pair, blocks, strict=True))
+  )
+
+
+def _rows_end_to_end(
+  kernel, query: jax.Array, keys: jax.Array, values: jax.Array, segments, reach: jax.Array | None, *, blocks
+) -> jax.Array:
+  """The rows of a batch as one sequence; the kernel is told in arrays which blocks to run.
+
+  Args:
+    kernel: of one block.
+    query, keys, values: [batch, heads, whole blocks, kv].
+    segments: of `_splash_segments`.
+    reach: of `blocks.positions_seen`, in whole blocks, if attention is causal.
+    blocks: of queries and of keys, in positions.
+  """
+  batch, key_length = query.shape[0], keys.shape[2]
+  num_blocks = query.shape[2] // blocks[0], key_length // blocks[1]
+  runs = _blocks_that_run(reach, *(segments or (None, None)), shape=(batch, *num_blocks), blocks=blocks)
+  rows = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+  # [1, batch * query blocks, key blocks], and [1, query blocks, batch * key blocks] for the gradient of keys and values
+  by_queries = lambda x: x.reshape(1, -1, num_blocks[1]).astype(jnp.int32)
+  by_keys = lambda x: jnp.swapaxes(x, 0, 1).reshape(1, num_blocks[0], -1).astype(jnp.int32)
+  next_keys = by_queries(blocks_lib.to_fetch(runs, 2) + rows * num_blocks[1])
+  next_queries = by_keys(blocks_lib.to_fetch(runs, 1) + rows * num_blocks[0])
+  # The causal kernel compares the positions of keys with these numbers, which need not be the queries' own positions.
+  changes = {} if reach is None else {"q_sequence": (reach + rows[:, 0] * key_length).reshape(-1)}
+  for name, data_next, block_mask in (
+    ("fwd_mask_info", next_keys, by_queries(runs)),
+    ("dq_mask_info", next_keys, by_queries(runs)),
+    ("dkv_mask_info", next_queries, by_keys(runs)),
+  ):
+    info = getattr(kernel, name)._replace(data_next=data_next, block_mask=block_mask, **changes)
+    setattr(kernel, name, info)
+  join = lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, x.shape[3])
+  attended = kernel(join(query), join(keys), join(values), jax.tree.map(jnp.ravel, segments))
+  return jnp.swapaxes(attended.reshape(query.shape[1], batch, query.shape[2], -1), 0, 1)

@@ -1,0 +1,277 @@
+"""Attention with a bias by distance: the kernels in Pallas' interpreter are the plain formula, wherever they run."""
+
+import dataclasses
+import functools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_kernels
+from test_kernels import CUDNN_MASKS, LENGTH, MASKS, SEGMENTS, operands, seen
+import test_train_state
+import toy
+
+from t2t import sharding
+from t2t.models import attention, kernels
+from t2t.models.kernels import distance_tiles
+from t2t.models.masks import AttentionMask
+
+MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included
+
+
+def a_bias(heads: int, reach: int, seed: int = 1) -> kernels.DistanceBias:
+  values = np.random.default_rng(seed).normal(size=(heads, 2 * reach + 1))
+  return kernels.DistanceBias(jnp.asarray(values, jnp.float32))
+
+
+def formula(query, keys, values, bias, pairs, kept=None):
+  """In float32, pair by pair; zeros where a query sees nothing.
+
+  Args:
+    query, keys, values: [batch, heads, length, kv].
+    bias: see `kernels.DistanceBias`; None: there is none.
+    pairs: bool [batch or 1, query, key], who sees whom.
+    kept: float32 [batch, heads, query, key], what probabilities are multiplied by; None: 1.
+  """
+  query, keys, values = (x.astype(jnp.float32) for x in (query, keys, values))
+  groups = query.shape[1] // keys.shape[1]
+  keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
+  logits = jnp.einsum("bhqd,bhkd->bhqk", query, keys)
+  if bias is not None:
+    logits += bias.at(np.arange(keys.shape[2]) - np.arange(query.shape[2])[:, None])
+  pairs = pairs[:, None]
+  logits = jnp.where(pairs, logits, -1e30)
+  shares = jnp.where(pairs, jnp.exp(logits - logits.max(-1, keepdims=True)), 0.0)
+  shares /= jnp.maximum(shares.sum(-1, keepdims=True), 1e-30)
+  return jnp.einsum("bhqk,bhkd->bhqd", shares if kept is None else shares * kept, values)
+
+
+def value_and_gradients(function, weights, *arguments):
+  """The result of `function`, and the gradients of a weighted sum of it."""
+
+  def total(*arguments):
+    result = function(*arguments)
+    return jnp.sum(result.astype(jnp.float32) * weights.astype(jnp.float32)), result
+
+  numbers = tuple(range(len(arguments)))
+  (_, result), gradients = jax.jit(jax.value_and_grad(total, argnums=numbers, has_aux=True))(*arguments)
+  return jax.tree.map(np.asarray, (result, gradients))
+
+
+def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance=1e-5, **sizes):
+  """Result and every gradient, relative to the largest entry; returns the result."""
+  query, keys, values, weights = operands(head_dim=64, **sizes)
+  given = (query, keys, values, *([a_bias(query.shape[1], reach)] if reach else []))
+  pairs, key, kept = seen(mask, query.shape[2], keys.shape[2]), None, None
+  if rate:
+    key = jax.random.key(3)
+    seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, query.shape[:2]), jnp.int32)[..., None, None]
+    positions = (jnp.arange(x.shape[2], dtype=jnp.int32) for x in (keys, query))
+    at_keys, at_queries = (next(positions)[None, :], next(positions)[:, None])
+    kept = distance_tiles.keep(seeds, at_keys, at_queries, rate) / (1.0 - rate)
+    np.testing.assert_allclose(kept.mean(), 1.0, atol=0.02)
+
+  def on_kernel(query, keys, values, bias=None):
+    options = dict(kernel="distance", bias=bias, dropout_rate=rate, dropout_key=key, largest_block=largest_block)
+    return kernels.attend(query, keys, values, mask, **options)
+
+  by_formula = lambda query, keys, values, bias=None: formula(query, keys, values, bias, pairs, kept)
+  found, expected = (value_and_gradients(each, weights, *given) for each in (on_kernel, by_formula))
+  for number, (one, other) in enumerate(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)):
+    assert np.isfinite(one).all()
+    one, other = one.astype(np.float32), other.astype(np.float32)
+    # A number of the bias has a gradient from a hundred thousand pairs, which either sums in its own order.
+    np.testing.assert_allclose(one, other, atol=(5 if number == 4 else 1) * tolerance * np.abs(other).max())
+  return found[0]
+
+
+@pytest.mark.parametrize("reach", [128, 0])
+@pytest.mark.parametrize("name", MASKS_OF_ALL)
+def test_it_is_the_formula(name, reach):
+  """300 positions are padded to three blocks of 128; with a bias and without."""
+  assert_is_formula(MASKS_OF_ALL[name], reach=reach)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "reach"),
+  [
+    (dict(query_length=128), 128),  # one block
+    (dict(query_length=100, largest_block=512), 7),  # less than one
+    (dict(query_length=520, largest_block=256), 20),  # a bias that is the same for most
+    (dict(query_length=260, key_length=400), 128),
+    (dict(heads=4, kv_heads=2), 128),
+    (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
+  ],
+)
+def test_other_shapes(sizes, reach):
+  """Blocks of other sizes, another sequence, heads that share keys, and a bias that reaches far or not at all."""
+  sizes = sizes | dict(batch=sizes.get("batch", 2))
+  assert_is_formula(MASKS["bidirectional"], reach=reach, **sizes)
+  assert_is_formula(MASKS["causal"], reach=reach, **sizes)
+
+
+@pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix window"])
+def test_dropout_of_single_probabilities(name):
+  """By where they stand: forward, backward and in the formula the same are dropped."""
+  assert_is_formula(MASKS_OF_ALL[name], rate=0.25)
+  assert_is_formula(MASKS_OF_ALL[name], rate=0.1, reach=0)
+
+
+def test_a_query_that_sees_nothing():
+  """Has zeros, and gives no gradient to anything."""
+  queries = np.repeat([[1, 2, 3]] * 2, [120, 136, 4], axis=1).astype(np.int32)
+  keys = np.array([np.repeat([1, 2, 0], [50, 100, 250]), np.repeat([1, 3, 0], [384, 10, 6])], np.int32)
+  result = assert_is_formula(AttentionMask(queries, keys), query_length=260, key_length=400)
+  assert not result[0, :, 256:].any() and not result[1, :, 120:256].any()
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 2, "tensor": 2}])
+@pytest.mark.parametrize("name", ["packed", "packed causal", "packed prefix", "packed causal window"])
+def test_on_a_mesh(name, sizes):
+  """Every device does its rows and heads, and of a split sequence its queries; one gradient of the bias for all."""
+  one = MASKS[name]
+  many = {field: np.repeat(value, 2, axis=0)[:, :256] for field, value in vars(one).items() if np.ndim(value) == 2}
+  several = AttentionMask(**many, causal=one.causal, window=one.window)
+  with jax.set_mesh(sharding.make_mesh(sizes)):
+    assert_is_formula(several, batch=4, heads=4, kv_heads=4, query_length=256)
+    assert_is_formula(several, batch=4, heads=4, kv_heads=2, query_length=256, rate=0.1)
+
+
+def test_bfloat16():
+  """Hardly worse than the plain formula in the same type, of whose products none is rounded here, as a TPU's are."""
+  one, (query, keys, values, weights) = MASKS["packed causal"], operands(head_dim=64, dtype=jnp.bfloat16)
+  bias, pairs = a_bias(2, 128), seen(MASKS["packed causal"], LENGTH, LENGTH)
+  exact = value_and_gradients(lambda *x: formula(*x, pairs), weights, query, keys, values, bias)
+  on_kernel = lambda q, k, v, bias: kernels.attend(q, k, v, one, kernel="distance", bias=bias)
+  plain = functools.partial(attention.attend, mask=one)
+  errors = []
+  for function in (on_kernel, lambda q, k, v, bias: plain(q, k, v, bias=bias)):
+    found = value_and_gradients(function, weights, query, keys, values, bias)
+    pairs_of = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+    errors.append([np.abs(a.astype(np.float32) - b.astype(np.float32)).max() for a, b in pairs_of])
+  for ours, theirs in zip(*errors, strict=True):
+    assert ours < 3 * theirs
+
+
+def test_blocks_that_no_query_sees_are_not_read():
+  """What is in them, NaN here, would reach a query even with a probability of 0."""
+  segments = np.repeat([1, 2, 3, 0], [128, 128, 64, 64])[None].astype(np.int32)
+  query, keys, values, weights = operands(batch=1, head_dim=64, query_length=384)
+  at = lambda blocks: np.isin(np.arange(384) // 128, blocks)
+  poison = jnp.where(at([1])[:, None], jnp.nan, values)
+  bias = a_bias(2, 128)
+  for causal in (False, True):
+    mask = AttentionMask(segments, segments, causal=causal)
+    attend = lambda *x, mask=mask: kernels.attend(*x, mask, kernel="distance", bias=bias, largest_block=128)
+    (expected, wanted), (found, gradients) = (
+      value_and_gradients(attend, weights, query, keys, each) for each in (values, poison)
+    )
+    for one, other in ((found, expected), (gradients[0], wanted[0])):
+      np.testing.assert_array_equal(one[:, :, at([0, 2])], other[:, :, at([0, 2])])
+    assert np.isnan(found[:, :, at([1])]).any()
+
+
+def test_t5_s_dropout_is_that_of_rows_of_values():
+  """The same draw as of probabilities for all queries at once, on any kernel."""
+  query, keys, values, _ = operands(head_dim=64)
+  key, rate, pairs = jax.random.key(5), 0.3, seen(MASKS["packed"], LENGTH, LENGTH)
+  kept = jax.random.bernoulli(key, 1.0 - rate, (2, 2, 1, LENGTH)) / (1.0 - rate)
+  expected = formula(query, keys, values, None, pairs, kept)
+  options = dict(mask=MASKS["packed"], dropout_rate=rate, dropout_key=key, t5_dropout=True)
+  seen_by_some = (SEGMENTS > 0)[:, None, :, None]
+  np.testing.assert_allclose(
+    *(jnp.where(seen_by_some, x, 0) for x in (attention.attend(query, keys, values, **options), expected)), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix"])
+def test_it_lowers_for_tpus(monkeypatch, name):
+  """One kernel forward and one backward, and no array of queries and keys."""
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  query, keys, values, weights = operands(head_dim=64, heads=4, kv_heads=4, dtype=jnp.bfloat16)
+
+  def run(query, keys, values, bias, weights):
+    total = lambda *x: jnp.sum(kernels.attend(*x[:3], MASKS[name], kernel="distance", bias=x[3]) * weights)
+    return jax.grad(total, argnums=(0, 1, 2, 3))(query, keys, values, bias)
+
+  traced = jax.jit(run).trace(query, keys, values, a_bias(4, 128), weights)
+  text = traced.lower(lowering_platforms=("tpu",)).as_text()
+  assert text.count("@tpu_custom_call") == 2
+  assert f"x{LENGTH}x{LENGTH}x" not in text and "x384x384x" not in text
+
+
+def test_what_takes_it():
+  """See also test_kernels.py: who has nothing of this kind stays with splash and cuDNN."""
+  chosen = test_kernels.chosen
+  assert chosen("tpu", bias="distance") == "distance (TPU, bias by distance)"
+  assert chosen("gpu", bias="distance") == "cudnn (GPU, bias by distance)"
+  assert chosen("tpu", dropout="each") == "distance (TPU, dropout of probabilities)"
+  assert chosen("gpu", dropout="each") == "plain (dropout of probabilities)"
+  assert chosen("tpu", dropout="rows") == "splash (TPU, no bias)"
+  assert chosen("tpu", bias="soft cap") == "plain (soft cap on the logits)"
+  assert chosen("tpu", bias="array") == "plain (bias on the logits)"
+  assert chosen("tpu", bias="distance", head_dim=80) == "plain (head_dim 80, TPU, bias by distance)"
+  assert chosen("tpu", bias="distance", heads=3).startswith("plain (3 heads on a device, not groups of 2")
+  assert chosen("tpu", bias="distance", head_shards=8).startswith("plain (1 heads on a device")
+  assert chosen("tpu", bias="distance", head_dim=128, head_shards=8) == "distance (TPU, bias by distance)"
+  assert chosen("tpu", bias="distance", lengths=(64, 512)) == "distance (TPU, bias by distance)"
+  assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, a block has 128)"
+  assert chosen("tpu", lengths=(114, 512)) == "distance (TPU, length 114)"
+  assert chosen("tpu", asked="distance").startswith("distance (TPU, as config.model.attention_kernel says")
+  assert chosen("tpu", asked="plain") == "plain (as config.model.attention_kernel says)"
+
+
+# ---- Whole models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_on_tpus(monkeypatch):
+  """Kernels are chosen as there, and run in the interpreter."""
+  choose = kernels.choose
+  monkeypatch.setattr(kernels, "choose", lambda *shapes, **known: choose(*shapes, **known | {"platform": "tpu"}))
+
+
+def loss_and_gradients(config, batch):
+  """Of the whole model, with dropout."""
+  graphdef, params = toy.split(toy.model(config))
+  of = lambda params: toy.summed_loss()(nnx.merge(graphdef, params), batch, jax.random.key(7))[0]
+  kernels_run = sum(
+    repeated
+    for equation, repeated in toy.equations(jax.make_jaxpr(of)(params).jaxpr)
+    if equation.primitive.name == "pallas_call"
+  )
+  return kernels_run, *jax.jit(jax.value_and_grad(of))(params)
+
+
+@pytest.mark.parametrize("remat", ["none", "minimal", "full"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "bert"])
+def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
+  """Its loss and all gradients, with T5's dropout, under each policy; BERT, which drops otherwise, without."""
+  fields = dict(num_heads=4, num_kv_heads=0, head_dim=32, remat=remat)
+  fields["dropout_rate"] = 0.1 if toy.KINDS[kind].t5_dropout else 0.0
+  fields |= dict(max_length=80) if toy.KINDS[kind].max_length else {}
+  config = dataclasses.replace(toy.KINDS[kind], **fields)
+  batch = toy.batch((70, 40), (66, 9), padded_to=(80, 70), architecture=config.architecture)
+  kernels_run, loss, gradients = loss_and_gradients(config, batch)
+  none, expected, wanted = loss_and_gradients(dataclasses.replace(config, attention_kernel="plain"), batch)
+  crossed = config.num_decoder_layers if config.kind.reads_apart else 0
+  assert (kernels_run, none) == (config.num_encoder_layers + config.num_decoder_layers + crossed, 0)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  toy.assert_trees_close(gradients, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "microbatches"),
+  [({"data": 2, "fsdp": 2, "tensor": 2}, 2), ({"fsdp": 2, "sequence": 2, "tensor": 2}, 1)],
+)
+def test_a_mesh_trains_as_one_device_does_without(sizes, microbatches, as_on_tpus, monkeypatch):
+  """Copies of the parameters, microbatches and parts of sequences: a step's metrics and parameters are the same."""
+  config = dataclasses.replace(toy.KINDS["t5_1_1"], num_heads=4, head_dim=64)
+  for name, kernel in (("kernel", "distance"), ("no_kernel", "plain")):
+    monkeypatch.setitem(toy.KINDS, name, dataclasses.replace(config, attention_kernel=kernel))
+  batch = toy.batch((250, 7, 190, 60) * 2, (200, 30, 5, 256) * 2, padded_to=(256, 256))
+  on_kernel = test_train_state.train(sizes, batch, steps=1, kind="kernel", microbatches=microbatches)
+  alone = test_train_state.train(test_train_state.ONE_DEVICE, batch, steps=1, kind="no_kernel")
+  test_train_state.assert_same_training(on_kernel, alone)
