@@ -2,7 +2,8 @@
 
   python benchmarks/prediction.py --programs /tmp/programs --markdown docs/prediction.md
 
-Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to two minutes each, once: programs are kept).
+Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to ten minutes each, those that offload longest,
+and once: programs are kept).
 It is t2t's program that is held against MaxText's time, so that the error has both in it: the rule of
 t2t/planning/roofline.py, and what the two do differently.  The rule's constants were chosen on the runs of the first
 half ("fit"); those of the other half ("test") say what it is worth.
@@ -92,6 +93,10 @@ RUNS = (
 )  # fmt: skip
 
 
+def _program(run: Run, folder: pathlib.Path) -> pathlib.Path:
+  return folder / f"{run.what}_{run.topology}_{run.rows}.hlo".replace(" ", "_").replace(":", "_")
+
+
 def _compiled(run: Run, folder: pathlib.Path):
   """Configuration, mesh, counted program and bytes of a run; its program is kept in the folder."""
   parser = config_parser("prediction", "")
@@ -101,7 +106,7 @@ def _compiled(run: Run, folder: pathlib.Path):
   _, config = parse(parser, flags)
   config = records(config)
   mesh, _ = meshes.make(config, devices=devices)
-  path = folder / f"{run.what}_{run.topology}_{run.rows}.hlo".replace(" ", "_").replace(":", "_")
+  path = _program(run, folder)
   if not path.exists():
     compiled = program.compile_step(config, mesh)
     if compiled.text is None:
@@ -161,7 +166,8 @@ _HEAD = """# What `t2t plan` predicts, and what was measured
 Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
 compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
 `t2t/planning/roofline.py` were chosen on the runs called "fit"; "test" are held out.  "loose": the published table
-names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.
+names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.  Runs of the
+benchmark that are not in the table were not compiled yet.
 
 """
 
@@ -172,13 +178,15 @@ def main() -> None:
   parser.add_argument("--programs", required=True, help="folder where compiled programs are kept")
   parser.add_argument("--markdown", help="also write the table to this file")
   parser.add_argument("--only", default="", help="runs whose model and topology have this in them")
+  parser.add_argument("--no_compiling", action="store_true", help="only runs whose program is in the folder")
   options = parser.parse_args()
   folder = pathlib.Path(options.programs)
   folder.mkdir(parents=True, exist_ok=True)
   jax.config.update("jax_platforms", "cpu")
   found = []
   for run in RUNS:
-    if options.only in f"{run.what} {run.topology}":
+    wanted = options.only in f"{run.what} {run.topology}"
+    if wanted and (_program(run, folder).exists() or not options.no_compiling):
       found.append(predict(run, folder))
       print(json.dumps(found[-1]), flush=True)
   print(table(found))

@@ -8,6 +8,7 @@ from test_plan import SMALL, T5, config
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import search
 
 
@@ -66,6 +67,15 @@ def test_what_cannot_be_better_is_not_compiled(cache):
   run(ordered, make_plan)
   # "full" and two microbatches of "minimal" are slower than "minimal"; "none" is tried again in two parts.
   assert compiled == [("minimal", 1), ("none", 1), ("none", 2)]
+
+
+def test_what_waits_on_the_host_is_its_own_way_out():
+  """It may fit where all else is too large, and may be slower than what computes as much again on the device."""
+  on_host, kept = candidate(remat=ATTENTION_ON_HOST), candidate(remat=ATTENTION_KEPT)
+  assert not on_host.needs_more(candidate(remat="full"))
+  assert on_host.is_slower(kept)
+  assert not kept.is_slower(on_host)
+  assert kept.needs_more(candidate(remat="full"))
 
 
 def test_a_failure_is_a_result(cache):

@@ -60,6 +60,7 @@ class Candidate:
     kept = [_REMATS.index(each.remat) for each in (self, other)]
     return (
       self.mesh == other.mesh
+      and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
       and self.batch_size >= other.batch_size
       and self.microbatches <= other.microbatches
       and kept[0] <= kept[1]
