@@ -2,8 +2,8 @@
 
   python benchmarks/prediction.py --programs /tmp/programs --markdown docs/prediction.md
 
-Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to ten minutes each, those that offload longest,
-and once: programs are kept).
+Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to ten minutes each, longest what offloads;
+once: programs are kept).
 It is t2t's program that is held against MaxText's time, so that the error has both in it: the rule of
 t2t/planning/roofline.py, and what the two do differently.  The rule's constants were chosen on the runs of the first
 half ("fit"); those of the other half ("test") say what it is worth.
