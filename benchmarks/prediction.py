@@ -5,8 +5,8 @@
 Each run is compiled as t2t would train it (the [tpu] extra, no TPU; one to ten minutes each, longest what offloads;
 once: programs are kept).
 It is t2t's program that is held against MaxText's time, so that the error has both in it: the rule of
-t2t/planning/roofline.py, and what the two do differently.  The rule's constants were chosen on the runs of the first
-half ("fit"); those of the other half ("test") say what it is worth.
+t2t/planning/roofline.py, and what the two do differently.  The rule's constants are older than this table; who changes
+them does so on the runs called "fit", and says what comes of it on those called "test".
 """
 
 import argparse
@@ -165,8 +165,8 @@ _HEAD = """# What `t2t plan` predicts, and what was measured
 
 Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
 compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
-`t2t/planning/roofline.py` were chosen on the runs called "fit"; "test" are held out.  "loose": the published table
-names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.  Runs of the
+`t2t/planning/roofline.py` are older than this table; who changes them does so on the runs called "fit", and "test" are
+held out.  "loose": the published table names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.  Runs of the
 benchmark that are not in the table were not compiled yet.
 
 """

