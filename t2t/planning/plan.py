@@ -325,7 +325,7 @@ def _work(plan: Plan) -> list[str]:
     row(f"links, {axes}", seconds(number))
   lines += ["", "prediction (not a measurement; the rule is in t2t/planning/roofline.py)"]
   row("step", seconds(plan["predicted_step_seconds"]), f"{seconds(plan['exposed_seconds'])} of it waiting for links")
-  row("bound by", "", plan["bound"])
+  row("bound by", plan["bound"], roofline.BOUNDS[plan["bound"]])
   row("MFU", f"{plan['predicted_mfu']:.1%}")
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:

@@ -29,6 +29,18 @@ MATMUL_SHARE = 0.8
 BANDWIDTH_SHARE = 0.8
 
 
+# What may take the largest part of a step.
+BOUNDS = {
+  "matmuls": "products of matrices, one after another",
+  "kernels": "kernels of attention",
+  "memory": "traffic of single instructions",
+  "copies": "all traffic, copies that run ahead included",
+  "host": "copies to and from the host's memory",
+  "links": "collectives beside other work",
+  "waiting": "collectives that all wait for",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Times:
   """Seconds of one step.
@@ -38,8 +50,7 @@ class Times:
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
   overlapped, exposed: of `links`, by whether they run beside other work.
   predicted: see the rule above.
-  bound: what takes the largest part of it: "matmuls", "kernels" or "memory" (of instructions one after another), what
-    runs beside them ("copies in memory", "copies to the host", "links"), or "waiting for links".
+  bound: a key of `BOUNDS`.
   """
 
   compute: float
@@ -90,8 +101,8 @@ def times(
   work = sum(took.values())
   beside = {
     max(took, key=took.get): work,
-    "copies in memory": program.bytes / stream,
-    "copies to the host": host / BANDWIDTH_SHARE,
+    "copies": program.bytes / stream,
+    "host": host / BANDWIDTH_SHARE,
     "links": waiting[True],
   }
   longest = max(beside, key=beside.get)
@@ -103,5 +114,5 @@ def times(
     overlapped=waiting[True],
     exposed=waiting[False],
     predicted=beside[longest] + waiting[False],
-    bound=longest if waiting[False] < max(beside[longest] / 2, *took.values()) else "waiting for links",
+    bound=longest if waiting[False] < max(beside[longest] / 2, *took.values()) else "waiting",
   )

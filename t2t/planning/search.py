@@ -35,7 +35,7 @@ _MICROBATCHES = (1, 2, 4, 8, 16)
 _RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
 _REMATS = tuple(_RECOMPUTES)
 # As the table names them.
-_SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "qkv@host"}
+_SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,11 +339,11 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
   """The ranking, what bounds each, then what does not fit or compile; at most 80 columns."""
-  lines = [f"{'mesh':<23}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>8} bound by"]
+  lines = [f"{'mesh':<25}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>7} bound"]
   for each in [*ranked(results), *(each for each in results if not each.fits)]:
     mesh = " ".join(f"{axis} {size}" for axis, size in each.candidate.mesh if size > 1) or "one device"
     remat = _SHORT.get(each.candidate.remat, each.candidate.remat)
-    line = f"{mesh:<23}{each.candidate.batch_size:>6} {each.candidate.microbatches:>3} {remat:<8}"
+    line = f"{mesh:<25}{each.candidate.batch_size:>6} {each.candidate.microbatches:>3} {remat:<8}"
     if each.plan is None:
       line += "    fails:\n" + textwrap.fill(each.failure, 80, initial_indent="    ", subsequent_indent="    ")
     else:
@@ -353,7 +353,7 @@ def table(results: Sequence[Result]) -> str:
       elif each.plan["predicted_step_seconds"] is not None:
         seconds = plan.seconds(each.plan["predicted_step_seconds"])
         speed = plan.with_unit(each.plan["tokens_per_second"], digits=3)
-        line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>8} {each.plan['bound']}"
+        line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>7} {each.plan['bound']}"
     lines += line.splitlines()
   return "\n".join(lines)
 

@@ -53,6 +53,18 @@ def positions_seen(mask: AttentionMask, batch: int, length: int) -> jax.Array:
   return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
 
 
+def segments_meet(query_segments: jax.Array, key_segments: jax.Array, blocks: tuple[int, int]) -> jax.Array:
+  """Whether blocks may have a segment in common, by their extremes: bool [batch, query blocks, key blocks].
+
+  Args:
+    query_segments, key_segments: [batch, whole blocks].
+    blocks: of queries and of keys, in positions.
+  """
+  split = lambda x, block: x.reshape(x.shape[0], -1, block)
+  queries, keys = split(query_segments, blocks[0])[:, :, None], split(key_segments, blocks[1])[:, None]
+  return (queries.min(axis=3) <= keys.max(axis=3)) & (queries.max(axis=3) >= keys.min(axis=3))
+
+
 def to_fetch(runs: jax.Array, axis: int) -> jax.Array:
   """Which block to have in memory at each step along `axis`: the next that runs; after the last of them, the first.
 

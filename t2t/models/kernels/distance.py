@@ -99,7 +99,9 @@ def attend(
     (("query_ranks", "key_ranks"), ranks, (-1, np.iinfo(np.int32).max)),
   ):
     if arrays is not None:
-      filled = (_fill(x, length, value) for x, length, value in zip(arrays, lengths, filling, strict=True))
+      filled = (
+        blocks_lib.pad(x, block, axis=1, value=value) for x, block, value in zip(arrays, blocks, filling, strict=True)
+      )
       integers |= dict(zip(names, filled, strict=True))
 
   runs = _runs(integers, blocks, lengths, causal=causal, window=mask.window)
@@ -131,16 +133,11 @@ def attend(
     hidden |= (abs(distances) > mask.window) if mask.window else False
     vector = jnp.where(hidden, HIDDEN, bias.at(distances))
     vector = vector if learned else jax.lax.stop_gradient(vector)
-  join = lambda x, length: _fill(jnp.swapaxes(x, 1, 2).reshape(batch, x.shape[2], -1), length, 0)
+  join = lambda x, block: blocks_lib.pad(jnp.swapaxes(x, 1, 2).reshape(batch, x.shape[2], -1), block, axis=1)
   out = distance_kernels.attend(
-    shape, join(query, lengths[0]), join(keys, lengths[1]), join(values, lengths[1]), vector, integers
+    shape, join(query, blocks[0]), join(keys, blocks[1]), join(values, blocks[1]), vector, integers
   )
   return jnp.swapaxes(out[:, :query_length].reshape(batch, query_length, heads, head_dim), 1, 2)
-
-
-def _fill(x: jax.Array, length: int, value: int) -> jax.Array:
-  """`x` with `value` behind it on its second axis, up to `length`."""
-  return jnp.pad(x, [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=value)
 
 
 def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
@@ -159,8 +156,7 @@ def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
     highest, lowest = split("query_ranks", blocks[0]).max(2), split("key_ranks", blocks[1]).min(2)
     runs = runs & (lowest[:, None, :] <= highest[:, :, None])
   if "query_segments" in integers:
-    first, second = split("query_segments", blocks[0])[:, :, None], split("key_segments", blocks[1])[:, None]
-    runs = runs & (first.min(3) <= second.max(3)) & (first.max(3) >= second.min(3))
+    runs = runs & blocks_lib.segments_meet(integers["query_segments"], integers["key_segments"], blocks)
   if lengths == tuple(blocks) or (isinstance(runs, np.ndarray) and runs.all()):
     return None  # a single block is not worth asking
   return jnp.asarray(runs)

@@ -17,14 +17,12 @@ def _blocks_that_run(
   blocks: tuple[int, int],
 ) -> jax.Array:
   """Where a query may see a key, by extremes of blocks: bool [batch, query blocks, key blocks], which is `shape`."""
-  split = lambda x, block: x.reshape(shape[0], -1, block)
   runs = jnp.ones(shape, bool)
   if reach is not None:
-    farthest = split(reach, blocks[0]).max(axis=2)
+    farthest = reach.reshape(shape[0], -1, blocks[0]).max(axis=2)
     runs &= farthest[:, :, None] >= blocks[1] * jnp.arange(shape[2])
   if query_segments is not None:
-    queries, keys = split(query_segments, blocks[0])[:, :, None], split(key_segments, blocks[1])[:, None]
-    runs &= (queries.min(axis=3) <= keys.max(axis=3)) & (queries.max(axis=3) >= keys.min(axis=3))
+    runs &= blocks_lib.segments_meet(query_segments, key_segments, blocks)
   # A query's softmax is over one block at least: over none it would divide by zero.
   return runs.at[:, :, 0].set(runs[:, :, 0] | ~runs.any(axis=2))
 

@@ -31,6 +31,10 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "afte
 _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
 
 
+# Custom calls that are products of matrices as any other.
+_LIBRARIES = ("__cublas$", "__onednn$matmul")
+
+
 @dataclasses.dataclass(frozen=True)
 class Operation:
   """An instruction and how often it runs; FLOPs and bytes of main memory are of one time.
@@ -206,7 +210,7 @@ class _Counter:
     flops, busy = self._flops(computation, instruction)
     if flops or moved or host:
       overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
-      is_kernel = instruction.opcode == "custom-call"
+      is_kernel = instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES)
       self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel))
 
   # ---- Collectives -----------------------------------------------------------
@@ -275,7 +279,7 @@ class _Counter:
     if noted:
       return float(noted[1])
     target, operands = instruction.target, computation.operand_arrays(instruction)
-    if target.startswith(("__cublas$", "__onednn$matmul")):
+    if target.startswith(_LIBRARIES):
       return hlo_flops.gemm(instruction, operands)
     if target == "tpu_custom_call":
       flops = hlo_flops.splash(instruction, operands)
