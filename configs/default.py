@@ -68,7 +68,7 @@ def get_config() -> ConfigDict:
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, sgd
+  config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, muon, sgd
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
   config.optimizer.schedule = "t5_inverse_sqrt"  # flat, then falling; or inverse_sqrt, cosine, linear, constant
   config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
@@ -81,9 +81,10 @@ def get_config() -> ConfigDict:
   config.optimizer.no_decay = ("norm", "bias")  # parameters whose path matches are not decayed
   config.optimizer.adafactor_decay_rate = 0.8  # second moments are averaged with 1 - step**-rate
   config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
-  config.optimizer.b1 = 0.9  # adamw, lamb
-  config.optimizer.b2 = 0.999  # adamw, lamb
-  config.optimizer.epsilon = 1e-8  # adamw, lamb
+  config.optimizer.b1 = 0.9  # adamw, lamb, and what muon leaves to Adam
+  config.optimizer.b2 = 0.999  # as b1
+  config.optimizer.epsilon = 1e-8  # as b1
+  config.optimizer.muon_momentum = 0.95  # of the matrices that muon makes orthogonal
 
   config.eval = ConfigDict()
   config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch

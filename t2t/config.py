@@ -311,6 +311,7 @@ class OptimizerConfig:
   b1: float
   b2: float
   epsilon: float
+  muon_momentum: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from t2t.runtime import hosts, watchdog
 from t2t.storage import bucket
 from t2t.training import meshes, recipe, writers
 from t2t.training import report as reports
+from t2t.training.ahead import Ahead
 from t2t.training.throughput import Throughput
 from t2t.training.train_state import TrainState
 
@@ -53,17 +54,18 @@ def train(config: Config, workdir: str) -> TrainState:
   mesh, why = meshes.make(config)
   recipe.check_sizes(config, mesh)
   steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
-  with steps.running():
-    runs.check(config)
   workdir = bucket.absolute(workdir)
 
   with contextlib.ExitStack() as stack:
-    stack.enter_context(steps.running())
-    stack.enter_context(store.lock(workdir))
     stack.enter_context(jax.set_mesh(mesh))
+    program = made.on(mesh)
+    # The longest part of the start, beside all that follows until the first step.
+    train_step = Ahead(program.train_step, mesh, program.state, *recipe.arguments(config, mesh))
+    stack.enter_context(steps.running())
+    runs.check(config)
+    stack.enter_context(store.lock(workdir))
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
-    program = made.on(mesh)
     hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
     tasks = evaluate.of_training(config, program.graphdef, mesh, vocabulary=vocabulary)
@@ -100,7 +102,7 @@ def train(config: Config, workdir: str) -> TrainState:
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
     pending, stop_requested = None, None
     for step in range(first_step, config.train.steps):
-      state, metrics = program.train_step(state, next(batches), dropout_key)
+      state, metrics = train_step(state, next(batches), dropout_key)
       if pending is not None:
         report.step(*pending)
         steps.step()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import toy
 
@@ -121,6 +122,23 @@ def test_lamb_is_optax_lamb_on_each_layer():
   )
 
 
+def test_muon_is_optax_muon_on_each_layer():
+  """Three steps equal optax's on each layer's matrices by themselves; all else has Adam's updates."""
+  params, gradients = three_steps()
+  fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-8, muon_momentum=0.9, weight_decay=0.3)
+  config = toy.optimizer_config(name="muon", **fields)
+  updated = toy.flat(unstacked(run(optimizers.make_optimizer(config, 10)[0], params, gradients)))
+  adam = optax.adamw(0.1, b1=0.8, b2=0.9, weight_decay=0.3)
+  muon = optax.contrib.muon(0.1, beta=0.9, weight_decay=0.3, consistent_rms=0.2)
+  is_matrix = lambda path, _: "muon" if "mlp" in path_name(path) else "adam"
+  labels = jax.tree_util.tree_map_with_path(is_matrix, unstacked(params))
+  assert {"muon", "adam"} == set(jax.tree.leaves(labels))
+  expected = optax.multi_transform({"adam": adam, "muon": muon}, labels)
+  toy.assert_trees_close(
+    updated, toy.flat(run(expected, unstacked(params), [unstacked(g) for g in gradients])), rtol=1e-3
+  )
+
+
 def schedule_at(steps, *, num_steps=110, **fields):
   schedule = optimizers.make_optimizer(toy.optimizer_config(**fields), num_steps)[1]
   return [float(schedule(step)) for step in steps]
@@ -186,10 +204,10 @@ def test_gradients_are_clipped_by_their_norm_together():
   [
     (
       {"name": "adafctor"},
-      "config.optimizer.name='adafctor': known are adafactor, adamw, lamb, sgd; did you mean adafactor?",
+      "config.optimizer.name='adafctor': known are adafactor, adamw, lamb, muon, sgd; did you mean adafactor?",
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
-    ({"name": "?"}, r"known are adafactor, adamw, lamb, sgd$"),
+    ({"name": "?"}, r"known are adafactor, adamw, lamb, muon, sgd$"),
   ],
 )
 def test_unknown_names_are_refused(fields, message):

@@ -150,6 +150,7 @@ def optimizer_config(**fields) -> OptimizerConfig:
     b1=0.9,
     b2=0.999,
     epsilon=1e-8,
+    muon_momentum=0.95,
   )
   return OptimizerConfig(**(defaults | fields))
 

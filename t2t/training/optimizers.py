@@ -13,6 +13,7 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from t2t import UserError, did_you_mean
 from t2t.config import OptimizerConfig
@@ -92,12 +93,41 @@ def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [optax.scale_by_adam(config.b1, config.b2, config.epsilon), *_weight_decay(config), _per_layer(ratio)]
 
 
+# How large Adam's updates are, as a root mean square: where Muon's are as large, AdamW's rates and decays do for both
+# (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
+_ADAM_RMS = 0.2
+
+
+def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Muon (Jordan 2024) on the matrices of layers, Adam on the rest: embeddings, heads, norms, biases.
+
+  Each layer's matrix is made orthogonal by itself, where it lies in its stack: one product serves all layers.
+  """
+
+  def kinds(params: Params) -> dict[str, str]:
+    return {path: "muon" if _stack_of(path) and x.ndim == 3 else "adam" for path, x in params.items()}
+
+  def dimensions(updates: optax.Updates) -> optax.Updates:
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
+
+  def as_large_as_adams(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+    del params
+    return jax.tree.map(lambda x: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x, updates)
+
+  orthogonal = optax.contrib.scale_by_muon(beta=config.muon_momentum, weight_dimension_numbers=dimensions)
+  on_matrices = optax.chain(orthogonal, optax.stateless(as_large_as_adams))
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+  scale = _parameter_scale(config)
+  updates = optax.partition({"muon": on_matrices, "adam": adam}, kinds)
+  return [updates, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+
+
 def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """The gradient itself."""
   return _weight_decay(config)
 
 
-OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "sgd": _sgd}
+OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "muon": _muon, "sgd": _sgd}
 
 
 def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:

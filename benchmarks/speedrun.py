@@ -1,0 +1,104 @@
+"""How well a model reads after so many minutes on this machine, from scratch: the project's speed run.
+
+  python benchmarks/speedrun.py                                        # three seeds of the tiny config as it is
+  python benchmarks/speedrun.py --name narrow --config.model.mlp_dim=256 --config.train.steps=1500
+
+Each seed is a `t2t train` of its own on the installed documentation, timed from its start to its end, and counts if it
+ends within --seconds.  It is measured by its loss on all held-out text, in nats for each byte that was masked: so
+vocabularies may differ.  Objective, density and lengths of spans may not, for some blanks are easier than others.
+
+Prints a row of the table in docs/first_minutes.md, which any command may beat.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import seqio
+
+from t2t import UserError
+from t2t.config import load_config, override, records
+from t2t.data import pipeline, runs, vocabularies
+from t2t.training import meshes
+
+_ALL = 1_000  # held-out batches: more than there are
+
+
+def bytes_per_target(options: argparse.Namespace, overrides: list[str]) -> float:
+  """How many masked bytes stand for each target of the held-out text; sentinels and EOS are targets, too."""
+  config = load_config(options.config)
+  override(config, [*overrides, f"--config.eval.batches={_ALL}"])
+  run = runs.resolved(records(config))
+  mesh, _ = meshes.make(run)
+  vocabulary = pipeline.vocabulary(run.data)
+  lengths = _lengths(vocabulary)
+  targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in runs.eval_batches(run, mesh)])
+  return float(lengths[targets].sum() / (targets != vocabulary.pad_id).sum())
+
+
+def _lengths(vocabulary: seqio.SentencePieceVocabulary) -> np.ndarray:
+  """Bytes that each id stands for; none for what frames the text."""
+  framing = vocabularies.framing_ids(vocabulary)
+  sentinels = vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary))
+  hidden = {*framing, *sentinels}
+  pieces = [vocabulary.tokenizer.id_to_piece(i) for i in range(vocabulary.tokenizer.get_piece_size())]
+  lengths = np.zeros(vocabulary.vocab_size, np.int64)
+  for i, piece in enumerate(pieces):
+    if i not in hidden:
+      lengths[i] = 1 if vocabulary.tokenizer.is_byte(i) else len(piece.replace("\u2581", " ").encode())
+  return lengths
+
+
+def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[float, float]:
+  """Seconds of a whole run, and its held-out loss in nats a target."""
+  shutil.rmtree(workdir, ignore_errors=True)
+  workdir.mkdir(parents=True)
+  command = [sys.executable, "-m", "t2t", "train", "--config", config, "--workdir", str(workdir), *overrides]
+  started = time.perf_counter()
+  with (workdir / "log.txt").open("w") as log:
+    ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
+  seconds = time.perf_counter() - started
+  text = (workdir / "log.txt").read_text()
+  if ended.returncode:
+    raise UserError(f"{' '.join(command)} failed:\n{text[-2_000:]}")
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return seconds, [line["eval/loss"] for line in lines if "eval/loss" in line][-1]
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = argparse.ArgumentParser("python benchmarks/speedrun.py", description=__doc__)
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("--config", default="tiny", help="the recipe")
+  parser.add_argument("--name", default="as it is", help="of what is tried, in the table")
+  parser.add_argument("--seeds", type=int, default=3, help="runs")
+  parser.add_argument("--seconds", type=float, default=240.0, help="that a run may take, start and end included")
+  parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
+  options, overrides = parser.parse_known_args(argv)
+  size = bytes_per_target(options, overrides)
+  losses, times = [], []
+  for seed in range(options.seeds):
+    own = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]
+    seconds, loss = train(options.workdir / options.name.replace(" ", "_") / str(seed), options.config, own)
+    print(f"seed {seed}: {loss:.4f} nats a target, {loss / size:.4f} a byte, {seconds:.0f} s", flush=True)
+    losses.append(loss / size)
+    times.append(seconds)
+  spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
+  late = " (too late)" if max(times) > options.seconds else ""
+  print(
+    f"| {options.name} | {statistics.mean(losses):.4f}{spread} | {max(times):.0f}{late} | `{' '.join(overrides)}` |"
+  )
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
