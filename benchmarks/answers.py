@@ -16,7 +16,7 @@ import rich.table
 
 from t2t import __main__ as t2t
 
-MODELS = {"encoder-decoder": "tiny", "decoder": "tiny_llama", "encoder": "tiny_modern_bert"}
+MODELS = {"encoder-decoder": "tiny_t5", "decoder": "tiny_llama", "encoder": "tiny_modern_bert"}
 
 
 def command(*arguments: str) -> None:

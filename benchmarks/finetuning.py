@@ -1,6 +1,6 @@
 """What pre-training is worth: fine-tuning from a checkpoint, and the same model from scratch on the same examples.
 
-  python benchmarks/finetuning.py                                 # pre-trains the tiny config first, then six runs
+  python benchmarks/finetuning.py                                 # pre-trains tiny_t5 first, then six runs
   python benchmarks/finetuning.py --checkpoint runs/tiny --task docs_match --steps 400
   python benchmarks/finetuning.py --config.optimizer.learning_rate=0.02
 
@@ -40,8 +40,9 @@ Curves = dict[str, dict[int, float]]  # metric -> step -> value
 
 
 def pretrain(workdir: pathlib.Path) -> None:
-  """Trains the tiny config, or what is left of it."""
-  config = load_config("tiny")
+  """Trains tiny_t5 for twice its steps, or what is left of them."""
+  config = load_config("tiny_t5")
+  config.train.steps *= 2
   if config.train.steps not in writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
     with _quietly():
       train.train(records(config), str(workdir))
@@ -166,7 +167,7 @@ def main(argv: list[str]) -> None:
     prog="python benchmarks/finetuning.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--task", default="docs_summary", help=f"one of {', '.join(TASKS)}")
-  parser.add_argument("--checkpoint", help="a workdir that t2t trained in; without it, tiny is pre-trained")
+  parser.add_argument("--checkpoint", help="a workdir that t2t trained in; without it, tiny_t5 is pre-trained")
   parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
   parser.add_argument("--steps", type=int, default=0, help="of each run; 0: as finetune_TASK has")
   parser.add_argument("--workdir", default="runs/finetuning", help="folder for results, picture and the runs' workdirs")
@@ -177,9 +178,9 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--seeds {options.seeds}: must be 1 or more")
   memory.keep_freed_memory()
   workdir = pathlib.Path(options.workdir)
-  source = options.checkpoint or str(workdir / "tiny")
+  source = options.checkpoint or str(workdir / "tiny_t5")
   if not options.checkpoint:
-    print("pre-training tiny, if that is not done yet", file=sys.stderr, flush=True)
+    print("pre-training tiny_t5, if that is not done yet", file=sys.stderr, flush=True)
     pretrain(pathlib.Path(source))
   results: dict[str, list[Curves]] = {}
   # Seed by seed, so that what there is can be compared at any time.

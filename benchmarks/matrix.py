@@ -3,7 +3,7 @@
   python benchmarks/matrix.py                                   # all cells: about half an hour on two cores
   python benchmarks/matrix.py --architectures encoder_decoder,prefix_lm --objectives 'span*,prefix_lm' --steps 300
 
-Each cell is a `t2t train` of the tiny config: the same text, vocabulary, width, depth, optimizer and steps, and batches
+Each cell is a `t2t train` of tiny_t5: the same text, vocabulary, width, depth, optimizer and steps, and batches
 of the same number of positions (inputs and targets together).  Prints a table, writes matrix.json and curves of the
 held-out loss, matrix.png.  A held-out loss is comparable within an objective: other objectives have other targets,
 which the loss of the unigram model on those targets tells.
@@ -32,7 +32,7 @@ from t2t.data import objectives, pipeline
 from t2t.runtime import memory
 from t2t.training import writers
 
-# Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of the tiny config's model.
+# Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "encoder_decoder": {},
   "shared": {"share_stacks": True},
@@ -49,7 +49,7 @@ _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128
 
 def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   """The config of one cell."""
-  config = load_config("tiny")
+  config = load_config("tiny_t5")
   config.model.update(ARCHITECTURES[row])
   config.data.mixture = f"docs_{objective}"
   inputs, targets = _LENGTHS.get(objective, (128, 128))

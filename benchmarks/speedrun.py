@@ -30,28 +30,33 @@ from t2t.training import meshes
 _ALL = 1_000  # held-out batches: more than there are
 
 
-def bytes_per_target(options: argparse.Namespace, overrides: list[str]) -> float:
-  """How many masked bytes stand for each target of the held-out text; sentinels and EOS are targets, too."""
-  config = load_config(options.config)
+def bytes_per_target(name: str, overrides: list[str]) -> float:
+  """How many masked bytes stand for each target of the held-out text; sentinels and EOS are targets, too.
+
+  Raises:
+    UserError: the vocabulary is neither SentencePiece's nor of bytes.
+  """
+  config = load_config(name)
   override(config, [*overrides, f"--config.eval.batches={_ALL}"])
   run = runs.resolved(records(config))
   mesh, _ = meshes.make(run)
   vocabulary = pipeline.vocabulary(run.data)
+  if not isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary):
+    raise UserError("config.data.vocabulary: the bytes of its tokens are not known; give SentencePiece's, or bytes")
   lengths = _lengths(vocabulary)
   targets = np.concatenate([np.asarray(x["decoder_target_tokens"]) for x in runs.eval_batches(run, mesh)])
   return float(lengths[targets].sum() / (targets != vocabulary.pad_id).sum())
 
 
-def _lengths(vocabulary: seqio.SentencePieceVocabulary) -> np.ndarray:
+def _lengths(vocabulary: seqio.Vocabulary) -> np.ndarray:
   """Bytes that each id stands for; none for what frames the text."""
-  framing = vocabularies.framing_ids(vocabulary)
+  lengths = np.ones(vocabulary.vocab_size, np.int64)
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    model = vocabulary.tokenizer
+    for i in range(model.get_piece_size()):
+      lengths[i] = 1 if model.is_byte(i) else len(model.id_to_piece(i).replace("\u2581", " ").encode())
   sentinels = vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary))
-  hidden = {*framing, *sentinels}
-  pieces = [vocabulary.tokenizer.id_to_piece(i) for i in range(vocabulary.tokenizer.get_piece_size())]
-  lengths = np.zeros(vocabulary.vocab_size, np.int64)
-  for i, piece in enumerate(pieces):
-    if i not in hidden:
-      lengths[i] = 1 if vocabulary.tokenizer.is_byte(i) else len(piece.replace("\u2581", " ").encode())
+  lengths[[*vocabularies.framing_ids(vocabulary), *sentinels]] = 0
   return lengths
 
 
@@ -81,7 +86,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--seconds", type=float, default=240.0, help="that a run may take, start and end included")
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
   options, overrides = parser.parse_known_args(argv)
-  size = bytes_per_target(options, overrides)
+  size = bytes_per_target(options.config, overrides)
   losses, times = [], []
   for seed in range(options.seeds):
     own = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]

@@ -85,6 +85,7 @@ def get_config() -> ConfigDict:
   config.optimizer.b2 = 0.999  # as b1
   config.optimizer.epsilon = 1e-8  # as b1
   config.optimizer.muon_momentum = 0.95  # of the matrices that muon makes orthogonal
+  config.optimizer.muon_iterations = 5  # of Newton and Schulz, by which it does; small models need fewer
 
   config.eval = ConfigDict()
   config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch

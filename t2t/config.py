@@ -312,6 +312,7 @@ class OptimizerConfig:
   b2: float
   epsilon: float
   muon_momentum: float
+  muon_iterations: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from t2t import metrics as metrics_lib
 from t2t.checkpoints import store
 from t2t.checkpoints.start import start
 from t2t.config import Config
-from t2t.generation import samples
+from t2t.generation.shown import show
 from t2t.models import transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
@@ -143,7 +143,7 @@ def train(config: Config, workdir: str) -> TrainState:
 
     # ---- What came out -----------------------------------------------------
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
-    shown = samples.show(program.graphdef, state, eval_batches[0], vocabulary, number=config.eval.examples)
+    shown = show(program.graphdef, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
       reports.summarise(workdir, loss, baselines, shown, saved_step, kept, store.best_steps(kept))

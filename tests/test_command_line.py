@@ -53,6 +53,7 @@ FAMILIES = {
     "roberta",
     "simcse",
     "spanbert",
+    "t5",
     "ul2",
   ),
   "bert_nsp": ("base", "large"),

@@ -151,6 +151,7 @@ def optimizer_config(**fields) -> OptimizerConfig:
     b2=0.999,
     epsilon=1e-8,
     muon_momentum=0.95,
+    muon_iterations=5,
   )
   return OptimizerConfig(**(defaults | fields))
 

@@ -1,7 +1,7 @@
 """Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from flax import nnx
 import jax
@@ -143,37 +143,6 @@ def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collectio
   return _text(tokens[:_PROMPT], vocabulary) + " ..."
 
 
-def show(
-  graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: Any, *, number: int
-) -> list[tuple[str, str, str]]:
-  """`held_out` with the ids that a vocabulary gives a meaning; nothing where `number` is 0, or nothing is predicted."""
-  from t2t.data import vocabularies
-
-  if not number:
-    return []
-  if any(name.endswith("answer_heads") for name in batch) and _has_answers(graphdef, state):
-    hidden_ids = vocabularies.framing_ids(vocabulary)
-    return answered(graphdef, state, batch, vocabulary=vocabulary, hidden_ids=hidden_ids, number=number)
-  if not any(name.endswith("target_tokens") for name in batch):
-    return []  # pairs of texts, which are compared
-  return held_out(
-    graphdef,
-    state,
-    batch,
-    vocabulary=vocabulary,
-    sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)),
-    hidden_ids=vocabularies.framing_ids(vocabulary),
-    eos_id=vocabulary.eos_id,
-    number=number,
-  )
-
-
-def _has_answers(graphdef: nnx.GraphDef, state: TrainState) -> bool:
-  """Whether a head answers; one that is asked of the boundaries of spans guesses the masked tokens once more."""
-  model = jax.eval_shape(lambda state: state.model(graphdef), state)
-  return any(head.kind in losses.ANSWERED_KINDS for head in model.config.heads)
-
-
 def answered(
   graphdef: nnx.GraphDef,
   state: TrainState,
@@ -232,7 +201,7 @@ def held_out(
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   host = {name: gather(x) for name, x in batch.items()}
   side = predicted_side(host)
-  first = _first_sequence(host, side)
+  first = first_sequence(host, side)
   # Where held-out text ends before a batch does, rows of nothing fill it; each stream's stand behind its own.
   rows = np.flatnonzero(first.any(axis=1))[:number]
   if not rows.size:
@@ -249,7 +218,7 @@ def held_out(
   targets = np.where(first, host["decoder_target_tokens"], eos_id)
   has_inputs = "encoder_input_tokens" in host or "decoder_causal_attention" in host
   if "encoder_input_tokens" in host:
-    inputs = np.where(_first_sequence(host, "encoder"), host["encoder_input_tokens"], eos_id)
+    inputs = np.where(first_sequence(host, "encoder"), host["encoder_input_tokens"], eos_id)
     max_length = targets.shape[1]
   else:
     batch, inputs, targets = _prompts(host, batch, targets, first=first, eos_id=eos_id)
@@ -273,7 +242,7 @@ def held_out(
   return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]
 
 
-def _first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
+def first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
   """Where each row has the tokens of its first sequence, bool [batch, length]."""
   segments = host.get(f"{side}_segment_ids")
   return real_positions(host, side) if segments is None else segments == 1

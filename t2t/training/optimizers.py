@@ -114,7 +114,9 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
     del params
     return jax.tree.map(lambda x: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x, updates)
 
-  orthogonal = optax.contrib.scale_by_muon(beta=config.muon_momentum, weight_dimension_numbers=dimensions)
+  orthogonal = optax.contrib.scale_by_muon(
+    ns_steps=config.muon_iterations, beta=config.muon_momentum, weight_dimension_numbers=dimensions
+  )
   on_matrices = optax.chain(orthogonal, optax.stateless(as_large_as_adams))
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
   scale = _parameter_scale(config)

@@ -149,7 +149,7 @@ def summarise(
   workdir: epath.Path,
   loss: str,
   baselines: Sequence[Baseline],
-  shown: Sequence[tuple[str, str, str]],
+  shown: Sequence[Sequence[tuple[str, str]]],
   saved_step: int,
   metrics: Mapping[int, Mapping[str, float]],
   best: Mapping[str, int],
@@ -160,7 +160,7 @@ def summarise(
     workdir: of the run.
     loss: held-out, with its unit.
     baselines: the loss of who has learned nothing.
-    shown: input, prediction and truth of examples.
+    shown: lines of examples, each a label and a text.
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
     best: metric -> step of the checkpoint that is the best by it.
@@ -169,9 +169,9 @@ def summarise(
   print(f"\nheld-out loss  {loss}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
-  for number, (given, prediction, truth) in enumerate(shown, start=1):
+  for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
-    for label, text in (("input", given), ("prediction", prediction), ("truth", truth)):
+    for label, text in lines:
       print(writers.wrapped(label, text))
   best_loss = best.get("loss", "none: none has a held-out loss that is a number")
   print(f"\ncheckpoints    {workdir / 'checkpoints'} (last {saved_step}, best {best_loss})")

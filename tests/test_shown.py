@@ -1,0 +1,70 @@
+"""What is shown when training ends says what the model gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toy
+
+from t2t.generation import shown
+from t2t.training import train_state
+
+SENTINELS = (39, 38, 37)
+
+
+class Ids:
+  """A vocabulary whose tokens are called by their ids."""
+
+  def decode(self, ids):
+    return " ".join(str(token) for token in ids)
+
+
+def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS):
+  graphdef, params = toy.split(model)
+  state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
+  options = dict(vocabulary=Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS), number=number)
+  return shown.likeliest(graphdef, state, batch, **options)
+
+
+def expected(logits, row, places):
+  """The lines of one row, from the logits of all positions."""
+  lines = []
+  for blank, place in enumerate(places, start=1):
+    chances = np.asarray(jax.nn.softmax(logits[row, place]))
+    best = np.argsort(-chances, kind="stable")[:5]
+    text = lambda token: shown.NOTHING if token in (0, toy.EOS, *SENTINELS) else str(token)
+    lines.append(f"[{blank}] " + ", ".join(f"{text(token)} {chances[token]:.0%}" for token in best))
+  return lines
+
+
+def test_a_blank_begins_behind_its_sentinel():
+  """One that opens the last position of a row that was cut has no first token; one that does not count is none."""
+  targets = np.array([[39, 5, 38, 6, 1], [9, 39, 5, 5, 38]])
+  counts = np.array([[True] * 5, [True, False, True, True, True]])
+  found = shown.places_of(targets, counts, SENTINELS)
+  assert [x.tolist() for x in found] == [[1, 3], []]
+  assert [x.tolist() for x in shown.places_of(targets, counts, None)] == [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+
+
+def test_the_likeliest_tokens_of_blanks():
+  """Behind the true text of the blanks before it, and not of the second sequence of a packed row."""
+  model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
+  targets = batch["decoder_target_tokens"].at[0, :7].set(jnp.array([39, 5, 38, 6, 7, 37, 1]))
+  batch |= {"decoder_target_tokens": targets.at[1, 0].set(39)}
+  logits = toy.logits(model, batch)
+  assert likeliest(model, batch) == [expected(logits, 0, [1, 3, 6]), expected(logits, 1, [1])]
+
+
+def test_an_encoders_masked_tokens_are_blanks():
+  """Each position whose loss counts, the first three."""
+  model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
+  weights = jnp.zeros(batch["encoder_input_tokens"].shape).at[0, jnp.array([1, 4, 5, 6])].set(1).at[1, 2].set(1)
+  batch |= {"encoder_loss_weights": weights}
+  logits = toy.logits(model, batch)
+  assert likeliest(model, batch) == [expected(logits, 0, [1, 4, 5]), expected(logits, 1, [2])]
+
+
+def test_text_without_blanks_has_none():
+  """A decoder that goes on with text is not asked, nor are rows of nothing."""
+  model, batch = toy.model(toy.KINDS["llama"]), toy.batch((5, 3), (4, 4), architecture="decoder_only")
+  assert likeliest(model, batch, sentinel_ids=()) == [[], []]
+  assert likeliest(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
