@@ -1,3 +1,5 @@
+import math
+
 from flax import traverse_util
 from hypothesis import given, settings, strategies
 import jax
@@ -139,6 +141,23 @@ def test_muon_is_optax_muon_on_each_layer():
   )
 
 
+def test_muon_treats_a_shared_layer_as_a_stack_of_one():
+  """ALBERT's only layer has matrices as any other, and no vector of it nor the table of position biases is one."""
+  random = np.random.default_rng(0)
+  leaf = lambda *shape: random.normal(size=shape).astype(np.float32)
+  layer, gradient = ({"mlp": {"up": leaf(8, 4)}, "norm": {"scale": leaf(8)}} for _ in range(2))
+  tables = [{"position_bias": {"table": leaf(8, 4)}} for _ in range(2)]
+  stack = lambda tree: jax.tree.map(lambda x: x[None], tree)
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="muon"), 10)
+  shared = run(tx, {"encoder": {"layer": layer, **tables[0]}}, [{"encoder": {"layer": gradient, **tables[1]}}])
+  alone = run(
+    tx, {"encoder": {"layers": stack(layer), **tables[0]}}, [{"encoder": {"layers": stack(gradient), **tables[1]}}]
+  )
+  toy.assert_trees_close(stack(shared["encoder"]["layer"]), alone["encoder"]["layers"])
+  moved = np.abs(shared["encoder"]["position_bias"]["table"] - tables[0]["position_bias"]["table"])
+  np.testing.assert_allclose(moved, 0.1, rtol=1e-4)  # Adam's first update: the sign of the gradient
+
+
 def schedule_at(steps, *, num_steps=110, **fields):
   schedule = optimizers.make_optimizer(toy.optimizer_config(**fields), num_steps)[1]
   return [float(schedule(step)) for step in steps]
@@ -208,10 +227,15 @@ def test_gradients_are_clipped_by_their_norm_together():
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
     ({"name": "?"}, r"known are adafactor, adamw, lamb, muon, sgd$"),
+    ({"learning_rate": -1.0}, "config.optimizer.learning_rate=-1.0: must be at least 0.0"),
+    ({"learning_rate": math.nan}, "config.optimizer.learning_rate=nan: must be at least 0.0"),
+    ({"clip_norm": math.inf}, "config.optimizer.clip_norm=inf: must be at least 0.0"),
+    ({"b2": 1.5}, "config.optimizer.b2=1.5: must be from 0.0 to 1.0"),
+    ({"muon_iterations": 0}, "config.optimizer.muon_iterations=0: must be from 1 to 20"),
   ],
 )
-def test_unknown_names_are_refused(fields, message):
-  """The message lists what is known, and names the nearest if one is near."""
+def test_what_cannot_be_used_is_refused(fields, message):
+  """The message lists what is known and names the nearest if one is near, or says which numbers will do."""
   with pytest.raises(UserError, match=message):
     optimizers.make_optimizer(toy.optimizer_config(**fields), 10)
 

@@ -60,7 +60,7 @@ def test_what_is_offloaded_goes_to_the_host_and_back():
 def test_a_step_over_several_slices():
   """Each chip sends its shard of the gradients to the other slice, and nothing else."""
   mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
-  config = records(override(load_config("tiny"), [*mesh, "--config.train.batch_size=16"]))
+  config = records(override(load_config("tiny_t5"), [*mesh, "--config.train.batch_size=16"]))
   with jax.default_matmul_precision("default"):
     found = plan.make_plan(config, list(program.devices("v5e:2x2", slices=2)))
   between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}
@@ -97,12 +97,13 @@ def test_gradients_travel_in_their_dtype():
   """Matrices' in half the bytes of float32, which the rest has anyway, and the activations' memory does not change."""
   overrides = ("--config.mesh.fsdp=1", "--config.mesh.tensor=1", "--config.mesh.data=4")
   found = [
-    compiled("v5e", "tiny", *overrides, f"--config.model.gradient_dtype={dtype}") for dtype in ("bfloat16", "float32")
+    compiled("v5e", "tiny_t5", *overrides, f"--config.model.gradient_dtype={dtype}")
+    for dtype in ("bfloat16", "float32")
   ]
   sent = [each["collective_bytes"]["all-reduce"]["data"] for each in found]
   # Each chip of a ring sends, and receives, three quarters of the array twice over.
   assert sent[1] == pytest.approx(4 * found[1]["parameters"] * 1.5, rel=0.05)
-  config = load_config("tiny").model
+  config = load_config("tiny_t5").model
   assert sent[1] - sent[0] > 0.9 * 2 * 1.5 * (found[1]["parameters"] - 2 * config.vocab_size * config.embed_dim)
   memory = [each["memory_per_chip"]["activations"] for each in found]
   assert memory[1] == pytest.approx(memory[0], rel=0.1)
@@ -114,7 +115,7 @@ def test_gradients_travel_in_their_dtype():
 def test_every_architecture_compiles(generation, kind):
   """A tiny model of each, in bfloat16; what tensor parallelism adds up is sent between chips."""
   fields = dataclasses.asdict(toy.KINDS[kind]) | dict(dtype="bfloat16")
-  name = {"encoder_only": "tiny_bert", "decoder_only": "tiny_gpt"}.get(fields["architecture"], "tiny")
+  name = {"encoder_only": "tiny_bert", "decoder_only": "tiny_gpt"}.get(fields["architecture"], "tiny_t5")
   overrides = [f"--config.model.{key}={value}" for key, value in fields.items()]
   found = compiled(generation, name, *overrides)
   assert found["fits"]

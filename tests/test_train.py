@@ -116,12 +116,12 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
 
 
 def shown(out: str) -> list[dict[str, str]]:
-  """The examples of a summary: input, prediction and truth of each."""
+  """The examples of a summary: input, prediction, guesses and truth of each."""
   found: list[dict[str, str]] = []
   label = ""
   for line in out.partition("\ncheckpoints ")[0].splitlines():
     if line.startswith("example "):
-      found.append(dict.fromkeys(("input", "prediction", "truth"), ""))
+      found.append(dict.fromkeys(("input", "prediction", "likeliest", "truth"), ""))
     elif found and line:
       label = line[2:15].strip() or label
       found[-1][label] += f" {line[15:]}"
@@ -175,6 +175,8 @@ def test_every_architecture_trains(objective, text, tmp_path, capsys):
     spans = dict(re.findall(r"\[(\d+)\] ([^\[]*)", truth))
     whole = re.sub(r"\[(\d+)\]", lambda blank, spans=spans: spans[blank[1]], given) + ("" if spans else truth)
     assert bool(spans) == (objective in ("masked_lm", "ul2"))
+    guesses = re.findall(r"\[\d\](?: \S+ \d+%,?){5}", example["likeliest"])
+    assert len(guesses) == min(len(spans), 3) or not letters(truth)
     assert len(letters(whole)) > 20
     assert letters(whole) in letters((text / "validation.jsonl").read_text())
 

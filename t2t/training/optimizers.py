@@ -8,6 +8,7 @@ size of a parameter) is measured per layer, as if the layers were not stacked.
 from collections.abc import Callable
 import dataclasses
 import functools
+import math
 
 from flax import traverse_util
 import jax
@@ -105,7 +106,7 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """
 
   def kinds(params: Params) -> dict[str, str]:
-    return {path: "muon" if _stack_of(path) and x.ndim == 3 else "adam" for path, x in params.items()}
+    return {path: "muon" if _is_matrix_of_layer(path, x) else "adam" for path, x in params.items()}
 
   def dimensions(updates: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
@@ -149,6 +150,11 @@ def _stack_of(path: str) -> str:
   """The stack that a parameter belongs to: "encoder/layers" of "encoder/layers/mlp/up"; "" of others."""
   parts = path.split("/")
   return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""
+
+
+def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
+  """Whether a parameter is a matrix of each layer of a stack, or of the one layer that is all of its stack."""
+  return x.ndim == (3 if _stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
 def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -208,6 +214,25 @@ def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformat
   return optax.GradientTransformation(lambda params: tx.init(flatten(params)), update)
 
 
+# What a setting may be, both ends included; with anything else training would go astray, and some only after hours.
+_RANGES = {
+  "learning_rate": (0.0, math.inf),
+  "warmup_steps": (0, math.inf),
+  "warmup_ratio": (0.0, 1.0),
+  "layer_decay": (0.0, 1.0),
+  "final_ratio": (0.0, 1.0),
+  "clip_norm": (0.0, math.inf),
+  "weight_decay": (0.0, math.inf),
+  "adafactor_decay_rate": (0.0, math.inf),
+  "adafactor_clip": (0.0, math.inf),
+  "b1": (0.0, 1.0),
+  "b2": (0.0, 1.0),
+  "epsilon": (0.0, math.inf),
+  "muon_momentum": (0.0, 1.0),
+  "muon_iterations": (1, 20),
+}
+
+
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """The optimizer and its schedule.
 
@@ -216,14 +241,16 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
     num_steps: length of the run; cosine and linear end there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.
+    UserError: an unknown name; lists those that are known.  Or a number out of its range.
   """
   for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
     if name not in table:
       raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
-  for key, low, high in (("warmup_ratio", 0.0, 1.0), ("layer_decay", 0.0, 1.0)):
-    if not low <= getattr(config, key) <= high:
-      raise UserError(f"config.optimizer.{key}={getattr(config, key)}: must be from {low} to {high}")
+  for key, (low, high) in _RANGES.items():
+    value = getattr(config, key)
+    if not low <= value <= high or not math.isfinite(value):
+      wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+      raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
   if config.warmup_ratio:
     config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
   schedule = SCHEDULES[config.schedule](config, num_steps)
