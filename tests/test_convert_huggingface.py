@@ -488,6 +488,9 @@ def test_an_index_that_does_not_hold(tmp_path):
   index["weight_map"]["lost"] = "model-00001-of-00002.safetensors"
   edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
   refused(path, "says that lost is in model-00001-of-00002.safetensors, which does not have it")
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"] | {"lost": "../theirs.safetensors"})
+  refused(path, "model.safetensors.index.json names '../theirs.safetensors', which is no file of this folder")
+  edit(path / "model.safetensors.index.json", weight_map=index["weight_map"])
   (path / "model-00002-of-00002.safetensors").unlink()
   refused(path, "model.safetensors.index.json names 2 files; missing: model-00002-of-00002.safetensors")
   edit(path / "model.safetensors.index.json", weight_map=None)

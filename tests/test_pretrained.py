@@ -77,6 +77,58 @@ def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_pat
   assert pretrained.vocabulary(source) == vocabularies.load("bytes")
 
 
+def test_a_checkpoint_runs_no_code(workdir, tmp_path, capsys):
+  """A module that its config names is imported if the user names it, too; the model is read without it."""
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
+  ran = tmp_path / "ran.txt"
+  code = f"""
+import pathlib, seqio
+from t2t.data import vocabularies
+pathlib.Path({str(ran)!r}).write_text("code")
+source = seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=["train"])
+seqio.TaskRegistry.add("named_by_a_checkpoint", source=source,
+  preprocessors=[], output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(vocabularies.load("bytes"))))
+"""
+  (tmp_path / "theirs.py").write_text(code)
+  path = tmp_path / "1" / "config" / "metadata"
+  saved = json.loads(path.read_text())
+  saved["data"] |= {
+    "files": "",
+    "vocabulary": "",
+    "mixture": "named_by_a_checkpoint",
+    "task_modules": [str(tmp_path / "theirs.py")],
+  }
+  path.write_text(json.dumps(saved))
+  (tmp_path / "in.txt").write_text("a line\n")
+  infer = ["infer", "--checkpoint", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]
+  infer += ["--output", str(tmp_path / "out.txt"), "--max_length", "2"]
+  assert command.main(infer) == 2
+  assert f"code is not run because a checkpoint names it; if you trust it, give --task_modules {tmp_path}" in (
+    capsys.readouterr().err
+  )
+  assert not ran.exists()
+  ends, why = pretrained.ends_prompts(pretrained.read_source(str(tmp_path / "1")))
+  assert ends is None and "code is not run" in why and not ran.exists()
+  assert command.main([*infer, "--task_modules", str(tmp_path / "theirs.py")]) == 0
+  assert ran.exists() and (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["../theirs.model", "/etc/hostname", "..", "", 3])
+def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
+  """A record may name nothing else on the machine of whoever reads it."""
+  (tmp_path / "theirs.model").write_bytes(b"")
+  folder = epath.Path(tmp_path / "vocabulary")
+  folder.mkdir()
+  (folder / "vocabulary.json").write_text(json.dumps({"file": name, "extra_ids": 0}))
+  with pytest.raises(UserError, match="must be a file of the same folder"):
+    vocabularies.load(str(folder))
+  with pytest.raises(UserError, match="must be a file of the same folder"):
+    vocabularies.saved_extra_ids(folder)
+  (folder / "vocabulary.json").write_text('{"file": "spiece')
+  with pytest.raises(UserError, match="not what t2t writes beside a vocabulary"):
+    vocabularies.load(str(folder))
+
+
 def test_fine_tuning_takes_model_and_vocabulary(workdir):
   """All but the rate of dropout, which is fine-tuning's own."""
   config = load_config("finetune_superglue")

@@ -22,6 +22,7 @@ from t2t.checkpoints import pretrained, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapt
+from t2t.storage import vocabulary_files
 
 _CHUNK_BYTES = 1 << 25  # of parameters that are not stacked; of the others each layer is a chunk
 
@@ -174,9 +175,9 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""
   if source.vocabulary:
-    record = json.loads((epath.Path(source.vocabulary) / "vocabulary.json").read_text())
-    extra_ids = record["extra_ids"]
-    vocabulary = "bytes" if record["file"] == "bytes" else str(epath.Path(source.vocabulary) / record["file"])
+    folder = epath.Path(source.vocabulary)
+    record = vocabulary_files.read_record(folder)
+    extra_ids, vocabulary = record.extra_ids, record.spec(folder)
   beside = sorted({name.split("/")[0] for name in saved.get("params") or {}} - {source.part}) if source.part else []
   notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
   return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found, notes=notes)

@@ -138,20 +138,53 @@ def vocabulary(source: Source):
   """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
 
   Raises:
-    UserError: it cannot be found.
+    UserError: it cannot be found, or only by running code that nobody asked for.
   """
   from t2t.data import pipeline, vocabularies
 
   if source.vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
   known = {field.name for field in dataclasses.fields(DataConfig)}
-  data = DataConfig(**{key: value for key, value in source.run["data"].items() if key in known})
+  modules, untrusted = _task_modules(source)
+  values = {key: value for key, value in source.run["data"].items() if key in known} | {"task_modules": modules}
+  data = DataConfig(**values)
   if not (data.vocabulary or data.mixture or data.files):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
       " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
     )
-  return pipeline.vocabulary(data)
+  try:
+    return pipeline.vocabulary(data)
+  except UserError as error:
+    if not untrusted:
+      raise
+    raise UserError(f"{source.path}: its vocabulary is that of {data.mixture}; {untrusted}") from error
+
+
+def trust(modules: str) -> None:
+  """Imports what the user asked for, comma-separated: from now on a checkpoint may name it, too.
+
+  Raises:
+    UserError: it cannot be imported.
+  """
+  if modules:
+    from t2t.data import registry
+
+    for module in modules.split(","):
+      registry.load(module, where="--task_modules")
+
+
+def _task_modules(source: Source) -> tuple[tuple[str, ...], str]:
+  """The modules of a checkpoint's tasks that may be imported, and why others may not, "" where there are none."""
+  from t2t.data import registry
+
+  modules = tuple(source.run["data"].get("task_modules", ()))
+  others = [module for module in modules if not registry.is_trusted(module)]
+  why = (
+    f"its config names {', '.join(others)}, and code is not run because a checkpoint names it; if you trust it, give"
+    f" --task_modules {','.join(others)} (of eval: --config.data.task_modules)"
+  )
+  return tuple(module for module in modules if module not in others), why if others else ""
 
 
 def answers_by_heads(source: Source) -> bool:
@@ -181,10 +214,11 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   mixture = data.get("mixture", "")
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
+  modules, untrusted = _task_modules(source)
   try:
-    found = selection.named(mixture, modules=data["task_modules"])
+    found = selection.named(mixture, modules=modules)
   except UserError as error:
-    return None, str(error)
+    return None, untrusted or str(error)
   ends = selection.ends_inputs(found, "decoder_only")
   return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
 

@@ -98,6 +98,7 @@ def main(argv: list[str]) -> None:
   train = default.get_config().train
   hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
   source = pretrained.read_source(options.checkpoint)
+  pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   longest = prompting.longest_text(source, inputs_length=options.inputs_length)
   mesh = lines.make_mesh(options.tensor)

@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
   model = parser.add_argument_group("model")
   add = model.add_argument
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
+  add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
   add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
   add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
@@ -165,6 +166,7 @@ def main(argv: list[str]) -> None:
     train = default.get_config().train
     hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
   source = pretrained.read_source(options.checkpoint)
+  pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:
     server.serve(_service(options, source, decode), host=options.host, port=options.port)

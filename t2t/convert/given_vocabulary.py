@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 
 from etils import epath
 
@@ -12,7 +11,6 @@ from t2t import UserError
 from t2t.convert.tensors import Foreign
 from t2t.storage import vocabulary_files
 
-_RECORD = "vocabulary.json"  # of a folder that `t2t.data.vocabularies.save` wrote, or `save` here
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
 _WHAT_TO_GIVE = (
@@ -82,10 +80,9 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
   path = epath.Path(spec).expanduser()
   if not path.exists():
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
-  if (path / _RECORD).exists():
-    record = json.loads((path / _RECORD).read_text())
-    found = _vocabulary_at(record["file"] if record["file"] == "bytes" else str(path / record["file"]), where)
-    return dataclasses.replace(found, extra_ids=record["extra_ids"])
+  if (path / vocabulary_files.RECORD).exists():
+    record = vocabulary_files.read_record(path)
+    return dataclasses.replace(_vocabulary_at(record.spec(path), where), extra_ids=record.extra_ids)
   if path.is_dir():
     path = next(iter(vocabulary_files.found_in(path)), path)
   if path.is_dir() or path.suffix not in (".model", ".txt", ".json", ".bpe"):
@@ -121,7 +118,7 @@ def save(foreign: Foreign, folder: epath.Path) -> None:
     files = {each.name: each.read_bytes() for each in vocabulary_files.files_of(path)}
     name = next(iter(files))
   folder.mkdir(parents=True, exist_ok=True)
-  record = json.dumps({"file": name, "extra_ids": foreign.extra_ids}, indent=2)
+  record = vocabulary_files.Record(name, foreign.extra_ids).content()
   # The record last: a folder without it was not written to its end.
-  for name, content in {**files, _RECORD: record.encode()}.items():
+  for name, content in {**files, vocabulary_files.RECORD: record}.items():
     (folder / name).write_bytes(content)

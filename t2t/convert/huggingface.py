@@ -17,7 +17,7 @@ from t2t.convert.families import Family, Settings
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, compare, expected
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket
+from t2t.storage import bucket, vocabulary_files
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -183,7 +183,10 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
     weight_map = _json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
       raise UserError(f"{named}: {_INDEX}: has no weight_map, which says in which file a tensor is; download it again")
-    files = sorted(set(weight_map.values()))
+    files = sorted({*map(str, weight_map.values())})
+    outside = [name for name in files if not vocabulary_files.is_own(name)]
+    if outside:
+      raise UserError(f"{named}: {_INDEX} names {outside[0]!r}, which is no file of this folder; download it again")
     absent = [name for name in files if not (folder / name).exists()]
     if absent:
       raise UserError(f"{named}: {_INDEX} names {len(files)} files; missing: {', '.join(absent)}")

@@ -60,6 +60,14 @@ def load(module: str, *, where: str = _TASK_MODULES) -> tuple[str, ...]:
 _loaded: dict[str, tuple[str, ...]] = {}
 
 
+def is_trusted(module: str) -> bool:
+  """Whether a module may be imported because a checkpoint names it: it comes with t2t, or the user asked for it before.
+
+  A checkpoint may come from anybody; code that it names is run for nobody who has not asked for it.
+  """
+  return module in shipped() or _module_name(module) in _loaded
+
+
 def description(module: str) -> str:
   """The first line of a loaded module's docstring, "" where it has none."""
   return (sys.modules[_module_name(module)].__doc__ or "").strip().partition("\n")[0]

@@ -15,7 +15,7 @@ import numpy as np
 from t2t import UserError, losses
 from t2t.checkpoints import pretrained
 from t2t.config import Config, DataConfig, EvalConfig
-from t2t.data import answers, pipeline, selection, vocabularies
+from t2t.data import answers, pipeline, registry, selection, vocabularies
 from t2t.evaluation import few_shot, methods, results
 from t2t.generation import predictor
 from t2t.models.config import TransformerConfig
@@ -229,6 +229,8 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
     predictor.check_predicts_tokens(source.model, where=f"--checkpoint {source.path}")
   mesh, _ = meshes.make(config)
+  for module in data.task_modules:
+    registry.load(module)  # what the user asked for, a checkpoint may name as well
   vocabulary = pretrained.vocabulary(source)
   if data.vocabulary and data.vocabulary != source.vocabulary:
     vocabularies.check_same(vocabulary, pipeline.vocabulary(data), spec=data.vocabulary)

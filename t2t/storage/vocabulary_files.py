@@ -1,6 +1,8 @@
 """Which files are a vocabulary, by their names and places; without TensorFlow."""
 
+import dataclasses
 import json
+import pathlib
 import re
 
 from etils import epath
@@ -12,6 +14,8 @@ from t2t import UserError
 # Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
 SETTINGS = "tokenizer_config.json"
+# Says which file of a folder is the vocabulary, and how many sentinels follow; see `Record`.
+RECORD = "vocabulary.json"
 # XLM-R's and BARThez's: SentencePiece's ids are not theirs, which count four pieces of their own first.
 SHIFTED = "sentencepiece.bpe.model"
 SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
@@ -19,6 +23,51 @@ _JSON = "tokenizer.json"
 # Of a published model's folder.  A SentencePiece model first: the tokenizer.json that Hugging Face lays beside it is
 # made from it, and T5's has the sentinels inside.
 KINDS = ("*.model", _JSON, "vocab.txt", "encoder.json", "vocab.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """What is written beside a vocabulary that was copied to a checkpoint.
+
+  file: name of the file in the folder, or "bytes".
+  extra_ids: sentinels behind the vocabulary's own ids.
+  """
+
+  file: str
+  extra_ids: int
+
+  def spec(self, folder: epath.Path) -> str:
+    """What `t2t.data.vocabularies.load` takes."""
+    return "bytes" if self.file == "bytes" else str(folder / self.file)
+
+  def content(self) -> bytes:
+    """As it is written."""
+    return json.dumps(dataclasses.asdict(self), indent=2).encode()
+
+
+def is_own(name: object) -> bool:
+  """Whether a name that a file gives is that of a file in the same folder, and of none elsewhere on this machine."""
+  return isinstance(name, str) and name not in ("", ".", "..") and pathlib.PurePath(name).name == name
+
+
+def read_record(folder: epath.Path) -> Record:
+  """The record of a folder that has one.
+
+  Raises:
+    UserError: it is torn, or names a file that is not in the folder.
+  """
+  path = folder / RECORD
+  try:
+    found = json.loads(path.read_text())
+    record = Record(found["file"], found["extra_ids"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise UserError(f"{path}: not what t2t writes beside a vocabulary ({error!r}); copy it again") from error
+  if not is_own(record.file) or not isinstance(record.extra_ids, int):
+    raise UserError(
+      f"{path}: its file is {record.file!r} and its extra_ids {record.extra_ids!r}; it must be a file of the same"
+      " folder, or bytes, and a number"
+    )
+  return record
 
 
 def found_in(folder: epath.Path) -> list[epath.Path]:

@@ -43,9 +43,8 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   path = epath.Path(spec).expanduser()
   if not path.exists():
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
-  if (path / _SAVED).exists():
-    name = json.loads((path / _SAVED).read_text())["file"]
-    return load(name if name == "bytes" else str(path / name), extra_ids=extra_ids)
+  if (path / vocabulary_files.RECORD).exists():
+    return load(vocabulary_files.read_record(path).spec(path), extra_ids=extra_ids)
   if path.is_dir():
     path = _file_in(path, where)
   if subwords.is_subword_file(path):
@@ -54,11 +53,6 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
     return vocabulary
   _check_model(path, extra_ids, where)
   return seqio.SentencePieceVocabulary(str(path), extra_ids=extra_ids)
-
-
-_SAVED = (
-  "vocabulary.json"  # says which file of a folder that `save` wrote is the vocabulary, and how many sentinels follow
-)
 
 
 def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
@@ -77,9 +71,9 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
   else:
     return
   folder.mkdir(parents=True, exist_ok=True)
-  record = json.dumps({"file": name, "extra_ids": vocabulary.extra_ids}, indent=2)
+  record = vocabulary_files.Record(name, vocabulary.extra_ids).content()
   # The record last: a folder without it was not written to its end.
-  for name, content in {**files, _SAVED: record.encode()}.items():
+  for name, content in {**files, vocabulary_files.RECORD: record}.items():
     part = folder / f"{name}.part"
     part.write_bytes(content)
     part.replace(folder / name)
@@ -87,8 +81,8 @@ def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
 
 def saved_extra_ids(folder: epath.Path) -> int | None:
   """How many sentinels the vocabulary in a folder of `save` has; None: there is no such folder."""
-  record = folder / _SAVED
-  return json.loads(record.read_text())["extra_ids"] if record.exists() else None
+  has_record = (folder / vocabulary_files.RECORD).exists()
+  return vocabulary_files.read_record(folder).extra_ids if has_record else None
 
 
 _WHAT_TO_GIVE = (
