@@ -11,7 +11,6 @@ Prints a row of the table in docs/first_minutes.md, which any command may beat.
 """
 
 import argparse
-import json
 import pathlib
 import shutil
 import statistics
@@ -19,13 +18,14 @@ import subprocess
 import sys
 import time
 
+from etils import epath
 import numpy as np
 import seqio
 
 from t2t import UserError
 from t2t.config import load_config, override, records
 from t2t.data import pipeline, runs, vocabularies
-from t2t.training import meshes
+from t2t.training import meshes, writers
 
 _ALL = 1_000  # held-out batches: more than there are
 
@@ -69,11 +69,10 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[flo
   with (workdir / "log.txt").open("w") as log:
     ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
   seconds = time.perf_counter() - started
-  text = (workdir / "log.txt").read_text()
   if ended.returncode:
-    raise UserError(f"{' '.join(command)} failed:\n{text[-2_000:]}")
-  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  return seconds, [line["eval/loss"] for line in lines if "eval/loss" in line][-1]
+    raise UserError(f"{' '.join(command)} failed:\n{(workdir / 'log.txt').read_text()[-2_000:]}")
+  found = writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
+  return seconds, found[max(found)]
 
 
 def main(argv: list[str]) -> None:

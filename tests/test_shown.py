@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import test_examples
 import toy
 
 from t2t.generation import shown
@@ -11,17 +12,10 @@ from t2t.training import train_state
 SENTINELS = (39, 38, 37)
 
 
-class Ids:
-  """A vocabulary whose tokens are called by their ids."""
-
-  def decode(self, ids):
-    return " ".join(str(token) for token in ids)
-
-
 def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS):
   graphdef, params = toy.split(model)
   state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
-  options = dict(vocabulary=Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS), number=number)
+  options = dict(vocabulary=test_examples.Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS), number=number)
   return shown.likeliest(graphdef, state, batch, **options)
 
 

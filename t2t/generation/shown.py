@@ -16,7 +16,6 @@ from t2t.training.train_state import TrainState
 
 NOTHING = "(end)"  # a guess that the blank ends here: the next sentinel, EOS
 
-
 Line = tuple[str, str]  # what it is, and the text; several in a row may be of one kind
 
 

@@ -41,7 +41,7 @@ class Ahead:
     self._thread.join()
     if self._error is not None:
       raise self._error
-    fits = self._compiled is not None and jax.tree.map(_shape, arguments) == self._shapes
+    fits = jax.tree.map(_shape, arguments) == self._shapes
     return (self._compiled if fits else self._function)(*arguments)
 
 
