@@ -65,6 +65,7 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ({"dtype": "float16"}, "float16.*overflow"),
     ({"dtype": "float64"}, "config.model.dtype='float64'"),
     ({"gradient_dtype": "float16"}, "config.model.gradient_dtype='float16': known are bfloat16, float32"),
+    ({"quantization": "int4"}, "config.model.quantization='int4': known are int8, fp8"),
     ({"mlp_activation": "gated_gleu"}, "did you mean gated_gelu?"),
     ({"architecture": "encoder_decodre"}, "did you mean encoder_decoder?"),
     ({"positions": "rotray"}, "did you mean rotary?"),

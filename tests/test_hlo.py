@@ -200,6 +200,40 @@ def test_a_collective_spread_over_fusions_counts_once():
     ("done", f'{gather}{call}Done"'),
   )
   assert found.sent() == {"all-gather": {("fsdp",): 4096 * 4 * 3 / 4}}
+  assert found.bytes == 0.0
+
+
+def test_what_runs_beside_a_spread_collective_moves_its_own():
+  """Neither what is gathered, nor what of it is there already, is read or written by the product of that step."""
+  found = analyse(
+    f"""
+    %a = f32[1024]{{0}} parameter(0)
+    %b = f32[8,128]{{1,0}} parameter(1)
+    %x = (f32[1024]{{0}}, f32[4096]{{0}}) fusion(%a), kind=kCustom, calls=%start
+    %there = f32[4096]{{0}} get-tuple-element(%x), index=1
+    ROOT %y = (f32[8,128]{{1,0}}, f32[1024]{{0}}, f32[4096]{{0}}) fusion(%a, %there, %b), kind=kOutput, calls=%step
+    """,
+    (
+      "start",
+      f"""
+      %p = f32[1024]{{0}} parameter(0)
+      %g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}
+      ROOT %r = (f32[1024]{{0}}, f32[4096]{{0}}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+      """,
+    ),
+    (
+      "step",
+      f"""
+      %p = f32[1024]{{0}} parameter(0)
+      %q = f32[4096]{{0}} parameter(1)
+      %b = f32[8,128]{{1,0}} parameter(2)
+      %g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}
+      %m = f32[8,128]{{1,0}} multiply(%b, %b)
+      ROOT %r = (f32[8,128]{{1,0}}, f32[1024]{{0}}, f32[4096]{{0}}) tuple(%m, %p, %g)
+      """,
+    ),
+  )
+  assert found.bytes == 2 * 8 * 128 * 4
 
 
 def test_a_reduction_of_which_each_keeps_a_slice_is_a_reduce_scatter():
@@ -325,6 +359,26 @@ def test_flops_of_convolutions(line, flops):
     """
   )
   assert found.flops == flops
+
+
+@pytest.mark.parametrize(
+  ("left", "right", "pace"), [("s8", "s8", 2), ("f8e4m3fn", "f8e5m2", 4), ("s8", "bf16", 1), ("bf16", "bf16", 1)]
+)
+def test_products_of_8_bits_have_a_pace_of_their_own(left, right, pace):
+  """If both operands have them, and the device is faster with them; inside of fusions, too."""
+  entry = f"""
+  %a = {left}[8,16]{{1,0}} parameter(0)
+  %b = {right}[16,32]{{1,0}} parameter(1)
+  ROOT %r = f32[8,32]{{1,0}} fusion(%a, %b), kind=kOutput, calls=%product
+  """
+  product = f"""
+  %p = {left}[8,16]{{1,0}} parameter(0)
+  %q = {right}[16,32]{{1,0}} parameter(1)
+  ROOT %c = f32[8,32]{{1,0}} convolution(%p, %q), dim_labels=bf_io->bf
+  """
+  found = analyse(entry, ("product", product), paces={"int8": 2.0, "fp8": 4.0})
+  assert (found.flops, [each.pace for each in found.operations]) == (2 * 8 * 16 * 32, [pace])
+  assert [each.pace for each in analyse(entry, ("product", product)).operations] == [1]
 
 
 def test_flops_of_splash_attention():

@@ -346,6 +346,8 @@ def test_narrow_matrices_take_as_long_as_wide_ones():
   )
   assert one(busy_flops=3 * peak).predicted == pytest.approx(3 / roofline.MATMUL_SHARE)
   assert one(chip=chips.CHIPS["NVIDIA H200"], busy_flops=3 * peak).predicted == pytest.approx(1 / roofline.MATMUL_SHARE)
+  assert one(busy_flops=3 * peak, pace=2.0).predicted == pytest.approx(1.5 / roofline.MATMUL_SHARE)
+  assert one(pace=2.0).compute == pytest.approx(0.5)
   kernel = one(busy_flops=peak, is_kernel=True)
   assert kernel.predicted == pytest.approx(2 / roofline.MATMUL_SHARE)
   assert kernel.bound == "kernels"

@@ -47,13 +47,14 @@ def test_several_slices():
 
 def test_what_is_offloaded_goes_to_the_host_and_back():
   """As many bytes as layers keep otherwise, twice, at the pace of the way there."""
+  size = ("--config.model.num_decoder_layers=8", "--config.train.batch_size=256")
   keep, offload = (
-    compiled("v5e", "t5_1_1_small", "--config.train.batch_size=32", f"--config.model.remat={remat}")
-    for remat in ("minimal", "offload")
+    compiled("v5e", "tiny_gpt", *size, f"--config.model.remat={name}") for name in ("minimal", "offload")
   )
+  kept, left = (found["memory_per_chip"]["activations"] for found in (keep, offload))
+  assert left < 0.2 * kept
   assert keep["host_bytes_per_step"] == 0.0
-  assert offload["host_bytes_per_step"] == pytest.approx(2 * keep["memory_per_chip"]["activations"], rel=0.3)
-  assert offload["memory_per_chip"]["activations"] < 0.2 * keep["memory_per_chip"]["activations"]
+  assert offload["host_bytes_per_step"] == pytest.approx(2 * (kept - left), rel=0.3)
   assert offload["predicted_step_seconds"] > offload["seconds_at_peak"]["host"] > keep["predicted_step_seconds"]
 
 

@@ -100,12 +100,12 @@ def test_remat_changes_neither_loss_nor_gradients(kind, remat):
   toy.assert_trees_close(gradient, expected_gradient, atol=1e-4)
 
 
-@pytest.mark.parametrize("gradient_dtype", ["", "bfloat16"])
-def test_remat_computes_again(gradient_dtype):
+@pytest.mark.parametrize("how", [{}, {"gradient_dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_remat_computes_again(how):
   """minimal computes attention's products again but no projection, full computes both again."""
 
   def matmuls(remat):
-    function, params = loss_and_gradient(toy.config(remat=remat, dropout_rate=0.1, gradient_dtype=gradient_dtype))
+    function, params = loss_and_gradient(toy.config(remat=remat, dropout_rate=0.1, **how))
     found = toy.equations(jax.make_jaxpr(function)(params).jaxpr)
     return [equation for equation, _ in found if equation.primitive.name == "dot_general"]
 

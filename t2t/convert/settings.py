@@ -139,6 +139,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "t5_dropout",
     "dtype",
     "gradient_dtype",
+    "quantization",
     "remat",
     "attention_kernel",
     "heads",

@@ -267,7 +267,7 @@ class Attention(nnx.Module):
     self.dropout_rate = config.dropout_rate
     self.t5_dropout = config.t5_dropout
     self.window = config.attention_window
-    self.gradient_dtype = config.gradient_dtype
+    self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
     self.kernel = config.attention_kernel
@@ -284,10 +284,13 @@ class Attention(nnx.Module):
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
 
+  def _dense(self, x: jax.Array, name: str) -> jax.Array:
+    kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
+    return layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype, quantization=self.quantization)
+
   def _project(self, x: jax.Array, name: str) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
-    projected = checkpoint_name(layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype), name)
+    projected = checkpoint_name(self._dense(x, name), name)
     split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
@@ -341,5 +344,4 @@ class Attention(nnx.Module):
       attended = jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
     merged = sharding.shard(merged, "batch", "length", "heads")
-    projected = layers.dense(merged, self.out, self.out_bias, gradient_dtype=self.gradient_dtype)
-    return checkpoint_name(projected, "attention_out")
+    return checkpoint_name(self._dense(merged, "out"), "attention_out")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import importlib.util
 import re
 
 from t2t import UserError, did_you_mean
@@ -11,6 +12,7 @@ from t2t.models.architecture import ARCHITECTURES, Architecture
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
+QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
 HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
@@ -175,6 +177,7 @@ class TransformerConfig:
   t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
+  quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
   attention_kernel: str = ""  # splash, distance, cudnn or plain, an error where it cannot be had; "": the best there is
   # Backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or all but what is
   # named: query,key,value,attention,input@host (see remat.py)
@@ -247,13 +250,17 @@ class TransformerConfig:
       ("mlp_activation", ACTIVATIONS),
       ("attention_kernel", ("", *ATTENTION_KERNELS)),
       ("dtype", DTYPES),
-      ("gradient_dtype", DTYPES),
+      ("gradient_dtype", ("", *DTYPES)),
+      ("quantization", ("", *QUANTIZATIONS)),
     ):
       value = getattr(self, field)
-      if value not in known and not (field == "gradient_dtype" and not value):
+      if value not in known:
+        named = [each for each in known if each]
         raise UserError(
-          f"config.model.{field}={value!r}: known are {', '.join(known)}{did_you_mean(str(value), known)}"
+          f"config.model.{field}={value!r}: known are {', '.join(named)}{did_you_mean(str(value), named)}"
         )
+    if self.quantization and importlib.util.find_spec("qwix") is None:
+      raise UserError(f"config.model.quantization={self.quantization}: needs qwix; pip install 't2t-jax[quantization]'")
     if self.remat not in remat.POLICIES:
       remat.parse(self.remat)
     for field in dataclasses.fields(self):

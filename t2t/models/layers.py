@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import cpu
+from t2t.models import products
 from t2t.models.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -75,46 +75,6 @@ def out_of(config: TransformerConfig, fan_in: int) -> float:
   return into(config, fan_in)
 
 
-def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  kernel = kernel.astype(x.dtype)
-  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product_summed_in(x: jax.Array, kernel: jax.Array, gradient_dtype: str) -> jax.Array:
-  """`_product`, whose gradient of the kernel leaves each device in `gradient_dtype`."""
-  del gradient_dtype
-  return _product(x, kernel)
-
-
-def _product_forward(x, kernel, gradient_dtype):
-  del gradient_dtype
-  return _product(x, kernel), (x, kernel)  # in plain sight of the policies of `jax.checkpoint`
-
-
-def _product_backward(gradient_dtype, residuals, cotangent):
-  x, kernel = residuals
-  axes = tuple(range(x.ndim - 1))
-  # What a device's own product comes out in is what the compiler sums over devices.
-  d_kernel = jax.lax.dot_general(x, cotangent, ((axes, axes), ((), ())), preferred_element_type=gradient_dtype)
-  return _product(cotangent, kernel.T), d_kernel.astype(kernel.dtype)
-
-
-_product_summed_in.defvjp(_product_forward, _product_backward)
-
-
-# Over so many devices the sum of a gradient in bfloat16 is about as exact as a number in it, and takes half the bytes.
-# Added up one after another, as in a ring, real gradients of 16 devices were wrong by 0.4 %, of 64 by 0.8 %, of 256 by
-# 1.8 % and of 1,024 by 4 to 30 %, as most of what is added is lost (benchmarks/gradients.py --over_devices); along the
-# two sides of a square, as on a torus, still by 0.6 %.
-_MOST_IN_BFLOAT16 = 32
-
-
-def _summed_in(gradient_dtype: str, dtype: str) -> str:
-  """In what devices sum the gradient of a kernel whose products are in `dtype`; see `TransformerConfig`."""
-  return gradient_dtype or ("float32" if sharding.num_shards("tokens") > _MOST_IN_BFLOAT16 else dtype)
-
-
 class LowRank(nnx.Module):
   """A matrix and what is added to it, kernel + scale * down up; in place of a parameter where a model is adapted.
 
@@ -129,25 +89,26 @@ class LowRank(nnx.Module):
 
 
 def dense(
-  x: jax.Array, kernel: nnx.Param | LowRank, bias: nnx.Param | None = None, *, gradient_dtype: str = ""
+  x: jax.Array,
+  kernel: nnx.Param | LowRank,
+  bias: nnx.Param | None = None,
+  *,
+  gradient_dtype: str = "",
+  quantization: str = "",
 ) -> jax.Array:
   """x @ kernel + bias for [..., in], [in, out] and [out], in the dtype of `x`.
 
   Args:
     x: of any number of leading axes.
     kernel, bias: parameters.
-    gradient_dtype: see `TransformerConfig`.
+    gradient_dtype, quantization: see `TransformerConfig`; what is added to an adapted kernel is not quantized.
   """
-  summed_in = _summed_in(gradient_dtype, x.dtype.name)
-
-  def product(x: jax.Array, kernel: nnx.Param) -> jax.Array:
-    plain = summed_in == x.dtype.name
-    return _product(x, kernel[...]) if plain else _product_summed_in(x, kernel[...], summed_in)
-
+  product = functools.partial(products.product, gradient_dtype=gradient_dtype)
   if isinstance(kernel, LowRank):
-    y = product(x, kernel.kernel) + kernel.scale * product(product(x, kernel.lora_down), kernel.lora_up)
+    added = product(product(x, kernel.lora_down[...]), kernel.lora_up[...])
+    y = product(x, kernel.kernel[...], quantization=quantization) + kernel.scale * added
   else:
-    y = product(x, kernel)
+    y = product(x, kernel[...], quantization=quantization)
   # In float32, where the gradient of a bias is added up over all positions.
   return y if bias is None else (y + bias[...]).astype(x.dtype)
 
@@ -315,7 +276,7 @@ class Mlp(nnx.Module):
     self.activation = config.mlp_activation
     # T5 alone drops out between the two products; BERT, GPT-2 and those after them only behind the second.
     self.dropout_rate = config.dropout_rate if config.t5_dropout else 0.0
-    self.gradient_dtype = config.gradient_dtype
+    self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     scale = into(config, embed)
     self.gate = param(rngs, (embed, mlp), ("embed", "mlp"), scale=scale) if config.gated else None
     self.gate_bias = bias(config, mlp, "mlp") if config.gated else None
@@ -326,7 +287,7 @@ class Mlp(nnx.Module):
 
   def __call__(self, x: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
     """[batch, length, embed] -> [batch, length, mlp] -> [batch, length, embed]."""
-    product = functools.partial(dense, gradient_dtype=self.gradient_dtype)
+    product = functools.partial(dense, gradient_dtype=self.gradient_dtype, quantization=self.quantization)
     hidden = checkpoint_name(product(x, self.up, self.up_bias), "mlp_up")
     if self.gate is None:
       hidden = activate(self.activation, hidden)

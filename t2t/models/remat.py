@@ -14,6 +14,11 @@ ATTENTION_ON_HOST = "input@host,query@host,key@host,value@host,attention"
 _HOST = "@host"
 
 
+def of_products(*, on_host: bool) -> list[str]:
+  """Names of all that matrices and kernels give; of matrices in the host's memory, if it is to be there."""
+  return [name + _HOST * (on_host and name != "attention") for name in NAMES if name != "input"]
+
+
 def parse(remat: str) -> tuple[list[str], list[str]]:
   """What of a list of names stays on the device, and what waits in the host's memory.
 

@@ -24,9 +24,12 @@ def _offload(primitive, *args, **params):
   return _KERNELS(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
 
 
-def _remat_policy(name: str) -> Callable[..., object]:
+def _remat_policy(name: str, quantization: str) -> Callable[..., object]:
   """What `jax.checkpoint` is given for a value of `config.model.remat` other than "none"."""
   policies = jax.checkpoint_policies
+  if quantization and name in ("minimal", "offload"):
+    # What a quantized product gives has 32 bits, until it is scaled back: it is kept then, by its name.
+    name = ",".join(remat.of_products(on_host=name == "offload"))
   if name == "minimal":
     return policies.save_from_both_policies(policies.checkpoint_dots_with_no_batch_dims, _KERNELS)
   if name == "full":
@@ -330,7 +333,7 @@ class Stack(nnx.Module):
     """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""
     if self.config.remat != "none":
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
-      run = jax.checkpoint(run, policy=_remat_policy(self.config.remat), prevent_cse=False)
+      run = jax.checkpoint(run, policy=_remat_policy(self.config.remat, self.config.quantization), prevent_cse=False)
     if not apart:
       return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers))
     kept = []

@@ -103,7 +103,9 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
   """What a plan says of the compiled program."""
   kind = mesh.devices.flat[0].device_kind
   chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
-  executed = hlo_cost.analyse(compiled.text, mesh.shape, unknown_trips=program.unknown_trips(config, mesh))
+  executed = hlo_cost.analyse(
+    compiled.text, mesh.shape, unknown_trips=program.unknown_trips(config, mesh), paces=chips.PACES.get(kind)
+  )
   saved = min(executed.saved_bytes, compiled.temporaries)
   found: Plan = {
     "memory_per_chip": plan["memory_per_chip"] | {"activations": saved},

@@ -45,7 +45,7 @@ BOUNDS = {
 class Times:
   """Seconds of one step.
 
-  compute, memory: FLOPs and bytes at the chip's published peaks.
+  compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks.
   host: bytes to and from the host at the published bandwidth of that way.
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
   overlapped, exposed: of `links`, by whether they run beside other work.
@@ -76,7 +76,7 @@ def times(
   Args:
     program: of one device.
     chip: what the device can do.
-    peak: its FLOP/s.
+    peak: its FLOP/s in bfloat16.
     mesh: whose axes the collectives name, of real devices or of a topology's.
     head_dim: of attention, for its kernels; 0: they have none.
   """
@@ -94,7 +94,7 @@ def times(
   for each in program.operations:
     if not each.overlaps:
       flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
-      own, streamed = flops / (MATMUL_SHARE * peak), each.bytes / stream
+      own, streamed = flops / each.pace / (MATMUL_SHARE * peak), each.bytes / stream
       what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
       took[what] += each.times * max(own, streamed)
   host = program.host_bytes / chip.host_bandwidth
@@ -107,7 +107,7 @@ def times(
   }
   longest = max(beside, key=beside.get)
   return Times(
-    compute=program.flops / peak,
+    compute=sum(each.times * each.flops / each.pace for each in program.operations) / peak,
     memory=program.bytes / chip.hbm_bandwidth,
     host=host,
     links=links,

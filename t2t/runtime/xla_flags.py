@@ -32,6 +32,8 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     Flag("xla_enable_async_all_gather", "true", "parameters are gathered while the layer before is computed"),
     Flag("xla_tpu_enable_async_collective_fusion", "true", "collectives run as part of the matmuls beside them"),
     Flag("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers of parameters as well"),
+    Flag("xla_enable_async_all_reduce", "true", "gradients are summed while the rest of the layer's are computed"),
+    Flag("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true", "as part of its matmuls, too"),
     Flag("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "over several matmuls where one is short"),
     Flag("xla_tpu_overlap_compute_collective_tc", "true", "the core computes while the links are busy"),
     Flag("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000", "no product is cut into narrow steps"),

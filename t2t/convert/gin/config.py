@@ -243,7 +243,7 @@ def _schedule(asked: gin_bindings.Asked) -> dict[str, Any]:
 _FAMILIES = {"t5_1_1": sizes.t5_1_1, "t5_1_0": sizes.t5_1_0, "mt5": sizes.mt5, "byt5": sizes.byt5}
 _SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
 # What a config of a published size may change and still be of that size.
-_NOT_THE_SIZE = ("dtype", "gradient_dtype", "dropout_rate", "remat", "attention_kernel")
+_NOT_THE_SIZE = ("dtype", "gradient_dtype", "quantization", "dropout_rate", "remat", "attention_kernel")
 
 
 def _published(model: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -33,6 +33,8 @@ _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "asyn
 
 # Custom calls that are products of matrices as any other.
 _LIBRARIES = ("__cublas$", "__onednn$matmul")
+# Of 8 bits: how the dtypes of HLO begin.
+_EIGHT_BITS = {"s8": "int8", "u8": "int8", "f8": "fp8"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Operation:
   host_bytes: what it moves between the device and its host.
   busy_flops: `flops`, and those for which matrix units stand idle as the matrices are narrow; of kernels the same.
   is_kernel: written by hand, so that nothing is known of it but what it says itself.
+  pace: how many times as fast as in bfloat16 its products are computed, of numbers of so few bits.
   """
 
   name: str
@@ -53,6 +56,7 @@ class Operation:
   host_bytes: float = 0.0
   busy_flops: float = 0.0
   is_kernel: bool = False
+  pace: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +113,18 @@ class Program:
     return found
 
 
-def analyse(text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 1.0) -> Program:
+def analyse(
+  text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 1.0, paces: Mapping[str, float] | None = None
+) -> Program:
   """Counts a program.
 
   Args:
     text: `compiled.as_text()`.
     mesh_shape: axis -> size, in the order in which the program numbers its devices; dcn_data first.
     unknown_trips: how often a loop is taken to run whose number of iterations depends on data.
+    paces: "int8" or "fp8" -> how many times as fast as bfloat16's the device multiplies such numbers, see `chips`.
   """
-  counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips)
+  counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips, paces or {})
   counter.visit(hlo.Scope(counter.module, counter.module.entry), 1.0)
   return counter.program()
 
@@ -125,25 +132,19 @@ def analyse(text: str, mesh_shape: Mapping[str, int], *, unknown_trips: float = 
 class _Counter:
   """Walks through a program as it runs."""
 
-  def __init__(self, module: hlo.Module, mesh_shape: Mapping[str, int], unknown_trips: float):
+  def __init__(
+    self, module: hlo.Module, mesh_shape: Mapping[str, int], unknown_trips: float, paces: Mapping[str, float]
+  ):
     self.module = module
     self._mesh_shape = dict(mesh_shape)
     self._unknown_trips = unknown_trips
+    self._paces = paces
     self._operations: list[Operation] = []
     self._collectives: list[Collective] = []
     self._flops_of: dict[str, np.ndarray] = {}
     self._saved = 0.0
     self._unknown: set[str] = set()
     self._uncounted: set[str] = set()
-    # TPUs spread a collective over several fusions, in each of which it is written down again: it counts in that which
-    # starts it.
-    self._started = {
-      each.attribute("channel_id")
-      for computation in module.computations.values()
-      if computation.root.target == "AsyncCollectiveStart"
-      for each in computation
-      if each.opcode in hlo.COLLECTIVES
-    }
 
   def program(self) -> Program:
     return Program(
@@ -185,7 +186,7 @@ class _Counter:
     names = names or instruction.called("true_computation") + instruction.called("false_computation")
     branches = []
     for name in names:
-      branch = _Counter(self.module, self._mesh_shape, self._unknown_trips)
+      branch = _Counter(self.module, self._mesh_shape, self._unknown_trips, self._paces)
       branch.visit(hlo.Scope(self.module, self.module[name]), times, overlaps=overlaps)
       branches.append(branch)
     dearest = max(branches, key=lambda each: (each.program().flops, each.program().bytes))
@@ -207,19 +208,21 @@ class _Counter:
       self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
     moved = hlo_traffic.device_bytes(self.module, computation, instruction)
     host = hlo_traffic.host_bytes(computation, instruction)
-    flops, busy = self._flops(computation, instruction)
+    flops, busy, paced = self._flops(computation, instruction)
     if flops or moved or host:
       overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
       is_kernel = instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES)
-      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel))
+      pace = flops / paced if paced else 1.0
+      self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel, pace))
 
   # ---- Collectives -----------------------------------------------------------
 
   def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> None:
-    """Counts the collectives of a fusion."""
+    """Counts the collectives of a fusion; what is spread over several, in that which starts it."""
     starts = computation.root.target == "AsyncCollectiveStart"
     for each in computation:
-      if each.opcode in hlo.COLLECTIVES and (starts or each.attribute("channel_id") not in self._started):
+      is_spread = each.attribute("channel_id") in self.module.spread_collectives
+      if each.opcode in hlo.COLLECTIVES and (starts or not is_spread):
         self._collect(computation, each, times, overlaps=overlaps or starts)
       elif each.opcode == "fusion":
         self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
@@ -255,23 +258,32 @@ class _Counter:
   # ---- FLOPs -----------------------------------------------------------------
 
   def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> np.ndarray:
-    """[2]: FLOPs, and those that the matrix units are busy with."""
+    """[3]: FLOPs, those that the matrix units are busy with, and as many as take the same time in bfloat16."""
     opcode = instruction.opcode
     if opcode in ("fusion", "call"):
       called = instruction.called("calls") or instruction.called("to_apply")
       return self._computation_flops(called[0])
     if opcode == "dot":
-      return np.array(hlo_flops.dot(computation, instruction))
-    if opcode == "convolution":
-      return np.array(hlo_flops.convolution(computation, instruction))
-    if opcode == "custom-call":
-      return np.full(2, self._kernel_flops(computation, instruction))
-    return np.zeros(2)
+      flops, busy = hlo_flops.dot(computation, instruction)
+    elif opcode == "convolution":
+      flops, busy = hlo_flops.convolution(computation, instruction)
+    elif opcode == "custom-call":
+      flops = busy = self._kernel_flops(computation, instruction)
+    else:
+      return np.zeros(3)
+    return np.array([flops, busy, flops / self._pace(computation, instruction)])
+
+  def _pace(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
+    operands = computation.operand_arrays(instruction)[:2]
+    if instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES):
+      return 1.0
+    bits = {_EIGHT_BITS.get(each[0].dtype[:2]) for each in operands if each}
+    return self._paces.get(bits.pop(), 1.0) if len(bits) == 1 else 1.0
 
   def _computation_flops(self, name: str) -> np.ndarray:
     if name not in self._flops_of:
       computation = self.module[name]
-      self._flops_of[name] = sum((self._flops(computation, each) for each in computation), np.zeros(2))
+      self._flops_of[name] = sum((self._flops(computation, each) for each in computation), np.zeros(3))
     return self._flops_of[name]
 
   def _kernel_flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:

@@ -131,6 +131,17 @@ class Module:
   def __getitem__(self, name: str) -> Computation:
     return self.computations[name]
 
+  @functools.cached_property
+  def spread_collectives(self) -> frozenset[str]:
+    """Channels of collectives that TPUs spread over several fusions, in each of which they are written down again."""
+    return frozenset(
+      each.attribute("channel_id")
+      for computation in self.computations.values()
+      if computation.root.target == "AsyncCollectiveStart"
+      for each in computation
+      if each.opcode in COLLECTIVES
+    )
+
 
 def _closing(text: str, start: int) -> int:
   """Where the parenthesis that opens at `start` closes."""

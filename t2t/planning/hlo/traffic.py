@@ -8,6 +8,14 @@ _HOST = 5  # XLA's number of the host's memory
 _BUFFERS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
+def _is_spread(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+  """Whether it is a part of a collective that goes on beside what is computed: as of others, its own traffic is not
+  counted, in none of the fusions that hand its arrays on.
+  """
+  is_collective = instruction.opcode in hlo.COLLECTIVES
+  return is_collective and instruction.attribute("channel_id") in module.spread_collectives
+
+
 def in_main_memory(arrays: Iterable[hlo.Array]) -> float:
   """Bytes of those that lie in main memory."""
   return sum(array.bytes for array in arrays if not array.space)
@@ -75,6 +83,8 @@ def _needed_by(module, computation, value: hlo.Instruction, user: hlo.Instructio
     return user.arrays[0].elements
   if user.opcode == "dynamic-update-slice" and first:
     return 0  # it is updated in place
+  if _is_spread(module, user) or user.target in _BUFFERS:
+    return 0
   if user.opcode == "tuple":
     return 0 if value.opcode == "parameter" else whole  # a parameter is handed on
   if user.opcode == "fusion":
@@ -96,6 +106,8 @@ def _written(
     if all(len(part.arrays) == 1 for part in parts) and len(parts) == len(results):
       return sum(_written(module, computation, part, [place]) for part, place in zip(parts, results, strict=True))
   if all(array.space for array in results) or value.opcode == "parameter":
+    return 0.0
+  if _is_spread(module, value) or value.target in _BUFFERS:
     return 0.0
   if value.opcode == "bitcast":
     return _written(module, computation, computation.instructions[value.operands[0]], results)

@@ -1,0 +1,106 @@
+"""Products in 8 bits: what they lose, what their gradients are, and what is kept of them."""
+
+import dataclasses
+import importlib.util
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwix
+import toy
+
+from t2t import UserError
+from t2t.models import products
+from t2t.models.config import QUANTIZATIONS
+
+
+def normal(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def rounded(x, kind, axis):
+  """Each slice along `axis` to the numbers of 8 bits, scaled so that its largest is theirs; float64."""
+  others = [i for i in range(x.ndim) if i != axis % x.ndim]
+  found = qwix.dequantize(qwix.quantize(x.astype(jnp.float32), kind, channelwise_axes=others))
+  largest = np.max(np.abs(np.asarray(x, np.float64)), axis=axis, keepdims=True)
+  assert np.all(np.abs(found - x) <= {"int8": 1 / 127.5, "float8_e4m3fn": 2**-4, "float8_e5m2": 2**-3}[kind] * largest)
+  return np.asarray(found, np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("kind", "forward", "backward"), [("int8",) * 3, ("fp8", "float8_e4m3fn", "float8_e5m2")])
+def test_both_ways_are_products_of_what_8_bits_hold(kind, forward, backward, dtype):
+  """y and dx are those of rounded operands, a scale for each row and column; the gradient of the kernel is exact."""
+  x, cotangent = normal(2, 9, 64).astype(dtype), normal(2, 9, 32, seed=1).astype(dtype)
+  kernel = normal(64, 32, seed=2)
+  y, vjp = jax.vjp(lambda x, kernel: products.product(x, kernel, quantization=kind), x, kernel)
+  d_x, d_kernel = vjp(cotangent)
+  assert (y.dtype, d_x.dtype, d_kernel.dtype) == (dtype, dtype, jnp.float32)
+  tolerance = dict(rtol=1e-2, atol=1e-2) if dtype == "bfloat16" else dict(rtol=1e-4, atol=1e-4)
+  expected = rounded(x, forward, -1) @ rounded(kernel, forward, 0)
+  np.testing.assert_allclose(np.asarray(y, np.float64), expected, **tolerance)
+  expected = rounded(cotangent, backward, -1) @ rounded(kernel, forward, 1).T
+  np.testing.assert_allclose(np.asarray(d_x, np.float64), expected, **tolerance)
+  exact = np.einsum("bli,blo->io", *(np.asarray(each, np.float64) for each in (x, cotangent)))
+  np.testing.assert_allclose(d_kernel, exact, **tolerance)
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_rows_do_not_share_a_scale(kind):
+  """A row a million times as large as its neighbours takes nothing from them."""
+  x, kernel = normal(4, 64), normal(64, 32, seed=1)
+  large = x.at[1].multiply(2.0**20)
+  expected = products.product(x, kernel, quantization=kind).at[1].multiply(2.0**20)
+  np.testing.assert_array_equal(products.product(large, kernel, quantization=kind), expected)
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_nothing_is_the_product_of_nothing(kind):
+  """Rows of zeros, as of padding, and what is no number."""
+  x, kernel = normal(3, 16).at[0].set(0.0).at[1, 3].set(jnp.nan), normal(16, 8, seed=1)
+  y, vjp = jax.vjp(lambda x: products.product(x, kernel, quantization=kind), x)
+  assert np.all(np.asarray(y[0]) == 0.0)
+  assert np.all(np.isnan(y[1]))
+  assert np.all(np.asarray(vjp(jnp.zeros_like(y))[0]) == 0.0)
+
+
+def loss_and_params(config):
+  graphdef, params = toy.split(toy.model(config))
+  batch = toy.batch(architecture=config.architecture)
+  return lambda params: toy.summed_loss()(nnx.merge(graphdef, params), batch, None)[0], params
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "bert"])
+def test_a_model_in_8_bits_is_near_itself(kind):
+  """Its loss and the direction of its gradient, embeddings and norms included."""
+  plain = toy.KINDS[kind]
+  found = {}
+  for quantization in ("", *QUANTIZATIONS):
+    function, params = loss_and_params(dataclasses.replace(plain, quantization=quantization))
+    loss, gradient = jax.jit(jax.value_and_grad(function))(params)
+    found[quantization] = loss, np.concatenate([np.ravel(x) for x in jax.tree.leaves(gradient)])
+  loss, gradient = found.pop("")
+  for own_loss, own in found.values():
+    assert own_loss != loss
+    np.testing.assert_allclose(own_loss, loss, rtol=0.05)
+    assert own @ gradient > 0.98 * np.linalg.norm(own) * np.linalg.norm(gradient)
+
+
+def test_what_is_kept_has_the_bits_of_activations():
+  """Under `minimal` no 32-bit sum of int8 products waits for the backward pass."""
+  config = toy.config(dtype="bfloat16", quantization="int8", remat="minimal")
+  function, params = loss_and_params(config)
+  kept = jax.tree.leaves(jax.eval_shape(lambda params: jax.vjp(function, params)[1], params))
+  layers = [x for x in kept if x.ndim >= 3 and x.shape[0] == config.num_encoder_layers]
+  assert any(x.dtype == jnp.bfloat16 for x in layers)
+  assert not any(x.dtype == jnp.int32 and x.ndim == 4 for x in layers)
+
+
+def test_it_needs_its_library(monkeypatch):
+  """Said when the config is read, with what to install."""
+  find = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "qwix" else find(name))
+  with pytest.raises(UserError, match="quantization=int8: needs qwix; pip install"):
+    toy.config(quantization="int8")
