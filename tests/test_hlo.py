@@ -206,12 +206,12 @@ def test_a_collective_spread_over_fusions_counts_once():
 def test_what_runs_beside_a_spread_collective_moves_its_own():
   """Neither what is gathered, nor what of it is there already, is read or written by the product of that step."""
   found = analyse(
-    f"""
-    %a = f32[1024]{{0}} parameter(0)
-    %b = f32[8,128]{{1,0}} parameter(1)
-    %x = (f32[1024]{{0}}, f32[4096]{{0}}) fusion(%a), kind=kCustom, calls=%start
-    %there = f32[4096]{{0}} get-tuple-element(%x), index=1
-    ROOT %y = (f32[8,128]{{1,0}}, f32[1024]{{0}}, f32[4096]{{0}}) fusion(%a, %there, %b), kind=kOutput, calls=%step
+    """
+    %a = f32[1024]{0} parameter(0)
+    %b = f32[8,128]{1,0} parameter(1)
+    %x = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%start
+    %there = f32[4096]{0} get-tuple-element(%x), index=1
+    ROOT %y = (f32[8,128]{1,0}, f32[1024]{0}, f32[4096]{0}) fusion(%a, %there, %b), kind=kOutput, calls=%step
     """,
     (
       "start",

@@ -12,10 +12,12 @@ from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import search
 from t2t.planning.roofline import BOUNDS
 
+_ADAMW = "--config.optimizer.name=adamw"
 
-def candidate(batch_size=16, microbatches=1, remat="none", **mesh) -> search.Candidate:
+
+def candidate(batch_size=16, microbatches=1, remat="none", offload_optimizer=False, **mesh) -> search.Candidate:
   mesh = {"data": 1, "fsdp": 8, "tensor": 1} | mesh
-  return search.Candidate(tuple(mesh.items()), batch_size, microbatches, remat)
+  return search.Candidate(tuple(mesh.items()), batch_size, microbatches, remat, offload_optimizer)
 
 
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
@@ -82,6 +84,26 @@ def test_what_waits_on_the_host_is_its_own_way_out():
   assert on_host.is_slower(kept)
   assert not kept.is_slower(on_host)
   assert kept.needs_more(candidate(remat="full"))
+
+
+def test_the_optimizer_may_wait_on_the_host():
+  """Where it takes a share of the memory that is worth its way; the config then says so, and so does the table."""
+  own, away = candidate(), candidate(offload_optimizer=True)
+  assert own.needs_more(away)
+  assert not away.needs_more(own)
+  assert away.is_slower(own)
+  assert not own.is_slower(away)
+  assert away.apply(config(*T5)).train.offload_optimizer
+  assert away.flags() == own.flags() + " --config.train.offload_optimizer=True"
+  assert "none*" in search.table([search.Result(away, planned(1.0, 1.0))])
+  # AdamW's moments take twice what the parameters do, 236 kB: split over 8 devices, 30 kB beside 15 kB.
+  found = lambda capacity: {
+    each.offload_optimizer for each in search.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
+  }
+  assert found(None) == {False}
+  assert found(1e9) == {False}
+  assert found(100e3) == {False, True}
+  assert found(40e3) == {True}
 
 
 def test_a_failure_is_a_result(cache):

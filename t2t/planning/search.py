@@ -34,24 +34,34 @@ _MICROBATCHES = (1, 2, 4, 8, 16)
 # together: these are three passes of matmuls, and "full" runs the forward one again, ATTENTION_KEPT two thirds of it.
 _RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
 _REMATS = tuple(_RECOMPUTES)
+_WORTH_OFFLOADING = 0.02  # of a device's memory
 # As the table names them.
 _SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """What a search may change; `mesh` is (axis, size) for every axis."""
+  """What a search may change.
+
+  mesh: (axis, size) for every axis.
+  offload_optimizer: its moments wait in the host's memory.
+  """
 
   mesh: tuple[tuple[str, int], ...]
   batch_size: int
   microbatches: int
   remat: str
+  offload_optimizer: bool = False
 
   def apply(self, config: Config) -> Config:
     """The config with this in it."""
     return config.with_(
       mesh=dict(self.mesh),
-      train={"batch_size": self.batch_size, "microbatches": self.microbatches},
+      train={
+        "batch_size": self.batch_size,
+        "microbatches": self.microbatches,
+        "offload_optimizer": self.offload_optimizer,
+      },
       model={"remat": self.remat},
     )
 
@@ -64,6 +74,7 @@ class Candidate:
       and self.batch_size >= other.batch_size
       and self.microbatches <= other.microbatches
       and kept[0] <= kept[1]
+      and self.offload_optimizer <= other.offload_optimizer
     )
 
   def is_slower(self, other: "Candidate") -> bool:
@@ -72,6 +83,7 @@ class Candidate:
       (self.mesh, self.batch_size) == (other.mesh, other.batch_size)
       and self.microbatches >= other.microbatches
       and _RECOMPUTES[self.remat] >= _RECOMPUTES[other.remat]
+      and self.offload_optimizer >= other.offload_optimizer
     )
 
   def flags(self) -> str:
@@ -79,7 +91,7 @@ class Candidate:
     mesh = " ".join(f"--config.mesh.{axis}={size}" for axis, size in self.mesh if size > 1)
     return (
       f"{mesh} --config.train.batch_size={self.batch_size} --config.train.microbatches={self.microbatches}"
-      f" --config.model.remat={self.remat}"
+      f" --config.model.remat={self.remat}{' --config.train.offload_optimizer=True' * self.offload_optimizer}"
     ).strip()
 
 
@@ -157,6 +169,7 @@ class Estimate:
   def memory(self, candidate: Candidate) -> float:
     """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
     mesh, params, optimizer = self.state(candidate.mesh)
+    optimizer = 0 if candidate.offload_optimizer else optimizer
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
     width = 2 if model.dtype == "bfloat16" else 4
@@ -178,8 +191,8 @@ class Estimate:
     return 2 * params + optimizer + total
 
   def seconds(self, candidate: Candidate) -> float:
-    """Of one step, rough: matmuls and the traffic of the axes that matters most."""
-    mesh, params, _ = self.state(candidate.mesh)
+    """Of one step, rough: matmuls, the traffic of the axes that matters most, and the optimizer's way to its host."""
+    mesh, params, optimizer = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.lengths(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
@@ -201,7 +214,8 @@ class Estimate:
     sums = model.num_encoder_layers * 2 * sides.get("encoder", 0)
     sums += model.num_decoder_layers * (3 if model.num_encoder_layers else 2) * sides.get("decoder", 0)
     tensor = send("tensor", 2 * passes * rows * sums * model.embed_dim * 2)
-    return max(compute, fsdp) + data + tensor
+    host = 2 * optimizer / self._chip.host_bandwidth if candidate.offload_optimizer else 0.0
+    return max(compute, fsdp) + data + tensor + host
 
 
 def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
@@ -210,19 +224,27 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
   Args:
     config: what is searched around.
     devices: of the slice.
-    capacity: bytes of one device; a mesh is left out whose parameters and optimizer alone do not fit.
+    capacity: bytes of one device; a mesh is left out whose parameters alone do not fit, or with their optimizer, where
+      that stays on the device.
   """
   estimate, own, larger = Estimate(config, devices), [], []
   for sizes in meshes(config, len(devices)):
     mesh_sizes = tuple(sizes.items())
     state = estimate.state(mesh_sizes)
-    if state is None or (capacity is not None and state[1] + state[2] > capacity):
+    if state is None:
       continue
+    _, params, optimizer = state
     shards = sharding.num_shards("batch", state[0])
-    for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, reversed(_REMATS)):
-      batch_size = config.train.batch_size * times
-      if batch_size % (shards * parts) == 0:
-        (own if times == 1 else larger).append(Candidate(mesh_sizes, batch_size, parts, remat))
+    for offload in (False, True):
+      # A small optimizer in the host's memory costs time and gives next to nothing.
+      if offload and optimizer < _WORTH_OFFLOADING * (capacity or math.inf):
+        continue
+      if capacity is not None and params + (0 if offload else optimizer) > capacity:
+        continue
+      for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, reversed(_REMATS)):
+        batch_size = config.train.batch_size * times
+        if batch_size % (shards * parts) == 0:
+          (own if times == 1 else larger).append(Candidate(mesh_sizes, batch_size, parts, remat, offload))
 
   def key(candidate: Candidate):
     # The estimate of memory may be off by a third.
@@ -338,11 +360,14 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> str:
-  """The ranking, what bounds each, then what does not fit or compile; at most 80 columns."""
+  """The ranking, what bounds each, then what does not fit or compile; at most 80 columns.
+
+  A star: the optimizer is in the host's memory.
+  """
   lines = [f"{'mesh':<25}{'batch':>6} {'mic':>3} {'remat':<8}{'memory':>8}{'step':>8}{'MFU':>5}{'tok/s':>7} bound"]
   for each in [*ranked(results), *(each for each in results if not each.fits)]:
     mesh = " ".join(f"{axis} {size}" for axis, size in each.candidate.mesh if size > 1) or "one device"
-    remat = _SHORT.get(each.candidate.remat, each.candidate.remat)
+    remat = _SHORT.get(each.candidate.remat, each.candidate.remat) + "*" * each.candidate.offload_optimizer
     line = f"{mesh:<25}{each.candidate.batch_size:>6} {each.candidate.microbatches:>3} {remat:<8}"
     if each.plan is None:
       line += "    fails:\n" + textwrap.fill(each.failure, 80, initial_indent="    ", subsequent_indent="    ")
@@ -396,6 +421,8 @@ def _finish(config: Config, options: argparse.Namespace, results: Sequence[Resul
   if not results:
     return
   print(table(results))
+  if any(each.candidate.offload_optimizer for each in results):
+    print("* with the optimizer's moments in the host's memory")
   best = ranked(results)
   if not best:
     print("\nnothing that was tried fits; more chips, or --max_compiles and --budget for a longer search")
