@@ -72,6 +72,18 @@ def test_a_step_over_several_slices():
   assert between["all-reduce"] == pytest.approx(4 * gradients / 4, rel=0.1)
 
 
+def test_products_of_8_bits_stay_so(tmp_path):
+  """On the matrix units, and on their way from shard to shard; the rest of the products is bfloat16's."""
+  size = ("--config.mesh.fsdp=4", "--config.mesh.tensor=1", "--config.model.dtype=bfloat16")
+  config = records(override(load_config("tiny_gpt"), [*size, "--config.model.quantization=int8"]))
+  with jax.default_matmul_precision("default"):
+    plan.make_plan(config, list(program.devices(SLICES["v5e"])), hlo=str(tmp_path / "step.hlo"))
+  text = (tmp_path / "step.hlo").read_text()
+  assert len(re.findall(r"= s32\[[\d,]*\]\S* convolution\(", text)) >= 2 * 6  # of a layer, there and back
+  assert re.findall(r"= bf16\[[\d,]*\]\S* convolution\(", text)
+  assert re.findall(r"= s8\[[\d,]*\]\S* all-gather\(|= \(?s8\[[^=]* all-gather-start\(", text)
+
+
 def test_t5_compiles():
   """It fits on four chips, and executes about what the formula says."""
   found = compiled("v5e", "t5_1_1_small", "--config.train.batch_size=32", "--config.model.remat=minimal")
