@@ -52,7 +52,7 @@ def test_what_is_offloaded_goes_to_the_host_and_back():
     compiled("v5e", "tiny_gpt", *size, f"--config.model.remat={name}") for name in ("minimal", "offload")
   )
   kept, left = (found["memory_per_chip"]["activations"] for found in (keep, offload))
-  assert left < 0.2 * kept
+  assert left < 0.3 * kept
   assert keep["host_bytes_per_step"] == 0.0
   assert offload["host_bytes_per_step"] == pytest.approx(2 * (kept - left), rel=0.3)
   assert offload["predicted_step_seconds"] > offload["seconds_at_peak"]["host"] > keep["predicted_step_seconds"]

@@ -56,16 +56,17 @@ def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _product(x: jax.Array, kernel: jax.Array, summed_in: str, quantization: str) -> jax.Array:
   """`product`, whose gradient of the kernel leaves each device in `summed_in`."""
-  del summed_in
-  if not quantization:
-    return _plain(x, kernel)
-  forward, _ = _EIGHT_BITS[quantization]
-  return _quantized(x, kernel, (forward, forward))
+  return _forward(x, kernel, summed_in, quantization)[0]
 
 
 def _forward(x, kernel, summed_in, quantization):
-  # Products are in plain sight of the policies of `jax.checkpoint`.
-  return _product.fun(x, kernel, summed_in, quantization), (x, kernel)
+  del summed_in
+  if quantization:
+    forward, _ = _EIGHT_BITS[quantization]
+    y = _quantized(x, kernel, (forward, forward))
+  else:
+    y = _plain(x, kernel)  # in plain sight of the policies of `jax.checkpoint`
+  return y, (x, kernel)
 
 
 def _backward(summed_in, quantization, residuals, cotangent):
