@@ -6,6 +6,8 @@ with /v4, /v5e, /v5p, /v6e and /tpu7x.  GPUs: NVIDIA's data sheets.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
+import math
 
 import jax
 import numpy as np
@@ -121,11 +123,53 @@ def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], numbe
     return seconds
   coords = np.array([device.coords for device in group])
   sides = np.max([device.coords for device in mesh.devices.flat], axis=0) + 1
-  links = 0
-  for dimension, side in enumerate(sides):
-    covered = len(set(coords[:, dimension]))
-    links += 0 if covered == 1 else 2 if covered == side >= chip.wraps_from else 1
-  return seconds + number / (chip.link_bandwidth * (links or _ACROSS_A_CHIP))
+  covered = [len(set(coords[:, dimension])) for dimension in range(len(sides))]
+  return seconds + number / (chip.link_bandwidth * (_links(chip, covered, sides) or _ACROSS_A_CHIP))
+
+
+def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int]) -> int:
+  """Of a chip to others of a block that covers so much of each side of a slice."""
+  each = zip(covered, sides, strict=True)
+  return sum(0 if part == 1 else 2 if part == side >= chip.wraps_from else 1 for part, side in each)
+
+
+def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
+  """A slice's devices in blocks of `size` neighbours that are a ring, where no whole side of the slice is one.
+
+  A line of 8 of 16 chips has one link for what all of it sends; around 2 x 4 chips there are two.  Of such blocks those
+  are taken that the fewest hosts share.
+
+  Args:
+    devices: of one slice.
+    size: of a block.
+
+  Returns:
+    [number of blocks, size]; None where whole sides or nothing else will do, the devices fill no box, or nothing is
+    known of their links.
+  """
+  chip = CHIPS.get(devices[0].device_kind)
+  if chip is None or not chip.wraps_from or size < 4:
+    return None
+  at = {tuple(device.coords): device for device in devices}
+  sides = tuple(np.max(list(at), axis=0) + 1)
+  if len(at) != len(devices) or math.prod(sides) != len(devices):
+    return None
+  grid = np.array([at[place] for place in np.ndindex(sides)], object).reshape(sides)
+  best, most = None, (1,)
+  for block in itertools.product(*([n for n in range(1, side + 1) if side % n == 0] for side in sides)):
+    if math.prod(block) != size:
+      continue
+    # [blocks along each side ..., places in a block ...]
+    cut = grid.reshape([n for side, part in zip(sides, block, strict=True) for n in (side // part, part)])
+    cut = np.moveaxis(cut, range(1, cut.ndim, 2), range(cut.ndim // 2, cut.ndim)).reshape(-1, size)
+    links, is_whole = (
+      _links(chip, block, sides),
+      all(part in (1, side) for part, side in zip(block, sides, strict=True)),
+    )
+    rank = (min(links, 2), is_whole, -len({device.process_index for device in cut[0]}))
+    if links > 1 and rank > most:
+      best, most = None if is_whole else cut, rank
+  return best
 
 
 def _slice(device: jax.Device) -> int:

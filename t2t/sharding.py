@@ -15,7 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, chips
 
 # From the slowest links to the fastest: between slices, within a slice, between neighbours.
 MESH_AXES = ("dcn_data", "data", "fsdp", "sequence", "tensor")
@@ -33,6 +33,7 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "length": ("sequence", None),
   "tokens": ((*_BATCH, "sequence"), None),
   "embed": (None, _PARAMETER),
+  "residual": ("tensor", None),  # the embed axis of the sum that layers add to, see `split_residual`
   "heads": ("tensor", "tensor"),
   "mlp": ("tensor", "tensor"),
   "vocab": ("tensor", "tensor"),
@@ -105,12 +106,22 @@ def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = No
       f" set --config.mesh.dcn_data={len(granules)}"
     )
   if wanted == 1 or len(granules) == 1:
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices)
+    return jax.sharding.Mesh(_placed(sizes, devices), tuple(sizes), axis_types=axis_types)
   # Each slice in the order that suits its own links, one slice after another.
   inner = {axis: size for axis, size in sizes.items() if axis != "dcn_data"}
-  inner_types = axis_types[1:]
-  parts = [jax.make_mesh(tuple(inner.values()), tuple(inner), axis_types=inner_types, devices=g) for g in granules]
-  return jax.sharding.Mesh(np.stack([part.devices for part in parts]), tuple(sizes), axis_types=axis_types)
+  return jax.sharding.Mesh(np.stack([_placed(inner, g) for g in granules]), tuple(sizes), axis_types=axis_types)
+
+
+def _placed(sizes: Mapping[str, int], devices: list[jax.Device]) -> np.ndarray:
+  """A slice's devices by their place in a mesh, [sizes]: as JAX lays them, but a tensor axis over most links.
+
+  It is waited for in every layer, and its devices hold the same rows of a batch, which few hosts should share.
+  """
+  blocks = chips.in_blocks(devices, sizes["tensor"])
+  if blocks is not None:
+    return blocks.reshape(tuple(sizes.values()))
+  axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
+  return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices).devices
 
 
 def _slice(device: jax.Device) -> int:
@@ -155,9 +166,10 @@ def _constrain(x: jax.Array, axes: tuple[str | None, ...], column: int) -> jax.A
     return x
   if len(axes) != x.ndim:
     raise ValueError(f"shard: {len(axes)} axis names {axes} for an array of shape {x.shape}")
-  # A single token that is being decoded stays whole.
+  # A single token that is being decoded stays whole, as does a width that the devices do not divide.
   axes = tuple(
-    None if axis == "length" and size % num_shards("length") else axis for axis, size in zip(axes, x.shape, strict=True)
+    None if axis in ("length", "residual") and size % num_shards(axis) else axis
+    for axis, size in zip(axes, x.shape, strict=True)
   )
   return jax.lax.with_sharding_constraint(x, _spec(axes, column, used=used))
 
@@ -170,25 +182,48 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   return _constrain(x, axes, 0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _exchange(x: jax.Array, there: tuple, back: tuple) -> jax.Array:
+  """`x` constrained by names and their column of the table, and its gradient by others: that of `shard` has its own."""
+  return _constrain(x, *there)
+
+
+def _exchange_forward(x, there, back):
+  return _constrain(x, *there), None
+
+
+def _exchange_backward(there, back, _, cotangent):
+  return (_constrain(cotangent, *back),)
+
+
+_exchange.defvjp(_exchange_forward, _exchange_backward)
+
+
 def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
   """A parameter as activations meet it: gathered over the axes that only parameters are split along.
 
   Its gradient goes straight back into the parameter's shards, by a reduce-scatter; the transpose of `shard` would have
   it summed on every device first.
   """
-  return shard(x, *axes)
+  return _exchange(x, (axes, 0), (axes, 1))
 
 
-def _gather_forward(x, axes):
-  return gather(x, axes), None
+_WHOLE, _SPLIT = (("batch", "length", "embed"), 0), (("batch", "length", "residual"), 0)
 
 
-def _gather_backward(axes, _, cotangent):
-  return (_constrain(cotangent, axes, 1),)
+def split_residual(x: jax.Array) -> jax.Array:
+  """[batch, length, embed] as the residual sum lies: each device of a tensor axis has a part of the features.
+
+  What a product that is split along that axis gives is reduce-scattered into it, and norms, dropout and sums are
+  computed once, not by each of the axis's devices, which keep only their part.  Source: Korthikanti et al. 2022,
+  section 4.2.2, who split positions; features divide whatever a sequence's length.
+  """
+  return _exchange(x, _SPLIT, _WHOLE) if num_shards("residual") > 1 else shard(x, *_WHOLE[0])
 
 
-gather.defvjp(_gather_forward, _gather_backward)
+def join_residual(x: jax.Array) -> jax.Array:
+  """The same, as a product reads it that is split along a tensor axis: all features on each of its devices."""
+  return _exchange(x, _WHOLE, _SPLIT) if num_shards("residual") > 1 else x
 
 
 def platform() -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from t2t import sharding
 from t2t.models import kernels
-from t2t.models.kernels import blocks, splash
+from t2t.models.kernels import blocks, gpu, splash
 from t2t.models.masks import AttentionMask
 
 # Two rows of 300 positions, three blocks of 128: packed and padded, and packed otherwise with less padding.
@@ -121,18 +121,41 @@ def test_splash_is_the_formula(name):
 
 
 @pytest.mark.parametrize("name", CUDNN_MASKS)
-def test_what_cudnn_is_asked_for_is_the_formula(name):
-  assert_is_formula(CUDNN_MASKS[name], "cudnn")
+@pytest.mark.parametrize("kernel", ["cudnn", "triton"])
+def test_what_gpus_are_asked_for_is_the_formula(kernel, name):
+  assert_is_formula(CUDNN_MASKS[name], kernel)
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+@pytest.mark.parametrize("kernel", ["cudnn", "triton"])
+def test_a_bias_on_gpus(kernel):
+  """Result, and gradients of queries and of the bias, are the formula's."""
+  query, keys, values, weights = operands()
+  bias = jnp.asarray(np.random.default_rng(1).normal(size=(1, 2, LENGTH, LENGTH)), jnp.float32)
+  packed = MASKS["packed"]
+
+  def fused(query, bias):
+    return kernels.attend(query, keys, values, packed, kernel=kernel, bias=bias)
+
+  def plain(query, bias):
+    logits = jnp.where(packed.allowed(LENGTH, LENGTH), query @ jnp.swapaxes(keys, -1, -2) + bias, -1e30)
+    return jnp.where((SEGMENTS > 0)[:, None, :, None], jax.nn.softmax(logits) @ values, 0.0)
+
+  real = weights * (SEGMENTS > 0)[:, None, :, None]
+  results = [
+    jax.jit(jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x) * real), argnums=(0, 1)))(query, bias)
+    for f in (fused, plain)
+  ]
+  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3, rtol=1e-4), *results)
+
+
+@pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_queries(kernel, kv_heads):
   """Four heads share one or two heads of keys and values."""
   assert_is_formula(MASKS["packed prefix"], kernel, heads=4, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+@pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 def test_another_sequence(kernel):
   """Queries of a decoder, keys of an encoder: other lengths, and a segment without keys gives zeros, not NaN."""
   queries = np.repeat([[1, 2, 3]] * 2, [120, 136, 4], axis=1).astype(np.int32)
@@ -141,13 +164,13 @@ def test_another_sequence(kernel):
   assert_is_formula(mask(), kernel, query_length=260, key_length=400)
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+@pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 def test_bfloat16(kernel):
   """Inputs, result and gradients have two to three digits."""
   assert_is_formula(MASKS["packed causal"], kernel, dtype=jnp.bfloat16, atol=0.05, rtol=0.02)
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+@pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_on_a_mesh(kernel, kv_heads):
   """Every device does its rows and heads, and one head of keys for two devices is on both."""
@@ -278,9 +301,21 @@ def test_cudnn_lowers_for_gpus(monkeypatch, name):
   assert "fmha" in text
 
 
-def lowered(mask, kernel, platform, **sizes):
+@pytest.mark.parametrize("name", CUDNN_MASKS)
+@pytest.mark.parametrize(("dtype", "length"), [(jnp.bfloat16, LENGTH), (jnp.float32, 113)])
+def test_triton_lowers_for_gpus(monkeypatch, name, dtype, length):
+  """Tokamax takes what it is asked for, also what cuDNN does not take: a kernel forward, and one back."""
+  config = pytest.importorskip("tokamax.config")
+  monkeypatch.setattr(sharding, "platform", lambda: "gpu")
+  cut = jax.tree.map(lambda x: x[:, :length] if isinstance(x, np.ndarray) else x, CUDNN_MASKS[name])
+  with config.cross_compile(True):
+    text = lowered(cut, "triton", "cuda", head_dim=64, query_length=length, dtype=dtype)
+  assert text.count("custom_call @__gpu$xla.gpu.triton(") == 2
+
+
+def lowered(mask, kernel, platform, *, dtype=jnp.bfloat16, **sizes):
   """The program of the gradients for `platform`."""
-  arrays = operands(heads=4, kv_heads=2, dtype=jnp.bfloat16, **sizes)
+  arrays = operands(heads=4, kv_heads=2, dtype=dtype, **sizes)
   function = lambda *x: value_and_grads(lambda *y: kernels.attend(*y, mask, kernel=kernel), *x)
   return jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
 
@@ -310,15 +345,26 @@ def test_the_choice_and_its_reason():
   assert chosen("gpu", head_dim=100).startswith("plain (head_dim 100")
   assert chosen("gpu", head_dim=256) == "cudnn (GPU, no bias)"
   assert chosen("gpu", head_dim=256, compute_capability="8.0").startswith("plain (head_dim 256")
-  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, cuDNN needs 8.0)"
+  assert chosen("gpu", compute_capability="7.5") == "plain (compute capability 7.5, less than 8.0)"
   assert chosen("gpu", compute_capability="gfx90a").startswith("plain (compute capability gfx90a")
-  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, cuDNN needs 8.0)"
+  assert chosen("gpu", compute_capability="") == "plain (compute capability unknown, less than 8.0)"
   assert chosen("gpu", lengths=(511, 512)) == "plain (odd length with a mask)"
   assert chosen("gpu", lengths=(511, 511), mask=MASKS["causal window"]) == "cudnn (GPU, no bias)"
   assert chosen("gpu", lengths=(1, 512)) == "plain (one query)"
 
 
+def test_triton_is_asked_for(monkeypatch):
+  """It takes what cuDNN does not; nobody gets it who does not ask for it."""
+  assert chosen("gpu", asked="triton") == "triton (GPU, as config.model.attention_kernel says)"
+  assert chosen("gpu", asked="triton", dtype="float32", head_dim=100).startswith("triton")
+  assert chosen("gpu", asked="triton", lengths=(511, 512), bias="distance").startswith("triton")
+  assert chosen("gpu", asked="triton", compute_capability="7.5").startswith("plain (compute capability 7.5")
+  assert chosen("gpu", asked="triton", dropout="each") == "plain (dropout of probabilities)"
+  monkeypatch.setattr(gpu, "has_triton", lambda: False)
+  assert chosen("gpu", asked="triton") == "plain (Tokamax is not installed: pip install 't2t-jax[tokamax]')"
+
+
 def test_an_unknown_kernel():
   query, keys, values, _ = operands()
-  with pytest.raises(ValueError, match="'flash'; there are splash, distance, cudnn"):
+  with pytest.raises(ValueError, match="'flash'; there are splash, distance, cudnn, triton"):
     kernels.attend(query, keys, values, mask(), kernel="flash")

@@ -284,6 +284,43 @@ def test_bandwidth_of_axes():
   assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
 
 
+def chips_of(kind: str, *sides: int) -> list:
+  """Devices of a slice, of which hosts have 2 x 2 each."""
+  places = [(*place, *[0] * (3 - len(sides))) for place in np.ndindex(sides)]
+  host = lambda x, y, z: (x // 2 * 100 + y // 2) * 100 + z
+  return [types.SimpleNamespace(device_kind=kind, coords=at, process_index=host(*at)) for at in places]
+
+
+@pytest.mark.parametrize(
+  ("kind", "sides", "size", "block"),
+  [
+    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # of a side of 16, 8 would be a line
+    ("TPU v5 lite", (16, 16), 4, (2, 2)),
+    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, and JAX finds it
+    ("TPU v5 lite", (4, 8), 8, (2, 4)),  # too short for a ring
+    ("TPU v5 lite", (16, 16), 2, None),
+    ("TPU v5", (8, 8, 16), 8, None),
+    ("TPU v5", (8, 8, 16), 4, (2, 2, 1)),  # on one host
+    ("TPU v5 lite", (1, 8), 4, None),
+    ("NVIDIA H200", (8,), 8, None),
+  ],
+)
+def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
+  """Blocks of chips that are side by side; each chip is in one; two links for what one sends, where a line has one."""
+  devices = chips_of(kind, *sides)
+  found = chips.in_blocks(devices, size)
+  if block is None:
+    assert found is None
+    return
+  assert found.shape == (len(devices) // size, size)
+  assert {id(device) for device in found.flat} == {id(device) for device in devices}
+  for one in found:
+    extent = np.ptp([device.coords for device in one], axis=0) + 1
+    assert tuple(extent[: len(block)]) == block
+  mesh = types.SimpleNamespace(devices=found, shape={"fsdp": len(found), "tensor": size})
+  assert chips.send_seconds(chips.CHIPS[kind], mesh, ("tensor",), 2 * chips.CHIPS[kind].link_bandwidth) == 1
+
+
 def test_every_chip_has_its_peak():
   """Without one there would be no prediction."""
   assert all(chips.peak_flops(kind) for kind in chips.CHIPS)

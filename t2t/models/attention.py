@@ -210,7 +210,7 @@ def attend(
     added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
     choice = choose(query, keys, mask, bias=added, dropout="each" if dropped else "", kernel=kernel)
     if choice.kernel != "plain":
-      if by_distance and choice.kernel == "cudnn":
+      if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])
       options = {"dropout_rate": dropout_rate, "dropout_key": dropout_key} if dropped else {}
       return kernels.attend(query, keys, values, mask, kernel=choice.kernel, bias=bias, **options)

@@ -13,7 +13,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "g
 POSITIONS = ("relative", "rotary", "learned")
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
-ATTENTION_KERNELS = ("splash", "distance", "cudnn", "plain")  # see models/kernels
+ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
 DTYPES = ("bfloat16", "float32")
 HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "boundary")
 READS = ("first", "last", "mean", "each")
@@ -178,7 +178,9 @@ class TransformerConfig:
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
-  attention_kernel: str = ""  # splash, distance, cudnn or plain, an error where it cannot be had; "": the best there is
+  attention_kernel: str = (
+    ""  # splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
+  )
   # Backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or all but what is
   # named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"

@@ -68,11 +68,13 @@ class Layer(nnx.Module):
     made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     self.branch_norms = made
 
-  def _branch_input(self, x: jax.Array, norm: layers.Norm) -> jax.Array:
-    return x if self.post_norm else norm(x)
+  def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
+    """What a branch reads of the residual sum `x`, which may be normed already."""
+    normed = x if self.post_norm else norm(x)
+    return sharding.join_residual(normed if is_normed is False else jnp.where(is_normed, x, normed))
 
   def _add(self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None) -> jax.Array:
-    update = sharding.shard(update, "batch", "length", "embed")
+    update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
     x = x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
     return getattr(self, f"{branch}_norm")(x) if self.post_norm else x
@@ -117,9 +119,7 @@ class Layer(nnx.Module):
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
-    normed = self._branch_input(x, self.self_attention_norm)
-    if is_normed is not False:
-      normed = jnp.where(is_normed, x, normed)
+    normed = self._branch_input(x, self.self_attention_norm, is_normed)
     own = attention.KVCache(*self.self_attention.keys_and_values(normed, positions.angles))
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
@@ -319,12 +319,13 @@ class Stack(nnx.Module):
 
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
-    x = sharding.shard(x, "batch", "length", "embed")
+    x = sharding.split_residual(x)
     first = x
     x, (kept, states) = self._run_all(run, x, each, apart=apart)
     x = x if self.norm is None else self.norm(x)
     if config.t5_dropout:
       x = layers.dropout(x, config.dropout_rate, out_key, broadcast_axis=-2)
+    x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
     return x, kept if keep_cache else None

@@ -174,10 +174,11 @@ class Estimate:
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
     width = 2 if model.dtype == "bfloat16" else 4
     # Features for each position and layer: the residual sums; outputs of matmuls; what lies between those.
+    residual = model.embed_dim / tensor
     joined, inner = model.num_heads * model.head_dim, (2 if model.gated else 1) * model.mlp_dim
-    matmuls = 2 * model.embed_dim + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
-    kept = {"full": model.embed_dim, "minimal": model.embed_dim + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
-    kept[ATTENTION_KEPT] = model.embed_dim + 2 * (joined + model.kv_heads * model.head_dim) / tensor
+    matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
+    kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
+    kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
     kept[ATTENTION_ON_HOST] = joined / tensor
     sides = recipe.lengths(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}

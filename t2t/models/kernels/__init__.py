@@ -1,8 +1,9 @@
 """Fused attention: kernels that never hold [query, key] arrays of logits, and the choice between them.
 
 On TPUs these are splash attention, Pallas kernels that JAX ships, and where something is added to the logits by
-distance (T5), or single probabilities are dropped, those of distance.py; on NVIDIA GPUs it is cuDNN's attention.  All
-compute the softmax in float32, block by block, and their backward passes compute the logits again (Dao et al. 2022).
+distance (T5), or single probabilities are dropped, those of distance.py; on NVIDIA GPUs it is cuDNN's attention, or
+one in Triton where that is asked for.  All compute the softmax in float32, block by block, and their backward passes
+compute the logits again (Dao et al. 2022).
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models.config import ATTENTION_KERNELS
-from t2t.models.kernels import cudnn, distance, splash
+from t2t.models.kernels import distance, gpu, splash
 from t2t.models.kernels.blocks import LARGEST, SAVED, SMALLEST, positions_seen
 from t2t.models.kernels.distance import DistanceBias
 from t2t.models.masks import AttentionMask
@@ -110,20 +111,30 @@ def choose(
       ]
   else:
     kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"
+    if asked == "triton":
+      kernel, why = asked, "GPU, as config.model.attention_kernel says"
     version, _, minor = compute_capability.partition(".")
     version = int(version) if version.isdecimal() and minor.isdecimal() else 0
     largest = 256 if version >= 9 else 128
     odd = query_length % 2 or key_length % 2
     refusals += [
       (dropout == "each", "dropout of probabilities"),
-      (version < 8, f"compute capability {compute_capability or 'unknown'}, cuDNN needs 8.0"),
-      (dtype not in ("bfloat16", "float16"), dtype),
-      (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN takes multiples of 8 up to {largest}"),
+      (version < 8, f"compute capability {compute_capability or 'unknown'}, less than 8.0"),
       (query_length == 1, "one query"),
-      (odd and bias, "odd length with a bias"),
-      (odd and not cudnn.is_structure(mask), "odd length with a mask"),
       (length_shards > 1, "split sequence"),
     ]
+    if kernel == "triton":
+      refusals += [
+        (not gpu.has_triton(), "Tokamax is not installed: pip install 't2t-jax[tokamax]'"),
+        (dtype not in ("bfloat16", "float16", "float32"), dtype),
+      ]
+    else:
+      refusals += [
+        (dtype not in ("bfloat16", "float16"), dtype),
+        (head_dim % 8 or head_dim > largest, f"head_dim {head_dim}, cuDNN takes multiples of 8 up to {largest}"),
+        (odd and bias, "odd length with a bias"),
+        (odd and not gpu.is_structure(mask), "odd length with a mask"),
+      ]
   for refused, reason in refusals:
     if refused:
       return Choice("plain", reason)
@@ -149,14 +160,15 @@ def attend(
 ) -> jax.Array:
   """softmax(query keys^T + bias) values on a kernel, without scaling; every device of a mesh does its rows and heads.
 
-  On a CPU the kernels run too, slowly: those of TPUs in Pallas' interpreter, and for cuDNN JAX's own formula.
+  On a CPU the kernels run too, slowly: those of TPUs in Pallas' interpreter, and for those of GPUs formulas of JAX and
+  Tokamax.
 
   Args:
     query: [batch, heads, query, kv].
     keys, values: [batch, kv heads, key, kv]; a divisor of `heads`: so many heads in a row share one.
     mask: its `query_offset` is taken as 0; a segment's prefix must be one run of positions.
-    kernel: "splash", "distance" or "cudnn", as `choose` has it.
-    bias: by distance for the kernel of that name, float32 [1, heads, query, key] for cuDNN's; splash takes none.
+    kernel: "splash", "distance", "cudnn" or "triton", as `choose` has it.
+    bias: by distance for the kernel of that name, float32 [1, heads, query, key] on GPUs; splash takes none.
     dropout_rate, dropout_key: of each probability by itself, with the kernel "distance".
     largest_block: of TPUs, in positions, a multiple of 128; lengths are padded to whole blocks.
 
@@ -174,8 +186,8 @@ def attend(
     return _on_distance(query, keys, values, mask, bias, dropout_rate, dropout_key, largest_block=largest_block)
   if kernel == "splash":
     function = functools.partial(splash.attend, largest_block=largest_block)
-  elif kernel == "cudnn":
-    function = cudnn.attend
+  elif kernel in ("cudnn", "triton"):
+    function = gpu.attend_cudnn if kernel == "cudnn" else gpu.attend_triton
   else:
     raise ValueError(f"kernel is {kernel!r}; there are {', '.join(ATTENTION_KERNELS[:-1])}")
   # Of a split sequence every device has its part of the queries and all keys, and must be told where its part lies.

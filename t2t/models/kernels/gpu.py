@@ -1,0 +1,81 @@
+"""Attention on NVIDIA GPUs: cuDNN's, and Tokamax's in Triton for shapes and dtypes that cuDNN does not take.
+
+Both sum the gradient of a bias over rows, Tokamax only after it has written it for each: [batch, heads, query, key] in
+float32.  Without a bias neither has anything of that size in memory.
+"""
+
+import dataclasses
+import importlib.util
+import logging
+from typing import Any
+
+from absl import flags
+import jax
+import jax.numpy as jnp
+
+from t2t import sharding
+from t2t.models.masks import AttentionMask
+
+
+def is_structure(mask: AttentionMask) -> bool:
+  """Whether cuDNN knows this mask by its name: causal or none, with a window only if it is causal."""
+  return mask.key_segments is None and (mask.prefix is None if mask.causal else not mask.window)
+
+
+def has_triton() -> bool:
+  """Whether Tokamax is installed, the extra `tokamax`."""
+  return importlib.util.find_spec("tokamax") is not None
+
+
+def attend_cudnn(
+  query: jax.Array, keys: jax.Array, values: jax.Array, mask: AttentionMask, *, bias: jax.Array | None = None
+) -> jax.Array:
+  """cuDNN's attention of one device; what it has no name for is a mask of [batch, 1, query, key].
+
+  Args:
+    query: [batch, heads, query, kv].
+    keys, values: [batch, kv heads, key, kv].
+    mask: see `kernels.attend`.
+    bias: float32 [1, heads, query, key].
+  """
+  return _attend(
+    jax.nn.dot_product_attention,
+    "cudnn",
+    *(query, keys, values, mask),
+    bias=None if bias is None else bias.astype(query.dtype),
+  )
+
+
+def attend_triton(
+  query: jax.Array, keys: jax.Array, values: jax.Array, mask: AttentionMask, *, bias: jax.Array | None = None
+) -> jax.Array:
+  """Tokamax's in Triton, see `attend_cudnn`.
+
+  Source: openxla/tokamax.
+  """
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()  # or it would take the command line's arguments for its own
+  import tokamax
+
+  logging.getLogger("absl").addFilter(_tunes_nothing)
+  return _attend(tokamax.dot_product_attention, "triton", query, keys, values, mask, bias=bias)
+
+
+def _attend(function, implementation: str, query, keys, values, mask: AttentionMask, **options: Any) -> jax.Array:
+  causal = mask.causal and mask.prefix is None
+  rest = dataclasses.replace(mask, causal=False, window=0) if causal else mask
+  attended = function(
+    *(jnp.swapaxes(x, 1, 2) for x in (query, keys, values)),
+    mask=rest.allowed(query.shape[2], keys.shape[2]),
+    scale=1.0,
+    is_causal=causal,
+    local_window_size=(mask.window, 0) if causal and mask.window else None,
+    implementation=implementation if sharding.platform() == "gpu" else "xla",
+    **options,
+  )
+  return jnp.swapaxes(attended, 1, 2)
+
+
+def _tunes_nothing(record: logging.LogRecord) -> bool:
+  """Not Tokamax's warning, at every call, that its blocks were not tuned for these shapes: its own choice is meant."""
+  return not record.getMessage().startswith("Autotuning cache miss")
