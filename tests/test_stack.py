@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import toy
 
-from t2t.models import attention, transformer
+from t2t import sharding
+from t2t.models import attention, stack, transformer
 from t2t.models import remat as remat_lib
 from t2t.models.masks import AttentionMask
 
@@ -113,6 +114,18 @@ def test_remat_computes_again(how):
   assert num["none"] <= num["minimal"] < num["full"]
   kernels = {remat: sum(x.invars[1].aval.ndim == 2 for x in matmuls(remat)) for remat in (*num, "query,key,value")}
   assert kernels["none"] == kernels["minimal"] < kernels["query,key,value"] < kernels["full"]
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_devices_keep_their_part_of_the_residual_sum(tensor, monkeypatch):
+  """Of what layers add to and keep for the backward pass no device of a tensor axis has all features."""
+  monkeypatch.setattr(stack, "unrolled", lambda num_layers: 1)
+  function, params = loss_and_gradient(toy.config(remat="full"))
+  with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "tensor": tensor}, devices=jax.devices()[: 2 * tensor])):
+    text = jax.jit(function).lower(params).compile().as_text()
+  kept = lambda width: [f"f32[{layers},1,{length},{width}]" in text for layers, length in ((2, 8), (3, 6))]
+  assert kept(16 // tensor) == [True, True]
+  assert kept(16) == [tensor == 1] * 2
 
 
 def test_every_name_of_a_policy_is_kept():
