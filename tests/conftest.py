@@ -38,6 +38,7 @@ hypothesis.settings.load_profile("t2t")
 # all workers share, saves a sixth of the CPU time of the first.  Others seldom compile a program twice: there writing
 # them costs more than it saves.
 _COMPILE_ONCE = (
+  "test_electra",
   "test_embed",
   "test_evaluate",
   "test_finetuning",
