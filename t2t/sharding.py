@@ -12,6 +12,7 @@ from typing import Any
 
 from flax import nnx
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
@@ -113,15 +114,14 @@ def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = No
 
 
 def _placed(sizes: Mapping[str, int], devices: list[jax.Device]) -> np.ndarray:
-  """A slice's devices by their place in a mesh, [sizes]: as JAX lays them, but a tensor axis over most links.
+  """A slice's devices by their place in a mesh, [sizes]: as JAX lays them, but a tensor axis on rings.
 
   It is waited for in every layer, and its devices hold the same rows of a batch, which few hosts should share.
   """
   blocks = chips.in_blocks(devices, sizes["tensor"])
   if blocks is not None:
     return blocks.reshape(tuple(sizes.values()))
-  axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
-  return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=devices).devices
+  return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
 
 
 def _slice(device: jax.Device) -> int:

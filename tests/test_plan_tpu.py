@@ -9,7 +9,7 @@ import jax
 import pytest
 import toy
 
-from t2t import chips
+from t2t import chips, sharding
 from t2t.config import load_config, override, records
 from t2t.planning import plan, program
 
@@ -37,6 +37,15 @@ def test_a_slice_has_the_devices_of_its_shape(generation):
   assert len(devices) == 4
   assert {device.device_kind for device in devices} == {_KINDS[generation]}
   assert _KINDS[generation] in chips.CHIPS
+
+
+@pytest.mark.parametrize("topology", ["v4:4x4x4", "v5e:8x8", "v5p:4x4x8", "v6e:4x8", "tpu7x:4x4x4"])
+@pytest.mark.parametrize("shape", [{"tensor": 2}, {"tensor": 8}, {"data": 2}, {"data": 8, "tensor": 2}], ids=str)
+def test_any_mesh_lies_on_a_slice(topology, shape):
+  """Also where an axis is no side of it, but a part of one."""
+  devices = list(program.devices(topology))
+  mesh = sharding.make_mesh({"fsdp": -1} | shape, devices=devices)
+  assert {id(device) for device in mesh.devices.flat} == {id(device) for device in devices}
 
 
 def test_several_slices():
