@@ -104,6 +104,8 @@ def test_it_is_the_formula(name, reach):
     (dict(query_length=260, key_length=400), 128),
     (dict(heads=4, kv_heads=2), 128),
     (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
+    (dict(query_length=280, largest_block=256), 200),  # the last block is filled by more than 128
+    (dict(query_length=280, key_length=600, largest_block=256), 500),
   ],
 )
 def test_other_shapes(sizes, reach):
@@ -138,6 +140,12 @@ def test_on_a_mesh(name, sizes):
   with jax.set_mesh(sharding.make_mesh(sizes)):
     assert_is_formula(several, batch=4, heads=4, kv_heads=4, query_length=256)
     assert_is_formula(several, batch=4, heads=4, kv_heads=2, query_length=256, rate=0.1)
+
+
+def test_parts_of_a_sequence_that_are_no_whole_blocks():
+  """A part's last block begins further on than a block before the sequence's end."""
+  with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "sequence": 2, "tensor": 2})):
+    assert_is_formula(MASKS["causal"], batch=2, heads=4, kv_heads=4, query_length=768, largest_block=256, reach=600)
 
 
 def test_bfloat16():

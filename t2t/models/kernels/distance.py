@@ -116,7 +116,8 @@ def attend(
     heads,
     head_dim,
     *lengths,
-    whole_query_length=-(-(whole_query_length or 0) // LANES) * LANES or lengths[0],
+    # To where the blocks of its last part end.
+    whole_query_length=-(-((whole_query_length or query_length) + lengths[0] - query_length) // LANES) * LANES,
     blocks=blocks,
     reach=reach,
     learned=learned,
