@@ -108,7 +108,8 @@ def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], numbe
   """How long a device takes to send so many bytes along these axes of the mesh, all its links that way together.
 
   Links lead both ways along each dimension of the torus that the axes cover, if its ends are connected, and one way
-  otherwise.  Of what goes over several slices, each device of a slice sends its part from slice to slice.
+  otherwise.  Where others lie between neighbours, they share the links.  Of what goes over several slices, each device
+  of a slice sends its part from slice to slice.
   """
   if not chip.wraps_from:
     return number / chip.link_bandwidth
@@ -123,14 +124,19 @@ def send_seconds(chip: Chip, mesh: jax.sharding.Mesh, axes: Sequence[str], numbe
     return seconds
   coords = np.array([device.coords for device in group])
   sides = np.max([device.coords for device in mesh.devices.flat], axis=0) + 1
-  covered = [len(set(coords[:, dimension])) for dimension in range(len(sides))]
-  return seconds + number / (chip.link_bandwidth * (_links(chip, covered, sides) or _ACROSS_A_CHIP))
+  places = [np.unique(column) for column in coords.T]
+  strides = [int(np.diff(column).min(initial=side)) for column, side in zip(places, sides, strict=True)]
+  links = _links(chip, [len(column) for column in places], sides, strides)
+  return seconds + number / (chip.link_bandwidth * (links or _ACROSS_A_CHIP))
 
 
-def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int]) -> int:
-  """Of a chip to others of a block that covers so much of each side of a slice."""
-  each = zip(covered, sides, strict=True)
-  return sum(0 if part == 1 else 2 if part == side >= chip.wraps_from else 1 for part, side in each)
+def _links(chip: Chip, covered: Sequence[int], sides: Sequence[int], strides: Sequence[int]) -> float:
+  """A chip's share of those to others of a group that has so many of each side of a slice, so far from each other."""
+  number = 0.0
+  for part, side, stride in zip(covered, sides, strides, strict=True):
+    if part > 1:
+      number += (2 if part * stride >= side >= chip.wraps_from else 1) / stride
+  return number
 
 
 def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
@@ -163,7 +169,7 @@ def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
     cut = grid.reshape([n for side, part in zip(sides, block, strict=True) for n in (side // part, part)])
     cut = np.moveaxis(cut, range(1, cut.ndim, 2), range(cut.ndim // 2, cut.ndim)).reshape(-1, size)
     links, is_whole = (
-      _links(chip, block, sides),
+      _links(chip, block, sides, [1] * len(sides)),
       all(part in (1, side) for part, side in zip(block, sides, strict=True)),
     )
     rank = (min(links, 2), is_whole, -len({device.process_index for device in cut[0]}))

@@ -232,6 +232,12 @@ def platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
+def device_kind() -> str:
+  """`jax.Device.device_kind` of what the program is made for, as `platform` has it."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return (jax.devices()[0] if device is None else device).device_kind
+
+
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
   """How a batch, [batch, ...], lies on the mesh."""
   return NamedSharding(mesh, _spec(("batch",), 0, used=mesh.shape))

@@ -16,7 +16,7 @@ import toy
 
 from t2t import sharding
 from t2t.models import attention, kernels
-from t2t.models.kernels import distance_tiles
+from t2t.models.kernels import distance, distance_tiles
 from t2t.models.masks import AttentionMask
 
 MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included
@@ -230,6 +230,21 @@ def test_what_takes_it():
   assert chosen("tpu", lengths=(114, 512)) == "distance (TPU, length 114)"
   assert chosen("tpu", asked="distance").startswith("distance (TPU, as config.model.attention_kernel says")
   assert chosen("tpu", asked="plain") == "plain (as config.model.attention_kernel says)"
+  assert chosen("tpu", bias="distance", reach=2049).startswith("plain (bias that changes up to distance 2049, 2048")
+
+
+def test_what_a_core_has_memory_for():
+  """A v4 has a quarter of the others' or less: smaller blocks, and at last none."""
+  of = functools.partial(distance.blocks_for, head_dim=64, reach=128)
+  assert of(2_048, 2_048, dtype="float32", device_kind="TPU v5 lite") == (512, 512)
+  assert of(2_048, 2_048, dtype="float32", device_kind="TPU v4") == (256, 256)
+  assert of(2_048, 2_048, dtype="bfloat16", device_kind="TPU v4") == (512, 512)
+  assert of(2_048, 2_048, dtype="bfloat16", device_kind="TPU v4", reach=1_024) == (256, 256)
+  assert of(16_384, 16_384, dtype="bfloat16", device_kind="TPU v4") is None
+  chosen = functools.partial(test_kernels.chosen, "tpu", bias="distance", reach=128, device_kind="TPU v4")
+  assert chosen(lengths=(2_048, 2_048)) == "distance (TPU, bias by distance)"
+  assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too much for a core's memory, TPU, bias")
+  assert chosen(lengths=(16_384, 16_384), length_shards=8) == "distance (TPU, bias by distance)"
 
 
 # ---- Whole models ----------------------------------------------------------------------------------------------------

@@ -280,6 +280,13 @@ def test_bandwidth_of_axes():
   assert chips.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
   assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
   assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
+  # Of a side of 16, every second chip shares its ring with those between, and neighbours are lines.
+  cut = torus(16, 16)
+  cut.devices = cut.devices.reshape(1, 8, 2, 16)
+  cut.shape = {"slice": 1, "outer": 8, "inner": 2, "y": 16}
+  assert chips.send_seconds(v5e, cut, ("outer",), 100e9) == 2
+  assert chips.send_seconds(v5e, cut, ("inner",), 100e9) == 2
+  assert chips.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
   # The four chips of a slice each send a quarter to the other slice.
   assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
 

@@ -113,6 +113,14 @@ def test_t5_holds_no_logits_of_attention(tmp_path):
   assert found["collective_bytes"]["all-gather"]["tensor"] > 0
 
 
+def test_long_sequences_of_t5_on_a_small_core(tmp_path):
+  """A v4 has 16 MiB for what a kernel works on, which blocks of the usual size would be too large for."""
+  flags = ["--config.data.inputs_length=1024", "--config.model.dtype=float32", "--config.model.head_dim=64"]
+  config = records(override(load_config("tiny_t5"), [*_MESH, *flags]))
+  plan.make_plan(config, list(program.devices(SLICES["v4"])), hlo=str(tmp_path / "step.hlo"))
+  assert "distance_attention_backward" in (tmp_path / "step.hlo").read_text()
+
+
 def test_gradients_travel_in_their_dtype():
   """Matrices' in half the bytes of float32, which the rest has anyway, and the activations' memory does not change."""
   overrides = ("--config.mesh.fsdp=1", "--config.mesh.tensor=1", "--config.mesh.data=4")

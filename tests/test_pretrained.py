@@ -69,6 +69,17 @@ def test_the_model_is_the_one_that_was_trained(workdir):
   assert len({leaf.sharding.spec for model in loaded for leaf in jax.tree.leaves(model.params)}) > 2
 
 
+def test_a_kernel_that_is_not_here(workdir, tmp_path):
+  """What was trained on a TPU's kernel, because its config asked for it, is read wherever there is none."""
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
+  (saved,) = (
+    path for path in (tmp_path / "1").rglob("*") if path.is_file() and b'"attention_kernel"' in path.read_bytes()
+  )
+  saved.write_bytes(saved.read_bytes().replace(b'"attention_kernel": ""', b'"attention_kernel": "splash"'))
+  assert store.read_config(epath.Path(tmp_path / "1"))["model"]["attention_kernel"] == "splash"
+  assert pretrained.read_source(str(tmp_path / "1")).model.attention_kernel == ""
+
+
 def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_path):
   """Of a checkpoint that lies alone."""
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "alone")
@@ -130,12 +141,13 @@ def test_a_saved_vocabulary_is_of_its_own_folder(name, tmp_path):
 
 
 def test_fine_tuning_takes_model_and_vocabulary(workdir):
-  """All but the rate of dropout, which is fine-tuning's own."""
+  """All but the rate of dropout and the kernel, which are fine-tuning's own."""
   config = load_config("finetune_superglue")
+  config.model.attention_kernel = "plain"
   source = pretrained.read_source(str(workdir))
   pretrained.adopt(config, source)
   assert config.model.dropout_rate == 0.1
-  assert dataclasses.replace(source.model, dropout_rate=0.1) == records(config).model
+  assert dataclasses.replace(source.model, dropout_rate=0.1, attention_kernel="plain") == records(config).model
   assert (config.data.vocabulary, config.data.extra_ids) == (str(workdir / "vocabulary"), 100)
   assert config.data.inputs_length == 512
 

@@ -98,7 +98,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
   name = run.get("train", {}).get("loss", "cross_entropy")  # the only one, before they had names
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
-  model = TransformerConfig(**run["model"])
+  # The kernel that was asked for is one of the chips it was trained on.
+  model = dataclasses.replace(TransformerConfig(**run["model"]), attention_kernel="")
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
 
 
@@ -118,11 +119,12 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its rate of dropout, and its own heads.
+  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its own dropout, kernel and heads.
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  own = {"dropout_rate": config.model.dropout_rate, "heads": config.model.heads or source.model.heads}
+  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel")}
+  own["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | own)
   if source.model.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].

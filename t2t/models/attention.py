@@ -131,6 +131,7 @@ def choose(
   *,
   bias: str,
   dropout: str,
+  reach: int = 0,
   kernel: str = "",
 ) -> kernels.Choice:
   """The kernel that `attend` runs on under the mesh that is set; shapes will do.
@@ -139,6 +140,7 @@ def choose(
     query, keys: see `attend`.
     mask: what it has matters, not the numbers in it.
     bias, dropout: see `kernels.BIASES` and `kernels.DROPOUTS`.
+    reach: of a bias by distance.
     kernel: the one that is asked for; "": the best.
 
   Raises:
@@ -151,7 +153,9 @@ def choose(
     mask,
     platform=sharding.platform(),
     bias=bias,
+    reach=reach,
     dropout=dropout,
+    device_kind=sharding.device_kind(),
     compute_capability=kernels.compute_capability(),
     batch_shards=sharding.num_shards("batch"),
     head_shards=sharding.num_shards("heads"),
@@ -208,7 +212,8 @@ def attend(
   by_distance = isinstance(bias, kernels.DistanceBias)
   if not mask.is_decoding:
     added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
-    choice = choose(query, keys, mask, bias=added, dropout="each" if dropped else "", kernel=kernel)
+    reach = bias.reach if by_distance else 0
+    choice = choose(query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel)
     if choice.kernel != "plain":
       if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])

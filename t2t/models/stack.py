@@ -215,6 +215,7 @@ class Stack(nnx.Module):
         shape(config.kv_heads, key_length),
         dataclasses.replace(mask, window=config.attention_window),
         bias="soft cap" if config.attention_softcap else "distance",
+        reach=config.relative_position_max_distance,
         dropout=config.attention_dropout if drops else "",
         kernel=config.attention_kernel,
       )

@@ -389,6 +389,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
         mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
       ),
       bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
+      reach=config.relative_position_max_distance if has_bias else 0,
       dropout=config.attention_dropout,
       kernel=config.attention_kernel,
     )

@@ -46,7 +46,9 @@ def choose(
   *,
   platform: str,
   bias: str = "",
+  reach: int = 0,
   dropout: str = "",
+  device_kind: str = "",
   compute_capability: str = "",
   asked: str = "",
   batch_shards: int = 1,
@@ -60,8 +62,10 @@ def choose(
     dtype: of queries, keys and values.
     mask: what it has matters, not the numbers in it.
     platform: "cpu", "gpu" or "tpu", see `sharding.platform`.
-    bias: one of `BIASES`; of what is added by distance it must not reach further than `distance.FARTHEST`.
+    bias: one of `BIASES`.
+    reach: of a bias by distance, see `DistanceBias.reach`.
     dropout: one of `DROPOUTS`.
+    device_kind: `jax.Device.device_kind` of a TPU, whose memory it may be that a kernel does not fit into.
     compute_capability: of the GPU, "9.0" for an H100; see `compute_capability`.
     asked: the kernel that is wanted, where there are several.
     batch_shards, head_shards, length_shards: in how many parts the mesh splits these axes, see `sharding.num_shards`;
@@ -99,7 +103,12 @@ def choose(
       (shortest < least, f"length {shortest}, a block has {SMALLEST}"),
     ]
     if kernel == "distance":
-      group, reach = max(1, distance.LANES // head_dim), distance.FARTHEST
+      group, farthest = max(1, distance.LANES // head_dim), distance.FARTHEST
+      fits = distance.blocks_for(
+        *(query_length // length_shards, key_length, head_dim, dtype),
+        reach=max(reach, mask.window),
+        device_kind=device_kind,
+      )
       refusals += [
         (distance.LANES % head_dim and head_dim % distance.LANES, f"head_dim {head_dim}, {why}"),
         (heads // head_shards % group, f"{heads // head_shards} heads on a device, not groups of {group}, {why}"),
@@ -107,7 +116,9 @@ def choose(
           length_shards > 1 and query_length // length_shards % SMALLEST,
           f"parts of a sequence that are no blocks, {why}",
         ),
-        (mask.window >= reach, f"window {mask.window}, less than {reach} {why}"),
+        (mask.window >= farthest, f"window {mask.window}, less than {farthest} {why}"),
+        (reach > farthest, f"bias that changes up to distance {reach}, {farthest} {why}"),
+        (fits is None, f"length {query_length // length_shards}, too much for a core's memory, {why}"),
       ]
   else:
     kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"
