@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 
 from flax import nnx
 import jax
@@ -11,8 +12,8 @@ import pytest
 import qwix
 import toy
 
-from t2t import UserError
-from t2t.models import products
+from t2t import UserError, sharding
+from t2t.models import products, transformer
 from t2t.models.config import QUANTIZATIONS
 
 
@@ -66,9 +67,9 @@ def test_nothing_is_the_product_of_nothing(kind):
   assert np.all(np.asarray(vjp(jnp.zeros_like(y))[0]) == 0.0)
 
 
-def loss_and_params(config):
+def loss_and_params(config, *, copies=1):
   graphdef, params = toy.split(toy.model(config))
-  batch = toy.batch(architecture=config.architecture)
+  batch = toy.batch((7, 4) * copies, (3, 5) * copies, architecture=config.architecture)
   return lambda params: toy.summed_loss()(nnx.merge(graphdef, params), batch, None)[0], params
 
 
@@ -96,6 +97,21 @@ def test_what_is_kept_has_the_bits_of_activations():
   layers = [x for x in kept if x.ndim >= 3 and x.shape[0] == config.num_encoder_layers]
   assert any(x.dtype == jnp.bfloat16 for x in layers)
   assert not any(x.dtype == jnp.int32 and x.ndim == 4 for x in layers)
+
+
+def test_devices_do_not_send_sums_of_32_bits():
+  """Where a tensor axis splits what is added up, the product is not in 8 bits; the others are."""
+  function, params = loss_and_params(toy.config(dtype="bfloat16", quantization="int8"), copies=4)
+  found = {}
+  _, abstract = nnx.split(jax.eval_shape(lambda: transformer.build(toy.config(), nnx.Rngs(0))), graph=False)
+  for sizes in ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}):
+    mesh = sharding.make_mesh(sizes)
+    with jax.set_mesh(mesh):
+      placed = jax.device_put(params, sharding.param_shardings(abstract, mesh))
+      text = jax.jit(jax.grad(function)).lower(placed).compile().as_text()
+    assert not re.search(r"= \(?s32\[\d+,\d.*(all-reduce|reduce-scatter)", text)
+    found["tensor" in sizes] = len(re.findall(r"= s32\[[\d,]+\]\S* dot\(", text))
+  assert 0 < found[True] < found[False]
 
 
 def test_it_needs_its_library(monkeypatch):

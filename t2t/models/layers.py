@@ -106,9 +106,9 @@ def dense(
   product = functools.partial(products.product, gradient_dtype=gradient_dtype)
   if isinstance(kernel, LowRank):
     added = product(product(x, kernel.lora_down[...]), kernel.lora_up[...])
-    y = product(x, kernel.kernel[...], quantization=quantization) + kernel.scale * added
+    y = product(x, kernel.kernel[...], quantization=quantization, axes=kernel.kernel.axes) + kernel.scale * added
   else:
-    y = product(x, kernel[...], quantization=quantization)
+    y = product(x, kernel[...], quantization=quantization, axes=kernel.axes)
   # In float32, where the gradient of a bias is added up over all positions.
   return y if bias is None else (y + bias[...]).astype(x.dtype)
 

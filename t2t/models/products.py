@@ -4,6 +4,8 @@ In 8 bits, which matrix units take at twice the pace of bfloat16: both operands 
 each row of the left one and of each column of the right one is the largest that 8 bits hold, and what comes out is
 scaled back in float32.  So it is forward, and backward to the activations; the gradient of the kernel stays in the
 activations' dtype, for it is a sum over all tokens whose errors go straight into the parameters.  qwix quantizes.
+Where devices each have a part of what is added up, the product is in the activations' dtype: of 8 bits they would send
+each other sums of 32, and wait longer than they save.
 
 Sources: AQT (github.com/google/aqt) for int8, Micikevicius et al. 2022 for fp8.
 """
@@ -31,12 +33,27 @@ def _summed_in(gradient_dtype: str, dtype: str) -> str:
   return gradient_dtype or ("float32" if sharding.num_shards("tokens") > _MOST_IN_BFLOAT16 else dtype)
 
 
-def product(x: jax.Array, kernel: jax.Array, *, gradient_dtype: str = "", quantization: str = "") -> jax.Array:
-  """x @ kernel for [..., in] and [in, out], in the dtype of `x`; for the two settings see `TransformerConfig`."""
+def product(
+  x: jax.Array,
+  kernel: jax.Array,
+  *,
+  gradient_dtype: str = "",
+  quantization: str = "",
+  axes: tuple[str, str] = ("embed", "embed"),
+) -> jax.Array:
+  """x @ kernel for [..., in] and [in, out], in the dtype of `x`.
+
+  Args:
+    x, kernel: the operands.
+    gradient_dtype, quantization: see `TransformerConfig`.
+    axes: logical names of the kernel's.
+  """
   summed_in = _summed_in(gradient_dtype, x.dtype.name)
-  if not quantization and summed_in == x.dtype.name:
+  # Forward the first axis is summed over, and backward the second.
+  kinds = tuple("" if sharding.num_shards(axis) > 1 else quantization for axis in axes)
+  if not any(kinds) and summed_in == x.dtype.name:
     return _plain(x, kernel)
-  return _product(x, kernel, summed_in, quantization)
+  return _product(x, kernel, summed_in, kinds)
 
 
 def _plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -54,28 +71,28 @@ def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product(x: jax.Array, kernel: jax.Array, summed_in: str, quantization: str) -> jax.Array:
-  """`product`, whose gradient of the kernel leaves each device in `summed_in`."""
-  return _forward(x, kernel, summed_in, quantization)[0]
+def _product(x: jax.Array, kernel: jax.Array, summed_in: str, kinds: tuple[str, str]) -> jax.Array:
+  """`product`, whose gradient of the kernel leaves each device in `summed_in`; kinds: of 8 bits forward, and back."""
+  return _forward(x, kernel, summed_in, kinds)[0]
 
 
-def _forward(x, kernel, summed_in, quantization):
+def _forward(x, kernel, summed_in, kinds):
   del summed_in
-  if quantization:
-    forward, _ = _EIGHT_BITS[quantization]
+  if kinds[0]:
+    forward, _ = _EIGHT_BITS[kinds[0]]
     y = _quantized(x, kernel, (forward, forward))
   else:
     y = _plain(x, kernel)  # in plain sight of the policies of `jax.checkpoint`
   return y, (x, kernel)
 
 
-def _backward(summed_in, quantization, residuals, cotangent):
+def _backward(summed_in, kinds, residuals, cotangent):
   x, kernel = residuals
   axes = tuple(range(x.ndim - 1))
   # What a device's own product comes out in is what the compiler sums over devices.
   d_kernel = jax.lax.dot_general(x, cotangent, ((axes, axes), ((), ())), preferred_element_type=summed_in)
-  if quantization:
-    forward, backward = _EIGHT_BITS[quantization]
+  if kinds[1]:
+    forward, backward = _EIGHT_BITS[kinds[1]]
     d_x = _quantized(cotangent, kernel.T, (backward, forward))
   else:
     d_x = _plain(cotangent, kernel.T)
