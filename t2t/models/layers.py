@@ -106,11 +106,16 @@ def dense(
   product = functools.partial(products.product, gradient_dtype=gradient_dtype)
   if isinstance(kernel, LowRank):
     added = product(product(x, kernel.lora_down[...]), kernel.lora_up[...])
-    y = product(x, kernel.kernel[...], quantization=quantization, axes=kernel.kernel.axes) + kernel.scale * added
+    y = product(x, kernel.kernel[...], quantization=quantization, axes=_axes(kernel.kernel)) + kernel.scale * added
   else:
-    y = product(x, kernel[...], quantization=quantization, axes=kernel.axes)
+    y = product(x, kernel[...], quantization=quantization, axes=_axes(kernel))
   # In float32, where the gradient of a bias is added up over all positions.
   return y if bias is None else (y + bias[...]).astype(x.dtype)
+
+
+def _axes(kernel: nnx.Param) -> tuple[str | None, str | None]:
+  """Logical names of a matrix's axes; of one that was made without, no mesh splits any."""
+  return kernel.get_metadata().get("axes", (None, None))
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axis: int | None = None) -> jax.Array:

@@ -39,18 +39,18 @@ def product(
   *,
   gradient_dtype: str = "",
   quantization: str = "",
-  axes: tuple[str, str] = ("embed", "embed"),
+  axes: tuple[str | None, str | None] = (None, None),
 ) -> jax.Array:
   """x @ kernel for [..., in] and [in, out], in the dtype of `x`.
 
   Args:
     x, kernel: the operands.
     gradient_dtype, quantization: see `TransformerConfig`.
-    axes: logical names of the kernel's.
+    axes: logical names of the kernel's; None: one that no mesh splits.
   """
   summed_in = _summed_in(gradient_dtype, x.dtype.name)
   # Forward the first axis is summed over, and backward the second.
-  kinds = tuple("" if sharding.num_shards(axis) > 1 else quantization for axis in axes)
+  kinds = tuple("" if axis and sharding.num_shards(axis) > 1 else quantization for axis in axes)
   if not any(kinds) and summed_in == x.dtype.name:
     return _plain(x, kernel)
   return _product(x, kernel, summed_in, kinds)
