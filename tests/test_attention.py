@@ -73,6 +73,17 @@ def test_buckets_are_used_in_order(num_buckets, factor, bidirectional):
   np.testing.assert_array_equal(right, left[1:] + num_buckets // 2 if bidirectional else np.zeros_like(right))
 
 
+@pytest.mark.parametrize(
+  ("num_heads", "halvings"),
+  [(1, [8]), (2, [4, 8]), (8, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3]), (5, [2, 4, 6, 8, 1])],
+)
+def test_slopes_of_alibi_are_the_published(num_heads, halvings):
+  """The logits of a head fall by a power of two with each position, to both sides."""
+  np.testing.assert_allclose(attention.alibi_slopes(num_heads), 0.5 ** np.array(halvings), rtol=1e-6)
+  found = attention.alibi(num_heads, 2).at(np.array([-2, 0, 1]))
+  np.testing.assert_allclose(found, np.outer(0.5 ** np.array(halvings), [-2, 0, -1]), rtol=1e-6)
+
+
 @pytest.fixture(params=["cpu", "tpu"])
 def platform(request, monkeypatch):
   """A CPU runs the same formulas in another order; what accelerators run is tried here, too."""
@@ -415,6 +426,9 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
   assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
   assert chosen(of_lanes("llama"), length=127) == {"decoder": "distance (TPU, length 127)"}
   assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, a block has 128)"}
+  assert chosen(of_lanes("mpt"), length=2_048) == {"decoder": biased}
+  far = "plain (bias that changes up to distance 4095, 2048 TPU, bias by distance)"
+  assert chosen(of_lanes("mpt"), length=4_096) == {"decoder": far}
   dropped = {"decoder": "distance (TPU, dropout of probabilities)"}
   assert chosen(of_lanes("llama", dropout_rate=0.1), length=128) == dropped
 

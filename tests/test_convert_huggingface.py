@@ -273,6 +273,16 @@ RELEASED = {
     | dict(layer_norm_eps=1e-5, output_past=True),
     278_295_186,
   ),
+  "mosaicml/mpt-7b": (
+    dict(model_type="mpt", d_model=4096, emb_pdrop=0, embedding_fraction=1.0, expansion_ratio=4, init_device="cpu")
+    | dict(learned_pos_emb=True, logit_scale=None, max_seq_len=2048, n_heads=32, n_layers=32, no_bias=True)
+    | dict(norm_type="low_precision_layernorm", resid_pdrop=0, vocab_size=50432, verbose=0)
+    | dict(
+      attn_config=dict(alibi=True, alibi_bias_max=8, attn_impl="torch", attn_pdrop=0, attn_type="multihead_attention")
+    )
+    | dict(layer_norm_epsilon=1e-5),
+    6_649_286_656,
+  ),
   "mistralai/Mistral-7B-v0.1": (
     dict(model_type="mistral", hidden_act="silu", hidden_size=4096, initializer_range=0.02, intermediate_size=14336)
     | dict(max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8)

@@ -270,7 +270,7 @@ def loss_and_gradients(config, batch):
 
 
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])
-@pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "bert"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "mpt", "mosaic_bert", "bert"])
 def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
   """Its loss and all gradients, with T5's dropout, under each policy; BERT, which drops otherwise, without."""
   fields = dict(num_heads=4, num_kv_heads=0, head_dim=32, remat=remat)

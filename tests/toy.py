@@ -85,6 +85,7 @@ KINDS: dict[str, TransformerConfig] = {
     local_rotary_base=100.0,
     **_ROTARY,
   ),
+  "mpt": decoder(norm="layer", mlp_activation="gelu", tied_logits=True, scale_attention=True, positions="alibi"),
   "prefix_lm": decoder(bidirectional_prefix=True, num_kv_heads=1),
   "learned_prefix_lm": decoder(bidirectional_prefix=True, share_layers=True, post_norm=True, **_LEARNED),
   "local_prefix_lm": decoder(
@@ -101,6 +102,7 @@ KINDS: dict[str, TransformerConfig] = {
     **_ROTARY,
   ),
   "local_bert": encoder(attention_window=1, num_kv_heads=2),
+  "mosaic_bert": encoder(positions="alibi", mlp_activation="gated_gelu_exact"),
 }
 
 # One of each architecture, which between them throw most switches: what `make test` sees of a test of all kinds.

@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     epilog="kinds:\n"
     "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
     "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, XLM-R, ALBERT, DistilBERT,\n"
-    "         ModernBERT, ELECTRA, GPT-2, Llama, Mistral, Qwen 3, Gemma 1 to 3; and their\n"
+    "         ModernBERT, ELECTRA, GPT-2, MPT, Llama, Mistral, Qwen 3, Gemma 1 to 3; and their\n"
     "         classes for tasks (...ForSequenceClassification and the like).  Written,\n"
     "         transformers' from_pretrained loads it\n"
     "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"

@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
+"""GPT-2, MPT, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
 
 import dataclasses
 from typing import Any
@@ -98,6 +98,86 @@ GPT2 = families.Family(
   square=True,
   read=_read_gpt2,
   write=_write_gpt2,
+)
+
+# ---- MPT -------------------------------------------------------------------------------------------------------------
+
+MPT_NAMES = {
+  "transformer.wte.weight": "embed/table",
+  "transformer.blocks.{}.norm_1.weight": "decoder/layers/self_attention_norm/scale",
+  "transformer.blocks.{}.attn.Wqkv.weight": _ATTENTION,
+  "transformer.blocks.{}.attn.out_proj.weight": "decoder/layers/self_attention/out",
+  "transformer.blocks.{}.norm_2.weight": "decoder/layers/mlp_norm/scale",
+  "transformer.blocks.{}.ffn.up_proj.weight": "decoder/layers/mlp/up",
+  "transformer.blocks.{}.ffn.down_proj.weight": "decoder/layers/mlp/down",
+  "transformer.norm_f.weight": "decoder/norm/scale",
+  "lm_head.weight": "head/projection",
+}
+# What its attention may be: key of "attn_config" -> the value that it must have, or one of no consequence here.
+_MPT_ATTENTION = {
+  "attn_type": "multihead_attention",
+  "clip_qkv": None,
+  "softmax_scale": None,
+  "prefix_lm": False,
+  "qk_ln": False,
+  "alibi": True,
+  "alibi_bias_max": 8,
+}
+
+
+def _read_mpt(settings: families.Settings) -> dict[str, Any]:
+  attention = _MPT_ATTENTION | (settings.get("attn_config") or {})
+  for key, value in _MPT_ATTENTION.items():
+    if attention[key] != value:
+      raise families.Unknown(f"attn_config.{key}={attention[key]!r}: t2t's model has {value!r}")
+  return {
+    "mlp_dim": 4 * settings.get("d_model", 2048),
+    "tied_logits": settings.get("tie_word_embeddings", True),
+  }
+
+
+def _write_mpt(fields: families.Settings) -> dict[str, Any]:
+  return {
+    "attn_config": _MPT_ATTENTION,  # and no rate of dropout, which transformers wants to be an integer
+    "tie_word_embeddings": fields["tied_logits"],
+    "emb_pdrop": fields["dropout_rate"],
+  }
+
+
+MPT = families.Family(
+  model_type="mpt",
+  model_class="MptForCausalLM",
+  tasks={
+    "MptForSequenceClassification": SCORE,
+    "MptForTokenClassification": dataclasses.replace(TAG, names=encoders.CLASSIFIER),
+    "MptForQuestionAnswering": encoders.SPAN,
+  },
+  keys={
+    "vocab_size": ("vocab_size", 50_368),
+    "d_model": ("embed_dim", 2048),
+    "n_layers": ("num_decoder_layers", 24),
+    "n_heads": ("num_heads", 16),
+    "max_seq_len": ("max_length", 2048),
+    "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+    "initializer_range": ("init_scale", 0.02),
+    "resid_pdrop": ("dropout_rate", 0.0),
+  },
+  must={"expansion_ratio": (4,), "no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1.0,)},
+  fields={
+    "architecture": "decoder_only",
+    "positions": "alibi",
+    "scale_attention": True,
+    "norm": "layer",
+    "mlp_activation": "gelu",
+    "t5_dropout": False,
+  },
+  names=MPT_NAMES,
+  reads=("attn_config", "tie_word_embeddings", "emb_pdrop"),
+  prefix="transformer.",
+  copies={"lm_head.weight": "transformer.wte.weight"},
+  square=True,
+  read=_read_mpt,
+  write=_write_mpt,
 )
 
 # ---- Llama -----------------------------------------------------------------------------------------------------------

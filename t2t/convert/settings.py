@@ -13,7 +13,7 @@ FAMILIES: dict[str, Family] = {
   for family in (
     *(families.T5, families.MT5, bart.BART),
     *(encoders.BERT, encoders.ROBERTA, encoders.XLM_ROBERTA, encoders.ALBERT, encoders.ELECTRA, encoders.DISTILBERT),
-    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
+    *(modern_bert.MODERN_BERT, decoders.GPT2, decoders.MPT, decoders.LLAMA, decoders.MISTRAL, decoders.QWEN3),
     *(gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3),
   )
 }
@@ -54,6 +54,8 @@ HARMLESS = frozenset(
     "tokenizer_class", "torch_dtype", "transformers_version", "use_cache", "num_labels", "_num_labels",
     "finetuning_task", heads.KEY, heads.NO_ANSWER, heads.DROPOUT, "qa_dropout", "seq_classif_dropout",
     "sinusoidal_pos_embds", "tie_weights_", "cache_implementation",
+    # Of MPT, whose positions are ALiBi all the same.
+    "init_device", "learned_pos_emb", "norm_type", "verbose",
     # Of BART, and of how it writes.
     "activation_dropout", "add_bias_logits", "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",
     "early_stopping", "extra_pos_embeddings", "force_bos_token_to_be_generated", "forced_bos_token_id",

@@ -1,4 +1,4 @@
-"""Multi-head attention, its mask as structure, relative and rotary positions, and the cache for decoding."""
+"""Multi-head attention, its mask as structure, what it knows of positions, and the cache for decoding."""
 
 import dataclasses
 import functools
@@ -78,6 +78,27 @@ class RelativePositionBias(nnx.Module):
       max_distance=self.max_distance,
     )
     return kernels.DistanceBias(jnp.take(self.table[...].T, buckets, axis=1))
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+  """By how much each head's logits fall with every position of distance, float32 [heads].
+
+  In:  8
+  Out: [1/2, 1/4, 1/8, 1/16, 1/32, 1/64, 1/128, 1/256]
+
+  Of a number that is no power of two: those of the next lower one, and between them of twice as many.
+
+  Source: Press et al. 2022 (ALiBi), section 3, and the code beside it.
+  """
+  lower = 2 ** int(np.log2(num_heads))
+  falling = lambda number: 2.0 ** (-8.0 * np.arange(1, number + 1) / number)
+  return np.concatenate([falling(lower), falling(2 * lower)[::2]])[:num_heads].astype(np.float32)
+
+
+def alibi(num_heads: int, reach: int) -> kernels.DistanceBias:
+  """What ALiBi adds to logits, up to a distance of `reach`, to either side alike."""
+  distances = np.abs(np.arange(-reach, reach + 1, dtype=np.float32))
+  return kernels.DistanceBias(jnp.asarray(-alibi_slopes(num_heads)[:, None] * distances))
 
 
 def bias_of(bias: kernels.DistanceBias, mask: AttentionMask, query_length: int, key_length: int) -> jax.Array:

@@ -10,7 +10,7 @@ from t2t.models import remat
 from t2t.models.architecture import ARCHITECTURES, Architecture
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gated_gelu", "gated_gelu_exact", "gated_silu")
-POSITIONS = ("relative", "rotary", "learned")
+POSITIONS = ("relative", "rotary", "learned", "alibi")
 NORMS = ("rms", "layer")
 QUANTIZATIONS = ("int8", "fp8")  # see models/products.py
 ATTENTION_KERNELS = ("splash", "distance", "cudnn", "triton", "plain")  # see models/kernels
@@ -133,7 +133,9 @@ class TransformerConfig:
   num_encoder_layers: int = 0  # 0 in decoder_only
   num_decoder_layers: int = 0  # 0 in encoder_only
   # What is known of positions
-  positions: str = "relative"  # relative (a bias, T5), rotary (RoFormer) or learned (a table of max_length rows)
+  # relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table of
+  # max_length rows)
+  positions: str = "relative"
   relative_position_buckets: int = 32
   relative_position_max_distance: int = 128  # positions; all that lie further share the last bucket
   rotary_base: float = 10_000.0
@@ -233,6 +235,15 @@ class TransformerConfig:
   def most_positions(self) -> int:
     """The longest sequence that the model can read; 0: any."""
     return self.max_length if self.positions == "learned" else 0
+
+  @property
+  def biased(self) -> bool:
+    """Whether something is added to attention logits by distance."""
+    return self.positions in ("relative", "alibi")
+
+  def bias_reach(self, length: int) -> int:
+    """The distance within a sequence of `length` from which on what is added stays the same."""
+    return self.relative_position_max_distance if self.positions == "relative" else max(length - 1, 1)
 
   @property
   def gated(self) -> bool:

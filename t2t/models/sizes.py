@@ -50,6 +50,8 @@ _LLAMA2 = {
 }
 # Llama team 2024, table 3.
 _LLAMA3 = {"8b": (4096, 32, 8, 128, 14336, 32)}
+# MosaicML 2023, as released; heads fill the width.
+_MPT = {"7b": (4096, 32, 32), "30b": (7168, 64, 48)}
 # Tay et al. 2023, section 5.
 _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
@@ -58,6 +60,7 @@ BERT_SIZES = tuple(_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 GPT2_SIZES = tuple(_GPT2)
+MPT_SIZES = tuple(_MPT)
 LLAMA2_SIZES = tuple(_LLAMA2)
 LLAMA3_SIZES = tuple(_LLAMA3)
 UL2_SIZES = tuple(_UL2)
@@ -225,6 +228,28 @@ def gpt2(size: str) -> dict[str, Any]:
     norm_epsilon=1e-5,
     biases=True,
     mlp_activation="gelu_tanh",
+    tied_logits=True,
+    init_scale=0.02,
+    t5_dropout=False,
+  )
+
+
+def mpt(size: str) -> dict[str, Any]:
+  """MPT (MosaicML 2023): ALiBi (Press et al. 2022), layer norms, no bias anywhere, logits from the embedding."""
+  embed_dim, num_heads, num_layers = _row(_MPT, size)
+  return _fields(
+    architecture="decoder_only",
+    vocab_size=50_432,
+    embed_dim=embed_dim,
+    num_heads=num_heads,
+    head_dim=embed_dim // num_heads,
+    mlp_dim=4 * embed_dim,
+    num_decoder_layers=num_layers,
+    positions="alibi",
+    scale_attention=True,
+    norm="layer",
+    norm_epsilon=1e-5,
+    mlp_activation="gelu",
     tied_logits=True,
     init_scale=0.02,
     t5_dropout=False,

@@ -207,7 +207,8 @@ class Stack(nnx.Module):
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
   ) -> kernels.DistanceBias | jax.Array:
     """By distance where a kernel takes it so; else of all pairs, once for all layers."""
-    config, bias = self.config, self.position_bias()
+    config, reach = self.config, self.config.bias_reach(key_length)
+    bias = attention.alibi(config.num_heads, reach) if self.position_bias is None else self.position_bias()
     if not mask.is_decoding:
       shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
       chosen = attention.choose(
@@ -215,7 +216,7 @@ class Stack(nnx.Module):
         shape(config.kv_heads, key_length),
         dataclasses.replace(mask, window=config.attention_window),
         bias="soft cap" if config.attention_softcap else "distance",
-        reach=config.relative_position_max_distance,
+        reach=reach,
         dropout=config.attention_dropout if drops else "",
         kernel=config.attention_kernel,
       )
@@ -230,7 +231,7 @@ class Stack(nnx.Module):
     """What the self-attention of each layer, by its number, knows of positions."""
     config, offset = self.config, mask.query_offset
     bias, angles, local_angles = None, None, None
-    if self.position_bias is not None:
+    if config.biased:
       bias = self._bias(batch, query_length, key_length, mask, drops=drops)
     # Beams are all at one position.
     query_length = query_length if mask.ancestors is None else 1

@@ -381,7 +381,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
       rows, length = tokens[side].shape
       return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
 
-    has_bias = config.positions == "relative" and queries == keys
+    has_bias = config.biased and queries == keys
     return attention.choose(
       array(queries, config.num_heads),
       array(keys, config.kv_heads),
@@ -389,7 +389,7 @@ def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kern
         mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
       ),
       bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
-      reach=config.relative_position_max_distance if has_bias else 0,
+      reach=config.bias_reach(tokens[keys].shape[1]) if has_bias else 0,
       dropout=config.attention_dropout,
       kernel=config.attention_kernel,
     )

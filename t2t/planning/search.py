@@ -184,7 +184,7 @@ class Estimate:
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total = 0.0
     for side, length in sides.items():
-      scores = model.num_heads / tensor * length * 3 if model.positions == "relative" or model.dropout_rate else 0
+      scores = model.num_heads / tensor * length * 3 if model.biased or model.dropout_rate else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
       total += rows * length * width * layers[side] * (kept[candidate.remat] + extra)
       # One layer is worked on at a time.

@@ -1,4 +1,5 @@
-"""t2t's GPT-2, Llama, Mistral, Gemma and Qwen 3 (for QK-norm) against Hugging Face's, with the same random weights.
+"""t2t's GPT-2, MPT (for ALiBi), Llama, Mistral, Gemma and Qwen 3 (for QK-norm) against Hugging Face's, with the same
+random weights.
 
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
@@ -20,6 +21,8 @@ FAMILIES = {
   # Its heads fill its width.
   "gpt2": sizes.gpt2("small") | SHAPE | dict(head_dim=3),
   "gpt2-untied": sizes.gpt2("small") | SHAPE | dict(head_dim=3, tied_logits=False),
+  # Half of its heads' slopes lie between the others'.
+  "mpt": sizes.mpt("7b") | SHAPE | dict(head_dim=3, mlp_dim=72),
   "llama": sizes.llama2("7b") | SHAPE,
   "llama-grouped-tied": sizes.llama2("7b") | SHAPE | dict(num_kv_heads=2, tied_logits=True),
   "llama-grouped-far": sizes.llama3("8b") | SHAPE | dict(num_kv_heads=3),
