@@ -19,7 +19,8 @@ from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
 from t2t.storage import bucket
 
-_COMMENT = r"^  (\w+): .*?  # (.*)$"  # of a field of a record
+# Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.
+_BEHIND, _ABOVE = r"^  (\w+): .*?  # (.*)$", r"((?:^  #: .*\n)+)  (\w+): "
 
 
 def _comments() -> dict[str, str]:
@@ -28,12 +29,18 @@ def _comments() -> dict[str, str]:
 
   text = pathlib.Path(model_config.__file__).read_text()
   fields = text.partition("class TransformerConfig")[2].partition("def __post_init__")[0]
-  found = {f"model.{name}": comment for name, comment in re.findall(_COMMENT, fields, re.MULTILINE)}
+  found = {f"model.{name}": comment for name, comment in _of_fields(fields).items()}
   for section, cls in OPTIONAL.items():
-    of_section = re.findall(_COMMENT, inspect.getsource(cls), re.MULTILINE)
-    found |= {f"{section}.{name}": comment for name, comment in of_section}
+    found |= {f"{section}.{name}": comment for name, comment in _of_fields(inspect.getsource(cls)).items()}
   text = pathlib.Path(default.__file__).read_text()
   return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))
+
+
+def _of_fields(source: str) -> dict[str, str]:
+  """Name of a record's field -> its comment."""
+  above = re.findall(_ABOVE, source, re.MULTILINE)
+  comments = {name: " ".join(line.strip().removeprefix("#: ") for line in lines.splitlines()) for lines, name in above}
+  return comments | dict(re.findall(_BEHIND, source, re.MULTILINE))
 
 
 def _shown(value: Any) -> str:

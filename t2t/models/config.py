@@ -133,8 +133,8 @@ class TransformerConfig:
   num_encoder_layers: int = 0  # 0 in decoder_only
   num_decoder_layers: int = 0  # 0 in encoder_only
   # What is known of positions
-  # relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table of
-  # max_length rows)
+  #: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table
+  #: of max_length rows)
   positions: str = "relative"
   relative_position_buckets: int = 32
   relative_position_max_distance: int = 128  # positions; all that lie further share the last bucket
@@ -180,11 +180,10 @@ class TransformerConfig:
   dtype: str = "bfloat16"  # of activations; parameters, norms and logits are float32
   gradient_dtype: str = ""  # in which devices sum the gradients of matrices; "": dtype, over more than 32 float32
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
-  attention_kernel: str = (
-    ""  # splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
-  )
-  # Backward recomputes: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or all but what is
-  # named: query,key,value,attention,input@host (see remat.py)
+  #: splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
+  attention_kernel: str = ""
+  #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or
+  #: all but what is named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
 
   @property
