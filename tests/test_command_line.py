@@ -20,6 +20,7 @@ FAMILIES = {
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
   "gpt2": ("small", "medium", "large", "xl"),
+  "mpt": ("7b", "30b"),
   "llama2": ("1b", "7b", "13b"),
   "llama3": ("8b",),
   "finetune": (

@@ -182,8 +182,8 @@ class TransformerConfig:
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
   #: splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
   attention_kernel: str = ""
-  #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host; or
-  #: all but what is named: query,key,value,attention,input@host (see remat.py)
+  #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host;
+  #: or all but what is named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
 
   @property
