@@ -68,7 +68,7 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- Model, optimizer, and what the tasks are measured by --------------
     hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
-    tasks = evaluate.of_training(config, program.graphdef, mesh, vocabulary=vocabulary)
+    tasks = evaluate.of_training(config, program.reader, mesh, vocabulary=vocabulary)
 
     # ---- Where training starts ---------------------------------------------
     checkpoints = store.Checkpoints(workdir, keep=config.checkpoint.keep)
@@ -143,7 +143,7 @@ def train(config: Config, workdir: str) -> TrainState:
 
     # ---- What came out -----------------------------------------------------
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
-    shown = show(program.graphdef, state, eval_batches[0], vocabulary, number=config.eval.examples)
+    shown = show(program.reader, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
       reports.summarise(workdir, loss, baselines, shown, saved_step, kept, store.best_steps(kept))

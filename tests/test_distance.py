@@ -103,6 +103,7 @@ def test_it_is_the_formula(name, reach):
     (dict(query_length=520, largest_block=256), 20),  # a bias that is the same for most
     (dict(query_length=260, key_length=400), 128),
     (dict(heads=4, kv_heads=2), 128),
+    (dict(heads=3), 128),  # no whole groups
     (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
     (dict(query_length=280, largest_block=256), 200),  # the last block is filled by more than 128
     (dict(query_length=280, key_length=600, largest_block=256), 500),
@@ -222,8 +223,8 @@ def test_what_takes_it():
   assert chosen("tpu", bias="soft cap") == "plain (soft cap on the logits)"
   assert chosen("tpu", bias="array") == "plain (bias on the logits)"
   assert chosen("tpu", bias="distance", head_dim=80) == "plain (head_dim 80, TPU, bias by distance)"
-  assert chosen("tpu", bias="distance", heads=3).startswith("plain (3 heads on a device, not groups of 2")
-  assert chosen("tpu", bias="distance", head_shards=8).startswith("plain (1 heads on a device")
+  assert chosen("tpu", bias="distance", heads=3).startswith("distance")
+  assert chosen("tpu", bias="distance", head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", head_dim=128, head_shards=8) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", lengths=(64, 512)) == "distance (TPU, bias by distance)"
   assert chosen("tpu", bias="distance", lengths=(63, 512)) == "plain (length 63, a block has 128)"
@@ -245,6 +246,37 @@ def test_what_a_core_has_memory_for():
   assert chosen(lengths=(2_048, 2_048)) == "distance (TPU, bias by distance)"
   assert chosen(lengths=(16_384, 16_384)).startswith("plain (length 16384, too much for a core's memory, TPU, bias")
   assert chosen(lengths=(16_384, 16_384), length_shards=8) == "distance (TPU, bias by distance)"
+
+
+def test_what_is_chosen_fits(monkeypatch):
+  """A window reaches one position further than it says, which may be what a core has no memory for."""
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  monkeypatch.setattr(sharding, "device_kind", lambda: "TPU v4")
+  mask = AttentionMask(causal=True, window=256)
+  of = functools.partial(distance.blocks_for, head_dim=32, dtype="bfloat16", device_kind="TPU v4")
+  length = next(n for n in range(1_024, 10_000, 128) if of(n, n, reach=256) and not of(n, n, reach=257))
+  shape = (1, 4, length, 32)
+  options = dict(platform="tpu", bias="distance", reach=128, device_kind="TPU v4")
+  assert kernels.choose(shape, shape, "bfloat16", mask, **options).kernel == "plain"
+  shape = (1, 4, length - 128, 32)
+  assert kernels.choose(shape, shape, "bfloat16", mask, **options).kernel == "distance"
+  x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+  jax.eval_shape(lambda x: kernels.attend(x, x, x, mask, kernel="distance", bias=a_bias(4, 128)), x)
+
+
+@pytest.mark.parametrize(("causal", "window", "share"), [(False, 0, 1.0), (True, 0, 10 / 16), (True, 512, 7 / 16)])
+def test_what_runs_is_counted(causal, window, share):
+  """Blocks that a mask hides whole cost no FLOPs, and the kernels say so to who plans: 16 pairs of blocks in all."""
+  x = jax.ShapeDtypeStruct((1, 2, 2_048, 64), jnp.float32)
+  mask = AttentionMask(causal=causal, window=window)
+  run = lambda x: jnp.sum(kernels.attend(x, x, x, mask, kernel="distance", bias=a_bias(2, 128)))
+  noted = [
+    equation.params["cost_estimate"].flops
+    for equation, _ in toy.equations(jax.make_jaxpr(jax.grad(run))(x).jaxpr)
+    if equation.primitive.name == "pallas_call"
+  ]
+  whole = 2 * 2 * 2_048**2 * 64
+  assert noted == [2 * whole * share, 5 * whole * share]
 
 
 # ---- Whole models ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 
 from etils import epath
 import jax
@@ -69,15 +70,19 @@ def test_the_model_is_the_one_that_was_trained(workdir):
   assert len({leaf.sharding.spec for model in loaded for leaf in jax.tree.leaves(model.params)}) > 2
 
 
-def test_a_kernel_that_is_not_here(workdir, tmp_path):
-  """What was trained on a TPU's kernel, because its config asked for it, is read wherever there is none."""
+def test_a_kernel_and_a_package_that_are_not_here(workdir, tmp_path, monkeypatch):
+  """What was trained on a TPU's kernel, or in 8 bits, because its config said so, is read where there is neither."""
+  monkeypatch.setitem(sys.modules, "qwix", None)
   shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
   (saved,) = (
     path for path in (tmp_path / "1").rglob("*") if path.is_file() and b'"attention_kernel"' in path.read_bytes()
   )
-  saved.write_bytes(saved.read_bytes().replace(b'"attention_kernel": ""', b'"attention_kernel": "splash"'))
-  assert store.read_config(epath.Path(tmp_path / "1"))["model"]["attention_kernel"] == "splash"
-  assert pretrained.read_source(str(tmp_path / "1")).model.attention_kernel == ""
+  text = saved.read_bytes().replace(b'"attention_kernel": ""', b'"attention_kernel": "splash"')
+  saved.write_bytes(text.replace(b'"quantization": ""', b'"quantization": "int8"'))
+  trained = store.read_config(epath.Path(tmp_path / "1"))["model"]
+  assert (trained["attention_kernel"], trained["quantization"]) == ("splash", "int8")
+  model = pretrained.read_source(str(tmp_path / "1")).model
+  assert (model.attention_kernel, model.quantization) == ("", "")
 
 
 def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_path):

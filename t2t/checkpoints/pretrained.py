@@ -98,8 +98,9 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   adapters = {name: adapter.config(**run[name]) for name, adapter in adapt.ADAPTERS.items() if name in run}
   name = run.get("train", {}).get("loss", "cross_entropy")  # the only one, before they had names
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
-  # The kernel that was asked for is one of the chips it was trained on.
-  model = dataclasses.replace(TransformerConfig(**run["model"]), attention_kernel="")
+  # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
+  # them needs neither.
+  model = TransformerConfig(**run["model"] | {"attention_kernel": "", "quantization": ""})
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
 
 
@@ -119,11 +120,11 @@ def _vocabulary(folder: epath.Path) -> str:
 
 
 def adopt(config: ConfigDict, source: Source) -> None:
-  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its own dropout, kernel and heads.
+  """Makes the checkpoint's model and vocabulary those of `config`, which keeps its own dropout, kernel, bits and heads.
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel")}
+  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel", "quantization")}
   own["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | own)
   if source.model.most_positions:

@@ -286,6 +286,12 @@ class TransformerConfig:
         f"config.model.relative_position_buckets={self.relative_position_buckets}: must be a multiple of 4"
         " (half for each direction, half of those for exact distances)"
       )
+    exact = self.relative_position_buckets // 2
+    if self.positions == "relative" and self.relative_position_max_distance <= exact:
+      raise UserError(
+        f"config.model.relative_position_max_distance={self.relative_position_max_distance}: must be more than {exact},"
+        f" the distances that have a bucket of their own (half of relative_position_buckets)"
+      )
     self._check_layers()
     self._check_attention()
     # As a config or a config.json has them, they are dicts.

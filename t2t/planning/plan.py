@@ -22,6 +22,7 @@ import rich.console
 
 from t2t import UserError, chips, sharding
 from t2t.config import Config
+from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
@@ -49,6 +50,8 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     UserError: see `program.compile_step`.
   """
   mesh, why = meshes.make(config, devices=devices)
+  with jax.set_mesh(mesh):
+    chosen = transformer.attention_kernels(config.model, recipe.batch(config))
   compiled = program.compile_step(config, mesh)
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
@@ -70,6 +73,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
     "remat": config.model.remat,
+    "attention": {part: str(choice) for part, choice in chosen.items()},
     "optimizer": config.optimizer.name,
     "lengths": lengths,
     "rows_at_a_time": config.train.batch_size // sharding.num_shards("batch", mesh) // config.train.microbatches,
@@ -262,6 +266,7 @@ def report(plan: Plan) -> str:
     f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
+    *textwrap.wrap("attention: " + "; ".join(f"{part} {choice}" for part, choice in plan["attention"].items()), 80),
     "",
     "memory of one chip" if not plan["device"].endswith("TPU7x") else "memory of half a chip, which is one device",
   ]

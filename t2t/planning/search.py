@@ -22,6 +22,7 @@ import jax
 
 from t2t import UserError, chips, sharding
 from t2t.config import Config
+from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import plan, program, roofline
@@ -37,6 +38,11 @@ _REMATS = tuple(_RECOMPUTES)
 _WORTH_OFFLOADING = 0.02  # of a device's memory
 # As the table names them.
 _SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
+
+
+def _recomputes(remat: str) -> float:
+  """See `_RECOMPUTES`; a policy of the user's own names about as much as that which keeps attention's."""
+  return _RECOMPUTES.get(remat, _RECOMPUTES[ATTENTION_KEPT])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +73,12 @@ class Candidate:
 
   def needs_more(self, other: "Candidate") -> bool:
     """Whether it certainly takes at least the memory of `other`."""
-    kept = [_REMATS.index(each.remat) for each in (self, other)]
+    if self.remat == other.remat:
+      kept = (0, 0)
+    elif {self.remat, other.remat} <= set(_REMATS):
+      kept = [_REMATS.index(each.remat) for each in (self, other)]
+    else:
+      return False
     return (
       self.mesh == other.mesh
       and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
@@ -82,7 +93,7 @@ class Candidate:
     return other.remat != ATTENTION_ON_HOST and (
       (self.mesh, self.batch_size) == (other.mesh, other.batch_size)
       and self.microbatches >= other.microbatches
-      and _RECOMPUTES[self.remat] >= _RECOMPUTES[other.remat]
+      and _recomputes(self.remat) >= _recomputes(other.remat)
       and self.offload_optimizer >= other.offload_optimizer
     )
 
@@ -152,14 +163,18 @@ class Estimate:
     kind = devices[0].device_kind
     self._chip, self._peak = chips.CHIPS.get(kind), chips.peak_flops(kind) or 1e12
     self._parts: dict = {}
+    self._plain: dict = {}
 
   def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> tuple[jax.sharding.Mesh, int, int] | None:
-    """The mesh, and bytes of parameters and of the optimizer on one device; None if the mesh does not divide them."""
+    """The mesh, and bytes of parameters and of the optimizer on one device; None if the mesh does not divide them, or
+    a kernel that is asked for cannot be had on it."""
     if mesh_sizes not in self._parts:
       try:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
         with jax.set_mesh(mesh):
           _, state, _ = recipe.make(self._config).state(mesh)
+          chosen = transformer.attention_kernels(self._model, recipe.batch(self._config))
+        self._plain[mesh_sizes] = {side for side, choice in chosen.items() if choice.kernel == "plain"}
         params = program.bytes_per_device((state.params, state.frozen_params))
         self._parts[mesh_sizes] = mesh, params, program.bytes_per_device(state.opt_state)
       except UserError:
@@ -184,9 +199,10 @@ class Estimate:
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total = 0.0
     for side, length in sides.items():
-      scores = model.num_heads / tensor * length * 3 if model.biased or model.dropout_rate else 0
+      # Where no kernel runs, logits of all pairs.
+      scores = model.num_heads / tensor * length * 3 if side in self._plain[candidate.mesh] else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
-      total += rows * length * width * layers[side] * (kept[candidate.remat] + extra)
+      total += rows * length * width * layers[side] * (kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra)
       # One layer is worked on at a time.
       total = max(total, total + rows * length * width * (kept["none"] + scores))
     return 2 * params + optimizer + total
@@ -197,7 +213,7 @@ class Estimate:
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.lengths(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
-    compute = flops * (1 + _RECOMPUTES[candidate.remat]) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
+    compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:
       return compute
     passes = 3 if candidate.remat == "full" else 2
@@ -229,6 +245,7 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
       that stays on the device.
   """
   estimate, own, larger = Estimate(config, devices), [], []
+  remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))
   for sizes in meshes(config, len(devices)):
     mesh_sizes = tuple(sizes.items())
     state = estimate.state(mesh_sizes)
@@ -242,7 +259,7 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
         continue
       if capacity is not None and params + (0 if offload else optimizer) > capacity:
         continue
-      for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, reversed(_REMATS)):
+      for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, remats):
         batch_size = config.train.batch_size * times
         if batch_size % (shards * parts) == 0:
           (own if times == 1 else larger).append(Candidate(mesh_sizes, batch_size, parts, remat, offload))

@@ -76,7 +76,10 @@ class Recipe:
     shardings = jax.tree.map(lambda x: x.sharding, state)
     step = train_state.make_train_step(graphdef, self.loss, self.tx, shardings, num_microbatches=train.microbatches)
     evaluate = train_state.make_eval_step(graphdef, self.loss)
-    return Program(graphdef, state, shardings, make, step, evaluate, self.freeze)
+    reader = graphdef
+    if self.config.model.attention_kernel:
+      reader, _, _ = make(self.config.with_(model={"attention_kernel": ""})).state(mesh)
+    return Program(graphdef, reader, state, shardings, make, step, evaluate, self.freeze)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +87,15 @@ class Program:
   """What runs on a mesh.
 
   graphdef: structure of the model.
+  reader: the same for texts of other lengths than those of training: each attention runs on what its lengths allow,
+    whatever kernel training asks for.
   state: the training state's shapes, each with its sharding; `shardings` has these alone.
   make_state: key -> a fresh state; to be compiled with `shardings`.
   train_step, eval_step: see `train_state`.
   """
 
   graphdef: nnx.GraphDef
+  reader: nnx.GraphDef
   state: train_state.TrainState
   shardings: train_state.TrainState
   make_state: Callable[[jax.Array], train_state.TrainState]

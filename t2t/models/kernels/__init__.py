@@ -103,15 +103,14 @@ def choose(
       (shortest < least, f"length {shortest}, a block has {SMALLEST}"),
     ]
     if kernel == "distance":
-      group, farthest = max(1, distance.LANES // head_dim), distance.FARTHEST
+      farthest = distance.FARTHEST
       fits = distance.blocks_for(
         *(query_length // length_shards, key_length, head_dim, dtype),
-        reach=max(reach, mask.window),
+        reach=max(reach, mask.window + 1),
         device_kind=device_kind,
       )
       refusals += [
         (distance.LANES % head_dim and head_dim % distance.LANES, f"head_dim {head_dim}, {why}"),
-        (heads // head_shards % group, f"{heads // head_shards} heads on a device, not groups of {group}, {why}"),
         (
           length_shards > 1 and query_length // length_shards % SMALLEST,
           f"parts of a sequence that are no blocks, {why}",

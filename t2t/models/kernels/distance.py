@@ -115,6 +115,22 @@ def attend(
     [batch, heads, query, kv]; zeros for a query that sees no key.
   """
   batch, heads, query_length, head_dim = query.shape
+  spare = -heads % max(1, LANES // head_dim)
+  if spare:
+    # Blocks are of whole groups of heads; what is left of the last is filled up with heads that are zero.
+    fill = lambda x, axis: blocks_lib.pad(x, heads + spare, axis=axis)
+    filled = attend(
+      *(fill(x, 1) for x in (query, keys, values)),
+      mask,
+      bias=None if bias is None else DistanceBias(fill(bias.values, 0)),
+      dropout_rate=dropout_rate,
+      seeds=None if seeds is None else fill(seeds, 1),
+      ranks=ranks,
+      first_query=first_query,
+      whole_query_length=whole_query_length,
+      largest_block=largest_block,
+    )
+    return filled[:, :heads]
   key_length, device_kind = keys.shape[2], sharding.device_kind()
   causal = mask.causal and ranks is None
   hides = causal or bool(mask.window)
@@ -171,6 +187,7 @@ def attend(
     learned=learned,
     dropout_rate=dropout_rate,
     steps_of_rows=runs is not None and runs.shape[0] > 1,
+    share=_share_by_place(blocks, (whole_query_length or lengths[0], lengths[1]), causal=causal, window=mask.window),
     memory=_MEMORY.get(device_kind, _MOST_MEMORY),
     interpret=sharding.platform() == "cpu",
   )
@@ -189,17 +206,29 @@ def attend(
   return jnp.swapaxes(out[:, :query_length].reshape(batch, query_length, heads, head_dim), 1, 2)
 
 
+def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: int):
+  """Where a query of a block that begins at `queries` may see a key of one at `keys`, whatever else is hidden."""
+  sees = (np if isinstance(queries, np.ndarray) else jnp).ones(jnp.broadcast_shapes(queries.shape, keys.shape), bool)
+  if causal:
+    sees = sees & (keys <= queries + blocks[0] - 1)
+  if window:
+    sees = sees & (keys + blocks[1] - 1 >= queries - window) & (keys <= queries + blocks[0] - 1 + window)
+  return sees
+
+
+def _share_by_place(blocks: tuple[int, int], lengths: tuple[int, int], *, causal: bool, window: int) -> float:
+  """The share of all pairs of blocks that causality and a window leave: of a part of a sequence, the mean of all."""
+  queries, keys = (np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True))
+  return float(_by_place(queries[:, None], keys[None, :], blocks, causal=causal, window=window).mean())
+
+
 def _runs(integers: dict, blocks, lengths, *, causal: bool, window: int):
   """Where a query of a block may see a key of another, bool [batch or 1, query blocks, key blocks]; None: all over."""
   starts = [np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True)]
   queries, keys = starts[0][:, None], starts[1][None, :]
   if "offset" in integers:
     queries = queries + integers["offset"][0]
-  runs = (np if isinstance(queries, np.ndarray) else jnp).ones((1, len(starts[0]), len(starts[1])), bool)
-  if causal:
-    runs = runs & (keys <= queries + blocks[0] - 1)
-  if window:
-    runs = runs & (keys + blocks[1] - 1 >= queries - window) & (keys <= queries + blocks[0] - 1 + window)
+  runs = _by_place(queries, keys, blocks, causal=causal, window=window)[None]
   split = lambda name, block: integers[name].reshape(integers[name].shape[0], -1, block)
   if "query_ranks" in integers:
     highest, lowest = split("query_ranks", blocks[0]).max(2), split("key_ranks", blocks[1]).min(2)

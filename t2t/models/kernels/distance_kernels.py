@@ -192,7 +192,7 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
     kernel(shape, dict(zip(names, references, strict=False)), references[len(names) :])
 
   inner = (key_blocks, query_blocks) if backward else (query_blocks, key_blocks)
-  pairs = shape.batch * shape.heads * shape.query_length * shape.key_length
+  pairs = int(shape.batch * shape.heads * shape.query_length * shape.key_length * shape.share)
   operands = sum(x.size * x.dtype.itemsize for x in given.values()) + sum(
     x.size * x.dtype.itemsize for x in outs.values()
   )

@@ -38,6 +38,7 @@ class Shape:
   learned: the bias has a gradient.
   dropout_rate: of single probabilities.
   steps_of_rows: which blocks run differs from row to row.
+  share: of the pairs of blocks, how many run at most.
   memory: bytes of a core's vector memory that may be taken.
   interpret: on a CPU.
   """
@@ -53,6 +54,7 @@ class Shape:
   learned: bool
   dropout_rate: float
   steps_of_rows: bool
+  share: float
   memory: int
   interpret: bool
 
