@@ -214,6 +214,10 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys):
     f"{largest.removeprefix('damaged/checkpoints/3/')} has other bytes than were saved"
   ]
   assert not [request for request, _ in gcs.requests[asked:] if "/state" in request and "alt=media" in request]
+  assert command.main(["checkpoint", "verify", "gs://bucket/damaged"]) == 1
+  assert re.findall(r"^(\d): (\w+)", capsys.readouterr().out, re.MULTILINE) == [
+    *(("1", "whole"), ("2", "whole"), ("3", "damaged"))
+  ]
   gcs.faults[:] = [Fault("DELETE /storage/v1/b/bucket/o/damaged/checkpoints/3/", status=403, after=3)]
   with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
     damage.set_aside(workdir / "checkpoints")
@@ -227,6 +231,10 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys):
   reopened.save(4, test_checkpoint.make_state(value=4.0), {"a": b"x"}, {}, metrics=None)
   reopened.close()
   assert damage.steps(workdir / "checkpoints") == [1, 2, 4]
+  assert command.main(["checkpoint", "prune", "gs://bucket/damaged", "--keep", "2", "--yes"]) == 0
+  assert not gcs.sizes("damaged/checkpoints/1/") and damage.steps(workdir / "checkpoints") == [2, 4]
+  assert command.main(["checkpoint", "list", "gs://bucket/damaged"]) == 0
+  assert "damaged_3: was found damaged" in capsys.readouterr().out
   assert gcs.sizes("damaged/checkpoints/damaged_3/") == aside
 
 

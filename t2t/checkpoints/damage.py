@@ -61,6 +61,11 @@ def of_step(
   return found or _misplaced(folder, step)
 
 
+def of_small(folder: epath.Path, step: int) -> list[str]:
+  """`of_step` as far as small files and the sizes of all show it."""
+  return of_step(folder, step=step, largest=_SMALL)
+
+
 def _manifest(folder: epath.Path) -> manifests.Manifest | None:
   try:
     return manifests.read(folder)

@@ -84,6 +84,17 @@ def read(folder: epath.Path) -> Manifest | None:
   return _parse(bucket.read(folder / NAME)) if NAME in bucket.names(folder, where="checkpoint") else None
 
 
+def size(folder: epath.Path) -> int:
+  """Bytes of all files of a step's folder.
+
+  Raises:
+    UserError: its bucket cannot be listed.
+  """
+  if bucket.is_remote(folder):
+    return sum(size for size, _ in _listed(folder).values())
+  return sum(_sizes(folder).values())
+
+
 def differences(
   folder: epath.Path, manifest: Manifest, *, largest: int | None = None, share: tuple[int, int] = (0, 1)
 ) -> list[str]:

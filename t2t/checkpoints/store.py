@@ -398,7 +398,12 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
 def _saved_params(path: epath.Path) -> tuple[Params, Params]:
   with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(path / "state").item_metadata.tree
+    found = checkpointer.metadata(path / "state").item_metadata
+  if found is None:
+    raise damage.Damaged(
+      f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
+    )
+  saved = found.tree
   return saved["params"], saved.get("frozen_params") or {}
 
 

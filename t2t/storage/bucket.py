@@ -233,9 +233,26 @@ def move(folder: Any, target: Any, *, first: str) -> None:
           return
 
     list(movers.map(copy, blobs))
+  remove(folder, first=first)
+
+
+def remove(folder: Any, *, first: str) -> None:
+  """Removes all that is below a folder.
+
+  Args:
+    folder: gs://BUCKET/NAME.
+    first: of what is removed, the object whose absence says that the folder is no whole one any more.
+
+  Raises:
+    OSError: the bucket does not do as asked.
+  """
+  name, key = _split(folder)
+  prefix = f"{key.rstrip('/')}/"
+  with _as_os_errors(), concurrent.futures.ThreadPoolExecutor(_MOVED_AT_ONCE) as removers:
+    blobs = list(_client().list_blobs(name, prefix=prefix, **_patience()))
     marker = [blob for blob in blobs if blob.name == prefix + first]
     for part in (marker, [blob for blob in blobs if blob not in marker]):
-      list(movers.map(lambda blob: blob.delete(**_patience()), part))
+      list(removers.map(lambda blob: blob.delete(**_patience()), part))
 
 
 # ---- Bytes -----------------------------------------------------------------------------------------------------------
