@@ -86,6 +86,7 @@ def test_every_bit_and_every_end_counts(workdir):
     assert [name in line for line in wrong(folder)] == [True], name
     path.write_bytes(whole[: len(whole) // 2])
     assert [name in line for line in wrong(folder)] == [True], name
+    assert damage.of_step(epath.Path(folder), largest=0) == wrong(folder)  # by its size alone
     path.unlink()
     if name != manifest.NAME:  # of an older t2t, as it seems
       assert wrong(folder) == [f"{name} is missing"]
@@ -201,6 +202,30 @@ def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):
   damage.set_aside(epath.Path(workdir / "elsewhere"))  # nothing was ever there
 
 
+@pytest.mark.parametrize("name", ["config/metadata", "metrics/metrics", "state/_METADATA"])
+def test_what_an_older_step_cannot_be_read_without(name, workdir):
+  """Has no checksum there, but is JSON."""
+  without_manifests(workdir)
+  path = workdir / "checkpoints" / "30" / name
+  path.write_bytes(path.read_bytes()[:-5])
+  assert [line.split(" (")[0] for line in wrong(workdir / "checkpoints" / "30")] == [f"{name} cannot be read"]
+  damage.set_aside(epath.Path(workdir / "checkpoints"))
+  opened = test_checkpoint.reopened(workdir)
+  assert opened.latest_step() == 20
+  opened.close()
+
+
+def test_arrays_of_an_older_step_that_are_cut_off_are_one_error(workdir):
+  """That no manifest speaks of: found when they are restored."""
+  without_manifests(workdir)
+  for path in (workdir / "checkpoints" / "30" / "state").rglob("d/*"):
+    path.write_bytes(path.read_bytes()[:-40])
+  opened = test_checkpoint.reopened(workdir)
+  with pytest.raises(UserError, match="checkpoints/30: cannot be read .*move it away"):
+    opened.restore(30, test_checkpoint.abstract(test_checkpoint.make_state()), ())
+  opened.close()
+
+
 def test_arrays_of_another_step_are_refused(workdir):
   """Of a checkpoint that has neither a manifest nor streams that say their step."""
   without_manifests(workdir)
@@ -231,8 +256,9 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
   store.restore_params(store.checkpoint_folder(str(checkpoints / "20")), params)
 
 
-def test_commands_name_a_damaged_checkpoint(tmp_path, capsys):
+def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
   """Of each that reads one; a folder that was copied without its workdir, too."""
+  monkeypatch.setattr(damage, "_SMALL", 0)  # as if the array were large: it is read when parameters are
   workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
   flip(max((workdir / "checkpoints" / "2" / "state").rglob("d/*"), key=os.path.getsize))
   (workdir / "checkpoints" / "2").rename(tmp_path / "copied")
@@ -243,8 +269,18 @@ def test_commands_name_a_damaged_checkpoint(tmp_path, capsys):
     ["infer", "--checkpoint", checkpoint, *lines, f"{out}.jsonl"],
     ["embed", "--checkpoint", checkpoint, *lines, f"{out}.npy"],
     ["convert", checkpoint, out],
-    ["train", "--config=t5_1_1_small", f"--config.init.checkpoint={checkpoint}", "--config.init.inherit=True"]
-    + ["--workdir", out, *trained.SMALL[6:]],
+    [*trained.arguments("encoder_decoder", pathlib.Path(out)), f"--config.init.checkpoint={checkpoint}"],
   ):
     assert command.main(argv) == 2, argv
     assert "this checkpoint is damaged:\n  state/" in capsys.readouterr().err, argv
+
+
+def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
+  """Where its only step is damaged: it says so, and all is as it was."""
+  workdir = shutil.copytree(trained.workdir("encoder_decoder"), tmp_path / "run")
+  flip(max((workdir / "checkpoints" / "2" / "state").rglob("d/*"), key=os.path.getsize))
+  before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"}
+  assert command.main(trained.arguments("encoder_decoder", workdir)) == 2
+  error = capsys.readouterr().err
+  assert "no step is as it was saved" in error and "other bytes than were saved" in error
+  assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before

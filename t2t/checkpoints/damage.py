@@ -54,7 +54,7 @@ def of_step(
     return [f"{manifests.NAME}: {error}"]
   if manifest is None:
     found = [f"{item} is missing" for item in _items(folder) if item not in names]
-    return found + ([] if found else _misplaced(folder, step))
+    return found or _unreadable(folder) or _misplaced(folder, step)
   found = manifests.differences(folder, manifest, largest=largest, share=share)
   if step is not None and manifest.step != step:
     found.append(f"the folder was saved as step {manifest.step}")
@@ -80,6 +80,18 @@ def _items(folder: epath.Path) -> list[str]:
     return sorted({"config", "state", *noted})
   except (OSError, ValueError, KeyError, TypeError):
     return ["config", "state"]
+
+
+def _unreadable(folder: epath.Path) -> list[str]:
+  """Of a step without a manifest: what is JSON where it is whole."""
+  found = []
+  for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
+    if name in bucket.names(folder / item, where="checkpoint"):
+      try:
+        json.loads(bucket.read(folder / item / name))
+      except (OSError, ValueError) as error:
+        found.append(f"{item}/{name} cannot be read ({error})")
+  return found
 
 
 def _misplaced(folder: epath.Path, step: int | None) -> list[str]:

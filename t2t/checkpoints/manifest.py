@@ -23,7 +23,7 @@ NAME = "manifest.json"
 # Orbax writes it behind all else, the manifest included; that it is there matters, not what it says.
 COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 ORBAX = "_CHECKPOINT_METADATA"  # what Orbax notes of a step: when it was saved, and of which items it is
-_READERS, _READ_AT_ONCE = 8, 2**22
+_READERS, _READ_AT_ONCE = 8, 2**19
 
 Files = Mapping[str, tuple[int, int]]  # path within the folder -> size in bytes, CRC-32C
 

@@ -245,12 +245,14 @@ class Checkpoints:
         step, which one without a manifest says only now.
     """
     path = self.directory / str(step)
-    found = _shapes(self._manager.item_metadata(step).state)
+    with _readable(path):
+      found = _shapes(self._manager.item_metadata(step).state)
     unread = {name: x for name, x in found.items() if name.rpartition("/")[2] in UNREAD and "/heads/" not in name}
     _check_shapes(path, {name: found[name] for name in found.keys() - unread}, _shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names, others))
-    restored = self._manager.restore(step, args=args)
+    with _readable(path):
+      restored = self._manager.restore(step, args=args)
     if int(restored.state.step) != step:
       raise UserError(f"{path}: its arrays are of step {int(restored.state.step)}; move it away, or give it that name")
     return _without_unread(restored.state, unread), restored.streams
@@ -282,6 +284,15 @@ class Checkpoints:
       with contextlib.suppress(Exception):
         self._manager.close()
         return
+
+
+@contextlib.contextmanager
+def _readable(path: epath.Path) -> Iterator[None]:
+  """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it."""
+  try:
+    yield
+  except ValueError as error:
+    raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
 
 
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
@@ -422,6 +433,11 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
     UserError: the checkpoint is damaged.
   """
   damage.check(path)
+  with _readable(path):
+    return _read_params(path, wanted)
+
+
+def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
   frozen = _shapes(_saved_params(path)[1])
   found, waiting = {}, dict(wanted)
