@@ -17,6 +17,7 @@ SUBCOMMANDS = {
   "infer": ("t2t.commands.infer", "write what a model makes of each line of a file, or on a page"),
   "embed": ("t2t.commands.embed", "a vector for each line of a file; what each layer knows of a task"),
   "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
+  "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare what a run has saved"),
   "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
   "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.commands.vocab", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
@@ -42,7 +43,7 @@ def _usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one subcommand; 0, or 2 when what the user gave cannot be used."""
+  """Runs one subcommand; 0, or 2 when what the user gave cannot be used, or 1 when a check finds something wrong."""
   argv = sys.argv[1:] if argv is None else argv
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(_usage())
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     if command not in SUBCOMMANDS:
       raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
-    importlib.import_module(SUBCOMMANDS[command][0]).main(rest)
+    return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
     if "--debug" in rest:
       _end_others(str(error), 2)

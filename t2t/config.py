@@ -337,6 +337,7 @@ class CheckpointConfig:
 
   every: int
   keep: int
+  retry_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax
 
 from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.checkpoints import store
+from t2t.checkpoints import damage, store
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
@@ -20,7 +20,7 @@ from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, watchdog
 from t2t.storage import bucket
-from t2t.training import meshes, recipe, writers
+from t2t.training import finite, meshes, recipe, writers
 from t2t.training import report as reports
 from t2t.training.ahead import Ahead
 from t2t.training.throughput import Throughput
@@ -39,7 +39,7 @@ def train(config: Config, workdir: str) -> TrainState:
 
   Raises:
     UserError: something in the config, the data or the workdir cannot be used; before any training unless a record
-      of a large corpus turns out to be broken on the way, or the loss stops being finite.
+      of a large corpus turns out to be broken on the way, the loss stops being finite, or nothing can be saved.
   """
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
@@ -71,7 +71,9 @@ def train(config: Config, workdir: str) -> TrainState:
     tasks = evaluate.of_training(config, program.reader, mesh, vocabulary=vocabulary)
 
     # ---- Where training starts ---------------------------------------------
-    checkpoints = store.Checkpoints(workdir, keep=config.checkpoint.keep)
+    damage.set_aside(workdir / store.CHECKPOINTS)
+    settings = config.checkpoint
+    checkpoints = store.Checkpoints(workdir, keep=settings.keep, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
     batches = runs.batches(config, mesh, num_streams=num_streams)
@@ -113,7 +115,8 @@ def train(config: Config, workdir: str) -> TrainState:
         stop_requested = stack.enter_context(hosts.stopping())
       stopping = stop_requested(last_step)
       evaluates = _is_due(config, last_step, config.eval.every) and not stopping
-      saves = _is_due(config, last_step, config.checkpoint.every) or stopping
+      # One that failed is made up for, with the state as it is now.
+      saves = checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every) or stopping
       if evaluates or saves:
         # A checkpoint is made of a state whose loss is known to be finite.
         report.step(*pending)
@@ -123,8 +126,9 @@ def train(config: Config, workdir: str) -> TrainState:
       if evaluates:
         measured, measured_step = measure(last_step, state), last_step
       if saves:
+        finite.check(state, step=last_step)
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
-        beside = batches.state() | report.flush()
+        beside = batches.state(last_step) | report.flush()
         checkpoints.save(last_step, state, beside, resolved, metrics=measured if evaluates else None)
         saved_step = last_step
       if stopping:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import store
+from t2t.checkpoints import damage, store
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
@@ -31,6 +31,7 @@ from t2t.training import writers
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
 import fake_gcs  # noqa: E402
 from fake_gcs import Fault  # noqa: E402
+import test_checkpoint  # noqa: E402
 import test_offline_cache  # noqa: E402
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs".split()  # noqa: SIM905
@@ -194,6 +195,47 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
   assert store.checkpoint_folder("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
     store.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
+
+
+def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys):
+  """By what the bucket knows of its objects; killed while they are moved, the next start ends it."""
+  workdir = epath.Path("gs://bucket/damaged")
+  checkpoints = store.Checkpoints(workdir, keep=3)
+  for step in (1, 2, 3):
+    checkpoints.save(step, test_checkpoint.make_state(value=float(step)), {"a": b"x"}, {}, metrics=None)
+  checkpoints.close()
+  assert damage.of_step(workdir / "checkpoints" / "3", step=3) == []
+  largest = max(gcs.sizes("damaged/checkpoints/3/state"), key=gcs.sizes().get)
+  content = bytearray(gcs.read(largest))
+  content[0] ^= 1
+  gcs.write(largest, bytes(content))
+  asked, before = len(gcs.requests), gcs.sizes("damaged/checkpoints/3/")
+  assert damage.of_step(workdir / "checkpoints" / "3") == [
+    f"{largest.removeprefix('damaged/checkpoints/3/')} has other bytes than were saved"
+  ]
+  assert not [request for request, _ in gcs.requests[asked:] if "/state" in request and "alt=media" in request]
+  assert command.main(["checkpoint", "verify", "gs://bucket/damaged"]) == 1
+  assert re.findall(r"^(\d): (\w+)", capsys.readouterr().out, re.MULTILINE) == [
+    *(("1", "whole"), ("2", "whole"), ("3", "damaged"))
+  ]
+  gcs.faults[:] = [Fault("DELETE /storage/v1/b/bucket/o/damaged/checkpoints/3/", status=403, after=3)]
+  with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
+    damage.set_aside(workdir / "checkpoints")
+  assert damage.steps(workdir / "checkpoints") == [1, 2]  # its marker went first
+  aside = gcs.sizes("damaged/checkpoints/damaged_3/")
+  assert {name.replace("/damaged_3/", "/3/"): size for name, size in aside.items()} == before
+  assert "going on from step 2" not in capsys.readouterr().err
+  damage.set_aside(workdir / "checkpoints")
+  reopened = store.Checkpoints(workdir, keep=3)
+  assert reopened.latest_step() == 2
+  reopened.save(4, test_checkpoint.make_state(value=4.0), {"a": b"x"}, {}, metrics=None)
+  reopened.close()
+  assert damage.steps(workdir / "checkpoints") == [1, 2, 4]
+  assert command.main(["checkpoint", "prune", "gs://bucket/damaged", "--keep", "2", "--yes"]) == 0
+  assert not gcs.sizes("damaged/checkpoints/1/") and damage.steps(workdir / "checkpoints") == [2, 4]
+  assert command.main(["checkpoint", "list", "gs://bucket/damaged"]) == 0
+  assert "damaged_3: was found damaged" in capsys.readouterr().out
+  assert gcs.sizes("damaged/checkpoints/damaged_3/") == aside
 
 
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):

@@ -136,7 +136,7 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   checkpoints.wait()
   kept = checkpoints.metrics()
   checkpoints.close()
-  assert kept == {step: measured[step] for step in (1, 2, 5)}
+  assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one is there if the last is damaged
   assert store.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
@@ -147,7 +147,7 @@ def test_what_is_no_number_is_never_the_best(tmp_path):
   assert store.best_steps(measured) == {"loss": 20, "cb/f1": 10}
   assert store.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
   save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
-  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4]
+  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 3, 4]
 
 
 def test_nothing_saved_is_nothing_found(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,12 +17,14 @@ import sys
 import threading
 import time
 
+from etils import epath
 import pytest
 import test_evaluate
 import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.checkpoints import damage, manifest
 from t2t.runtime import hosts
 from t2t.training import writers
 
@@ -334,3 +337,22 @@ def test_too_few_hosts_are_refused(text, tmp_path, capsys):
   """Before anything is compiled."""
   assert command.main(arguments(text, tmp_path, "--config.train.hosts=4")) == 2
   assert "config.train.hosts=4, but 1 came" in capsys.readouterr().err
+
+
+def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
+  """One bit of the last step is turned: both go on from the one before, and what they save is noted of both."""
+  workdir = shutil.copytree(alone / "one" / "train", tmp_path / "train")
+  array = max((workdir / "checkpoints" / "4" / "state").rglob("d/*"), key=os.path.getsize)
+  content = array.read_bytes()
+  array.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+  resumed = arguments(text, workdir, *_GOES_ON, *TWO["fsdp"])
+  codes, logs = Processes(2, 2, [resumed], cache=tmp_path).wait()
+  assert codes == [0, 0], logs
+  said = "checkpoints/4 is damaged, and set aside as damaged_4; going on from step 3"
+  assert [log.count(said) for log in logs] == [1, 0]
+  assert_same_losses(workdir, alone / "one" / "train", steps=4)
+  step = epath.Path(workdir / "checkpoints" / "4")
+  assert damage.of_step(step, step=4) == []
+  noted = manifest.read(step).files
+  assert {name.split("/")[1] for name in noted if "ocdbt.process" in name} == {"ocdbt.process_0", "ocdbt.process_1"}
+  assert len([name for name in noted if name.startswith("streams/stream-")]) == 2

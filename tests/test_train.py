@@ -279,6 +279,18 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
   assert all(np.isfinite(losses(tmp_path / "wild")[step]) for step in saved)
 
 
+def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
+  """Whose loss was: a rate that is none spoils the parameters behind it."""
+  rate = (
+    "--config.optimizer.learning_rate=1e39",
+    "--config.optimizer.schedule=constant",
+    "--config.optimizer.name=sgd",
+  )
+  assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.every=1")) == 2
+  assert re.search("step 1: params/.* not finite after this update; it was not saved", capsys.readouterr().err)
+  assert not any(path.name.isdigit() for path in (tmp_path / "checkpoints").iterdir())
+
+
 def broken_file(folder: pathlib.Path, name: str, content: bytes) -> str:
   (folder / name).write_bytes(content)
   return f"--config.data.files={folder / name}"

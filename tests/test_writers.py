@@ -132,6 +132,31 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   assert [(step, value) for step, name, value in events(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
 
 
+def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
+  """Garbage, NULs, torn and foreign lines, wherever they stand: the rows stay, and the next is a line of its own."""
+  path = tmp_path / "metrics.jsonl"
+  row = lambda step: json.dumps({"step": step, "train/loss": float(step)}).encode()
+  foreign = [
+    b"\xff\x00\xfe",
+    b"\x00" * 50,
+    b"7",
+    b'{"train/loss": 1.0}',
+    b'{"step": 2, "train/loss": "x"}',
+    b'{"step": 3',
+  ]
+  path.write_bytes(b"\n".join([foreign[0], row(1), *foreign[1:-1], row(2), foreign[-1]]))
+  for start in (2, 3):  # once more: there is nothing left to take out
+    writer = writers.Writer(epath.Path(tmp_path), start=start)
+    writer.write(start + 1, {"train/loss": float(start + 1)})
+    writer.close()
+  assert path.read_bytes().splitlines() == [row(step) for step in (1, 2, 3, 4)]
+  assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
+  assert capsys.readouterr().err.count("6 damaged lines were taken out, and are kept in metrics.jsonl.damaged") == 1
+  path.write_bytes(b"\n".join([row(1), *foreign]))  # as if it had been killed between
+  writers.Writer(epath.Path(tmp_path), start=1).close()
+  assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
+
+
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):
   """Half of a write may have been made; the next goes on where it came to, and training never notices."""
   writer = writers.Writer(epath.Path(tmp_path))

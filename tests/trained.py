@@ -47,6 +47,12 @@ _MODELS = {
 }
 
 
+def arguments(architecture: str, workdir: pathlib.Path) -> list[str]:
+  """The command that trains this one in a workdir, when `workdir` has made its text."""
+  text = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained" / f"{architecture}.jsonl"
+  return ["train", *_MODELS[architecture], *SMALL, f"--config.data.files={text}", "--workdir", str(workdir)]
+
+
 @functools.cache
 def workdir(architecture: str) -> pathlib.Path:
   """Where a model of this architecture was trained on random words and bytes; nothing else is written there."""
@@ -62,7 +68,6 @@ def workdir(architecture: str) -> pathlib.Path:
       documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
       text = folder / f"{architecture}.jsonl"
       text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-      options = [*_MODELS[architecture], *SMALL, f"--config.data.files={text}", "--workdir", str(path)]
-      assert command.main(["train", *options]) == 0
+      assert command.main(arguments(architecture, path)) == 0
       done.touch()
   return path

@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import damage, manifest, pretrained, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapt
@@ -128,6 +128,7 @@ def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda
         folder / "checkpoints" / "0",
         args=ocp.args.Composite(state=_StateSave(state), config=ocp.args.JsonSave(config)),
       )
+    manifest.write(folder / "checkpoints" / "0", 0)
 
 
 # What an architecture is trained on where nothing else is said.
@@ -158,9 +159,10 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none.
+    UserError: there is none, or it is damaged.
   """
   source = pretrained.read_source(path, where=where)
+  damage.check(source.path, where=where)
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(source.path / "state").item_metadata.tree
   # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.

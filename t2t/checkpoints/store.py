@@ -1,11 +1,12 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
 from collections.abc import Callable, Iterator, Mapping
+import concurrent.futures
 import contextlib
-import dataclasses
 import fcntl
 import math
 import os
+import time
 from typing import Any
 
 from etils import epath
@@ -15,55 +16,17 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
+from t2t.checkpoints import damage, manifest, patience, stream_files
 from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
+from t2t.runtime import hosts
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
 
 _policies = ocp.checkpoint_managers
 
+CHECKPOINTS = "checkpoints"  # folder of a workdir: a folder for each step
 VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary that its model was trained with
-
-
-class StreamsHandler(ocp.AsyncCheckpointHandler):
-  """One file for each stream of the data."""
-
-  async def async_save(self, directory: epath.Path, args: "StreamsSave") -> list[ocp.future.Future]:
-    """Writes in the background, as soon as the checkpoint's folder is there."""
-
-    async def write():
-      for name, content in args.streams.items():
-        # No part and no renaming: the folder itself is one that no reader takes before it is whole.
-        (directory / name).write_bytes(content)
-
-    return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streams")]
-
-  def save(self, directory: epath.Path, args: "StreamsSave") -> None:
-    """Writes at once; only asynchronous checkpoints are made here."""
-    del directory, args
-    raise TypeError("streams are saved by an asynchronous checkpointer")
-
-  def restore(self, directory: epath.Path, args: "StreamsRestore") -> dict[str, bytes]:
-    """The content of each stream asked for, and of what else is there of `args.others`."""
-    there = [name for name in args.others if (directory / name).exists()]
-    return {name: (directory / name).read_bytes() for name in (*args.names, *there)}
-
-
-@ocp.args.register_with_handler(StreamsHandler, for_save=True)
-@dataclasses.dataclass
-class StreamsSave(ocp.args.CheckpointArgs):
-  """Position of each stream that this host is to write, by name; no other host writes it."""
-
-  streams: dict[str, bytes]
-
-
-@ocp.args.register_with_handler(StreamsHandler, for_restore=True)
-@dataclasses.dataclass
-class StreamsRestore(ocp.args.CheckpointArgs):
-  """The streams that this host will read, and what else was saved beside them if there was need."""
-
-  names: tuple[str, ...]
-  others: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -124,29 +87,49 @@ class _BestOfEach(_policies.PreservationPolicy):
 class Checkpoints:
   """The checkpoints of one workdir: `workdir/checkpoints/STEP`, saved in the background.
 
-  The last `keep` are kept, and besides them the best by each metric that checkpoints were saved with.
+  The last `keep` are kept, and besides them the best by each metric that checkpoints were saved with.  The last but one
+  always stays: should the last be damaged, training goes on from it.
 
   Raises:
     UserError: there is a file in the place of the folder.
   """
 
-  def __init__(self, workdir: epath.Path, *, keep: int):
-    policy = _policies.AnyPreservationPolicy([_policies.LatestN(keep), _BestOfEach()])
-    self.directory = workdir / "checkpoints"
+  def __init__(self, workdir: epath.Path, *, keep: int, retry_seconds: float = 0.0):
+    """Opens the folder, which need not be there.
+
+    Args:
+      workdir: local or gs://.
+      keep: how many of the last stay.
+      retry_seconds: for which a save that fails is tried again.
+    """
+    self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
       raise UserError(f"--workdir {workdir}: {self.directory} is a file; give another workdir, or move it away")
-    self._manager = ocp.CheckpointManager(
+    self._options = ocp.CheckpointManagerOptions(
+      # best_fn only makes the metrics be written; what is kept is the policy's business.
+      best_fn=lambda metrics: metrics["loss"],
+      best_mode="min",
+      preservation_policy=_policies.AnyPreservationPolicy([_policies.LatestN(max(2, keep)), _BestOfEach()]),
+      cleanup_tmp_directories=True,
+      temporary_path_class=manifest.temporary_path_class(self.directory),
+      # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
+      async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
+    )
+    patience.without_tracebacks()
+    self._manager = self._open()
+    self._patience = patience.Patience(self.directory, retry_seconds)
+    self._waiter = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+    self._saving: tuple[int, concurrent.futures.Future] | None = None  # step, and the end of saving it
+    self._last: tuple[int, dict[str, Any]] | None = None  # step and arguments of a save that may be tried again
+
+  def _open(self) -> ocp.CheckpointManager:
+    """Orbax's manager, which takes away what an interrupted save has left."""
+    return ocp.CheckpointManager(
       self.directory,
-      options=ocp.CheckpointManagerOptions(
-        # best_fn only makes the metrics be written; what is kept is the policy's business.
-        best_fn=lambda metrics: metrics["loss"],
-        best_mode="min",
-        preservation_policy=policy,
-        cleanup_tmp_directories=True,
-      ),
+      options=self._options,
       item_handlers={
         "state": ocp.StandardCheckpointHandler(),
-        "streams": StreamsHandler(),
+        "streams": stream_files.Handler(),
         "config": ocp.JsonCheckpointHandler(),
       },
     )
@@ -175,19 +158,60 @@ class Checkpoints:
   ) -> None:
     """Starts to save; what was saved before is untouched until this is whole.
 
+    If it fails, `overdue` or `wait` see to it.
+
     Args:
       step: of `state`.
       state: may be donated to the next step at once.
       streams: position of each stream that this host is to write: one host for each (see `streams.writers`).
       config: JSON-serialisable; the number of streams is part of it.
       metrics: "loss" on held-out text and whatever else was measured at this step; None: nothing was.
+
+    Raises:
+      UserError: saves have failed for too long; or this one, of several processes.
     """
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(jax.tree.map(_apart, state)),
-      streams=StreamsSave(streams),
+      streams=stream_files.Save(streams),
       config=ocp.args.JsonSave(config),
     )
-    self._manager.save(step, args=args, metrics=metrics, force=True)
+    if self._saving is not None:
+      self._settle()
+    self._last = step, {"args": args, "metrics": metrics}
+    self._try()
+
+  def _try(self) -> None:
+    step, how = self._last
+    try:
+      if self._patience.failing:
+        self._close_manager()
+        self._manager = self._open()
+      self._manager.save(step, force=True, **how)
+    except Exception as error:  # of Orbax, TensorStore or the system
+      self._saving = None
+      self._patience.failed(step, error, alone=jax.process_count() == 1)
+    else:
+      self._saving = step, self._waiter.submit(self._manager.wait_until_finished)
+
+  def overdue(self) -> bool:
+    """Whether a save has failed, and the state as it is now is to be saved instead; asked after every step.
+
+    Raises:
+      UserError: saves have failed for too long; or the last, of several processes.
+    """
+    self._last = None  # its state has been donated
+    if self._saving is not None and self._saving[1].done():
+      self._settle()
+    return self._patience.failing and not self._patience.seconds_left()
+
+  def _settle(self) -> None:
+    """Waits for the save that has begun, and notes how it ended."""
+    (step, saving), self._saving = self._saving, None
+    error = saving.exception()
+    if error is None:
+      self._patience.succeeded()
+    else:
+      self._patience.failed(step, error, alone=jax.process_count() == 1)
 
   def config(self, step: int) -> dict:
     """The config that `step` was saved with, by the keys of today.
@@ -217,25 +241,58 @@ class Checkpoints:
     """The state, each array directly in its shards, and the streams; of `others` those that were saved beside them.
 
     Raises:
-      UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.
+      UserError: the checkpoint's arrays are not those of `abstract`; names the first that differ.  Or it is of another
+        step, which one without a manifest says only now.
     """
     path = self.directory / str(step)
-    found = _shapes(self._manager.item_metadata(step).state)
+    with _readable(path):
+      found = _shapes(self._manager.item_metadata(step).state)
     unread = {name: x for name, x in found.items() if name.rpartition("/")[2] in UNREAD and "/heads/" not in name}
     _check_shapes(path, {name: found[name] for name in found.keys() - unread}, _shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
-    args = ocp.args.Composite(state=state, streams=StreamsRestore(stream_names, others))
-    restored = self._manager.restore(step, args=args)
+    args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names, others))
+    with _readable(path):
+      restored = self._manager.restore(step, args=args)
+    if int(restored.state.step) != step:
+      raise UserError(f"{path}: its arrays are of step {int(restored.state.step)}; move it away, or give it that name")
     return _without_unread(restored.state, unread), restored.streams
 
   def wait(self) -> None:
-    """Returns when everything is written."""
-    self._manager.wait_until_finished()
+    """Returns when everything is written; a save that fails is tried again here, for no step follows.
+
+    Raises:
+      UserError: saves have failed for too long; or the last, of several processes.
+    """
+    while self._saving is not None or (self._patience.failing and self._last is not None):
+      if self._saving is None:
+        time.sleep(self._patience.seconds_left())
+        self._try()
+      if self._saving is not None:
+        self._settle()
 
   def close(self) -> None:
-    """Waits until everything is written, and ends the background threads."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    """Waits until everything is written, or has failed, which is told; and ends the background threads."""
+    if self._saving is not None:
+      (step, saving), self._saving = self._saving, None
+      if error := saving.exception():
+        hosts.say(f"{self.directory}: step {step} could not be saved ({patience.reason(error)})")
+    self._close_manager()
+    self._waiter.shutdown()
+
+  def _close_manager(self) -> None:
+    for _ in range(2):  # the first time it raises once more what has failed, and closes nothing
+      with contextlib.suppress(Exception):
+        self._manager.close()
+        return
+
+
+@contextlib.contextmanager
+def _readable(path: epath.Path) -> Iterator[None]:
+  """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it."""
+  try:
+    yield
+  except ValueError as error:
+    raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
 
 
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
@@ -299,20 +356,22 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none; says what was looked for.
+    UserError: there is none; says what was looked for.  Or it is damaged, as far as its small files show.
   """
   bucket.check(path, where=where)
   root = bucket.absolute(path)
-  if (root / "state").exists():
+  if any((root / name).exists() for name in ("state", manifest.NAME)):
     if not ocp.path.step.is_path_finalized(root):
       raise UserError(f"{where}{path}: {_UNFINISHED}")
+    damage.check(root, where=where, whole=False)
     return root
   unfinished = []
   for folder in (root / "checkpoints", root):
     steps = sorted(int(name) for name in bucket.names(folder, where=where.strip(" =")) if name.isdigit())
     for step in reversed(steps):
       child = folder / str(step)
-      if ocp.path.step.is_path_finalized(child) and (child / "state").exists():
+      if ocp.path.step.is_path_finalized(child) or child.is_file():
+        damage.check(child, where=where, whole=False)
         return child
       unfinished.append(child)
   if unfinished:
@@ -350,7 +409,12 @@ def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
 def _saved_params(path: epath.Path) -> tuple[Params, Params]:
   with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(path / "state").item_metadata.tree
+    found = checkpointer.metadata(path / "state").item_metadata
+  if found is None:
+    raise damage.Damaged(
+      f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
+    )
+  saved = found.tree
   return saved["params"], saved.get("frozen_params") or {}
 
 
@@ -364,7 +428,16 @@ def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtype
 
   Returns:
     Name -> array.
+
+  Raises:
+    UserError: the checkpoint is damaged.
   """
+  damage.check(path)
+  with _readable(path):
+    return _read_params(path, wanted)
+
+
+def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
   # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
   frozen = _shapes(_saved_params(path)[1])
   found, waiting = {}, dict(wanted)
@@ -395,8 +468,9 @@ def restore_params(path: epath.Path, params: Params) -> Params:
     params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
 
   Raises:
-    UserError: the checkpoint's parameters are not these; names the first that differ.
+    UserError: the checkpoint's parameters are not these; names the first that differ.  Or it is damaged.
   """
+  damage.check(path)
   # Heads that the model does not have, and what was never read, are passed over.
   found = {name: shape for name, shape in param_shapes(path).items() if name in _shapes(params) or not _is_head(name)}
   _check_shapes(path, found, _shapes(params))

@@ -212,11 +212,17 @@ class BatchIterator:
     """
     return global_batch(self.next_rows(), self._batch_sharding, self._batch_size)
 
-  def state(self) -> dict[str, bytes]:
-    """The position of each stream that this host saves, by its name: behind what was handed out, not what was read."""
+  def state(self, step: int | None = None) -> dict[str, bytes]:
+    """The position of each stream that this host saves, by its name: behind what was handed out, not what was read.
+
+    Args:
+      step: that it is of; it stands in each, as the stream's name does, by which a file in the wrong place is known.
+    """
+    place = lambda stream: {} if step is None else {"step": step, "stream": stream_name(stream, self.num_streams)}
     saved = {
       stream: {
         "version": _STATE_VERSION,
+        **place(stream),
         "position": rows_lib.position_to_json(self._plan, self._positions[stream]),
         "identity": self._identity,
       }

@@ -15,8 +15,13 @@ def cache_dir() -> pathlib.Path:
   return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "t2t"
 
 
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
+def write_atomically(path: pathlib.Path, content: bytes, *, durable: bool = False) -> None:
   """Writes a file whole or not at all: a reader, or another process that writes the same, never sees a part.
+
+  Args:
+    path: of the file.
+    content: all of it.
+    durable: waits until the disk has it, so that a loss of power leaves no part either.
 
   Raises:
     OSError: the folder cannot be made or written.
@@ -26,6 +31,9 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
   try:
     with os.fdopen(handle, "wb") as file:
       file.write(content)
+      if durable:
+        file.flush()
+        os.fsync(file.fileno())
     # mkstemp makes files that only their owner reads; this one is like any other.
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)

@@ -33,7 +33,8 @@ class _Disk:
     return self._path.read_bytes() if self._path.exists() else b""
 
   def replace(self, content: bytes) -> None:
-    cache_folder.write_atomically(self._path, content)
+    # As durable as what was appended: what a loss of power leaves under the name must not be less than was there.
+    cache_folder.write_atomically(self._path, content, durable=True)
 
   def append(self, content: bytes) -> None:
     self._path.parent.mkdir(parents=True, exist_ok=True)

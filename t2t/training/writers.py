@@ -94,13 +94,33 @@ def _row(line: bytes) -> dict | None:
     row = json.loads(line)
   except (ValueError, RecursionError):
     return None
-  return row if isinstance(row, dict) and type(row.get("step")) is int else None
+  ours = isinstance(row, dict) and type(row.get("step")) is int
+  return row if ours and all(type(value) in (int, float) for value in row.values()) else None
 
 
 def _rows(content: bytes) -> list[tuple[bytes, dict]]:
   """Each good line and its object."""
   pairs = ((line, _row(line)) for line in content.splitlines())
   return [(line, row) for line, row in pairs if row is not None]
+
+
+def _set_aside(path: epath.Path) -> None:
+  """Keeps what is no row of a metrics.jsonl beside it, before the file is written without.
+
+  Raises:
+    OSError: one of them cannot be read, or the other not written.
+  """
+  foreign = [line for line in logs.read(path).splitlines() if line.strip() and _row(line) is None]
+  if not foreign:
+    return
+  beside = path.parent / f"{path.name}.damaged"
+  log = logs.Log(beside, keep=lambda content: content)
+  known = set(logs.read(beside).splitlines())  # of a start that was killed before it had taken them out
+  new = [line for line in foreign if line not in known]
+  log.add(b"".join(line + b"\n" for line in new))
+  log.bring()
+  log.close()
+  print(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}", file=sys.stderr)
 
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
@@ -149,7 +169,9 @@ class Writer:
     self._recorded: set[tuple[int, frozenset[str]]] = set()  # of the events likewise
     folder = workdir / "tensorboard"
     try:
-      self._lines = logs.Log(workdir / "metrics.jsonl", keep=self._kept_rows)
+      lines = workdir / "metrics.jsonl"
+      _set_aside(lines)
+      self._lines = logs.Log(lines, keep=self._kept_rows)
       for name in bucket.names(folder, where="--workdir"):
         if "tfevents" in name:
           logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)

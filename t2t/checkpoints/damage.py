@@ -1,0 +1,217 @@
+"""Steps that are not as they were saved: how one is known, what is said of it, and how it is set aside.
+
+All functions that read files are called by all hosts of a run alike: they share out the reading, and find the same.
+"""
+
+import functools
+import json
+
+from etils import epath
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import manifest as manifests
+from t2t.runtime import hosts
+from t2t.storage import bucket
+
+STREAMS = "streams"
+ASIDE = "damaged_"  # what stands before the step of a folder that was set aside
+_SHOWN = 5  # files of a step
+_SMALL = 2**22  # bytes: files that are read of steps from which nothing is restored for now
+
+
+class Damaged(UserError):
+  """A checkpoint is not as it was saved."""
+
+
+def of_step(
+  folder: epath.Path, *, step: int | None = None, largest: int | None = None, share: tuple[int, int] = (0, 1)
+) -> list[str]:
+  """What is wrong with the folder of a step, a line for each file; [] where all is as it was saved.
+
+  One without a manifest, of an older t2t, is looked at as far as that goes without: what it must have is there.
+
+  Args:
+    folder: of the step.
+    step: that it should be of; None: any.
+    largest: see `manifest.differences`.
+    share: (index, number) of this host among those that look; each finds its part.
+
+  Raises:
+    UserError: its bucket cannot be listed.
+  """
+  if share[0]:
+    manifest = _manifest(folder)
+    return [] if manifest is None else manifests.differences(folder, manifest, largest=largest, share=share)
+  if not bucket.is_remote(folder) and not folder.is_dir():
+    return ["it is a file, and not the folder of a step"]
+  names = bucket.names(folder, where="checkpoint")
+  if not names:
+    return ["the folder is empty"]
+  try:
+    manifest = manifests.read(folder)
+  except (OSError, ValueError) as error:
+    return [f"{manifests.NAME}: {error}"]
+  if manifest is None:
+    found = [f"{item} is missing" for item in _items(folder) if item not in names]
+    return found or _unreadable(folder) or _misplaced(folder, step)
+  found = manifests.differences(folder, manifest, largest=largest, share=share)
+  if step is not None and manifest.step != step:
+    found.append(f"the folder was saved as step {manifest.step}")
+  return found or _misplaced(folder, step)
+
+
+def of_small(folder: epath.Path, step: int) -> list[str]:
+  """`of_step` as far as small files and the sizes of all show it."""
+  return of_step(folder, step=step, largest=_SMALL)
+
+
+def _manifest(folder: epath.Path) -> manifests.Manifest | None:
+  try:
+    return manifests.read(folder)
+  except (OSError, ValueError):
+    return None  # the first host says so
+
+
+def _items(folder: epath.Path) -> list[str]:
+  """What a step without a manifest was saved with."""
+  try:
+    noted = json.loads(bucket.read(folder / manifests.ORBAX))["item_handlers"]
+    return sorted({"config", "state", *noted})
+  except (OSError, ValueError, KeyError, TypeError):
+    return ["config", "state"]
+
+
+def _unreadable(folder: epath.Path) -> list[str]:
+  """Of a step without a manifest: what is JSON where it is whole."""
+  found = []
+  for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
+    if name in bucket.names(folder / item, where="checkpoint"):
+      try:
+        json.loads(bucket.read(folder / item / name))
+      except (OSError, ValueError) as error:
+        found.append(f"{item}/{name} cannot be read ({error})")
+  return found
+
+
+def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
+  """Streams that say of themselves that they are of another step, or another stream."""
+  found = []
+  for name in bucket.names(folder / STREAMS, where="checkpoint"):
+    try:
+      said = json.loads(bucket.read(folder / STREAMS / name))
+      own = said["step"], said["stream"]
+    except (OSError, ValueError, KeyError, TypeError):
+      continue  # of an older t2t, or no position of a stream
+    if own[1] != name or own[0] != (own[0] if step is None else step):
+      found.append(f"{STREAMS}/{name} is {own[1]} of step {own[0]}")
+  return found
+
+
+def _of_all_hosts(folder: epath.Path, *, step: int | None, largest: int | None) -> list[str]:
+  """`of_step` on all hosts, each reading its share."""
+  own = of_step(folder, step=step, largest=largest, share=(jax.process_index(), jax.process_count()))
+  return [line for lines in hosts.gather(own) for line in lines]
+
+
+# ---- A checkpoint that is read ---------------------------------------------------------------------------------------
+
+
+def check(folder: epath.Path, *, where: str = "", whole: bool = True) -> None:
+  """Refuses a checkpoint that is not as it was saved; what was found sound is not read again by this process.
+
+  Args:
+    folder: of one step.
+    where: what the user named it with, for messages.
+    whole: reads all arrays; else what is small, and the size of all.
+
+  Raises:
+    Damaged: names what is damaged, and the other steps that are there.
+  """
+  _check(folder, where, None if whole else _SMALL)
+
+
+@functools.cache  # what it raises is not kept
+def _check(folder: epath.Path, where: str, largest: int | None) -> None:
+  # The first look, at its config, is at once on each host: which of them there are, is not known everywhere yet.
+  found = of_step(folder, largest=largest) if largest is not None else _of_all_hosts(folder, step=None, largest=None)
+  if not found:
+    return
+  others = [step for step in steps(folder.parent) if str(step) != folder.name] if folder.name.isdigit() else []
+  there = f"; there are {', '.join(map(str, others))}" if others else ""
+  raise Damaged(
+    f"{where}{folder}: this checkpoint is damaged:\n{_shown(found)}\ngive another step of it{there}, or restore the"
+    f" folder; `t2t checkpoint verify {folder.parent}` looks at all"
+  )
+
+
+def _shown(found: list[str]) -> str:
+  more = [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+  return "\n".join([f"  {line}" for line in found[:_SHOWN]] + more)
+
+
+# ---- A run that goes on ----------------------------------------------------------------------------------------------
+
+
+def steps(directory: epath.Path) -> list[int]:
+  """The steps in a folder of checkpoints that were saved to their end, damaged ones among them; sorted."""
+  found = [name for name in bucket.names(directory, where="--workdir") if name.isdigit() and name == str(int(name))]
+  if bucket.is_remote(directory):  # where what a save was killed in has the name of its step
+    found = [name for name in found if manifests.COMMITTED in bucket.names(directory / name, where="--workdir")]
+  return sorted(map(int, found))
+
+
+def set_aside(directory: epath.Path) -> None:
+  """Gives the damaged steps of a run other names, so that the last sound one is the last.
+
+  Of the newest every file is read, and of others before it, until one is sound; of the rest what is small, and the size
+  of all.  Nothing is deleted.
+
+  Args:
+    directory: of checkpoints, WORKDIR/checkpoints; it need not be there.
+
+  Raises:
+    UserError: no sound step is left, but damaged ones are; then all stays as it is.
+  """
+  there = hosts.share(steps(directory))
+  damaged, sound = {}, None
+  for step in reversed(there):
+    largest = None if sound is None else _SMALL
+    found = _of_all_hosts(directory / str(step), step=step, largest=largest)
+    if found:
+      damaged[step] = found
+    elif sound is None:
+      sound = step
+  earlier = hosts.share([name for name in bucket.names(directory, where="--workdir") if name.startswith(ASIDE)])
+  if sound is None and (damaged or earlier):
+    said = "\n".join(f"{directory / str(step)}:\n{_shown(found)}" for step, found in damaged.items())
+    raise UserError(
+      f"{directory}: no step is as it was saved" + (f":\n{said}" if said else f" ({', '.join(earlier)})") + "\nrestore"
+      " one of them; or start afresh in another --workdir, or here when you have moved these away"
+    )
+  for step, found in damaged.items():
+    target = directory / _free(f"{ASIDE}{step}", set(earlier))
+    earlier.append(target.name)
+    if jax.process_index() == 0:
+      _move(directory / str(step), target)
+    then = f"going on from step {sound}" if step > sound else "it was not needed"
+    hosts.say(f"{directory / str(step)} is damaged, and set aside as {target.name}; {then}:\n{_shown(found)}")
+  hosts.share(None)  # no host looks before the first has renamed
+  if sound is not None and hosts.share(_manifest(directory / str(sound)) is None):
+    hosts.say(f"{directory / str(sound)}: was saved without checksums, by an older t2t: it cannot be verified")
+
+
+def _free(name: str, taken: set[str]) -> str:
+  names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+  return next(each for each in names if each not in taken)
+
+
+def _move(folder: epath.Path, target: epath.Path) -> None:
+  try:
+    if bucket.is_remote(folder):
+      bucket.move(folder, target, first=manifests.COMMITTED)
+    else:
+      folder.rename(target)
+      manifests.sync(folder.parent)
+  except OSError as error:
+    raise UserError(f"{folder}: is damaged, and cannot be renamed ({error}); move it away") from error

@@ -1,0 +1,189 @@
+"""What a run has saved, looked at from outside: its steps, what they were measured at, and how two of them differ."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import datetime
+import json
+from typing import Any
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.checkpoints import damage, store
+from t2t.checkpoints import manifest as manifests
+from t2t.storage import bucket
+
+_READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """One step.
+
+  step: its number.
+  saved: when; None: nothing says so.
+  size: bytes.
+  metrics: what it was measured at.
+  found: what is wrong with it, as far as its small files and the sizes of all show.
+  noted: whether it has checksums.
+  """
+
+  step: int
+  saved: datetime.datetime | None
+  size: int
+  metrics: Mapping[str, float]
+  found: list[str]
+  noted: bool
+
+  @property
+  def whole(self) -> bool:
+    """Whether nothing wrong was seen."""
+    return not self.found
+
+
+def folder_of(path: str) -> epath.Path:
+  """The folder of checkpoints that a path leads to: WORKDIR, or WORKDIR/checkpoints.
+
+  Raises:
+    UserError: there is none.
+  """
+  bucket.check(path, where="")
+  root = bucket.absolute(path)
+  for folder in (root / store.CHECKPOINTS, root):
+    names = bucket.names(folder, where=path)
+    if any(name.isdigit() or name.startswith(damage.ASIDE) for name in names):
+      return folder
+  raise UserError(f"{path}: no steps there; looked for {root}/{store.CHECKPOINTS}/STEP and {root}/STEP")
+
+
+def steps(folder: epath.Path) -> list[Step]:
+  """All steps that were saved to their end, damaged ones among them.
+
+  Raises:
+    UserError: a bucket cannot be listed.
+  """
+  return [_step(folder / str(step), step) for step in damage.steps(folder)]
+
+
+def set_aside(folder: epath.Path) -> list[str]:
+  """Names of the steps that were found damaged, and set aside."""
+  return [name for name in bucket.names(folder, where="checkpoint") if name.startswith(damage.ASIDE)]
+
+
+def _step(folder: epath.Path, step: int) -> Step:
+  try:
+    noted = manifests.read(folder) is not None
+  except (OSError, ValueError):
+    noted = True
+  nanoseconds = _read(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
+  saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9) if isinstance(nanoseconds, int | float) else None
+  metrics = _read(folder / "metrics" / "metrics")
+  metrics = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+  return Step(step, saved, manifests.size(folder), metrics, damage.of_small(folder, step), noted)
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+  try:
+    found = json.loads(bucket.read(path))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+# ---- Less of them ----------------------------------------------------------------------------------------------------
+
+
+def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
+  """The steps that are neither of the last `keep`, nor the best by a metric, nor the last that is sound.
+
+  Whether one is sound is read off all its files, from the last step on until one is.
+  """
+  found = steps(folder)
+  kept = {each.step for each in found[-keep:]}
+  kept |= set(store.best_steps({each.step: each.metrics for each in found}).values())
+  sound = (each.step for each in reversed(found) if not damage.of_step(folder / str(each.step), step=each.step))
+  kept.add(next(sound, None))
+  if None in kept:
+    raise UserError(f"{folder}: no step is as it was saved; nothing is deleted. `t2t checkpoint verify` says more")
+  return [each for each in found if each.step not in kept]
+
+
+def delete(folder: epath.Path, step: int) -> None:
+  """Deletes a step; killed on the way, what is left of it is no step any more, and the next run clears it away.
+
+  Raises:
+    UserError: it cannot be deleted.
+  """
+  path = folder / str(step)
+  try:
+    if bucket.is_remote(path):
+      bucket.remove(path, first=manifests.COMMITTED)
+    else:
+      path.rename(gone := folder / f"{step}.orbax-checkpoint-tmp")  # as Orbax calls what is not whole
+      gone.rmtree()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be deleted ({error})") from error
+
+
+# ---- Two of them -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """How a parameter differs.
+
+  name: its path.
+  shapes: in the one and the other; None: it is not there.
+  largest: absolute difference of a number of it; None: their shapes differ. NaN where one is none.
+  """
+
+  name: str
+  shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+  largest: float | None
+
+
+def parameters(one: epath.Path, other: epath.Path) -> Iterator[tuple[str, Difference | None]]:
+  """Each parameter of either checkpoint and how it differs; None: it is the same to the bit.
+
+  Raises:
+    UserError: one of them is damaged.
+  """
+  shapes = store.param_shapes(one), store.param_shapes(other)
+  common = [name for name in sorted(shapes[0]) if shapes[1].get(name) == shapes[0][name]]
+  for name in sorted((shapes[0].keys() | shapes[1].keys()) - set(common)):
+    yield name, Difference(name, (shapes[0].get(name), shapes[1].get(name)), None)
+  place = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+  for names in _groups(common, shapes[0]):
+    wanted = {name: (name, jax.ShapeDtypeStruct(shapes[0][name], jnp.float32, sharding=place)) for name in names}
+    a, b = (store.read_params(path, wanted) for path in (one, other))
+    for name in names:
+      x, y = np.asarray(a[name]), np.asarray(b[name])
+      same = x.tobytes() == y.tobytes()
+      with np.errstate(invalid="ignore"):
+        largest = 0.0 if same else float(np.max(np.abs(x - y)))
+      yield name, None if same else Difference(name, (x.shape, y.shape), largest)
+
+
+def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
+  group, size = [], 0
+  for name in names:
+    nbytes = 4 * int(np.prod(shapes[name], dtype=np.int64))
+    if group and size + nbytes > _READ_AT_ONCE:
+      yield group
+      group, size = [], 0
+    group, size = [*group, name], size + nbytes
+  if group:
+    yield group
+
+
+def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
+  """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
+  a, b = (_flat(store.read_config(path)) for path in (one, other))
+  return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}

@@ -1,0 +1,213 @@
+"""`t2t checkpoint`: what a run has saved, whether it is whole, less of it, and how two of them differ."""
+
+import argparse
+import contextlib
+import math
+import sys
+import time
+
+from etils import epath
+import rich.box
+import rich.console
+import rich.table
+
+from t2t import UserError
+from t2t.checkpoints import damage, inspection, manifest, store
+from t2t.runtime import progress
+
+_WIDEST = 120  # columns
+_SHOWN = 20  # differences
+_DESCRIPTION = """\
+What a run has saved.  DIR is a workdir that t2t trained in, or its folder
+`checkpoints`; local or gs://.
+
+  list DIR    the steps: when, how large, held-out loss, best by which metric,
+              and whether they look whole: small files, and the sizes of all
+  verify DIR  reads every file and compares it with what was saved (in a bucket
+              with the checksums that it keeps); exit code 1 if one is damaged
+  prune DIR   deletes all but the last --keep steps, the best by each metric,
+              and the last that is sound
+  diff A B    which parameters and config keys differ; A and B are workdirs,
+              whose last step counts, or steps: runs/a/checkpoints/500"""
+_EXAMPLES = """\
+examples:
+  t2t checkpoint list runs/tiny
+  t2t checkpoint verify gs://BUCKET/t5_1_1_base
+  t2t checkpoint prune runs/tiny --keep 2
+  t2t checkpoint diff runs/tiny/checkpoints/500 runs/tiny"""
+
+
+def _parser() -> argparse.ArgumentParser:
+  form = argparse.RawDescriptionHelpFormatter
+  parser = argparse.ArgumentParser(
+    prog="t2t checkpoint", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
+  )
+  commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|prune|diff")
+  add = lambda name, text: commands.add_parser(name, help=text, description=text, formatter_class=form)
+  parsers = {
+    "list": add("list", "The steps of a run."),
+    "verify": add("verify", "Compares every file of every step with what was saved; exit code 1: one is damaged."),
+    "prune": add("prune", "Deletes steps: neither the last, nor the best by a metric, nor the last that is sound."),
+    "diff": add("diff", "Which parameters and config keys of two checkpoints differ."),
+  }
+  for name in ("list", "verify", "prune"):
+    parsers[name].add_argument("dir", metavar="DIR", help="workdir that t2t trained in, local or gs://")
+  parsers["verify"].add_argument("--step", type=int, metavar="N", help="this one alone; default: all")
+  parsers["prune"].add_argument("--keep", type=int, required=True, metavar="N", help="the last so many stay")
+  parsers["prune"].add_argument("--yes", action="store_true", help="delete without asking")
+  for name in ("a", "b"):
+    parsers["diff"].add_argument(name, metavar=name.upper(), help="workdir, or WORKDIR/checkpoints/STEP")
+  parsers["diff"].add_argument(
+    "--all", action="store_true", help=f"every parameter that differs, not the {_SHOWN} most"
+  )
+  for each in (parser, *parsers.values()):
+    each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def main(argv: list[str]) -> int:
+  """The command; 1 if `verify` finds damage.
+
+  Args:
+    argv: what follows `t2t checkpoint`.
+
+  Raises:
+    UserError: there are no checkpoints, or they cannot be read or deleted.
+  """
+  options = _parser().parse_args(argv)
+  return _COMMANDS[options.command](options)
+
+
+def _console() -> rich.console.Console:
+  console = rich.console.Console(highlight=False, markup=False)
+  console.width = min(console.width, _WIDEST)
+  return console
+
+
+def _size(nbytes: int) -> str:
+  """In four characters and a unit, of thousands."""
+  for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    if nbytes >= scale:
+      return f"{nbytes / scale:.3g} {unit}"
+  return f"{nbytes} B"
+
+
+def _list(options: argparse.Namespace) -> int:
+  folder = inspection.folder_of(options.dir)
+  found, console = inspection.steps(folder), _console()
+  best: dict[int, list[str]] = {}
+  for name, step in store.best_steps({each.step: each.metrics for each in found}).items():
+    best.setdefault(step, []).append(name)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  for name, justify in (("step", "right"), ("saved", "left"), ("size", "right"), ("loss", "right")):
+    table.add_column(name, justify=justify, no_wrap=True)
+  table.add_column("best by", overflow="fold")
+  table.add_column("")
+  for each in found:
+    state = "whole" if each.noted else "no checksums"
+    loss = each.metrics.get("loss", math.nan)
+    table.add_row(
+      str(each.step),
+      "" if each.saved is None else f"{each.saved:%Y-%m-%d %H:%M}",
+      _size(each.size),
+      "" if math.isnan(loss) else f"{loss:.4f}",
+      " ".join(best.get(each.step, ())),
+      state if each.whole else "DAMAGED",
+    )
+  console.print(f"{folder}", soft_wrap=True)
+  console.print(table)
+  for each in found:
+    for line in each.found:
+      console.print(f"{each.step}: {line}", soft_wrap=True)
+  for name in inspection.set_aside(folder):
+    console.print(f"{name}: was found damaged, and set aside", soft_wrap=True)
+  return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+  folder = inspection.folder_of(options.dir)
+  steps = damage.steps(folder)
+  if options.step is not None:
+    if options.step not in steps:
+      raise UserError(f"--step {options.step}: is not there; there are {', '.join(map(str, steps))}")
+    steps = [options.step]
+  damaged = []
+  for step in progress.track(steps, "reading checkpoints"):
+    started, path = time.monotonic(), folder / str(step)
+    found = damage.of_step(path, step=step)
+    seconds, size = time.monotonic() - started, _size(manifest.size(path))
+    if found:
+      damaged.append(step)
+      print(f"{step}: damaged ({size})")
+      print("\n".join(f"  {line}" for line in found))
+    elif manifest.read(path) is None:
+      print(f"{step}: saved without checksums, by an older t2t; all that it must have is there ({size})")
+    else:
+      print(f"{step}: whole ({size}, {seconds:.1f} s)")
+  if damaged:
+    print(
+      f"{len(damaged)} of {len(steps)} damaged; `t2t train` sets what is damaged aside and goes on from the last step"
+      " that is whole",
+      file=sys.stderr,
+    )
+  return 1 if damaged else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+  if options.keep < 1:
+    raise UserError(f"--keep {options.keep}: must be at least 1")
+  folder = inspection.folder_of(options.dir)
+  with contextlib.ExitStack() as stack:
+    if folder.name == store.CHECKPOINTS:
+      stack.enter_context(store.lock(folder.parent))  # no run writes there
+    found = inspection.superfluous(folder, keep=options.keep)
+    if not found:
+      print("nothing to delete: all are of the last, the best, or the last that is sound")
+      return 0
+    what = f"{', '.join(str(each.step) for each in found)} ({_size(sum(each.size for each in found))})"
+    if not options.yes and not _agreed(folder, what):
+      print("nothing was deleted")
+      return 0
+    for each in found:
+      inspection.delete(folder, each.step)
+  print(f"deleted {what}")
+  return 0
+
+
+def _agreed(folder: epath.Path, what: str) -> bool:
+  if not sys.stdin.isatty():
+    raise UserError(f"{folder}: would delete {what}; give --yes")
+  return input(f"{folder}: delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _diff(options: argparse.Namespace) -> int:
+  one, other = (store.checkpoint_folder(path, where="") for path in (options.a, options.b))
+  console, same, found = _console(), 0, []
+  for _, difference in inspection.parameters(one, other):
+    same += difference is None
+    found += [] if difference is None else [difference]
+  console.print(f"A {one}\nB {other}", soft_wrap=True)
+  if found:
+    # What only one has first, then the most different.
+    most = lambda each: -math.inf if each.largest is None or math.isnan(each.largest) else -each.largest
+    shown = sorted(found, key=lambda each: (most(each), each.name))[: None if options.all else _SHOWN]
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("parameter", overflow="fold")
+    table.add_column("shape", overflow="fold")
+    table.add_column("max |A - B|", justify="right", no_wrap=True)
+    for each in shown:
+      a, b = ("absent" if shape is None else " x ".join(map(str, shape)) for shape in each.shapes)
+      table.add_row(each.name, a if a == b else f"{a}, {b}", "" if each.largest is None else f"{each.largest:.3g}")
+    console.print(table)
+    if len(shown) < len(found):
+      console.print(f"and {len(found) - len(shown)} more; --all shows them")
+  console.print(f"{same} of {same + len(found)} parameters are the same to the bit")
+  changes = inspection.configs(one, other)
+  for key, (a, b) in changes.items():
+    console.print(f"config.{key}: {a!r}, B has {b!r}", soft_wrap=True)
+  if not changes:
+    console.print("their configs are the same")
+  return 0
+
+
+_COMMANDS = {"list": _list, "verify": _verify, "prune": _prune, "diff": _diff}

@@ -1,0 +1,45 @@
+"""Whether all of a state is finite, asked before it is saved: with a NaN in it, it is no place to go on from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.params import path_name
+from t2t.training.train_state import TrainState
+
+
+def check(state: TrainState, *, step: int) -> None:
+  """Refuses a state with a NaN or an infinity in it; one reduction on the devices, and a bit of each array comes back.
+
+  The loss of a step is that of the parameters before its update, and says nothing of those behind it.  Moments that
+  wait in the host's memory are not looked at: what they spoil shows in the parameters one update later.
+
+  Args:
+    state: on all hosts alike.
+    step: of it, for the message.
+
+  Raises:
+    UserError: names the first parameter, or moment, that is affected.
+  """
+  leaves = [
+    (path_name(path), x)
+    for path, x in jax.tree_util.tree_leaves_with_path(state)
+    if jnp.issubdtype(x.dtype, jnp.inexact) and x.sharding.memory_kind != "pinned_host"
+  ]
+  # Parameters before the moments that follow from them.
+  leaves.sort(key=lambda leaf: leaf[0].startswith("opt_state"))
+  finite = np.asarray(_finite([x for _, x in leaves]))
+  affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
+  if affected:
+    more = f" and {len(affected) - 1} more arrays" if len(affected) > 1 else ""
+    raise UserError(
+      f"step {step}: {affected[0]}{more} not finite after this update; it was not saved. Lower"
+      " config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on from the"
+      " last checkpoint"
+    )
+
+
+@jax.jit
+def _finite(arrays: list[jax.Array]) -> jax.Array:
+  return jnp.stack([jnp.isfinite(x).all() for x in arrays])

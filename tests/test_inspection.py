@@ -1,0 +1,116 @@
+"""`t2t checkpoint`: what a run has saved, looked at, looked through, made less, and compared."""
+
+import shutil
+
+from etils import epath
+import pytest
+import test_checkpoint
+import test_damage
+
+from t2t import __main__ as command
+from t2t.checkpoints import damage, store
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  """Four steps, of which the second has the lowest loss and the first the best score."""
+  workdir = tmp_path_factory.mktemp("saved")
+  checkpoints = store.Checkpoints(epath.Path(workdir), keep=9)
+  measured = {10: {"loss": 3.0, "cb/f1": 70.0}, 20: {"loss": 1.25, "cb/f1": 60.0}, 30: None, 40: {"loss": 2.0}}
+  for step, metrics in measured.items():
+    config = {"train": {"steps": step, "seed": 0}, "model": {}}
+    streams = test_damage.positions(step)
+    checkpoints.save(step, test_checkpoint.make_state(value=float(step)), streams, config, metrics=metrics)
+  checkpoints.close()
+  return workdir
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+  return shutil.copytree(saved, tmp_path / "run")
+
+
+def run(capsys, *argv) -> tuple[int, str, str]:
+  """Exit code, and what it printed."""
+  code = command.main(["checkpoint", *map(str, argv)])
+  return code, *capsys.readouterr()
+
+
+def largest(workdir, step):
+  return max((workdir / "checkpoints" / str(step) / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def test_list_tells_of_each_step(workdir, capsys):
+  """In 80 columns: loss, best by which metric, and what looks damaged or was set aside."""
+  (workdir / "checkpoints" / "damaged_35").mkdir()
+  (workdir / "checkpoints" / "30" / "config" / "metadata").write_bytes(b"{")
+  code, out, _ = run(capsys, "list", workdir)
+  rows = {words[0]: words for line in out.splitlines() if (words := line.split()) and words[0].isdigit()}
+  assert code == 0 and list(rows) == ["10", "20", "30", "40"]
+  assert rows["10"][-3:] == ["3.0000", "cb/f1", "whole"] and rows["20"][-3:] == ["1.2500", "loss", "whole"]
+  assert rows["30"][-1] == "DAMAGED" and rows["40"][-2:] == ["2.0000", "whole"]
+  assert "30: config/metadata has 1 bytes" in out and "damaged_35: was found damaged, and set aside" in out
+  assert all(len(line) <= 80 for line in out.splitlines() if "/" not in line)
+
+
+def test_verify_reads_every_file(workdir, capsys):
+  """0 where all is whole; 1, with the file, where a bit is not; an older t2t's steps are neither."""
+  (workdir / "checkpoints" / "10" / "manifest.json").unlink()
+  code, out, _ = run(capsys, "verify", workdir / "checkpoints")
+  assert code == 0 and out.count("whole (") == 3 and "10: saved without checksums" in out
+  test_damage.flip(largest(workdir, 20))
+  code, out, error = run(capsys, "verify", workdir)
+  assert code == 1 and out.count("whole (") == 2 and "20: damaged" in out and "other bytes than were saved" in out
+  assert "1 of 4 damaged" in error
+  assert run(capsys, "verify", workdir, "--step", 40)[0] == 0
+  code, _, error = run(capsys, "verify", workdir, "--step", 50)
+  assert code == 2 and "there are 10, 20, 30, 40" in error
+  assert damage.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # it only looks
+
+
+def test_prune_keeps_what_is_needed(workdir, capsys):
+  """The last, the best by each metric, and the last that is sound; without --yes nothing where nobody can be asked."""
+  directory = epath.Path(workdir / "checkpoints")
+  code, _, error = run(capsys, "prune", workdir, "--keep", 1)
+  assert code == 2 and "would delete 30 (" in error and "give --yes" in error
+  assert damage.steps(directory) == [10, 20, 30, 40]
+  test_damage.flip(largest(workdir, 40))
+  assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")
+  test_damage.flip(largest(workdir, 40))
+  with store.lock(epath.Path(workdir)):
+    code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
+    assert code == 2 and "another run" in error
+  assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("deleted 30 (")
+  assert damage.steps(directory) == [10, 20, 40]
+  for step in (10, 20, 40):
+    test_damage.flip(largest(workdir, step))
+  code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
+  assert code == 2 and "no step is as it was saved; nothing is deleted" in error
+  assert run(capsys, "prune", workdir, "--keep", 0)[0] == 2
+
+
+def test_diff_names_what_differs(workdir, tmp_path, capsys):
+  """The most different first, with the largest difference of a number; and keys of the config."""
+  checkpoints = workdir / "checkpoints"
+  code, out, _ = run(capsys, "diff", checkpoints / "10", workdir)
+  rows = [line.split() for line in out.splitlines() if line.startswith((" encoder", " decoder", "encoder", "decoder"))]
+  assert code == 0
+  assert [(row[0], float(row[-1])) for row in rows] == [
+    ("encoder/kernel", 30.0 * 63),
+    ("decoder/kernel", 30.0),
+    ("encoder/scale", 30.0),
+  ]
+  assert "0 of 3 parameters are the same to the bit" in out and "config.train.steps: 10, B has 40" in out
+  code, out, _ = run(capsys, "diff", workdir, checkpoints / "40")
+  assert "3 of 3 parameters are the same to the bit" in out and "their configs are the same" in out
+  test_checkpoint.save(tmp_path / "wide", (1, None), width=16)
+  code, out, _ = run(capsys, "diff", workdir, tmp_path / "wide")
+  assert "8 x 8, 8 x 16" in out
+  test_damage.flip(largest(workdir, 20))  # which this process has not read yet
+  code, _, error = run(capsys, "diff", checkpoints / "20", workdir)
+  assert code == 2 and "this checkpoint is damaged" in error
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path, capsys):
+  code, _, error = run(capsys, "list", tmp_path)
+  assert code == 2 and "no steps there; looked for" in error
