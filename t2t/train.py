@@ -18,7 +18,7 @@ from t2t.generation.shown import show
 from t2t.models import transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
-from t2t.runtime import hosts, watchdog
+from t2t.runtime import hosts, stopping, watchdog
 from t2t.storage import bucket
 from t2t.training import meshes, recipe, writers
 from t2t.training import report as reports
@@ -40,6 +40,7 @@ def train(config: Config, workdir: str) -> TrainState:
   Raises:
     UserError: something in the config, the data or the workdir cannot be used; before any training unless a record
       of a large corpus turns out to be broken on the way, or the loss stops being finite.
+    Stopped: a signal has asked for it, and what was reached is saved; it ends the process with the signal's exit code.
   """
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
@@ -93,14 +94,15 @@ def train(config: Config, workdir: str) -> TrainState:
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
     report = reports.Report(config, workdir, made.schedule, throughput, start=first_step, unwritten=saved)
     stack.callback(report.close)
-    measure = functools.partial(_measure, program, eval_batches, tasks, report)
+    stop = stack.enter_context(stopping.after_steps())
+    measure = functools.partial(_measure, program, eval_batches, tasks, report, stop)
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
-    pending, stop_requested = None, None
+    pending = None
     for step in range(first_step, config.train.steps):
       state, metrics = train_step(state, next(batches), dropout_key)
       if pending is not None:
@@ -108,12 +110,8 @@ def train(config: Config, workdir: str) -> TrainState:
         steps.step()
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
 
-      if stop_requested is None:
-        # Not before the step is compiled: until then a signal ends the process at once, and nothing is lost.
-        stop_requested = stack.enter_context(hosts.stopping())
-      stopping = stop_requested(last_step)
-      evaluates = _is_due(config, last_step, config.eval.every) and not stopping
-      saves = _is_due(config, last_step, config.checkpoint.every) or stopping
+      saves = stop.reached() or _is_due(config, last_step, config.checkpoint.every)
+      evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
       if evaluates or saves:
         # A checkpoint is made of a state whose loss is known to be finite.
         report.step(*pending)
@@ -121,25 +119,26 @@ def train(config: Config, workdir: str) -> TrainState:
         throughput.pause()
         steps.pause()
       if evaluates:
-        measured, measured_step = measure(last_step, state), last_step
-      if saves:
+        with contextlib.suppress(stopping.Abandoned):
+          measured, measured_step = measure(last_step, state), last_step
+      if saves or stop.stops:
+        stop.saving()
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state() | report.flush()
-        checkpoints.save(last_step, state, beside, resolved, metrics=measured if evaluates else None)
+        fresh = measured if measured_step == last_step else None
+        checkpoints.save(last_step, state, beside, resolved, metrics=fresh)
         saved_step = last_step
-      if stopping:
+      if stop.stops:
         break
       if evaluates or saves:
         steps.resume()
     steps.pause()
-    if last_step == config.train.steps and measured_step != last_step:
-      # Nothing was left to train; or a stop at the last step, which saves first: there may be no time for more.
-      measured = measure(last_step, state)
+    stop.saving()
     checkpoints.wait()
+    stop.finish(functools.partial(report.stopped, last_step))
+    if measured_step != last_step:
+      measured = measure(last_step, state)  # nothing was left to train
     report.end()
-    if last_step < config.train.steps:
-      report.stopped(last_step)
-      return state
 
     # ---- What came out -----------------------------------------------------
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
@@ -172,12 +171,19 @@ def _measure(
   eval_batches: Sequence[Batch],
   tasks: Any,
   report: reports.Report,
+  stop: stopping.Steps,
   step: int,
   state: TrainState,
 ) -> dict[str, float]:
-  """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by."""
-  total = functools.reduce(metrics_lib.merge, (program.eval_step(state, batch) for batch in eval_batches))
+  """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
+
+  Raises:
+    Abandoned: a signal came, and the state is to be saved.
+  """
+  found = (program.eval_step(state, batch) for batch in stop.abandonable(eval_batches))
+  total = functools.reduce(metrics_lib.merge, found)
   loss = report.evaluation(step, total)
   if tasks is None:
     return {"loss": loss}
-  return {"loss": loss} | report.tasks(step, tasks.run(join_frozen(state.params, state.frozen_params)))
+  params = join_frozen(state.params, state.frozen_params)
+  return {"loss": loss} | report.tasks(step, tasks.run(params, on_batch=stop.between))

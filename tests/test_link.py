@@ -13,7 +13,7 @@ import sys
 import pytest
 import test_hosts
 
-from t2t.runtime import link
+from t2t.runtime import exit_codes, link
 
 # `ready` is printed when the processes have met; when all are, each does what its argument says.
 _CHILD = """
@@ -80,10 +80,10 @@ class Three:
       child.kill()
       child.communicate()
 
-  def last_lines(self, *indices: int) -> list[str]:
-    """The last line that each wrote; it ended with 1."""
+  def last_lines(self, *indices: int, code: int = exit_codes.LOST) -> list[str]:
+    """The last line that each wrote; it ended with `code`."""
     said = [self.children[index].communicate(timeout=60)[1].strip() for index in indices]
-    assert [self.children[index].returncode for index in indices] == [1] * len(indices), said
+    assert [self.children[index].returncode for index in indices] == [code] * len(indices), said
     return [text.splitlines()[-1] for text in said]
 
 
@@ -122,7 +122,7 @@ def test_one_that_is_stopped_is_missed():
   """As if its machine were gone; and when it goes on, it ends as well."""
   with Three("idle", "work", "work") as three:
     three.children[1].send_signal(signal.SIGSTOP)
-    assert all(f"{on_this_host(1)} said nothing for 3 s" in said for said in three.last_lines(0, 2))
+    assert all(f"{on_this_host(1)} has not answered for 3 s" in said for said in three.last_lines(0, 2))
     three.children[1].send_signal(signal.SIGCONT)
     assert "process 0 on localhost" in three.last_lines(1)[0]
 
@@ -134,14 +134,16 @@ def test_one_that_fails_says_why(failing):
   roles[failing] = "fail"
   with Three(*roles) as three:
     others = [index for index in range(3) if index != failing]
-    assert all(f"process {failing} on" in s and "text.jsonl, line 7: no JSON" in s for s in three.last_lines(*others))
+    assert all(
+      f"process {failing} on" in s and "text.jsonl, line 7: no JSON" in s for s in three.last_lines(*others, code=2)
+    )
     assert three.children[failing].wait() == 2
 
 
 def test_an_error_of_the_code_is_told_as_well():
   """After a moment, in which another's end would have been told in its place."""
   with Three("work", "bug", "work") as three:
-    assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2))
+    assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2, code=1))
     assert "Traceback" in three.children[1].communicate()[1]
 
 

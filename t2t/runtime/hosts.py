@@ -1,19 +1,16 @@
-"""The hosts of one run: how they find each other, what is said of one that does not come, and when all stop.
+"""The hosts of one run: how they find each other, and what is said of one that does not come.
 
 A run on several hosts is the same command on each of them.  Who they are comes from Cloud TPU, GKE or SLURM, or from
 `--coordinator`, `--num_processes` and `--process_id`.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from typing import Any
 
@@ -144,7 +141,7 @@ def join(options: argparse.Namespace) -> None:
   others = roll_call(place, seconds=options.join_seconds)
   link.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
-  # It would take SIGTERM for a notice from now on; `stopping` begins to heed notices where there is something to save.
+  # It would take SIGTERM for itself; see stopping.py.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     place.address,
@@ -285,49 +282,3 @@ def share(value: Any) -> Any:
   if jax.process_index() == 0:
     padded[:size] = content
   return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded))[:size].tobytes())
-
-
-# ---- Stopping --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[Callable[[int], bool]]:
-  """Turns SIGTERM, which is how a cloud says that it takes a machine, into a wish to stop after a step.
-
-  Alone, SIGINT as well, and a second signal stops at once.  Of several processes all stop after the same step,
-  whichever of them was told: JAX agrees upon it.  Before this a signal ends the process at once, whatever it does:
-  nothing would be lost.
-
-  Gives a function: after a step, with its number, whether to stop.
-  """
-  if jax.process_count() > 1:
-    from jax._src import distributed  # what jax.distributed.initialize would have called
-
-    jax.config.update("jax_enable_preemption_service", True)
-    distributed.global_state.initialize_preemption_sync_manager()
-    try:
-      yield multihost_utils.reached_preemption_sync_point
-    finally:
-      # Behind the last step it would swallow the signal.
-      signal.signal(signal.SIGTERM, signal.SIG_DFL)
-      distributed.global_state.preemption_sync_manager.shutdown()
-      distributed.global_state.preemption_sync_manager = None
-    return
-  received = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield lambda step: False
-    return
-
-  def note(number, frame):
-    del frame
-    if received.is_set():
-      raise KeyboardInterrupt
-    received.set()
-    print(f"\n{signal.Signals(number).name}: saving after this step; again to stop at once", file=sys.stderr)
-
-  previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    yield lambda step: received.is_set()
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
