@@ -1,6 +1,6 @@
 """Runs command lines of other programs, or only prints them (`--dry-run`), and tells the user what is going on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -51,6 +51,20 @@ def shown(command: Sequence[str]) -> str:
     else:
       line = f"{line} {word}" if line else word
   return "\n".join([*lines, line])
+
+
+def check_words(words: Mapping[str, str]) -> None:
+  """Checks that no word holds a character which would end a line, or do other things, on a terminal or in a script.
+
+  Args:
+    words: what it is, such as "--partition" -> the word.
+
+  Raises:
+    UserError: names the first that does.
+  """
+  for what, word in words.items():
+    if not word.isprintable():
+      raise t2t.UserError(f"{what} {word!r}: holds a character that cannot be printed, such as the end of a line")
 
 
 class Shell:
