@@ -11,7 +11,7 @@ import jax
 
 from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.checkpoints import store
+from t2t.checkpoints import store, writer
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
@@ -64,7 +64,7 @@ def train(config: Config, workdir: str) -> TrainState:
     train_step = Ahead(program.train_step, mesh, program.state, *recipe.arguments(config, mesh))
     stack.enter_context(steps.running())
     runs.check(config)
-    stack.enter_context(store.lock(workdir))
+    held = stack.enter_context(writer.held(workdir))
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
     hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
@@ -109,7 +109,6 @@ def train(config: Config, workdir: str) -> TrainState:
         report.step(*pending)
         steps.step()
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
-
       saves = stop.reached() or _is_due(config, last_step, config.checkpoint.every)
       evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
       if evaluates or saves:
@@ -122,11 +121,11 @@ def train(config: Config, workdir: str) -> TrainState:
         with contextlib.suppress(stopping.Abandoned):
           measured, measured_step = measure(last_step, state), last_step
       if saves or stop.stops:
+        held.check()
         stop.saving()
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state() | report.flush()
-        fresh = measured if measured_step == last_step else None
-        checkpoints.save(last_step, state, beside, resolved, metrics=fresh)
+        checkpoints.save(last_step, state, beside, resolved, metrics=measured if measured_step == last_step else None)
         saved_step = last_step
       if stop.stops:
         break

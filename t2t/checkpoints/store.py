@@ -1,11 +1,8 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
-from collections.abc import Callable, Iterator, Mapping
-import contextlib
+from collections.abc import Callable, Mapping
 import dataclasses
-import fcntl
 import math
-import os
 from typing import Any
 
 from etils import epath
@@ -64,32 +61,6 @@ class StreamsRestore(ocp.args.CheckpointArgs):
 
   names: tuple[str, ...]
   others: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def lock(workdir: epath.Path) -> Iterator[None]:
-  """Holds `workdir` for this run; the lock goes with the process, however it ends.
-
-  Raises:
-    UserError: another run on this machine is writing there.
-  """
-  workdir.mkdir(parents=True, exist_ok=True)
-  if "://" in str(workdir) or jax.process_index() != 0:
-    yield  # a bucket has no locks
-    return
-  with open(workdir / ".lock", "a+") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      file.seek(0)
-      owner = file.read().strip() or "unknown"
-      raise UserError(
-        f"--workdir {workdir}: another run (process {owner}) is writing there; wait for it, stop it, or give another"
-      ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    yield
 
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
