@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import secrets
 import shlex
 
 import yaml
@@ -10,7 +11,7 @@ from t2t import UserError
 from t2t.launch import google_cloud, tpu_types
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
-from t2t.runtime import exit_codes
+from t2t.runtime import exit_codes, roll_call
 
 _FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
 _FINGERPRINT = "t2t/fingerprint"  # annotation: which job a JobSet is
@@ -69,7 +70,7 @@ def _represent_text(dumper, text):
 _Dumper.add_representer(str, _represent_text)
 
 
-def manifest(request: Request, job: job_lib.Job) -> str:
+def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str:
   """The JobSet, and a ConfigMap with the job's files where there are any, as YAML.
 
   Each slice is a Job with a pod for each machine.  GKE tells the pods where the others are (TPU_WORKER_HOSTNAMES and,
@@ -84,7 +85,8 @@ def manifest(request: Request, job: job_lib.Job) -> str:
     "command": ["python", "-m", "t2t.launch.host"],
     # Kubernetes takes $(NAME) for a variable, and $$ for $.
     "args": [word.replace("$", "$$") for word in job.argv],
-    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+    # By the token the pods of this JobSet know each other.
+    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": roll_call.TOKEN, "value": token}],
     # libtpu's, that of t2t's roll call, and JAX's coordinator.
     "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
     "resources": {"requests": chips, "limits": dict(chips)},
@@ -334,7 +336,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
   shell.say("Is it there already?")
   found = jobset.in_cluster()
   if found is None:
-    jobset.apply(manifest(request, job))
+    jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
   elif found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
     raise UserError(
       f"JobSet {request.name} is there already, with another command (or another version of its files); give"

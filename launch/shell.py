@@ -133,13 +133,14 @@ class Shell:
     except FileNotFoundError:
       raise _missing(command[0]) from None
 
-  def write(self, path: pathlib.Path, text: str) -> None:
-    """Writes a file on this machine."""
+  def write(self, path: pathlib.Path, text: str, *, private: bool = False) -> None:
+    """Writes a file on this machine; `private`: that no other user reads."""
     if self.dry_run:
       print(f"mkdir -p {shlex.quote(str(path.parent))}")
       print(f"cat > {shlex.quote(str(path))} <<'EOF'\n{text.rstrip()}\nEOF")
       return
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600 if private else 0o666)
     path.write_text(text)
 
   def say(self, text: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from t2t import UserError
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
-from t2t.runtime import exit_codes
+from t2t.runtime import exit_codes, roll_call
 
 _FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder that the job is started from
 _SAVE_SECONDS = 300  # before its time is up, a job is told to save
@@ -22,6 +22,7 @@ _SCRIPT = """\
 {options}
 
 export PYTHONUNBUFFERED=1
+export {token}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
 {setup}rm -f "{exit_code}"
 trap 'interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --kill-on-bad-exit=1 --gpu-bind=none \\
@@ -102,6 +103,7 @@ def script(request: Request, job: job_lib.Job) -> str:
     setup=f"{request.setup}\n" if request.setup else "",
     exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
     command=command,
+    token=roll_call.TOKEN,
     restarts=request.restarts,
     lost=exit_codes.LOST,
     interrupted=exit_codes.INTERRUPTED,

@@ -5,6 +5,7 @@ import concurrent.futures
 import dataclasses
 import pathlib
 import re
+import secrets
 import shlex
 
 from t2t import UserError
@@ -12,7 +13,7 @@ from t2t.launch import google_cloud, queued_resource
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.launch import wheel as wheel_lib
-from t2t.runtime import exit_codes
+from t2t.runtime import exit_codes, roll_call
 
 _ATTEMPTS = 6  # a machine that has just been made does not answer ssh for a minute or two
 
@@ -145,7 +146,8 @@ class Workers:
     """Copies the wheel, the job and its files to all workers, and installs."""
     script = pathlib.Path("dist/run.sh")
     self._shell.say("What every worker runs")
-    self._shell.write(script, _script(job))
+    token = "TOKEN" if self._shell.dry_run else secrets.token_hex(16)
+    self._shell.write(script, _script(job, token=token), private=True)
     self._shell.say("The same wheel on all workers")
     self._on_all("Making a folder", lambda node: self.ssh(node, "all", f"mkdir -p ~/t2t/{job_lib.FOLDER}"))
     copies = [([wheel, script, *([lock] if lock else [])], "t2t/")]
@@ -201,8 +203,13 @@ class Workers:
     raise UserError(f"the connection is lost again and again; look with {self._request.launch_line('logs')}")
 
 
-def _script(job: job_lib.Job) -> str:
-  """What a worker runs: it notes its process and its exit code for those who look later."""
+def _script(job: job_lib.Job, *, token: str) -> str:
+  """What a worker runs: it notes its process and its exit code for those who look later.
+
+  Args:
+    job: the command.
+    token: by which its processes know each other.
+  """
   command = shell_lib.shown(["venv/bin/python", "-m", "t2t.launch.host", *job.argv])
   return (
     "# Written by `t2t launch`.\n"
@@ -210,6 +217,7 @@ def _script(job: job_lib.Job) -> str:
     f"echo {job.fingerprint} > id\n"
     "echo $$ > group\n"
     "export PYTHONUNBUFFERED=1\n"
+    f"export {roll_call.TOKEN}={token}\n"
     f"{command} >> log 2>&1 &\n"
     "echo $! > pid\n"
     "wait $!\n"

@@ -22,7 +22,7 @@ import test_train
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.runtime import exit_codes, hosts
+from t2t.runtime import exit_codes, hosts, roll_call
 from t2t.training import writers
 
 _CHILD = """
@@ -263,10 +263,10 @@ def options(**values) -> argparse.Namespace:
   return argparse.Namespace(**(defaults | values))
 
 
-def called(place: hosts.Place, seconds: float, said: dict) -> threading.Thread:
+def called(place: roll_call.Place, seconds: float, said: dict) -> threading.Thread:
   def call():
     try:
-      said[place.index] = hosts.roll_call(place, seconds=seconds)
+      said[place.index] = roll_call.roll_call(place, seconds=seconds)
     except UserError as error:
       said[place.index] = str(error)
 
@@ -278,7 +278,7 @@ def called(place: hosts.Place, seconds: float, said: dict) -> threading.Thread:
 def test_a_roll_call_ends_when_all_are_there():
   """However long it might have waited."""
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(hosts.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
+  threads = [called(roll_call.Place(address, 3, index), 60.0, said) for index in (2, 0, 1)]
   for thread in threads:
     thread.join()
   assert {index: sorted(others) for index, others in said.items()} == {0: [1, 2], 1: [0], 2: [0]}
@@ -288,7 +288,7 @@ def test_those_who_are_there_say_who_is_missing(monkeypatch):
   """By number, and by name where the environment has names."""
   monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c,d")
   address, said = f"localhost:{free_port()}", {}
-  threads = [called(hosts.Place(address, 4, index), 0.5, said) for index in (0, 2)]
+  threads = [called(roll_call.Place(address, 4, index), 0.5, said) for index in (0, 2)]
   for thread in threads:
     thread.join()
   for index in (0, 2):
@@ -300,7 +300,7 @@ def test_without_the_first_process_the_others_say_so():
   """With the address that they called."""
   port = free_port()
   with pytest.raises(UserError, match=f"the first process, at localhost, did not answer .* its port {port - 1}"):
-    hosts.roll_call(hosts.Place(f"localhost:{port}", 2, 1), seconds=0.3)
+    roll_call.roll_call(roll_call.Place(f"localhost:{port}", 2, 1), seconds=0.3)
 
 
 @pytest.mark.parametrize(

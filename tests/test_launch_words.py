@@ -57,7 +57,7 @@ def as_kubernetes_does(word: str) -> str:
 def test_words_come_out_as_they_went_in(home, words):
   """Of a TPU VM's script, SLURM's, and the pods of GKE."""
   given = job.Job(("train", *words))
-  run(tpu_vm._script(given), home)
+  run(tpu_vm._script(given, token="0"), home)
   expected = ["-m", "t2t.launch.host", "train", *words]
   assert recorded(home / "t2t") == expected
   run(slurm.script(slurm.Request("base", python="python"), given), home)

@@ -20,7 +20,7 @@ _CHILD = """
 import argparse, socket, sys, time
 import jax
 from jax.experimental import multihost_utils
-from t2t.runtime import hosts, link, watchdog
+from t2t.runtime import hosts, link, roll_call, watchdog
 port, index, role = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hosts.join(argparse.Namespace(
   coordinator=f"localhost:{port}", num_processes=3, process_id=index, join_seconds=120, lost_seconds=3))
@@ -37,7 +37,7 @@ try:
   with watchdog.Watchdog(0.0, longest=2.0 if role == "stall" else 0.0).running():
     if role == "hang":
       ends = socket.socketpair()
-      hosts._line(ends[0])
+      roll_call._line(ends[0], 600.0)
     while role != "idle":
       multihost_utils.process_allgather(index)
       time.sleep(0.01)
@@ -107,7 +107,8 @@ def test_the_first_one_is_named_as_well():
   """
   with Three("idle", "bye", "idle") as three:
     three.children[0].kill()
-    assert all("process 0 on localhost ended without a word" in said for said in three.last_lines(1, 2))
+    said = three.last_lines(1, 2)
+    assert all("process 0 on localhost ended without a word" in each for each in said), said
 
 
 def test_sigterm_before_there_is_anything_to_save_ends_all():
@@ -152,7 +153,7 @@ def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first()
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
       assert "no step has ended for 2 s; where they stand: " in said
-      assert f"{on_this_host(1)} in t2t/runtime/hosts.py, line " in said and "in _line" in said
+      assert f"{on_this_host(1)} in t2t/runtime/roll_call.py, line " in said and "in _line" in said
 
 
 def test_numbers_are_short():
