@@ -1,13 +1,19 @@
 """`t2t launch`: runs a t2t command on Cloud TPU VMs, on GKE or on a SLURM cluster."""
 
 import argparse
+from collections.abc import Iterator
+import contextlib
 import re
+import shlex
+import signal
 import sys
+import threading
 
 from t2t import UserError, did_you_mean
-from t2t.launch import gke, queued_resource, slurm, tpu_types, tpu_vm
+from t2t.launch import gke, listing, queued_resource, slurm, tpu_types, tpu_vm
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
+from t2t.runtime import stopping
 
 _ACTIONS = {
   "tpu-vm": ("status", "logs", "stop", "delete"),
@@ -19,6 +25,7 @@ examples:
   t2t launch tpu-vm --name base --type v5p-64 --zone us-central1-a \\
     -- train --config t5_1_1_base --workdir gs://BUCKET/base
   t2t launch tpu-vm --name base --zone us-central1-a status
+  t2t launch status
   t2t launch gke --name base --type v5litepod-16 --image IMAGE \\
     -- train --config t5_1_1_base --workdir gs://BUCKET/base
   t2t launch slurm --name base --nodes 4 --gpus-per-node 8 --time 24:00:00 \\
@@ -52,14 +59,14 @@ def _parser() -> argparse.ArgumentParser:
       allow_abbrev=False,
     )
     each.add_argument("action", nargs="?", choices=actions, help="look after what is there, in place of a command")
-    each.add_argument("--name", required=True, help="of what is made; small letters, digits and dashes")
+    each.add_argument("--name", help="of what is made; small letters, digits and dashes; `status` alone lists all")
     each.add_argument("--dry-run", action="store_true", help="print every command, run none")
     each.add_argument("--poll", type=float, default=20.0, metavar="SECONDS", help="between two looks (20)")
     each.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return each
 
   vm = add("tpu-vm", "Cloud TPU VMs, by queued resources", epilog=known)
-  vm.add_argument("--zone", required=True, help="such as us-central2-b")
+  vm.add_argument("--zone", help="such as us-central2-b")
   vm.add_argument("--type", help="such as v5p-64")
   vm.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
   vm.add_argument("--spot", action="store_true", help="cheaper, and may be taken away at any time")
@@ -68,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
   vm.add_argument(
     "--restarts", type=int, default=10, metavar="N", help="how many times machines taken away are asked for again (10)"
   )
-  vm.add_argument("--delete", action="store_true", help="delete the machines when the job has ended, well or not")
+  vm.add_argument("--delete", action="store_true", help="delete the machines when this command ends, in whatever way")
   vm.add_argument("--worker", type=int, default=0, metavar="K", help="whose log `logs` shows (0)")
   vm.add_argument(
     "--create-flag",
@@ -87,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
   pods.add_argument("--context", help="of kubectl; the current one otherwise")
   pods.add_argument("--service-account", help="of Kubernetes, whose pods may write to the bucket")
   pods.add_argument("--restarts", type=int, default=10, metavar="N", help="after failures and preemptions (10)")
-  pods.add_argument("--delete", action="store_true", help="delete the JobSet when the job has ended, well or not")
+  pods.add_argument("--delete", action="store_true", help="delete the JobSet when this command ends, in whatever way")
 
   batch = add("slurm", "GPUs of a SLURM cluster, as a batch job")
   batch.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (1)")
@@ -110,6 +117,17 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
   Raises:
     UserError: names the option and what would be right.
   """
+  for name, value in vars(options).items():
+    if name != "setup":  # which is a script
+      flag = f"--{name.replace('_', '-')}"
+      for word in value if isinstance(value, list) else [value]:
+        shell_lib.check_words({flag: str(word)})
+  if options.name is None:
+    if options.action == "status" and command is None:
+      return
+    raise UserError("--name is missing: of what is made, or is to be looked after; `status` alone lists all")
+  if options.kind == "tpu-vm" and options.zone is None:
+    raise UserError("--zone is missing; such as us-central2-b")
   if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", options.name):
     raise UserError(
       f"--name {options.name}: small letters, digits and dashes, at most 40, a letter first and no dash last"
@@ -192,6 +210,9 @@ def main(argv: list[str]) -> None:
   at = argv.index("--") if "--" in argv else len(argv)
   command = argv[at + 1 :] if at < len(argv) else None
   own = argv[:at]
+  if own and own[0] in ("status", "logs", "delete") and command is None:
+    _of_any_kind(own)
+    return
   if own and not own[0].startswith("-") and own[0] not in _LAUNCHERS:
     raise UserError(f"{own[0]}: no such launcher{did_you_mean(own[0], _LAUNCHERS)}; there are {', '.join(_LAUNCHERS)}")
   parser = _parser()
@@ -210,16 +231,74 @@ def main(argv: list[str]) -> None:
       devices = tpu_types.tpu_type(options.type).devices * options.slices
     job = job_lib.read(command, remote=remote, devices=devices)
   shell = shell_lib.Shell(dry_run=options.dry_run, poll_seconds=options.poll)
+  with _signals_as_interrupts() as told:
+    try:
+      if options.name is None:
+        _list(options, shell)
+      else:
+        _LAUNCHERS[options.kind](options, job, shell)
+    except KeyboardInterrupt:
+      shell.end_progress()
+      if job is not None and not getattr(options, "delete", False):
+        zone = ["--zone", options.zone] if options.kind == "tpu-vm" else []
+        line = ["t2t", "launch", options.kind, "--name", options.name, *zone]
+        print(
+          "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
+          f"  {shlex.join(line)} {'|'.join(_ACTIONS[options.kind])}",
+          file=sys.stderr,
+        )
+      if told and told[0] != signal.SIGINT:
+        raise stopping.Stopped(told[0]) from None
+      raise
+
+
+@contextlib.contextmanager
+def _signals_as_interrupts() -> Iterator[list[int]]:
+  """Raises KeyboardInterrupt at any signal that ends this command, so that it can delete or tell what it has started.
+
+  Gives the numbers of those that came.
+  """
+  told: list[int] = []
+
+  def note(number, frame):
+    del frame
+    told.append(number)
+    raise KeyboardInterrupt
+
+  if threading.current_thread() is not threading.main_thread():
+    yield told
+    return
+  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  before = {number: signal.signal(number, note) for number in numbers}
   try:
-    _LAUNCHERS[options.kind](options, job, shell)
-  except KeyboardInterrupt:
-    shell.end_progress()
-    if job is not None:
-      actions = "|".join(_ACTIONS[options.kind])
-      zone = f" --zone {options.zone}" if options.kind == "tpu-vm" else ""
-      print(
-        "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
-        f"  t2t launch {options.kind} --name {options.name}{zone} {actions}",
-        file=sys.stderr,
-      )
-    raise
+    yield told
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def _list(options: argparse.Namespace, shell: shell_lib.Shell) -> None:
+  """`status` without a name."""
+  if options.kind == "tpu-vm":
+    listing.tpu_vms(shell, zone=options.zone, project=options.project)
+  elif options.kind == "gke":
+    listing.jobsets(shell, gke.Request("", namespace=options.namespace, context=options.context))
+  else:
+    listing.jobs(shell)
+
+
+def _of_any_kind(own: list[str]) -> None:
+  """`t2t launch status`; `logs` and `delete` have to be told of what.
+
+  Raises:
+    UserError: says how.
+  """
+  parser = argparse.ArgumentParser("t2t launch status", description="Lists what there is of jobs.", allow_abbrev=False)
+  parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  if own[0] != "status":
+    raise UserError(
+      f"{own[0]}: of what? `t2t launch status` lists what there is, with the line for each, such as\n"
+      f"  t2t launch tpu-vm --name NAME --zone ZONE {own[0]}"
+    )
+  listing.everything(shell_lib.Shell(dry_run=parser.parse_args(own[1:]).dry_run))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import secrets
+import shlex
 
 import yaml
 
@@ -9,6 +11,7 @@ from t2t import UserError
 from t2t.launch import google_cloud, tpu_types
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
+from t2t.runtime import exit_codes, roll_call
 
 _FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
 _FINGERPRINT = "t2t/fingerprint"  # annotation: which job a JobSet is
@@ -51,9 +54,9 @@ class Request:
 
   def launch_line(self, action: str) -> str:
     """The command line of t2t for `action`, for messages."""
-    flags = "" if self.namespace == "default" else f" --namespace {self.namespace}"
-    flags += f" --context {self.context}" if self.context else ""
-    return f"t2t launch gke --name {self.name}{flags} {action}"
+    flags = [] if self.namespace == "default" else ["--namespace", self.namespace]
+    flags += ["--context", self.context] if self.context else []
+    return shlex.join(["t2t", "launch", "gke", "--name", self.name, *flags, action])
 
 
 class _Dumper(yaml.SafeDumper):
@@ -67,7 +70,7 @@ def _represent_text(dumper, text):
 _Dumper.add_representer(str, _represent_text)
 
 
-def manifest(request: Request, job: job_lib.Job) -> str:
+def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str:
   """The JobSet, and a ConfigMap with the job's files where there are any, as YAML.
 
   Each slice is a Job with a pod for each machine.  GKE tells the pods where the others are (TPU_WORKER_HOSTNAMES and,
@@ -80,8 +83,10 @@ def manifest(request: Request, job: job_lib.Job) -> str:
     "image": request.image,
     "workingDir": _FOLDER,
     "command": ["python", "-m", "t2t.launch.host"],
-    "args": list(job.argv),
-    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+    # Kubernetes takes $(NAME) for a variable, and $$ for $.
+    "args": [word.replace("$", "$$") for word in job.argv],
+    # By the token the pods of this JobSet know each other.
+    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": roll_call.TOKEN, "value": token}],
     # libtpu's, that of t2t's roll call, and JAX's coordinator.
     "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
     "resources": {"requests": chips, "limits": dict(chips)},
@@ -127,7 +132,11 @@ def manifest(request: Request, job: job_lib.Job) -> str:
         },
       },
       "spec": {
-        "failurePolicy": {"maxRestarts": request.restarts},
+        "failurePolicy": {
+          "maxRestarts": request.restarts,
+          # What the user gave cannot be used: it would be refused as often as it is started.
+          "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+        },
         "replicatedJobs": [
           {
             "name": "slice",
@@ -138,6 +147,14 @@ def manifest(request: Request, job: job_lib.Job) -> str:
                 "completions": tpu.gke_hosts,
                 # A pod that fails fails its slice; the JobSet then starts all slices again, together.
                 "backoffLimit": 0,
+                "podFailurePolicy": {
+                  "rules": [
+                    {
+                      "action": "FailJob",
+                      "onExitCodes": {"containerName": "t2t", "operator": "In", "values": [exit_codes.REFUSED]},
+                    }
+                  ]
+                },
                 "template": {"spec": pod},
               }
             },
@@ -161,11 +178,10 @@ def _node_pool(request: Request) -> str:
   )
 
 
-def _conditions(found: dict) -> dict[str, str]:
-  """Type -> message of the conditions that hold."""
+def conditions(found: dict) -> dict[str, str]:
+  """Type -> message of the conditions of a JobSet that hold."""
   status = found.get("status", {})
-  conditions = status.get("conditions", [])
-  return {each["type"]: each.get("message", "") for each in conditions if each["status"] == "True"}
+  return {each["type"]: each.get("message", "") for each in status.get("conditions", []) if each["status"] == "True"}
 
 
 class _JobSet:
@@ -283,8 +299,8 @@ class _JobSet:
       return True
     if found is None:
       raise UserError(f"JobSet {self._request.name} was deleted while it ran")
-    conditions = _conditions(found)
-    return True if "Completed" in conditions else False if "Failed" in conditions else None
+    hold = conditions(found)
+    return True if "Completed" in hold else False if "Failed" in hold else None
 
   def follow(self, pod: str) -> None:
     """Shows the log of a pod until it ends or the connection is lost."""
@@ -320,7 +336,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
   shell.say("Is it there already?")
   found = jobset.in_cluster()
   if found is None:
-    jobset.apply(manifest(request, job))
+    jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
   elif found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
     raise UserError(
       f"JobSet {request.name} is there already, with another command (or another version of its files); give"
@@ -328,17 +344,15 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     )
   else:
     shell.say("This very command is there already")
-  ended = None
-  while ended is None:
-    pod = jobset.wait()
-    if pod is not None:
-      jobset.follow(pod)
-      shell.say("Has it ended?")
-      shell.pause()  # the cluster takes a moment to see it
-    ended = jobset.ended()
-    if ended is None:
-      shell.say("It goes on: restarted after a failure or a preemption, or the connection was lost")
-  why = "" if shell.dry_run or ended else _conditions(jobset.in_cluster()).get("Failed", "")
+  try:
+    ended = _followed(jobset, shell)
+  except BaseException:
+    if delete:
+      jobset.delete()
+    else:
+      shell.say(f"JobSet {request.name} stays; to remove it:\n  {request.launch_line('delete')}")
+    raise
+  why = "" if shell.dry_run or ended else conditions(jobset.in_cluster()).get("Failed", "")
   if delete:
     jobset.delete()
   if not ended:
@@ -348,6 +362,20 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     )
   shell.say("The job has ended well. The nodes of a pool without autoscaling stay, AND COST; to delete it:")
   shell.say("  gcloud container node-pools delete POOL --cluster=CLUSTER --location=REGION")
+
+
+def _followed(jobset: _JobSet, shell: shell_lib.Shell) -> bool:
+  """Shows the first pod's log until the JobSet has ended; whether it ended well."""
+  while True:
+    pod = jobset.wait()
+    if pod is not None:
+      jobset.follow(pod)
+      shell.say("Has it ended?")
+      shell.pause()  # the cluster takes a moment to see it
+    ended = jobset.ended()
+    if ended is not None:
+      return ended
+    shell.say("It goes on: restarted after a failure or a preemption, or the connection was lost")
 
 
 def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
@@ -369,8 +397,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
       raise UserError(f"{request.name} has no pods (yet, or any more)")
     jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
   elif not shell.dry_run:
-    conditions = _conditions(found)
-    print(f"{request.name}: {', '.join(conditions) or 'waiting or running'}")
+    print(f"{request.name}: {', '.join(conditions(found)) or 'waiting or running'}")
     for pod in pods:
       why = _unschedulable(pod)
       print(f"  {pod['metadata']['name']}: {pod['status']['phase']}" + (f", {why}" if why else ""))

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from t2t import UserError, did_you_mean
 from t2t.commands.options import config_parser, parse
 from t2t.config import load_config, override, records
+from t2t.launch import shell as shell_lib
 
 # Keys of a config that name files which the hosts read.
 _PATHS = (
@@ -102,6 +103,8 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
 
   def ship(path: str) -> str:
     source = pathlib.Path(path)
+    if ":" in source.name or source.name.startswith("-"):  # scp and gcloud would take it for a host, or a flag
+      raise UserError(f"{path}: is copied to the hosts; give it a name without a colon, and no dash first")
     if not source.is_file():
       raise UserError(f"{path}: no such file; it would be copied to the hosts")
     if files.setdefault(source.name, source) != source:
@@ -145,6 +148,9 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
+  # What names a file, or a place, is shown, looked up and copied; other words may be any text.
+  named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
+  shell_lib.check_words(named)
   config = _config(argv)
   if devices is not None and config is not None and argv[0] == "train":
     from t2t.training import meshes

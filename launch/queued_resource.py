@@ -8,6 +8,7 @@ from t2t import UserError
 from t2t.launch import shell as shell_lib
 from t2t.launch import tpu_types
 
+_DELETIONS = 3  # tries: what was asked for a moment ago may not be deleted yet
 # Requests in these states come to nothing, or are no more.
 GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
@@ -45,8 +46,8 @@ class Request:
 
   def launch_line(self, action: str) -> str:
     """The command line of t2t for `action`, for messages."""
-    project = f" --project {self.project}" if self.project else ""
-    return f"t2t launch tpu-vm --name {self.name} --zone {self.zone}{project} {action}"
+    project = ["--project", self.project] if self.project else []
+    return shlex.join(["t2t", "launch", "tpu-vm", "--name", self.name, "--zone", self.zone, *project, *action.split()])
 
 
 class QueuedResource:
@@ -56,10 +57,11 @@ class QueuedResource:
     request: what was asked for.
     nodes: names of its slices.
     hosts: machines of each slice.
+    taken: whether they were asked for, or are used, by this launch, and may cost.
   """
 
   def __init__(self, request: Request, shell: shell_lib.Shell):
-    self.request = request
+    self.request, self.taken = request, False
     self.hosts = request.tpu.hosts if request.tpu else 1
     self._shell = shell
     self._set_slices(request.slices)
@@ -126,6 +128,7 @@ class QueuedResource:
       f"Asking for {request.slices} x {request.tpu.name}: {request.slices * request.tpu.chips} chips on"
       f" {request.slices * request.tpu.hosts} machines"
     )
+    self.taken = True  # from here on, whether there is an answer or not
     answer = self._shell.ask(self._queued("create", *nodes, *flags, *request.create_flags))
     if answer.code:
       raise UserError(f"{request.tpu.name} in {request.zone} was refused:\n{_advised(answer, request)}")
@@ -163,8 +166,14 @@ class QueuedResource:
   def delete(self) -> None:
     """Deletes the machines and the request: from here on they cost nothing."""
     self._shell.say("Deleting: from here on the machines cost nothing")
-    answer = self._shell.ask(self._queued("delete", "--force", "--quiet"))
-    if answer.code and "NOT_FOUND" not in answer.err:
+    for attempt in range(_DELETIONS):
+      answer = self._shell.ask(self._queued("delete", "--force", "--quiet"))
+      if not answer.code or "NOT_FOUND" in answer.err:
+        self.taken = False
+        break
+      if attempt + 1 < _DELETIONS:
+        self._shell.pause()
+    else:
       raise UserError(
         f"{self.request.name} could not be deleted, AND MAY STILL COST:\n{answer.reason()}\n"
         f"try again: {self.request.launch_line('delete')}"

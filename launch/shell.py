@@ -1,6 +1,6 @@
 """Runs command lines of other programs, or only prints them (`--dry-run`), and tells the user what is going on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -51,6 +51,20 @@ def shown(command: Sequence[str]) -> str:
     else:
       line = f"{line} {word}" if line else word
   return "\n".join([*lines, line])
+
+
+def check_words(words: Mapping[str, str]) -> None:
+  """Checks that no word holds a character which would end a line, or do other things, on a terminal or in a script.
+
+  Args:
+    words: what it is, such as "--partition" -> the word.
+
+  Raises:
+    UserError: names the first that does.
+  """
+  for what, word in words.items():
+    if not word.isprintable():
+      raise t2t.UserError(f"{what} {word!r}: holds a character that cannot be printed, such as the end of a line")
 
 
 class Shell:
@@ -119,13 +133,14 @@ class Shell:
     except FileNotFoundError:
       raise _missing(command[0]) from None
 
-  def write(self, path: pathlib.Path, text: str) -> None:
-    """Writes a file on this machine."""
+  def write(self, path: pathlib.Path, text: str, *, private: bool = False) -> None:
+    """Writes a file on this machine; `private`: that no other user reads."""
     if self.dry_run:
       print(f"mkdir -p {shlex.quote(str(path.parent))}")
       print(f"cat > {shlex.quote(str(path))} <<'EOF'\n{text.rstrip()}\nEOF")
       return
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600 if private else 0o666)
     path.write_text(text)
 
   def say(self, text: str) -> None:

@@ -3,32 +3,36 @@
 import dataclasses
 import pathlib
 import re
+import shlex
 import sys
 
 from t2t import UserError
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
+from t2t.runtime import exit_codes, roll_call
 
 _FOLDER = pathlib.Path("slurm")  # scripts and logs, in the folder that the job is started from
 _SAVE_SECONDS = 300  # before its time is up, a job is told to save
 
 
-# SLURM sends USR1 when the time is nearly up; the job then saves after its step, ends with 0, and is queued again.  A
-# signal ends `wait`, not what it waits for.
+# SLURM sends USR1 when the time is nearly up; the job then saves after its step.  It is queued again at the exit codes
+# that say so (t2t/runtime/exit_codes.py), whoever stopped it.  A signal ends `wait`, not what it waits for.
 _SCRIPT = """\
 #!/bin/bash
 {options}
 
 export PYTHONUNBUFFERED=1
+export {token}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
 {setup}rm -f "{exit_code}"
-again=
-trap 'again=yes; interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+trap 'interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --kill-on-bad-exit=1 --gpu-bind=none \\
   {command} &
 step=$!
 while interrupted=; wait "$step"; code=$?; [ -n "$interrupted" ]; do :; done
-if [ -n "$again" ] && [ "$code" = 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-  echo "t2t launch: the time is up; queued again"
+again=
+if [ "$code" = {lost} ] || {{ [ "$code" -gt 128 ] && [ "$code" != {interrupted} ]; }}; then again=yes; fi
+if [ -n "$again" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+  echo "t2t launch: stopped before its end (exit code $code); queued again"
   scontrol requeue "$SLURM_JOB_ID"
   exit 0
 fi
@@ -68,7 +72,7 @@ class Request:
 
   def launch_line(self, action: str) -> str:
     """The command line of t2t for `action`, for messages."""
-    return f"t2t launch slurm --name {self.name} {action}"
+    return shlex.join(["t2t", "launch", "slurm", "--name", self.name, action])
 
 
 def script(request: Request, job: job_lib.Job) -> str:
@@ -90,15 +94,19 @@ def script(request: Request, job: job_lib.Job) -> str:
     "open-mode": "append",
     "signal": f"B:USR1@{_SAVE_SECONDS}",
   }
-  lines = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
-  lines += ["#SBATCH --requeue", *(f"#SBATCH {flag}" for flag in request.flags)]
+  flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+  # sbatch takes quotes as a shell does.
+  lines = [f"#SBATCH {shlex.quote(flag)}" for flag in (*flags, "--requeue", *request.flags)]
   command = shell_lib.shown([request.python, "-m", "t2t.launch.host", *job.argv])
   return _SCRIPT.format(
     options="\n".join(lines),
     setup=f"{request.setup}\n" if request.setup else "",
     exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
-    command=command.replace("\n", "\n  "),
+    command=command,
+    token=roll_call.TOKEN,
     restarts=request.restarts,
+    lost=exit_codes.LOST,
+    interrupted=exit_codes.INTERRUPTED,
   )
 
 
@@ -232,7 +240,7 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
     if found:
       print(f"{request.name}: job {number}, {found.state}, {found.reason}")
   else:
-    signal = ["--signal=TERM"] if action == "stop" else []
+    signal = ["--signal=INT"] if action == "stop" else []
     answer = shell.ask(["scancel", *signal, number])
     if answer.code:
       raise UserError(f"job {number} could not be ended:\n{answer.reason()}")

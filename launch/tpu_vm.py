@@ -5,6 +5,7 @@ import concurrent.futures
 import dataclasses
 import pathlib
 import re
+import secrets
 import shlex
 
 from t2t import UserError
@@ -12,6 +13,7 @@ from t2t.launch import google_cloud, queued_resource
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.launch import wheel as wheel_lib
+from t2t.runtime import exit_codes, roll_call
 
 _ATTEMPTS = 6  # a machine that has just been made does not answer ssh for a minute or two
 
@@ -36,7 +38,7 @@ command -v uv >/dev/null || python3 -m pip install --user --quiet uv
 uv venv --quiet --allow-existing --python 3.11 venv
 uv pip install --quiet --python venv/bin/python \\
   --reinstall-package t2t-jax {constraint}\\
-  './{wheel}[tpu]'"""
+  {wheel}"""
 
 # Whatever is left of an earlier job holds the TPU; it is killed as a group, so that it writes no exit code any more.
 _START = """\
@@ -51,7 +53,8 @@ cd ~/t2t
 for i in $(seq 30); do [ -s pid ] && break; sleep 1; done
 tail --pid="$(cat pid)" --lines={lines} --follow log"""
 
-_STOP = 'kill -TERM "$(cat ~/t2t/pid)"'
+# As a person does it; SIGTERM is for who takes the machine, after which the job is started again.
+_STOP = 'kill -INT "$(cat ~/t2t/pid)"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +146,8 @@ class Workers:
     """Copies the wheel, the job and its files to all workers, and installs."""
     script = pathlib.Path("dist/run.sh")
     self._shell.say("What every worker runs")
-    self._shell.write(script, _script(job))
+    token = "TOKEN" if self._shell.dry_run else secrets.token_hex(16)
+    self._shell.write(script, _script(job, token=token), private=True)
     self._shell.say("The same wheel on all workers")
     self._on_all("Making a folder", lambda node: self.ssh(node, "all", f"mkdir -p ~/t2t/{job_lib.FOLDER}"))
     copies = [([wheel, script, *([lock] if lock else [])], "t2t/")]
@@ -153,8 +157,8 @@ class Workers:
       tool = ["gcloud", "compute", "tpus", "tpu-vm", "scp", *map(str, sources)]
       flags = [*self._request.place, "--quiet", "--worker=all"]
       self._on_all("Copying", lambda node, tool=tool, target=target, flags=flags: [*tool, f"{node}:{target}", *flags])
-    constraint = f"--constraint {lock.name} " if lock else ""
-    command = _INSTALL.format(wheel=wheel.name, constraint=constraint)
+    constraint = f"--constraint {shlex.quote(lock.name)} " if lock else ""
+    command = _INSTALL.format(wheel=shlex.quote(f"./{wheel.name}[tpu]"), constraint=constraint)
     self._on_all("Installing", lambda node: self.ssh(node, "all", command), timeout=3600.0)
 
   def start(self) -> None:
@@ -199,8 +203,13 @@ class Workers:
     raise UserError(f"the connection is lost again and again; look with {self._request.launch_line('logs')}")
 
 
-def _script(job: job_lib.Job) -> str:
-  """What a worker runs: it notes its process and its exit code for those who look later."""
+def _script(job: job_lib.Job, *, token: str) -> str:
+  """What a worker runs: it notes its process and its exit code for those who look later.
+
+  Args:
+    job: the command.
+    token: by which its processes know each other.
+  """
   command = shell_lib.shown(["venv/bin/python", "-m", "t2t.launch.host", *job.argv])
   return (
     "# Written by `t2t launch`.\n"
@@ -208,6 +217,7 @@ def _script(job: job_lib.Job) -> str:
     f"echo {job.fingerprint} > id\n"
     "echo $$ > group\n"
     "export PYTHONUNBUFFERED=1\n"
+    f"export {roll_call.TOKEN}={token}\n"
     f"{command} >> log 2>&1 &\n"
     "echo $! > pid\n"
     "wait $!\n"
@@ -234,10 +244,12 @@ def _attempt(
     machines.delete()
   if state is None or state in queued_resource.GONE:
     machines.create()
+  machines.taken = True
   machines.wait()
   shell.say("What do the workers do?")
   found = workers.look()
   if any(worker.state == "running" and worker.fingerprint != job.fingerprint for worker in found):
+    machines.taken = False  # it is another's
     raise UserError(
       f"{name} runs another command (or another version of its files); wait for it, or end it first:\n"
       f"  {machines.request.launch_line('stop')}"
@@ -271,35 +283,22 @@ def run(
     shell: runs gcloud.
     wheel: a wheel of t2t; None: of this checkout.
     restarts: how many times machines that were taken away are asked for again.
-    delete: delete the machines when the job has ended, well or not.
+    delete: delete the machines when this ends, in whatever way.
 
   Raises:
     UserError: something was refused, cannot be reached, or has failed; says what and what to do.
   """
   machines = queued_resource.QueuedResource(request, shell)
-  workers = Workers(machines, shell)
   google_cloud.check_credentials(shell)
   if job.workdir:
     google_cloud.check_bucket(shell, job.workdir)
   wheel_path, lock = wheel_lib.find_or_build(shell, wheel)
-  install = lambda: workers.install(job, wheel_path, lock)
-  for attempt in range(restarts + 1):
-    try:
-      found = _attempt(machines, workers, job, shell, install=install)
-      break
-    except queued_resource.Preempted:
-      shell.say(f"{request.name} was taken away (preempted)")
-      machines.delete()  # what is left of it counts against the quota
-      if attempt == restarts:
-        raise UserError(
-          f"{request.name} was taken away {attempt + 1} time(s), and --restarts is {restarts}. What was saved is in"
-          f" {job.workdir or 'the workdir'}: the same command again goes on from there"
-        ) from None
-  failed = [worker for worker in found if worker.code != 0]
-  if delete:
-    machines.delete()
-  else:
-    shell.say(f"The machines stay, AND COST; to delete them:\n  {request.launch_line('delete')}")
+  try:
+    failed = _until_ended(machines, job, shell, wheel_path, lock, restarts=restarts)
+  except BaseException as error:
+    _leave(machines, shell, delete=delete, told=str(error))
+    raise
+  _leave(machines, shell, delete=delete)
   if failed:
     raise UserError(
       "the job has failed:\n"
@@ -308,6 +307,62 @@ def run(
       + ("" if delete else f"; another's: {request.launch_line('logs --worker 1')}")
     )
   shell.say("That is all of it; nothing was run" if shell.dry_run else "The job has ended well")
+
+
+def _until_ended(
+  machines: queued_resource.QueuedResource,
+  job: job_lib.Job,
+  shell: shell_lib.Shell,
+  wheel: pathlib.Path,
+  lock: pathlib.Path | None,
+  *,
+  restarts: int,
+) -> list[Worker]:
+  """Runs the job, again where it was stopped or its machines were taken away; the workers where it has failed."""
+  name, workers = machines.request.name, Workers(machines, shell)
+  install = lambda: workers.install(job, wheel, lock)
+  for attempt in range(restarts + 1):
+    try:
+      found = _attempt(machines, workers, job, shell, install=install)
+    except queued_resource.Preempted:
+      shell.say(f"{name} was taken away (preempted)")
+      machines.delete()  # what is left of it counts against the quota
+      if attempt == restarts:
+        raise UserError(
+          f"{name} was taken away {attempt + 1} time(s), and --restarts is {restarts}. What was saved is in"
+          f" {job.workdir or 'the workdir'}: the same command again goes on from there"
+        ) from None
+      continue
+    failed = [worker for worker in found if worker.code != exit_codes.DONE and not shell.dry_run]
+    if not failed or attempt == restarts or not all(exit_codes.goes_on(worker.code) for worker in failed):
+      return failed
+    shell.say(f"It was stopped before its end ({failed[0]}); it is started again, from what it has saved")
+    shell.pause()
+  return failed
+
+
+def _leave(machines: queued_resource.QueuedResource, shell: shell_lib.Shell, *, delete: bool, told: str = "") -> None:
+  """Deletes the machines, or tells that they stay, on whatever way a launch ends.
+
+  Args:
+    machines: of the launch.
+    shell: runs gcloud.
+    delete: whether they are to be deleted.
+    told: what the user is told anyway.
+  """
+  line = machines.request.launch_line("delete")
+  if not machines.taken:
+    return
+  if not delete:
+    if line not in told:
+      shell.say(f"The machines stay, AND COST; to delete them:\n  {line}")
+    return
+  try:
+    machines.delete()
+  except BaseException as error:
+    shell.say(f"{machines.request.name} was not deleted, AND MAY COST; to delete it:\n  {line}")
+    if not told or not isinstance(error, UserError):
+      raise
 
 
 def look_after(action: str, request: queued_resource.Request, shell: shell_lib.Shell, *, worker: int = 0) -> None:

@@ -8,6 +8,7 @@ import sys
 import traceback
 
 from t2t import UserError
+from t2t.runtime import stopping
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -43,12 +44,24 @@ def _usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one subcommand; 0, or 2 when what the user gave cannot be used, or 1 when a check finds something wrong."""
+  """Runs one subcommand.
+
+  Returns:
+    The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used, 130
+    or 143 when a signal stopped it.
+  """
   argv = sys.argv[1:] if argv is None else argv
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(_usage())
     return 0 if argv else 2
   command, *rest = argv
+  if command == "launch":  # which has machines to look after before it ends
+    return _run(command, rest)
+  with stopping.watched(command):
+    return _run(command, rest)
+
+
+def _run(command: str, rest: list[str]) -> int:
   gc.set_threshold(_COLLECTED)
   # At the end it would look through all of them again, for two seconds.
   atexit.register(gc.freeze)
@@ -66,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except stopping.Stopped as stopped:
+    return stopped.code
   except KeyboardInterrupt:
     print(f"t2t {command}: interrupted", file=sys.stderr)
     _end_others("was interrupted", 130)

@@ -11,14 +11,14 @@ import jax
 
 from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.checkpoints import damage, store
+from t2t.checkpoints import damage, store, writer
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
 from t2t.models import transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
-from t2t.runtime import hosts, watchdog
+from t2t.runtime import hosts, stopping, watchdog
 from t2t.storage import bucket
 from t2t.training import finite, meshes, recipe, writers
 from t2t.training import report as reports
@@ -40,6 +40,7 @@ def train(config: Config, workdir: str) -> TrainState:
   Raises:
     UserError: something in the config, the data or the workdir cannot be used; before any training unless a record
       of a large corpus turns out to be broken on the way, the loss stops being finite, or nothing can be saved.
+    Stopped: a signal has asked for it, and what was reached is saved; it ends the process with the signal's exit code.
   """
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
@@ -63,7 +64,7 @@ def train(config: Config, workdir: str) -> TrainState:
     train_step = Ahead(program.train_step, mesh, program.state, *recipe.arguments(config, mesh))
     stack.enter_context(steps.running())
     runs.check(config)
-    stack.enter_context(store.lock(workdir))
+    held = stack.enter_context(writer.held(workdir))
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
     hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
@@ -95,28 +96,24 @@ def train(config: Config, workdir: str) -> TrainState:
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
     report = reports.Report(config, workdir, made.schedule, throughput, start=first_step, unwritten=saved)
     stack.callback(report.close)
-    measure = functools.partial(_measure, program, eval_batches, tasks, report)
+    stop = stack.enter_context(stopping.after_steps())
+    measure = functools.partial(_measure, program, eval_batches, tasks, report, stop)
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
-    pending, stop_requested = None, None
+    pending = None
     for step in range(first_step, config.train.steps):
       state, metrics = train_step(state, next(batches), dropout_key)
       if pending is not None:
         report.step(*pending)
         steps.step()
       pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
-
-      if stop_requested is None:
-        # Not before the step is compiled: until then a signal ends the process at once, and nothing is lost.
-        stop_requested = stack.enter_context(hosts.stopping())
-      stopping = stop_requested(last_step)
-      evaluates = _is_due(config, last_step, config.eval.every) and not stopping
-      # One that failed is made up for, with the state as it is now.
-      saves = checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every) or stopping
+      # A save that failed is made up for, with the state as it is now.
+      saves = stop.reached() or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
+      evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
       if evaluates or saves:
         # A checkpoint is made of a state whose loss is known to be finite.
         report.step(*pending)
@@ -124,26 +121,27 @@ def train(config: Config, workdir: str) -> TrainState:
         throughput.pause()
         steps.pause()
       if evaluates:
-        measured, measured_step = measure(last_step, state), last_step
-      if saves:
+        with contextlib.suppress(stopping.Abandoned):
+          measured, measured_step = measure(last_step, state), last_step
+      if saves or stop.stops:
+        held.check()
+        stop.saving()
         finite.check(state, step=last_step)
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state(last_step) | report.flush()
-        checkpoints.save(last_step, state, beside, resolved, metrics=measured if evaluates else None)
+        checkpoints.save(last_step, state, beside, resolved, metrics=measured if measured_step == last_step else None)
         saved_step = last_step
-      if stopping:
+      if stop.stops:
         break
       if evaluates or saves:
         steps.resume()
     steps.pause()
-    if last_step == config.train.steps and measured_step != last_step:
-      # Nothing was left to train; or a stop at the last step, which saves first: there may be no time for more.
-      measured = measure(last_step, state)
+    stop.saving()
     checkpoints.wait()
+    stop.finish(functools.partial(report.stopped, last_step))
+    if measured_step != last_step:
+      measured = measure(last_step, state)  # nothing was left to train
     report.end()
-    if last_step < config.train.steps:
-      report.stopped(last_step)
-      return state
 
     # ---- What came out -----------------------------------------------------
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
@@ -176,12 +174,19 @@ def _measure(
   eval_batches: Sequence[Batch],
   tasks: Any,
   report: reports.Report,
+  stop: stopping.Steps,
   step: int,
   state: TrainState,
 ) -> dict[str, float]:
-  """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by."""
-  total = functools.reduce(metrics_lib.merge, (program.eval_step(state, batch) for batch in eval_batches))
+  """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
+
+  Raises:
+    Abandoned: a signal came, and the state is to be saved.
+  """
+  found = (program.eval_step(state, batch) for batch in stop.abandonable(eval_batches))
+  total = functools.reduce(metrics_lib.merge, found)
   loss = report.evaluation(step, total)
   if tasks is None:
     return {"loss": loss}
-  return {"loss": loss} | report.tasks(step, tasks.run(join_frozen(state.params, state.frozen_params)))
+  params = join_frozen(state.params, state.frozen_params)
+  return {"loss": loss} | report.tasks(step, tasks.run(params, on_batch=stop.between))

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import start, store
+from t2t.checkpoints import start, store, writer
 from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
@@ -271,8 +271,8 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
 def test_a_workdir_has_one_writer(tmp_path):
   """Another process's lock is refused by its id, and is gone with the process, however that ended."""
   program = (
-    "import sys\nfrom etils import epath\nfrom t2t.checkpoints import store\n"
-    "with store.lock(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
+    "import sys\nfrom etils import epath\nfrom t2t.checkpoints import writer\n"
+    "with writer.held(epath.Path(sys.argv[1])):\n  print('held', flush=True)\n  sys.stdin.read()\n"
   )
   workdir = epath.Path(tmp_path)
   holder = subprocess.Popen(
@@ -281,12 +281,12 @@ def test_a_workdir_has_one_writer(tmp_path):
   try:
     assert holder.stdout.readline() == "held\n"
     message = rf"another run \(process {holder.pid}\) is writing there"
-    with pytest.raises(UserError, match=message), store.lock(workdir):
+    with pytest.raises(UserError, match=message), writer.held(workdir):
       pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
   finally:
     holder.kill()
     holder.communicate()
-  with store.lock(workdir):
+  with writer.held(workdir):
     assert (tmp_path / ".lock").read_text() == str(os.getpid())

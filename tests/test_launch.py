@@ -134,7 +134,7 @@ def readme_lines():
 def test_readme_has_commands():
   """A test over no lines passes always."""
   assert len(readme_lines()) > 10
-  assert {line.split()[2] for line in readme_lines()} == {"tpu-vm", "gke", "slurm"}
+  assert {line.split()[2] for line in readme_lines()} == {"status", "tpu-vm", "gke", "slurm"}
 
 
 @pytest.mark.parametrize("line", readme_lines())

@@ -1,11 +1,15 @@
 """`t2t launch tpu-vm`: what it sends to gcloud, and what it does when machines are refused, lost or taken away."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 
 import fake_cloud
 import pytest
+
+from t2t.launch import shell
 
 WHERE = "--name base --zone us-central1-a"
 TRAIN = "-- train --config tiny --workdir gs://bucket/base"
@@ -106,6 +110,19 @@ def test_workers_run_the_job(cloud, capfd, tmp_path):
     assert "t2t launch: exit code 0" in (homes / f"base-w-{worker}" / "t2t" / "log").read_text()
   assert cloud.launch(LAUNCH) == 0
   assert "has ended on all workers already" in capfd.readouterr().err
+
+
+def test_stopped_workers_are_started_again(cloud, capfd):
+  """Told to end by whoever takes their machine they have saved, which is not the end; a person's word is."""
+  cloud.on("hostname", states("idle"), states("exited 143"), states("exited 143"), states("exited 0"))
+  assert cloud.launch(LAUNCH) == 0
+  assert len([call for call in cloud.calls if "setsid" in call]) == 2
+  assert "stopped before its end (t1v-n-w-0: exited with code 143)" in capfd.readouterr().err
+  for code in ("2", "130"):
+    cloud.forget()
+    cloud.on("hostname", states("idle"), states(f"exited {code}"))
+    assert cloud.launch(LAUNCH) == 2
+    assert len([call for call in cloud.calls if "setsid" in call]) == 1
 
 
 def test_failed_worker_is_named(cloud, capfd):
@@ -261,6 +278,54 @@ def test_deleted_when_it_has_ended(cloud, capfd):
   assert cloud.calls[-1] == f"{QUEUED} delete base {PLACE} --force --quiet"
 
 
+@pytest.mark.parametrize("at", ["uv venv", "queued-resources create", "tail"])
+@pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, at, number):
+  """--delete where the cloud refuses, or a signal ends this command, whatever it waits for."""
+  ask = shell.Shell.ask
+
+  def interrupted(self, command, **options):
+    if at in " ".join(command) and number:
+      os.kill(os.getpid(), number)
+    return ask(self, command, **options)
+
+  monkeypatch.setattr(shell.Shell, "ask", interrupted)
+  monkeypatch.setattr(shell.Shell, "stream", lambda self, command: interrupted(self, command).code)
+  cloud.on(at, (1, "", "No space left on device"))
+  if at == "tail" and not number:
+    cloud.on("hostname", states("idle"), (1, "", "broken"))
+  assert cloud.launch(LAUNCH.replace("--poll", "--delete --poll")) == (128 + number if number else 2)
+  assert cloud.calls[-1] == f"{QUEUED} delete base {PLACE} --force --quiet"
+
+
+def test_what_is_not_deleted_is_told(cloud, capfd):
+  """With a line to paste, whatever the names are; another's machines are left alone."""
+  cloud.on("queued-resources delete", (1, "", "ERROR: unavailable"))
+  cloud.on("uv venv", (1, "", "No space left on device"))
+  zoned = LAUNCH.replace("us-central1-a", "'us central; 1'").replace("--poll", "--delete --poll")
+  assert cloud.launch(zoned) == 2
+  err = capfd.readouterr().err
+  assert "was not deleted, AND MAY COST" in err and "--zone 'us central; 1' delete" in err
+  assert "No space left on device" in err
+  cloud.on("queued-resources describe", described("ACTIVE"))
+  cloud.on("hostname", states("running", job="0123456789ab"))
+  cloud.forget()
+  assert cloud.launch(LAUNCH.replace("--poll", "--delete --poll")) == 2
+  assert not [call for call in cloud.calls if "queued-resources delete" in call]
+
+
+def test_all_are_listed(cloud, capfd):
+  """By `status` without a name, each with the line that looks after it."""
+  node = {"nodeSpec": [{"node": {"acceleratorType": "v5p-32"}}]}
+  found = {"name": "projects/p/locations/z-1/queuedResources/base", "tpu": node, "state": {"state": "ACTIVE"}}
+  cloud.on("queued-resources list", json.dumps([found]))
+  assert cloud.launch("tpu-vm status") == 0
+  assert cloud.launch("status") == 0
+  line = "base: v5p-32, ACTIVE; t2t launch tpu-vm --name base --zone z-1 logs\n"
+  assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
+  assert cloud.launch("delete") == 2 and "of what?" in capfd.readouterr().err
+
+
 def test_looking_after(cloud, capfd):
   """status, logs, stop and delete need no more than the name and the zone."""
   cloud.on("queued-resources describe", described("ACTIVE"))
@@ -271,7 +336,7 @@ def test_looking_after(cloud, capfd):
   assert cloud.launch(f"tpu-vm {WHERE} --worker 3 logs") == 0
   assert "--worker=3" in cloud.calls[-1]
   assert cloud.launch(f"tpu-vm {WHERE} stop") == 0
-  assert "kill -TERM" in cloud.calls[-1]
+  assert "kill -INT" in cloud.calls[-1]
   assert cloud.launch(f"tpu-vm {WHERE} delete") == 0
   assert "delete base" in cloud.calls[-1]
 

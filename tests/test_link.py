@@ -13,14 +13,14 @@ import sys
 import pytest
 import test_hosts
 
-from t2t.runtime import link
+from t2t.runtime import exit_codes, link
 
 # `ready` is printed when the processes have met; when all are, each does what its argument says.
 _CHILD = """
 import argparse, socket, sys, time
 import jax
 from jax.experimental import multihost_utils
-from t2t.runtime import hosts, link, watchdog
+from t2t.runtime import hosts, link, roll_call, watchdog
 port, index, role = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 hosts.join(argparse.Namespace(
   coordinator=f"localhost:{port}", num_processes=3, process_id=index, join_seconds=120, lost_seconds=3))
@@ -37,7 +37,7 @@ try:
   with watchdog.Watchdog(0.0, longest=2.0 if role == "stall" else 0.0).running():
     if role == "hang":
       ends = socket.socketpair()
-      hosts._line(ends[0])
+      roll_call._line(ends[0], 600.0)
     while role != "idle":
       multihost_utils.process_allgather(index)
       time.sleep(0.01)
@@ -80,10 +80,10 @@ class Three:
       child.kill()
       child.communicate()
 
-  def last_lines(self, *indices: int) -> list[str]:
-    """The last line that each wrote; it ended with 1."""
+  def last_lines(self, *indices: int, code: int = exit_codes.LOST) -> list[str]:
+    """The last line that each wrote; it ended with `code`."""
     said = [self.children[index].communicate(timeout=60)[1].strip() for index in indices]
-    assert [self.children[index].returncode for index in indices] == [1] * len(indices), said
+    assert [self.children[index].returncode for index in indices] == [code] * len(indices), said
     return [text.splitlines()[-1] for text in said]
 
 
@@ -107,7 +107,8 @@ def test_the_first_one_is_named_as_well():
   """
   with Three("idle", "bye", "idle") as three:
     three.children[0].kill()
-    assert all("process 0 on localhost ended without a word" in said for said in three.last_lines(1, 2))
+    said = three.last_lines(1, 2)
+    assert all("process 0 on localhost ended without a word" in each for each in said), said
 
 
 def test_sigterm_before_there_is_anything_to_save_ends_all():
@@ -122,7 +123,7 @@ def test_one_that_is_stopped_is_missed():
   """As if its machine were gone; and when it goes on, it ends as well."""
   with Three("idle", "work", "work") as three:
     three.children[1].send_signal(signal.SIGSTOP)
-    assert all(f"{on_this_host(1)} said nothing for 3 s" in said for said in three.last_lines(0, 2))
+    assert all(f"{on_this_host(1)} has not answered for 3 s" in said for said in three.last_lines(0, 2))
     three.children[1].send_signal(signal.SIGCONT)
     assert "process 0 on localhost" in three.last_lines(1)[0]
 
@@ -134,14 +135,16 @@ def test_one_that_fails_says_why(failing):
   roles[failing] = "fail"
   with Three(*roles) as three:
     others = [index for index in range(3) if index != failing]
-    assert all(f"process {failing} on" in s and "text.jsonl, line 7: no JSON" in s for s in three.last_lines(*others))
+    assert all(
+      f"process {failing} on" in s and "text.jsonl, line 7: no JSON" in s for s in three.last_lines(*others, code=2)
+    )
     assert three.children[failing].wait() == 2
 
 
 def test_an_error_of_the_code_is_told_as_well():
   """After a moment, in which another's end would have been told in its place."""
   with Three("work", "bug", "work") as three:
-    assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2))
+    assert all(f"{on_this_host(1)}: KeyError: 'a bug'" in said for said in three.last_lines(0, 2, code=1))
     assert "Traceback" in three.children[1].communicate()[1]
 
 
@@ -150,7 +153,7 @@ def test_of_those_who_stand_still_the_one_that_holds_up_the_others_comes_first()
   with Three("work", "hang", "stall") as three:
     for said in three.last_lines(0, 1, 2):
       assert "no step has ended for 2 s; where they stand: " in said
-      assert f"{on_this_host(1)} in t2t/runtime/hosts.py, line " in said and "in _line" in said
+      assert f"{on_this_host(1)} in t2t/runtime/roll_call.py, line " in said and "in _line" in said
 
 
 def test_numbers_are_short():

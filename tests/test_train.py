@@ -1,7 +1,7 @@
 """The whole command, as a user would run it."""
 
-import contextlib
 import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -26,7 +26,7 @@ from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
-from t2t.runtime import hosts
+from t2t.runtime import agreement, exit_codes, stopping
 from t2t.training import meshes, optimizers, recipe, train_state, writers
 
 # A model and a corpus so small that what takes time is Python.
@@ -199,13 +199,20 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
 def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, monkeypatch):
   """Of the targets as they are where training smooths them, also where a stop came with the last step."""
 
-  @contextlib.contextmanager
-  def stop_at_the_second_step():
-    yield lambda step: step == 2
+  reached, times = stopping.Steps.reached, itertools.count(1)
 
-  monkeypatch.setattr(hosts, "stopping", stop_at_the_second_step)
+  def asked_at_the_second_step(steps, doing="the step"):
+    if doing == "the step" and next(times) == 2:
+      steps.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, "the test"))
+    return reached(steps, doing)
+
   more = ("--config.train.steps=2", "--config.eval.every=1", "--config.eval.examples=0")
-  assert command.main(arguments(text, tmp_path, *more, "--config.train.label_smoothing=0.3")) == 0
+  again = arguments(text, tmp_path, *more, "--config.train.label_smoothing=0.3")
+  with monkeypatch.context() as patch:
+    patch.setattr(stopping.Steps, "reached", asked_at_the_second_step)
+    assert command.main(again) == exit_codes.TERMINATED
+  assert "stopped after step 2 of 2" in capsys.readouterr().out
+  assert command.main(again) == 0
   source = pretrained.read_source(str(tmp_path))
   assert source.path.name == "2"
   model = pretrained.load(source, sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]))
@@ -229,7 +236,7 @@ def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
       process.send_signal(signal.SIGTERM)
       break
   process.stderr.read()
-  assert process.wait() == 0
+  assert process.wait() == exit_codes.TERMINATED
   reached = max(int(path.name) for path in (workdir / "checkpoints").iterdir())
   assert 0 < reached < 100_000
   again = arguments(text, workdir, f"--config.train.steps={reached + 2}")
@@ -249,9 +256,9 @@ def test_second_run_in_a_workdir_is_refused(text, tmp_path, capsys):
   assert command.main(arguments(text, workdir)) == 2
   error = capsys.readouterr().err
   assert str(workdir) in error and f"process {process.pid}" in error
-  process.send_signal(signal.SIGTERM)
+  process.send_signal(signal.SIGINT)
   process.stderr.read()
-  assert process.wait() == 0
+  assert process.wait() == exit_codes.INTERRUPTED
 
 
 def test_warm_start_takes_parameters_alone(text, tmp_path):

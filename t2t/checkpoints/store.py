@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import concurrent.futures
 import contextlib
-import fcntl
 import math
-import os
 import time
 from typing import Any
 
@@ -27,32 +25,6 @@ _policies = ocp.checkpoint_managers
 
 CHECKPOINTS = "checkpoints"  # folder of a workdir: a folder for each step
 VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary that its model was trained with
-
-
-@contextlib.contextmanager
-def lock(workdir: epath.Path) -> Iterator[None]:
-  """Holds `workdir` for this run; the lock goes with the process, however it ends.
-
-  Raises:
-    UserError: another run on this machine is writing there.
-  """
-  workdir.mkdir(parents=True, exist_ok=True)
-  if "://" in str(workdir) or jax.process_index() != 0:
-    yield  # a bucket has no locks
-    return
-  with open(workdir / ".lock", "a+") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      file.seek(0)
-      owner = file.read().strip() or "unknown"
-      raise UserError(
-        f"--workdir {workdir}: another run (process {owner}) is writing there; wait for it, stop it, or give another"
-      ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    yield
 
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:

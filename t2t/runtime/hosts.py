@@ -1,20 +1,12 @@
-"""The hosts of one run: how they find each other, what is said of one that does not come, and when all stop.
+"""The hosts of one run: how they find each other, and what is said of one that does not come.
 
 A run on several hosts is the same command on each of them.  Who they are comes from Cloud TPU, GKE or SLURM, or from
 `--coordinator`, `--num_processes` and `--process_id`.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-import contextlib
-import dataclasses
 import json
-import os
-import signal
-import socket
 import sys
-import threading
-import time
 from typing import Any
 
 import jax
@@ -22,26 +14,9 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, link, memory, xla_flags
+from t2t.runtime import cache_folder, link, memory, roll_call, xla_flags
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
-_MISSING_SHOWN = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """One process of a run among all.
-
-  address: host:port of the first, which the others call.
-  number: of all processes.
-  index: of this one.
-  devices: numbers of the devices of this machine that are its own; None: all.
-  """
-
-  address: str
-  number: int
-  index: int
-  devices: tuple[int, ...] | None = None
 
 
 # ---- Finding each other ----------------------------------------------------------------------------------------------
@@ -65,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def place_of(options: argparse.Namespace) -> Place | None:
+def place_of(options: argparse.Namespace) -> roll_call.Place | None:
   """What the options or the environment say of the other hosts; None: there are none.
 
   Raises:
@@ -84,7 +59,7 @@ def place_of(options: argparse.Namespace) -> Place | None:
         f"--process_id {options.process_id}: of {options.num_processes} processes the first is 0, the last"
         f" {options.num_processes - 1}"
       )
-    return Place(options.coordinator, options.num_processes, options.process_id)
+    return roll_call.Place(options.coordinator, options.num_processes, options.process_id)
   # Not public, but what jax.distributed.initialize asks; it cannot be asked without joining.
   from jax._src import clusters
 
@@ -93,7 +68,7 @@ def place_of(options: argparse.Namespace) -> Place | None:
   )
   if address is None or number is None or number < 2:
     return None
-  return Place(address, number, index, None if devices is None else tuple(devices))
+  return roll_call.Place(address, number, index, None if devices is None else tuple(devices))
 
 
 def say(text: str) -> None:
@@ -141,10 +116,10 @@ def join(options: argparse.Namespace) -> None:
   place = place_of(options)
   if place is None:
     return
-  others = roll_call(place, seconds=options.join_seconds)
+  others = roll_call.roll_call(place, seconds=options.join_seconds)
   link.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it
-  # It would take SIGTERM for a notice from now on; `stopping` begins to heed notices where there is something to save.
+  # It would take SIGTERM for itself; see stopping.py.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     place.address,
@@ -155,107 +130,6 @@ def join(options: argparse.Namespace) -> None:
     # The link notices sooner, and says who.
     heartbeat_timeout_seconds=2 * options.lost_seconds + 60,
   )
-
-
-def roll_call(place: Place, *, seconds: float) -> dict[int, tuple[socket.socket, str]]:
-  """Waits until all processes are there.
-
-  JAX waits as well, but then ends the process without a word about who is missing.  Here each process calls the first
-  one, at the port below the coordinator's, and is told by it.
-
-  Returns:
-    The connections, which stay open: index -> (connection, name of the host); see `link.Link`.
-
-  Raises:
-    UserError: some are not there in time; names them.
-  """
-  host, _, port = place.address.rpartition(":")
-  here = f"{socket.gethostname()} (process {place.index})"
-  if place.index == link.FIRST:
-    others, missing = _take_roll(int(port) - 1, place, seconds)
-  else:
-    others, missing = _answer((host.strip("[]"), int(port) - 1), place, seconds)
-  if missing:
-    for connection, _ in others.values():
-      connection.close()
-    shown = ", ".join(_name(index) for index in missing[:_MISSING_SHOWN])
-    more = f" and {len(missing) - _MISSING_SHOWN} more" if len(missing) > _MISSING_SHOWN else ""
-    raise UserError(
-      f"{here}: {len(missing)} of {place.number} processes did not come within {seconds:.0f} s: {shown}{more};"
-      " look at their logs, start the command on every host, or give --join_seconds more"
-    )
-  return others
-
-
-def _name(index: int) -> str:
-  """What is known of a process that has not said its name."""
-  names = [name for name in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
-  return f"process {index}" + (f" on {names[index]}" if index < len(names) else "")
-
-
-def _line(connection: socket.socket) -> str:
-  """What comes until the end of the line, and nothing of what comes after it; "": it was hung up."""
-  found = b""
-  while not found.endswith(b"\n"):
-    byte = connection.recv(1)
-    if not byte:
-      return ""
-    found += byte
-  return found.decode().strip()
-
-
-def _take_roll(port: int, place: Place, seconds: float) -> tuple[dict[int, tuple[socket.socket, str]], list[int]]:
-  """Who has called after `seconds`, and who has not; all who have are told."""
-  deadline = time.monotonic() + seconds
-  callers: dict[int, tuple[socket.socket, str]] = {}
-  try:
-    server = socket.create_server(("", port), backlog=place.number)
-  except OSError as error:
-    raise UserError(
-      f"port {port} of {socket.gethostname()} is taken ({error.strerror}); another run? give --coordinator another"
-    ) from error
-  with server:
-    while len(callers) < place.number - 1 and time.monotonic() < deadline:
-      server.settimeout(max(0.01, deadline - time.monotonic()))
-      try:
-        caller = server.accept()[0]
-        caller.settimeout(5.0)
-        index, _, name = _line(caller).partition(" ")
-        callers[int(index)] = caller, name
-      except (OSError, ValueError):  # nobody, or nobody of ours
-        continue
-  missing = [index for index in range(1, place.number) if index not in callers]
-  for caller, _ in callers.values():
-    with contextlib.suppress(OSError):
-      caller.sendall(("all" if not missing else ",".join(map(str, missing))).encode() + b"\n")
-  return callers, missing
-
-
-def _answer(
-  address: tuple[str, int], place: Place, seconds: float
-) -> tuple[dict[int, tuple[socket.socket, str]], list[int]]:
-  """The first process, and who is missing, as it says."""
-  deadline = time.monotonic() + seconds
-  while True:
-    caller = None
-    try:
-      caller = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
-      caller.sendall(f"{place.index} {socket.gethostname()}\n".encode())
-      # It may have begun to wait when this one did.
-      caller.settimeout(max(0.1, deadline - time.monotonic()) + seconds)
-      said = _line(caller)
-      if not said:
-        raise ConnectionError("it hung up")
-      return {link.FIRST: (caller, address[0])}, [] if said == "all" else [int(index) for index in said.split(",")]
-    except OSError as error:
-      if caller is not None:
-        caller.close()
-      if time.monotonic() >= deadline:
-        raise UserError(
-          f"{socket.gethostname()} (process {place.index}): the first process, at {address[0]}, did not answer within"
-          f" {seconds:.0f} s ({error}); was the command started there, and may this host reach its port {address[1]}?"
-        ) from error
-      time.sleep(0.2)
 
 
 def check_number(wanted: int) -> None:
@@ -301,49 +175,3 @@ def gather(value: Any) -> list[Any]:
   padded[: content.size] = content
   rows = np.asarray(multihost_utils.process_allgather(padded))
   return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
-
-
-# ---- Stopping --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[Callable[[int], bool]]:
-  """Turns SIGTERM, which is how a cloud says that it takes a machine, into a wish to stop after a step.
-
-  Alone, SIGINT as well, and a second signal stops at once.  Of several processes all stop after the same step,
-  whichever of them was told: JAX agrees upon it.  Before this a signal ends the process at once, whatever it does:
-  nothing would be lost.
-
-  Gives a function: after a step, with its number, whether to stop.
-  """
-  if jax.process_count() > 1:
-    from jax._src import distributed  # what jax.distributed.initialize would have called
-
-    jax.config.update("jax_enable_preemption_service", True)
-    distributed.global_state.initialize_preemption_sync_manager()
-    try:
-      yield multihost_utils.reached_preemption_sync_point
-    finally:
-      # Behind the last step it would swallow the signal.
-      signal.signal(signal.SIGTERM, signal.SIG_DFL)
-      distributed.global_state.preemption_sync_manager.shutdown()
-      distributed.global_state.preemption_sync_manager = None
-    return
-  received = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield lambda step: False
-    return
-
-  def note(number, frame):
-    del frame
-    if received.is_set():
-      raise KeyboardInterrupt
-    received.set()
-    print(f"\n{signal.Signals(number).name}: saving after this step; again to stop at once", file=sys.stderr)
-
-  previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    yield lambda step: received.is_set()
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)

@@ -19,7 +19,9 @@ import threading
 import time
 from typing import NoReturn
 
-FIRST = 0  # index of the process that all others are connected to
+from t2t.runtime import agreement, exit_codes
+
+FIRST = agreement.FIRST  # index of the process that all others are connected to
 _BEATS = 6  # that a process must miss before it counts as lost
 # What a process waits before it blames itself for an error that may be the echo of another's end, before it leaves
 # when it has said why, and for an answer to the question where it stands.
@@ -82,6 +84,7 @@ class Link:
     self._stalled_for = ""
     self._code: int | None = None  # of this process's own failure
     self._sending, self._ending = threading.Lock(), threading.Lock()
+    self.agreement = agreement.Agreement(index, list(others), self._send)
 
   def start_listening(self) -> None:
     """Begins to listen, in the background, until the process ends."""
@@ -105,8 +108,8 @@ class Link:
       print(trace, file=sys.stderr)
     self._code = code
     if self._index == FIRST:
-      self._end(f"{self._names[FIRST]}: {why}", blamed=FIRST)
-    self._send(FIRST, "failed", why)
+      self._end(f"{self._names[FIRST]}: {why}", code, blamed=FIRST)
+    self._send(FIRST, "failed", json.dumps([why, code]))
     time.sleep(_PATIENCE)  # until the first one has told all: it answers, and `_end` exits
     self._exit(code)
 
@@ -146,7 +149,9 @@ class Link:
         self._tell_places()
       for other, heard in self._heard.items():
         if other not in self._done and now - heard > self._silence:
-          self._lost(other, f"said nothing for {self._silence:.0f} s: stopped, or its machine or the network is gone")
+          self._lost(
+            other, f"has not answered for {self._silence:.0f} s: stopped, or its machine or the network is gone"
+          )
 
   def _read(self, other: int) -> bool:
     """Takes what a process said; False: it has hung up."""
@@ -170,7 +175,8 @@ class Link:
     if word == "bye":
       self._done.add(other)
     elif word == "failed":
-      self._end(f"{self._names[other]}: {text}", blamed=other)
+      why, code = json.loads(text)
+      self._end(f"{self._names[other]}: {why}", code, blamed=other)
     elif word == "stalled":
       self._ask(text)
     elif word == "where":
@@ -178,7 +184,9 @@ class Link:
     elif word == "at":
       self._places[other] = text
     elif word == "end":
-      self._end(text)
+      self._end(*json.loads(text))
+    else:
+      self.agreement.take(other, word, text)
 
   def _ask(self, seconds: str) -> None:
     if self._ask_until is None:
@@ -196,25 +204,28 @@ class Link:
     for place, indices in sorted(groups.items(), key=lambda item: len(item[1])):
       who = self._names[indices[0]] if len(indices) == 1 else f"{len(indices)} processes ({_numbers(indices)})"
       shown.append(f"{who} in {place}")
-    self._end(f"no step has ended for {self._stalled_for} s; where they stand: {'; '.join(shown)}")
+    self._end(f"no step has ended for {self._stalled_for} s; where they stand: {'; '.join(shown)}", exit_codes.LOST)
 
   def _lost(self, other: int, why: str) -> None:
-    self._end(f"{self._names[other]} {why}", blamed=other)
+    self._end(f"{self._names[other]} {why}; run the same command again", exit_codes.LOST, blamed=other)
 
   # ---- The end -------------------------------------------------------------
 
-  def _end(self, sentence: str, *, blamed: int | None = None) -> NoReturn:
-    """Tells all, if this is the first process, and ends this one; whoever calls second waits for it."""
+  def _end(self, sentence: str, code: int, *, blamed: int | None = None) -> NoReturn:
+    """Tells all, if this is the first process, and ends this one; whoever calls second waits for it.
+
+    All end with the same code, so that whoever looks at one of them knows whether to start them again.
+    """
     if not self._ending.acquire(blocking=False):
       time.sleep(4 * _PATIENCE)
     if self._index == FIRST:
       for other in self._sockets:
-        self._send(other, "end", sentence)
+        self._send(other, "end", json.dumps([sentence, code]))
       # Its service goes with it, at which JAX would end the others before they have said why.
       self._wait_until_gone([other for other in self._sockets if other != blamed])
     if self._code is None:
-      print(f"\nt2t: {sentence}; {self._names[self._index]} ends, too", file=sys.stderr)
-    self._exit(1 if self._code is None else self._code)
+      _say_last(f"\nt2t: {sentence}; {self._names[self._index]} ends, too\n")
+    self._exit(code if self._code is None else self._code)
 
   def _wait_until_gone(self, others: list[int]) -> None:
     deadline = time.monotonic() + _PATIENCE
@@ -233,6 +244,16 @@ class Link:
   def _send(self, other: int, word: str, text: str = "") -> None:
     with contextlib.suppress(OSError), self._sending:
       self._sockets[other].sendall(json.dumps([word, text]).encode() + b"\n")
+
+
+def _say_last(text: str) -> None:
+  """Writes to standard error, to which JAX's C++ code, which notices the same in its own words, writes no more."""
+  with contextlib.suppress(Exception):
+    sys.stderr.flush()
+  with contextlib.suppress(OSError):
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.write(kept, text.encode())
 
 
 def _numbers(indices: list[int]) -> str:

@@ -399,6 +399,68 @@ class Object:
         part.delete(**_patience())
 
 
+# ---- Objects that one of many may write ------------------------------------------------------------------------------
+
+
+def look(path: Any) -> tuple[int, bytes]:
+  """Generation and content of an object; 0 where there is none.
+
+  Raises:
+    OSError: the bucket does not do as asked.
+  """
+  from google.api_core import exceptions
+
+  name, key = _split(path)
+  while True:
+    with _as_os_errors():
+      found = _client().bucket(name).get_blob(key, **_patience())
+      if found is None:
+        return 0, b""
+      try:
+        blob = _client().bucket(name).blob(key, generation=found.generation)
+        return found.generation, blob.download_as_bytes(**_patience())
+      except exceptions.NotFound:
+        continue  # written again, or deleted, in between
+
+
+def swap(path: Any, content: bytes, generation: int) -> int | None:
+  """Writes an object if its generation is the one given; the new one, or None where it is not.
+
+  Args:
+    path: gs://.
+    content: no other is the same, or an answer that was lost cannot be told from another's doing.
+    generation: 0: there is no object.
+
+  Raises:
+    OSError: the bucket does not do as asked.
+  """
+  from google.api_core import exceptions
+
+  name, key = _split(path)
+  blob = _client().bucket(name).blob(key)
+  with _as_os_errors():
+    try:
+      blob.upload_from_string(content, if_generation_match=generation, **_patience())
+      return blob.generation
+    except exceptions.PreconditionFailed:
+      pass
+  found, written = look(path)
+  return found if written == content else None
+
+
+def discard(path: Any, generation: int) -> None:
+  """Deletes an object if its generation is the one given.
+
+  Raises:
+    OSError: the bucket does not do as asked.
+  """
+  from google.api_core import exceptions
+
+  name, key = _split(path)
+  with _as_os_errors(), contextlib.suppress(exceptions.NotFound, exceptions.PreconditionFailed):
+    _client().bucket(name).blob(key).delete(if_generation_match=generation, **_patience(5))
+
+
 def absolute(path: str) -> epath.Path:
   """A local path from the root, since TensorStore takes no other; a bucket's as it is."""
   return epath.Path(path) if "://" in path else epath.Path(os.path.abspath(os.path.expanduser(path)))

@@ -133,6 +133,7 @@ class Report:
 
   def stopped(self, step: int) -> None:
     """Tells that the run ends before its last step."""
+    self.end()
     if self._line is not None:
       print(
         f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there"

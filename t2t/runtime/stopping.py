@@ -1,0 +1,305 @@
+"""How a command ends before it is done: saved at a signal where it trains, at once where there is nothing to save.
+
+A thread hears the signals, so that no library that hangs can keep a process from ending.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import os
+import select
+import signal
+import statistics
+import threading
+import time
+from typing import NoReturn, TypeVar
+
+from t2t.runtime import agreement, link, maintenance
+
+T = TypeVar("T")
+
+# Seconds until a step, or a batch of an evaluation, must have come to its end once a signal has come; where they are
+# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.
+_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS = 5.0, 3.0, 60.0
+_STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
+# Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
+_SAVE_SECONDS = 270.0
+_LAST_WORDS_SECONDS = 3.0
+
+_HEEDED = (signal.SIGTERM, signal.SIGINT)
+_CLOSE, _LOOK = 0, 255  # bytes of the pipe that are no signals: the command has ended; the deadline is another
+
+
+class Stopped(SystemExit):
+  """What was asked to stop has saved, and ends with the exit code of the signal that asked."""
+
+  def __init__(self, number: int):
+    super().__init__(128 + number)
+
+
+class Abandoned(Exception):
+  """An evaluation ends between two batches, so that there is time to save."""
+
+
+class _Watch:
+  """What this process does at a signal.
+
+  Args:
+    command: its name, for messages.
+  """
+
+  def __init__(self, command: str):
+    self._command = command
+    self._number: int | None = None  # of the signal that came first
+    self._steps: Steps | None = None
+    self._deadline: float | None = None
+    self._doing = ""
+    self._last_words: list[Callable[[], None]] = []
+    self._out, self._in = os.pipe()
+    os.set_blocking(self._in, False)
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator[None]:
+    """Hears signals in the block."""
+    before = {number: signal.signal(number, self._in_main_thread) for number in _HEEDED}
+    # Written to by the signal's handler in C, whatever the main thread does.
+    wakeup = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
+    thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      signal.set_wakeup_fd(wakeup)
+      for number, handler in before.items():
+        signal.signal(number, handler)
+      os.write(self._in, bytes([_CLOSE]))
+      thread.join()
+      os.close(self._in)
+      os.close(self._out)
+
+  def _in_main_thread(self, number: int, frame) -> None:
+    del frame
+    if number == signal.SIGINT and self._steps is None:
+      raise KeyboardInterrupt
+
+  def _listen(self) -> None:
+    poll = select.poll()
+    poll.register(self._out, select.POLLIN)
+    while True:
+      deadline = self._deadline
+      if deadline is not None and time.monotonic() >= deadline:
+        self.end(f"{_name(self._number)}: {self._doing} did not end in time, and is broken off")
+      if not poll.poll(None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))):
+        continue
+      for number in os.read(self._out, 4096):
+        if number == _CLOSE:
+          return
+        if number in _HEEDED:
+          self._hear(number)
+
+  def _hear(self, number: int) -> None:
+    again, self._number = self._number is not None, self._number or number
+    steps = self._steps
+    if again:
+      self.end(f"{_name(number)} again: ended at once")
+    elif steps is not None:
+      self.say(f"{_name(number)}: saving after this step; again to end at once")
+      steps.ask(agreement.Asked(agreement.STOP, number, f"{_name(number)} came"))
+      self.expect(steps.patience(), steps.doing)
+    elif number == signal.SIGINT:
+      self.expect(_STEP_SECONDS, "what was going on")  # KeyboardInterrupt, which the main thread may not come to
+    else:
+      self.end(f"{_name(number)}: ended at once, since there is nothing to save; the same command begins again")
+
+  def hear_of(self, asked: agreement.Asked) -> None:
+    """All have agreed upon what this process, or another, was asked for."""
+    if asked.wish == agreement.STOP and self._number is None:
+      self._number = asked.signal
+      self.say(f"{asked.why}: saving after this step")
+      if self._steps is None:
+        self.expect(_STEP_SECONDS, "the start")
+      else:
+        self.expect(self._steps.patience(), self._steps.doing)
+
+  def heeded_by(self, steps: "Steps | None") -> None:
+    """Who saves at a signal; None: nobody, so that it ends the process."""
+    self._steps = steps
+
+  def expect(self, seconds: float, doing: str) -> None:
+    """What is done now, and how long it may take if a signal has come."""
+    self._doing = doing
+    if self._number is not None:
+      self._deadline = time.monotonic() + seconds
+      os.write(self._in, bytes([_LOOK]))
+
+  def say(self, text: str) -> None:
+    """Tells in a line."""
+    _within(_LAST_WORDS_SECONDS, lambda: os.write(2, f"\nt2t {self._command}: {text}\n".encode()))
+
+  def end(self, why: str, code: int | None = None) -> NoReturn:
+    """At once, telling the other processes; for any thread, whatever the others do."""
+    self.say(why)
+    for last in self._last_words:
+      _within(_LAST_WORDS_SECONDS, last)
+    code = 128 + (self._number or signal.SIGTERM) if code is None else code
+    link.fail(why, code)
+    os._exit(code)
+
+
+def _name(number: int | None) -> str:
+  return signal.Signals(number or signal.SIGTERM).name
+
+
+def _within(seconds: float, function: Callable[[], object]) -> None:
+  """Calls a function that may hang, or fail."""
+
+  def call():
+    with contextlib.suppress(Exception):
+      function()
+
+  thread = threading.Thread(target=call, daemon=True)
+  thread.start()
+  thread.join(seconds)
+
+
+_current: _Watch | None = None  # there is one in a process, as there is one handler of a signal
+
+
+@contextlib.contextmanager
+def watched(command: str) -> Iterator[None]:
+  """Runs a command that ends soon at any signal: with 143 at SIGTERM, with 130 at SIGINT.
+
+  Args:
+    command: its name, for messages.
+  """
+  global _current
+  if _current is not None or threading.current_thread() is not threading.main_thread():
+    yield  # only the main thread can be told
+    return
+  _current = _Watch(command)
+  try:
+    with _current.running():
+      yield
+  finally:
+    _current = None
+
+
+def end(why: str, code: int) -> NoReturn:
+  """Ends this process, and tells those that it runs with; for threads, which cannot raise where somebody catches."""
+  (_current or _Watch("train")).end(why, code)
+
+
+@contextlib.contextmanager
+def last_words(function: Callable[[], None]) -> Iterator[None]:
+  """What is done, for a moment, when a signal ends the process within the block."""
+  if _current is None:
+    yield
+    return
+  _current._last_words.append(function)
+  try:
+    yield
+  finally:
+    _current._last_words.remove(function)
+
+
+class Steps:
+  """A loop that asks after each step whether all processes are to save, or to stop, there.
+
+  Attributes:
+    stops: whether it is to stop, once saved.
+  """
+
+  def __init__(self, watch: _Watch | None):
+    found = link.current()
+    self._watch, self._agreement = watch, agreement.Agreement() if found is None else found.agreement
+    if watch is not None:
+      self._agreement.on_agreed = watch.hear_of
+    self._seconds: dict[str, list[float]] = {_STEP: [], _BATCH: []}
+    self._since, self._finished = time.monotonic(), False
+    self._number, self._owed = signal.SIGTERM, None
+    self.doing, self.stops = "", False
+
+  def ask(self, asked: agreement.Asked) -> None:
+    """Has all processes do it, after the same step."""
+    self._agreement.ask(asked)
+
+  def patience(self) -> float:
+    """Seconds that what is going on may take."""
+    if self.doing == _SAVING:
+      return _SAVE_SECONDS
+    seconds = self._seconds.get(self.doing)
+    usual = statistics.median(seconds) if seconds else 0.0
+    return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS))
+
+  def reached(self, doing: str = _STEP) -> bool:
+    """After a step: whether to save there.  Signals are heeded from the first on: before it, nothing would be lost."""
+    now = time.monotonic()
+    if self.doing == doing:
+      self._seconds[doing] = [*self._seconds[doing][-9:], now - self._since]
+    self._since, self.doing = now, doing
+    if self._watch is not None and not self._finished:
+      self._watch.heeded_by(self)
+    asked, self._owed = self._agreement.reached() or self._owed, None
+    if asked is not None and asked.wish == agreement.STOP:
+      self.stops, self._number = True, asked.signal
+    return asked is not None
+
+  def saving(self) -> None:
+    """What comes until the next `reached` may take as long as a checkpoint does."""
+    self.doing = _SAVING
+    if self._watch is not None:
+      self._watch.expect(_SAVE_SECONDS, _SAVING)
+
+  def finish(self, tell: Callable[[], None]) -> None:
+    """No step follows, and all is saved: from here on nothing is lost by a signal.
+
+    Args:
+      tell: called if the run stops here.
+
+    Raises:
+      Stopped: a signal asked for it.
+    """
+    self._finished = True
+    if self._watch is not None:
+      self._watch.heeded_by(None)
+    self.reached()
+    if self.stops:
+      tell()
+      if self._watch is not None:
+        self._watch.expect(_STEP_SECONDS, "the end")
+      raise Stopped(self._number)
+
+  def abandonable(self, batches: Iterable[T]) -> Iterator[T]:
+    """Goes through batches which every process has as many of.
+
+    Raises:
+      Abandoned: all are to stop, before the next batch.
+    """
+    for batch in batches:
+      yield batch
+      self.between()
+
+  def between(self, *_) -> None:
+    """Between two batches of an evaluation; see `abandonable`."""
+    saves = self.reached(_BATCH)
+    if self.stops:
+      raise Abandoned
+    if saves:
+      self._owed = agreement.Asked(agreement.SAVE, 0, "")  # after the next step
+
+
+@contextlib.contextmanager
+def after_steps() -> Iterator[Steps]:
+  """Turns SIGTERM, which is how a cloud says that it takes a machine, and SIGINT into a wish to stop after a step.
+
+  Of several processes all stop after the same step, whichever of them was told.  A second signal ends the process, and
+  so does a step that does not end.  When Google Cloud announces maintenance of the machine, all save and go on.
+  """
+  watch = _current
+  steps = Steps(watch)
+  notice = lambda text: steps.ask(agreement.Asked(agreement.SAVE, 0, text))
+  try:
+    with maintenance.watched(notice):
+      yield steps
+  finally:
+    if watch is not None:
+      watch.heeded_by(None)

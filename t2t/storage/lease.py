@@ -1,0 +1,148 @@
+"""A lease on a folder of a bucket, which has no locks: an object that its holder writes again and again.
+
+Who finds it waits whether it is written again: if so, somebody lives who holds it; if not, it is taken over.  No clock
+is compared with another.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+import uuid
+
+from t2t import UserError
+from t2t.storage import bucket
+
+RENEW_SECONDS = 15.0
+MISSED = 3  # renewals, after which it may be taken over
+
+
+@dataclasses.dataclass
+class _Holder:
+  """What the object says.
+
+  host, pid: of the process.
+  since: when it began, in words.
+  key: another for each lease.
+  times: it was renewed, so that no two contents are the same.
+  """
+
+  host: str
+  pid: int
+  since: str
+  key: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+  times: int = 0
+
+  def __str__(self):
+    return f"process {self.pid} on {self.host}, since {self.since}"
+
+  def is_dead(self) -> bool:
+    """Whether it was of this machine, where it is no more; False where that cannot be known."""
+    if self.host != socket.gethostname():
+      return False
+    try:
+      os.kill(self.pid, 0)
+    except ProcessLookupError:
+      return True
+    except OSError:
+      pass
+    return False
+
+
+def _read(content: bytes) -> _Holder:
+  try:
+    return _Holder(**json.loads(content))
+  except (ValueError, TypeError):
+    return _Holder("an unknown host", 0, "an unknown time")
+
+
+class Lease:
+  """A lease that is held until `release`.
+
+  Args:
+    path: of the object, gs://.
+    on_lost: called in a thread, with a sentence, when another has taken it over.
+
+  Raises:
+    UserError: another holds it, or the bucket cannot be written.
+  """
+
+  def __init__(self, path: Any, *, on_lost: Callable[[str], None]):
+    self._path, self._on_lost = path, on_lost
+    self._own = _Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    self._released, self._writing = threading.Event(), threading.Lock()
+    try:
+      self._generation = self._take()
+    except OSError as error:
+      raise UserError(f"{path} cannot be written ({error}); whoever trains holds it, so that no two write") from error
+    threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+  def _content(self) -> bytes:
+    return json.dumps(dataclasses.asdict(self._own)).encode()
+
+  def _take(self) -> int:
+    generation, content = bucket.look(self._path)
+    if generation:
+      self._wait_for_the_end_of(_read(content), generation)
+      generation = bucket.look(self._path)[0]
+    found = bucket.swap(self._path, self._content(), generation)
+    if found is None:
+      raise UserError(self._refusal(_read(bucket.look(self._path)[1])))
+    return found
+
+  def _refusal(self, holder: _Holder) -> str:
+    return f"{self._path}: another run ({holder}) is writing there; wait for it, stop it, or give another --workdir"
+
+  def _wait_for_the_end_of(self, holder: _Holder, generation: int) -> None:
+    if holder.is_dead():
+      return
+    seconds = MISSED * RENEW_SECONDS
+    print(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives", file=sys.stderr, flush=True)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+      time.sleep(RENEW_SECONDS / 4)
+      found, content = bucket.look(self._path)
+      if not found:
+        return
+      if found != generation:
+        raise UserError(self._refusal(_read(content)))
+
+  def _renew(self) -> None:
+    while not self._released.wait(RENEW_SECONDS):
+      with self._writing:
+        if self._released.is_set():
+          return
+        self._own.times += 1
+        try:
+          found = bucket.swap(self._path, self._content(), self._generation)
+        except OSError:
+          continue  # the bucket does not answer; nothing else is written meanwhile, either
+      if found is None:
+        self._released.set()
+        self._on_lost(f"{self._path}: another run has taken it over, so that this one may not write any more")
+        return
+      self._generation = found
+
+  def release(self) -> None:
+    """Others may have it at once."""
+    if self._released.is_set():
+      return
+    self._released.set()
+    with self._writing, contextlib.suppress(OSError):
+      bucket.discard(self._path, self._generation)
+
+
+@contextlib.contextmanager
+def held(path: Any, *, on_lost: Callable[[str], None]) -> Iterator[Lease]:
+  """Holds a lease within the block; see `Lease`."""
+  lease = Lease(path, on_lost=on_lost)
+  try:
+    yield lease
+  finally:
+    lease.release()

@@ -1,0 +1,81 @@
+"""Whoever is asked, and however far each process is: all do it at the same point."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t.runtime import agreement
+from t2t.runtime.agreement import SAVE, STOP, Asked
+
+PROCESSES = 3
+
+
+class Wires:
+  """Messages between processes, each link in its order, that come when a test lets them."""
+
+  def __init__(self):
+    self.waiting = {}
+    everyone = range(PROCESSES)
+    send = lambda sender: lambda other, word, text: self.waiting.setdefault((sender, other), []).append((word, text))
+    others = lambda index: [other for other in everyone if other != index] if index == 0 else [0]
+    self.all = [agreement.Agreement(index, others(index), send(index)) for index in everyone]
+
+  def deliver(self, choose) -> bool:
+    wires = sorted(wire for wire, messages in self.waiting.items() if messages)
+    if not wires:
+      return False
+    sender, other = wires[choose(len(wires))]
+    self.all[other].take(sender, *self.waiting[sender, other].pop(0))
+    return True
+
+
+@given(st.data())
+def test_all_do_the_same_at_the_same_point(data):
+  """Messages may come as late as they like, and some processes be some points ahead."""
+  wires, points, found = Wires(), [0] * PROCESSES, [{} for _ in range(PROCESSES)]
+  choose = lambda number: data.draw(st.integers(0, number - 1))
+
+  def go_on(index):
+    if not wires.all[index]._counting:  # it would wait
+      points[index] += 1
+      asked = wires.all[index].reached()
+      if asked:
+        found[index][points[index]] = asked.wish
+
+  for _ in range(data.draw(st.integers(1, 4))):
+    wires.all[choose(PROCESSES)].ask(Asked(data.draw(st.sampled_from([SAVE, STOP])), 15, ""))
+    for _ in range(choose(12)):
+      if data.draw(st.booleans()):
+        wires.deliver(choose)
+      else:
+        go_on(choose(PROCESSES))
+  while wires.deliver(choose):
+    pass
+  last = max(points) + 1
+  for index in range(PROCESSES):
+    while points[index] < last:
+      go_on(index)
+  assert found[0] and found == [found[0]] * PROCESSES
+
+
+def test_alone_it_is_the_next_point():
+  """And once."""
+  alone = agreement.Agreement()
+  assert alone.reached() is None
+  alone.ask(Asked(STOP, 15, "why"))
+  assert alone.reached() == (STOP, 15, "why") and alone.reached() is None
+
+
+def test_nobody_passes_a_point_while_they_count():
+  """Or it would not be the furthest any more."""
+  wires, passed = Wires(), threading.Event()
+  wires.all[1].ask(Asked(STOP, 15, ""))
+  wires.deliver(lambda number: 0)  # the first process counts
+  thread = threading.Thread(target=lambda: (wires.all[0].reached(), passed.set()))
+  thread.start()
+  assert not passed.wait(0.05)
+  while wires.deliver(lambda number: 0):
+    pass
+  thread.join()
+  assert passed.is_set() and wires.all[1].reached()

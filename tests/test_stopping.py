@@ -1,0 +1,144 @@
+"""Signals end a command soon, with a sentence and the signal's exit code, whatever it does; where it trains, saved.
+
+In processes that import no more than the standard library; the whole command is in test_train.py and test_hosts.py.
+"""
+
+import http.server
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from t2t.runtime import exit_codes, maintenance
+
+# What stands before a block of a test; `doing` tells the test that a signal may come.
+_BEFORE = """
+import os, signal, sys, threading, time
+from t2t.runtime import stopping
+stopping._STEP_SECONDS = 0.3
+def doing(): os.write(1, b"doing\\n")
+def hang():  # deaf: no signal's handler of Python's gets it out of here
+  tell = doing
+  while True:
+    try:
+      tell()
+      time.sleep(60)
+    except BaseException: tell = lambda: None
+with stopping.watched("train"):
+  try:
+"""
+
+
+def run(block: str, *signals: int) -> tuple[int, str]:
+  """The exit code of a process that gets the signals, each when it has said so, and what it told."""
+  code = _BEFORE + "".join(f"    {line}\n" for line in block.strip().splitlines())
+  code += "  except stopping.Stopped as stopped:\n    sys.exit(stopped.code)\n"
+  process = subprocess.Popen(
+    [sys.executable, "-S", "-c", code],
+    cwd=pathlib.Path(__file__).parents[1],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    for number in signals:
+      assert process.stdout.readline() == "doing\n", process.stderr.read()
+      process.send_signal(number)
+    return process.wait(timeout=60), process.stderr.read()
+  finally:
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_where_there_is_nothing_to_save_it_ends(number, code):
+  """However deaf the main thread is; of SIGINT it hears first."""
+  found, said = run("hang()", number)
+  assert found == code and said.count("t2t train: ") == 1 and "Traceback" not in said
+
+
+STEPS = """
+with stopping.after_steps() as stop:
+  for step in range(3):
+    if stop.reached():
+      print(f"save at {step}", file=sys.stderr)
+      stop.finish(lambda: print("saved", file=sys.stderr))
+"""
+
+
+def test_a_loop_saves_and_stops():
+  """At the step after the signal, with the signal's exit code."""
+  deaf = (
+    "    if step == 1:\n      doing()\n      while not stop._watch._number: time.sleep(0.001)\n      time.sleep(0.1)\n"
+  )
+  code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), signal.SIGTERM)
+  assert code == exit_codes.TERMINATED
+  assert "SIGTERM: saving after this step" in said and said.endswith("save at 1\nsaved\n")
+
+
+def test_a_step_that_does_not_end_is_broken_off():
+  """As where the data hangs."""
+  code, said = run(
+    STEPS.replace("    if stop.reached", "    if step == 1: hang()\n    if stop.reached"), signal.SIGTERM
+  )
+  assert code == 143 and "the step did not end in time" in said and "save at" not in said
+
+
+def test_a_second_signal_does_not_wait_for_what_is_saved():
+  """Nor for anything else; what is to be done at the end is, for a moment."""
+  block = STEPS.replace('print(f"save at', 'stop.saving(); hang(); print(f"save at')
+  block = block.replace(
+    "    if stop.reached", "    if step == 0: stop.reached(); doing(); time.sleep(0.2)\n    if stop.reached"
+  )
+  words = 'with stopping.last_words(lambda: print("last words", file=sys.stderr)):\n'
+  code, said = run(
+    words + "".join(f"  {line}\n" for line in block.strip().splitlines()), signal.SIGTERM, signal.SIGTERM
+  )
+  assert code == 143 and "SIGTERM again: ended at once" in said and "last words" in said and "save at" not in said
+
+
+def test_codes_say_whether_the_same_command_goes_on():
+  """Taken away, killed, lost; but not done, refused, failed or interrupted."""
+  again = [code for code in (None, 0, 1, 2, 75, 130, 134, 137, 143) if exit_codes.goes_on(code)]
+  assert again == [None, 75, 134, 137, 143]
+
+
+def test_maintenance_is_told_once(monkeypatch):
+  """When the server announces it; a server that answers otherwise, or nothing, is as good as none."""
+  answers = [(200, b"NONE"), (500, b"TERMINATE"), (200, b"<html>"), *[(200, b"TERMINATE_ON_HOST_MAINTENANCE")] * 3]
+  told, asked = [], threading.Semaphore(0)
+
+  class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+      assert self.path.endswith("/instance/maintenance-event") and self.headers["Metadata-Flavor"] == "Google"
+      status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+      self.send_response(status)
+      self.end_headers()
+      self.wfile.write(text)
+      asked.release()
+
+    def log_message(self, *args):
+      pass
+
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    with maintenance.watched(told.append, every=0.01):
+      for _ in range(8):
+        assert asked.acquire(timeout=60)
+    server.shutdown()
+  assert len(told) == 1 and "TERMINATE_ON_HOST_MAINTENANCE" in told[0]
+  assert maintenance.event(f"127.0.0.1:{server.server_port}") == "NONE"
+
+
+def test_elsewhere_there_is_no_maintenance(monkeypatch, tmp_path):
+  """A machine that is not Google's asks nobody."""
+  monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+  monkeypatch.setattr(maintenance, "_PRODUCT", tmp_path / "none")
+  assert maintenance.address() is None
+  (tmp_path / "none").write_text("Google Compute Engine\n")
+  assert maintenance.address() == "metadata.google.internal" and os.environ.get("GCE_METADATA_HOST") is None
