@@ -84,7 +84,7 @@ def load_task(
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = text_files.find_files(data.files)
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  fields = {"field": data.field, "annotations": annotations}
+  fields = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
@@ -92,7 +92,7 @@ def load_task(
       **fields,
     )
   else:
-    held_out_below = scan.held_out_below(scan.scan(files, field=data.field))
+    held_out_below = scan.held_out_below(scan.scan(files, field=data.field, malformed=data.malformed))
     source = sources.FileSource({"train": files, "validation": files}, held_out_below=held_out_below, **fields)
   return seqio.Task(
     "files",
@@ -227,6 +227,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
+  left_out |= {"malformed"}  # what is left out leaves all else in its place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
@@ -307,7 +308,7 @@ def train_batches(
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
     return (offline_cache if data.cache_dir else selection).num_examples(task, data.train_split)
-  found = scan.scan(text_files.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
   return found.documents if found.complete else None
 
 
@@ -439,6 +440,8 @@ def check(
       raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
   if batch_size < 1:
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
+  if not 0.0 <= data.malformed < 1.0:
+    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if data.files:
@@ -461,7 +464,8 @@ def check(
     sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
     for where, patterns in sources_of.items():
       if patterns:
-        scan.scan(text_files.find_files(patterns, where=where), field=data.field, where=where)
+        found = text_files.find_files(patterns, where=where)
+        scan.scan(found, field=data.field, where=where, malformed=data.malformed)
   else:
     vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
@@ -484,7 +488,7 @@ def check(
 def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
   if not data.files:
     return
-  found = scan.scan(text_files.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
   # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
