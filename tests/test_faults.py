@@ -171,7 +171,7 @@ def test_a_file_that_is_away_for_a_moment(tmp_path, monkeypatch):
       self.file.close()
 
   def flaky(name, *arguments, **options):
-    file = builtins.open(name, *arguments, **options)
+    file = builtins.open(name, *arguments, **options)  # noqa: SIM115  who opens it so closes it
     if name != path:
       return file
     opened.append(name)

@@ -33,7 +33,7 @@ from t2t.data import (
   streams,
   vocabularies,
 )
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import contents, scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -227,7 +227,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
-  left_out |= {"malformed"}  # what is left out leaves all else in its place
+  left_out |= {"malformed", "files_may_change"}  # what is left out leaves all else in its place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
@@ -288,9 +288,12 @@ def train_batches(
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
+  files = contents.Contents(text_files.find_files(data.files)) if data.files and 0 in own else None
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
+    files=files,
+    files_may_change=data.files_may_change,
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
