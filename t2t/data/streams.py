@@ -265,7 +265,7 @@ class BatchIterator:
     if not self._files_may_change:
       raise UserError(
         f"config.data.files are not those that the checkpoint's position belongs to: {contents.shown(differences)};"
-        " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there now"
+        " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there"
       )
     print(
       f"config.data.files have changed since the checkpoint: {contents.shown(differences)};"

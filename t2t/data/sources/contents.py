@@ -53,7 +53,7 @@ class Contents:
 
 
 def _differ(before: str, after: str) -> bool:
-  """Whether two digests are of one sort, and not the same: a file that is copied to a bucket gets one of another sort."""
+  """Whether two digests are of one sort, and not the same: what is copied to a bucket gets one of another sort."""
   return before != after and before.partition(":")[0] == after.partition(":")[0]
 
 
