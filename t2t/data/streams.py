@@ -20,6 +20,7 @@ from t2t.config import current_key
 from t2t.data import rows as rows_lib
 from t2t.data import sources
 from t2t.data.sources import contents
+from t2t.runtime import waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
 # than there are streams, several share one.
@@ -201,10 +202,13 @@ class BatchIterator:
     if self._iterator is None:
       self._starts = dict(self._positions)
       self._iterator = iter(self._dataset)
+    waiting.begin("the next batch, of streams " + ", ".join(map(str, self._streams)))
     try:
       features = arrays(next(self._iterator))
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
+    finally:
+      waiting.end()
     positions = features.pop(rows_lib.POSITION)
     self._positions = {stream: positions[i, -1] for i, stream in enumerate(self._streams)}
     self.wait_seconds = time.monotonic() - started

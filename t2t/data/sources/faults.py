@@ -9,6 +9,7 @@ import time
 from absl import logging
 
 from t2t import UserError
+from t2t.runtime import waiting
 
 # A share of fewer records would be none of most.
 _LEAST_RECORDS = 1_000
@@ -75,10 +76,17 @@ def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) 
   given, tried = 0, 0
   while True:
     try:
-      for number, record in itertools.islice(open_again(), given, None):
+      found = itertools.islice(open_again(), given, None)
+      while True:
+        waiting.begin(path, given)
+        try:
+          record = next(found, None)
+        finally:
+          waiting.end()
+        if record is None:
+          return
         given, tried = given + 1, 0
-        yield number, record
-      return
+        yield record
     except OSError as error:
       if error.errno is None or tried == len(_WAITS):
         raise
