@@ -7,9 +7,7 @@ streams and hosts is in streams.py.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 from typing import Any
 
 from absl import logging
@@ -227,7 +225,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
-  left_out |= {"malformed", "files_may_change"}  # what is left out leaves all else in its place
+  left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
@@ -235,7 +233,7 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
   else:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
-    identity["data.files"] = _fingerprint(text_files.find_files(data.files))
+    identity["data.files"] = contents.summary(text_files.find_files(data.files))
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
@@ -246,13 +244,6 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
-
-
-def _fingerprint(files: tuple[str, ...]) -> str:
-  """Which files, in a few characters however many they are; positions are counted in their bytes."""
-  listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(files), strict=True)]
-  digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
-  return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
 
 
 def train_batches(

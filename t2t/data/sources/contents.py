@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import concurrent.futures
 import hashlib
+import json
 import pathlib
 from typing import Any
 
@@ -55,6 +56,13 @@ class Contents:
 def _differ(before: str, after: str) -> bool:
   """Whether two digests are of one sort, and not the same: what is copied to a bucket gets one of another sort."""
   return before != after and before.partition(":")[0] == after.partition(":")[0]
+
+
+def summary(files: Sequence[str]) -> str:
+  """Which files, in a few characters however many they are; positions are counted in their bytes."""
+  listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(tuple(files)), strict=True)]
+  digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
+  return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
 
 
 def shown(differences: Sequence[str]) -> str:
