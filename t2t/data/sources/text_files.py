@@ -44,7 +44,7 @@ _ENDINGS = ".txt, .jsonl, .jsonl.gz, .parquet or .tfrecord*"
 _BLOCK = 2**20  # bytes that are read at a time
 # A kilobyte of gzip can be a megabyte of one line, and a page of Parquet whatever it says.
 _LONGEST_LINE = 64 * 2**20
-_ENDLESS = 2**31
+_ENDLESS = 2**29
 _LARGEST_ROW_GROUP = 4 * 2**30
 
 
@@ -347,7 +347,7 @@ def _to_line_end(file: io.BufferedReader) -> int:
   """Reads up to the end of a line; how many bytes that were.
 
   Raises:
-    EOFError: it has none for so long that it is no text.
+    ValueError: it has none for so long that it is no text.
   """
   found = 0
   while block := file.readline(_BLOCK):
@@ -355,7 +355,7 @@ def _to_line_end(file: io.BufferedReader) -> int:
     if block.endswith(b"\n"):
       break
     if found > _ENDLESS:
-      raise EOFError(f"no line ends within {_ENDLESS:,} bytes")
+      raise ValueError(f"no line ends within {_ENDLESS:,} bytes")
   return found
 
 
@@ -370,9 +370,11 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
     for number, line in faults.patiently(lambda: _lines(path, start, stop), path):
       yield number, line
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    what = "truncated or corrupt gzip" if path.endswith(".gz") else "no text"
-    check = "; check it with `gzip -t`" if path.endswith(".gz") else ""
-    raise UserError(f"{where}: {path}: {what} after line {number} ({error}){check}") from error
+    raise UserError(
+      f"{where}: {path}: truncated or corrupt gzip after line {number} ({error}); check it with `gzip -t`"
+    ) from error
+  except ValueError as error:
+    raise UserError(f"{where}: {path}: is no text after line {number}: {error}") from error
   except OSError as error:
     after = f"line {number}" + (f" behind byte {start}" if start else "")
     raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
