@@ -243,6 +243,8 @@ class DataConfig:
   eval_files: str = ""
   field: str = "text"
   annotations: str = "entities"
+  malformed: float = 0.0
+  files_may_change: bool = False
   objective: str = "span_corruption"
   mixture: str = ""
   task_modules: tuple[str, ...] = ()

@@ -8,6 +8,8 @@ import errno
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import tracemalloc
 
 from etils import epath
@@ -18,7 +20,7 @@ import toy
 
 from t2t import UserError
 from t2t.checkpoints import converted
-from t2t.convert import families, huggingface, tensors
+from t2t.convert import families, huggingface, output, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import sizes
 from t2t.models.architecture import real_positions
@@ -650,6 +652,29 @@ def test_what_breaks_off_leaves_nothing(save, error, tmp_path):
   assert not list(tmp_path.iterdir())
   if isinstance(error, OSError):
     assert str(found.value) == f"{tmp_path}/out: no space left while it was written; nothing was kept"
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(tmp_path, capfd):
+  """To the same place; what is still being written stays, and what has no lock."""
+  program = """
+import os, signal, sys
+from etils import epath
+from t2t.convert import output
+with output.whole(epath.Path(sys.argv[1]), 10) as folder:
+  (folder / "model").write_text("half of it")
+  os.kill(os.getpid(), signal.SIGKILL)
+"""
+  subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=False)
+  left = sorted(path.name for path in tmp_path.iterdir())
+  assert len(left) == 2 and left[1] == f"{left[0]}.lock"
+  (tmp_path / "out.part-without").mkdir()
+  with output.whole(epath.Path(tmp_path / "out"), 10) as folder:
+    assert f"{left[0]}: was left by a conversion that was killed" in capfd.readouterr().err
+    (folder / "model").write_text("all of it")
+    with output.whole(epath.Path(tmp_path / "out"), 10):
+      assert (folder / "model").exists()
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.part-without"]
+  assert (tmp_path / "out" / "model").read_text() == "all of it"
 
 
 @pytest.mark.parametrize("save", [huggingface.save, converted.save])

@@ -127,6 +127,8 @@ REFUSED = {
   b'{"inputs": "a", "beam": true}': "beam: is true; give a whole number",
   b'{"inputs": "a", "temperature": "hot"}': 'temperature: is "hot"; give a number',
   b'{"inputs": "a", "temperature": NaN}': "temperature: is nan; give 0 to 100",
+  b'{"inputs": "a", "temperature": 1e-300}': "temperature: is 1e-300; give 0.001 to 100, or 0",
+  b'{"inputs": "a", "temperature": Infinity}': "temperature: is inf; give 0 to 100",
   b'{"inputs": "a", "max_length": 0}': "max_length: is 0; give 1 to 1024",
   b'{"inputs": "a", "seed": -1}': "seed: is -1; give 0 to 4294967295",
 }
@@ -160,7 +162,7 @@ def test_other_paths_sites_and_types(port):
 def test_a_refusal_reaches_who_still_sends(port, path):
   """Of a body that fills the buffers between the two: the connection is not reset before the answer has been read."""
   status, _, content = ask(port, "POST", path, b" " * 30_000_000)
-  assert status == (400 if path == "/generate" else 404) and json.loads(content)["error"]
+  assert status == (413 if path == "/generate" else 404) and json.loads(content)["error"]
 
 
 def test_a_port_that_is_taken(port):

@@ -135,7 +135,7 @@ def test_truncated_and_corrupt_files(tmp_path):
     (
       "flip.tfrecord",
       good.replace(b"number 7", b"number 8"),
-      "flip.tfrecord: truncated or corrupt TFRecord after record 7",
+      "flip.tfrecord, record 8: its checksum is not that of its bytes",
     ),
     ("bad.parquet", b"x" * 100, "bad.parquet: not a readable Parquet file"),
   ]:
@@ -151,7 +151,7 @@ def test_parquet_columns(tmp_path):
     scan.scan((str(tmp_path / "a.parquet"),), field="text")
   with pytest.raises(UserError, match="a.parquet: column 'n' is int64, not string"):
     scan.scan((str(tmp_path / "a.parquet"),), field="n")
-  with pytest.raises(UserError, match="b.parquet: row 2 of row group 0 has no text"):
+  with pytest.raises(UserError, match="b.parquet, record 2: .text. is null"):
     scan.scan((str(tmp_path / "b.parquet"),), field="text")
 
 

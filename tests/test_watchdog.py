@@ -1,11 +1,13 @@
 """Steps that take too long are told."""
 
 import faulthandler
+import os
 import threading
 import time
 import types
 
-from t2t.runtime import watchdog
+from t2t.data.sources import text_files
+from t2t.runtime import waiting, watchdog
 
 
 def test_a_long_step_is_told_once(capfd, monkeypatch):
@@ -23,6 +25,27 @@ def test_a_long_step_is_told_once(capfd, monkeypatch):
     dog.pause()
     dog.step()
   assert capfd.readouterr().err.count("longer than") == 0
+
+
+def test_a_source_that_hangs_is_named(tmp_path, capfd, monkeypatch):
+  """The file that is waited for, here a pipe into which nobody writes."""
+  path, told, ended = tmp_path / "a.txt", threading.Event(), threading.Event()
+  os.mkfifo(path)
+  monkeypatch.setattr(faulthandler, "dump_traceback", lambda **options: told.set())
+
+  def read():
+    list(text_files.read_texts(str(path), field="text"))
+    ended.set()
+
+  with watchdog.Watchdog(5.0, shortest=0.05).running() as dog:
+    threading.Thread(target=read, daemon=True).start()
+    for _ in range(5):
+      dog.step()
+    assert told.wait(30)
+  assert f"it waits for {path}: 0 s" in capfd.readouterr().err
+  path.open("w").close()
+  assert ended.wait(30)
+  assert waiting.told() == []
 
 
 def test_an_evaluation_may_take_longer_than_a_step_but_not_for_ever(monkeypatch):

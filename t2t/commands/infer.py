@@ -129,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
   add = page.add_argument
   add("--server", action="store_true", help="a page on this machine instead of files: type, and see what comes")
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
-  add("--host", default="127.0.0.1", help="whose requests are heard; default: 127.0.0.1, this machine's alone")
+  heard = "whose requests are heard; default: 127.0.0.1, this machine's; others need the token that is printed"
+  add("--host", default="127.0.0.1", help=heard)
   hosts.add_options(parser)
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
+from t2t.storage import untrusted
 
 Tree = Any  # nested dicts and lists of `Array`, numbers, strings, bytes and None
 
@@ -42,6 +43,8 @@ _ARRAY, _SCALAR = 1, 3  # Flax's extensions
 _CHUNKED = "__msgpack_chunked_array__"
 _DTYPE = re.compile(r"bool|(bfloat|float|int|uint)\d+")
 _DEPTH = 64  # of dicts in dicts; a state's are about ten deep
+_MOST_VALUES = 500_000  # of which a state has thousands; reading so many takes two seconds
+_MOST_TEXT = 16 * 2**20  # bytes of what is no array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +73,16 @@ def read(path: epath.Path) -> Tree:
   A local file is mapped into memory, so that only what is read of its arrays comes in; a bucket's is read whole.
 
   Raises:
-    UserError: it is cut off, or no msgpack.
+    UserError: it is cut off, no msgpack, or no file.
   """
+  untrusted.size(path)
   return _Reader(path, _buffer(path)).root()
 
 
 def first_key(path: epath.Path) -> str | None:
   """The first key of the dict that a file holds; None if it holds none. Reads a few bytes."""
+  if not untrusted.is_file(path):
+    return None
   with path.open("rb") as file:
     head = file.read(64)
   if not head or not (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
@@ -105,6 +111,7 @@ class _Reader:
     self.path = path
     self.buffer = buffer
     self.at = 0
+    self._left = _MOST_VALUES
 
   def root(self) -> Tree:
     return self.value(0)
@@ -156,9 +163,14 @@ class _Reader:
     """Reads the next value."""
     if depth > _DEPTH:
       raise self._wrong(f"dicts in dicts, {depth} deep,")
+    self._left -= 1
+    if self._left < 0:
+      raise self._wrong(f"more than {_MOST_VALUES:,} values")
     kind, size = self.size()
     if kind == "constant":
       return size
+    if kind in ("text", "bytes") and size > _MOST_TEXT:
+      raise self._wrong(f"{size:,} bytes that are no array")
     if kind == "text":
       return self._bytes(size).decode(errors="replace")
     if kind == "bytes":
@@ -179,10 +191,16 @@ class _Reader:
     content, shape, name = self.size(), self.value(depth + 1), self.value(depth + 1)
     kind, length = self.size()
     name = name.decode(errors="replace") if isinstance(name, bytes) else name
-    known = _DTYPE.fullmatch(str(name)) and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+    known = (
+      _DTYPE.fullmatch(str(name)) and isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    )
     if content != ("list", 3) or kind not in ("bytes", "text") or not known:
       raise self._wrong(f"an array of shape {shape!r} and dtype {name!r}")
-    dtype, offset, self.at = jnp.dtype(name), self._skip(length), start + size
+    try:
+      dtype = jnp.dtype(name)
+    except TypeError as error:  # float33
+      raise self._wrong(f"an array of dtype {name!r}") from error
+    offset, self.at = self._skip(length), start + size
     if math.prod(shape) * dtype.itemsize != length:
       raise self._wrong(f"an array {shape} of {name} in {length:,} bytes")
     return Array(tuple(shape), dtype, ((offset, math.prod(shape)),), self.buffer)
@@ -191,9 +209,11 @@ class _Reader:
     if _CHUNKED not in tree:
       return tree
     shape, chunks = (
-      [tree[key][str(index)] for index in range(len(tree[key]))] if isinstance(tree.get(key), dict) else []
+      [tree[key].get(str(index)) for index in range(len(tree[key]))] if isinstance(tree.get(key), dict) else []
       for key in ("shape", "chunks")
     )
+    if not all(type(size) is int and size >= 0 for size in shape):
+      raise self._wrong(f"an array of shape {str(shape)[:40]} in pieces")
     pieces = tuple(piece for chunk in chunks if isinstance(chunk, Array) for piece in chunk.pieces)
     if not pieces or sum(count for _, count in pieces) != math.prod(shape):
       raise self._wrong(f"an array {shape} in pieces of {[count for _, count in pieces]} numbers")

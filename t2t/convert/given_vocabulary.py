@@ -90,6 +90,8 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
   pieces = path if path.suffix == ".model" else vocabulary_files.files_of(path)[0]
   try:
     ids = vocabulary_files.ids_of(pieces)
+  except UserError as error:
+    raise UserError(f"{where}: {error}") from error
   # What is not such a file makes each library raise something else; `tokenizers` raises nothing narrower.
   except Exception as error:
     raise UserError(f"{where}: {pieces} is not what its name says ({error}); {_WHAT_TO_GIVE}") from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import fnmatch
 import functools
 import json
 import math
@@ -15,38 +16,35 @@ from t2t.convert import families, heads, output, safetensors, tokenizer
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family, Settings
 from t2t.convert.safetensors import Entry
-from t2t.convert.tensors import Foreign, Tensor, compare, expected
+from t2t.convert.tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket, vocabulary_files
+from t2t.storage import bucket, untrusted, vocabulary_files
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _BLOCK = 1 << 25  # bytes of two tensors that are compared at a time
 
 
 def is_huggingface(path: str) -> bool:
-  """Whether a Hugging Face folder is at `path`: weights of theirs, or a config.json that names a model_type."""
+  """Whether a Hugging Face folder is at `path`: weights of theirs, or a config.json that names a model_type.
+
+  A file by a name of their weights is said to be one, so that `open_foreign` tells what to give instead.
+  """
   folder = bucket.absolute(path)
   if not folder.is_dir():
-    return False
+    return _is_weights(folder) and folder.exists()
   if any((folder / name).exists() for name in (_WEIGHTS, _INDEX)) or _pickles(folder):
     return True
   config = folder / _CONFIG
-  return config.exists() and "model_type" in _json(config)
+  return config.exists() and "model_type" in untrusted.read_json(config)
+
+
+def _is_weights(path: epath.Path) -> bool:
+  return any(fnmatch.fnmatch(path.name, pattern) for pattern in (*_PICKLES, "*.safetensors"))
 
 
 def _pickles(folder: epath.Path) -> list[epath.Path]:
   return [path for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
-
-
-def _json(path: epath.Path) -> dict[str, Any]:
-  try:
-    content = json.loads(path.read_text())
-  except (ValueError, OSError) as error:
-    raise UserError(f"{path}: cannot be read as JSON ({error})") from error
-  if not isinstance(content, dict):
-    raise UserError(f"{path}: holds no JSON object")
-  return content
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
@@ -129,9 +127,14 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   """
   folder = bucket.absolute(path)
   named = epath.Path(f"{where}{folder}")
+  if not folder.is_dir() and _is_weights(folder):
+    if folder.name.endswith(".safetensors"):
+      raise UserError(f"{named}: give its folder, in which config.json says what these weights are")
+    raise _pickled(named, folder.parent, folder.name)
   if not (folder / _CONFIG).exists():
     raise UserError(f"{named}: no config.json there; give the folder that `save_pretrained` wrote, or a download of it")
-  settings = _json(folder / _CONFIG)
+  settings = untrusted.read_json(folder / _CONFIG)
+  _check_types(settings, f"{named}/{_CONFIG}")
   family = settings_lib.family(settings, str(named))
   notes: list[str] = []
   entries = _canonical(family, _entries(folder, named))
@@ -142,9 +145,12 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
     fields |= heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
-  except families.Unknown as error:
+    model = TransformerConfig(**fields)
+  except (families.Unknown, UserError) as error:
     raise UserError(f"{named}/{_CONFIG}: {error}") from error
-  model = TransformerConfig(**fields)
+  # What a family reads has a type in each of its keys; what else is raised is of a value that has another.
+  except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+    raise UserError(f"{named}/{_CONFIG}: a value is of no use where it stands ({error}); download it again") from error
   wanted = places(family, model)
   pooler = _pooler(family, model, entries, named)
   entries = {name: entry for name, entry in entries.items() if name in wanted or name not in family.pooler}
@@ -176,11 +182,22 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   )
 
 
+def _check_types(settings: Settings, where: str) -> None:
+  """What is read before the family, or after it, and would be of no use as anything else."""
+  classes, positions = settings.get("architectures") or [], settings.get("n_positions") or 0
+  if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+    raise UserError(f"{where}: architectures={str(classes)[:40]}: must be a list of names of classes")
+  if type(positions) is not int or positions < 0:
+    raise UserError(f"{where}: n_positions={str(positions)[:40]!r}: must be a number of positions")
+  if not isinstance(settings.get("model_type", ""), str):
+    raise UserError(f"{where}: model_type={str(settings['model_type'])[:40]}: must be a name, as t5")
+
+
 def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
   """Every tensor of a folder's files."""
   index = folder / _INDEX
   if index.exists():
-    weight_map = _json(index).get("weight_map")
+    weight_map = untrusted.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
       raise UserError(f"{named}: {_INDEX}: has no weight_map, which says in which file a tensor is; download it again")
     files = sorted({*map(str, weight_map.values())})
@@ -199,14 +216,18 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
     return safetensors.read_header(folder / _WEIGHTS)
   pickles = _pickles(folder)
   if pickles:
-    raise UserError(
-      f"{named}: its weights are pickled ({pickles[0].name}); loading a pickle runs whatever code is in it, so t2t does"
-      " not. Where torch and transformers are installed, and you trust the file, this makes safetensors of it:\n"
-      '  python -c "import transformers as t; p = t.PretrainedConfig.get_config_dict; '
-      f"m = getattr(t, p('{folder}')[0]['architectures'][0]).from_pretrained('{folder}'); "
-      f"m.save_pretrained('{folder}', safe_serialization=True)\""
-    )
+    raise _pickled(named, folder, pickles[0].name)
   raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
+
+
+def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
+  return UserError(
+    f"{named}: its weights are pickled ({name}); loading a pickle runs whatever code is in it, so t2t does"
+    " not. Where torch and transformers are installed, and you trust the file, this makes safetensors of it:\n"
+    '  python -c "import transformers as t; p = t.PretrainedConfig.get_config_dict; '
+    f"m = getattr(t, p('{folder}')[0]['architectures'][0]).from_pretrained('{folder}'); "
+    f"m.save_pretrained('{folder}', safe_serialization=True)\""
+  )
 
 
 def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
@@ -362,7 +383,9 @@ def _is_layer_of(family: Family, name: str, path: str) -> bool:
 
 
 def _read(entry: Entry, place: Place, index: int) -> np.ndarray:
-  return place.ours_of(entry.read(), index)
+  part = place.ours_of(entry.read(), index)
+  check_finite(part, f"{entry.path}: {entry.name}")
+  return part
 
 
 # ---- To them ---------------------------------------------------------------------------------------------------------

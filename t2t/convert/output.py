@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import errno
+import fcntl
+import glob
+import pathlib
 import shutil
 import sys
 import time
@@ -16,6 +19,7 @@ from t2t import UserError
 
 Progress = Callable[[int, int], None]  # is told how many bytes and tensors were written since the last call
 
+_PART, _LOCK = ".part-", ".lock"  # what follows the name of what is not written to its end; and of its lock
 _ATTEMPTS = 20  # to remove what was left unfinished
 _SPARE = 0.02  # share of the parameters' size for names, offsets and what else lies beside them
 
@@ -53,9 +57,16 @@ def whole(out: epath.Path, nbytes: int) -> Iterator[epath.Path]:
   Raises:
     UserError: see `check`; or the disk was full in the end.
   """
+  if not _is_remote(out):
+    _remove_abandoned(out)
   check(out, nbytes)
   # A bucket has no folders to rename: there, what says that all is written is written last.
-  part = out if _is_remote(out) else out.parent / f"{out.name}.part-{uuid.uuid4().hex[:8]}"
+  part = out if _is_remote(out) else out.parent / f"{out.name}{_PART}{uuid.uuid4().hex[:8]}"
+  with _held(part):
+    yield from _written(part, out)
+
+
+def _written(part: epath.Path, out: epath.Path) -> Iterator[epath.Path]:
   part.mkdir(parents=True, exist_ok=True)
   try:
     yield part
@@ -68,6 +79,41 @@ def whole(out: epath.Path, nbytes: int) -> Iterator[epath.Path]:
     if _disk_full(error):
       raise UserError(f"{out}: no space left while it was written; nothing was kept") from error
     raise
+
+
+def _lock_of(part: epath.Path) -> pathlib.Path:
+  return pathlib.Path(f"{part}{_LOCK}")
+
+
+@contextlib.contextmanager
+def _held(part: epath.Path) -> Iterator[None]:
+  """Says to others that a folder is being written: by a lock that the system lets go of however this process ends."""
+  if _is_remote(part):
+    yield
+    return
+  part.parent.mkdir(parents=True, exist_ok=True)
+  path = _lock_of(part)
+  with path.open("w") as file:
+    try:
+      # Before the folder is there, so that nobody finds it without.
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      path.unlink(missing_ok=True)  # a disk that has no locks: then nobody takes the folder for abandoned
+    try:
+      yield
+    finally:
+      path.unlink(missing_ok=True)
+
+
+def _remove_abandoned(out: epath.Path) -> None:
+  """Removes what conversions to the same place left that were killed: whose lock nobody holds."""
+  for path in sorted(pathlib.Path(out.parent).glob(f"{glob.escape(out.name)}{_PART}*{_LOCK}")):
+    part = epath.Path(str(path).removesuffix(_LOCK))
+    with contextlib.suppress(OSError), path.open("r+") as file:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      print(f"{part}: was left by a conversion that was killed; it is removed", file=sys.stderr)
+      _remove(part)
+      path.unlink(missing_ok=True)
 
 
 def _remove(folder: epath.Path) -> None:

@@ -8,18 +8,19 @@ tensors that are all in memory at once; and of a file that was cut off it does n
 Source: https://github.com/huggingface/safetensors, "Format".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
 import math
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from etils import epath
 import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
+from t2t.storage import untrusted
 
 # Those of parameters; the rest are buffers, or weights that were quantised.
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(jnp.bfloat16)}
@@ -27,8 +28,10 @@ DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _SIZES |= {"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
 _SIZES |= {"I64": 8, "U64": 8, "F64": 8, "C64": 8}
-_LARGEST_HEADER = 100_000_000  # the format's own limit
+# Of 100,000 tensors. The format allows 100 MB, which as Python's objects would take gigabytes.
+_LARGEST_HEADER = untrusted.MOST_JSON
 _ALIGNMENT = 8
+_MOST_DIMENSIONS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,35 +79,73 @@ def read_header(path: epath.Path) -> dict[str, Entry]:
   """The tensors of a file by name; only the header is read.
 
   Raises:
-    UserError: not a safetensors file, or one that was cut off: says how long it must be.
+    UserError: not a safetensors file, or one that was cut off: says how long it must be; or tensors that are not what
+      their offsets say, one upon the other, or with bytes between them that belong to none.
   """
-  size = path.stat().length
+  size = untrusted.size(path)
   with path.open("rb") as file:
     start = file.read(8)
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > _LARGEST_HEADER or (size >= 9 and file.read(1) != b"{"):
+    if len(start) < 8 or (size >= 9 and file.read(1) != b"{"):
       raise UserError(f"{path}: not a safetensors file ({size:,} bytes, no header); download or export it again")
+    if 8 + length > size:
+      raise UserError(f"{path}: cut off: its header is {length:,} bytes long, the file {size:,}; {_AGAIN}")
+    if length > _LARGEST_HEADER:
+      raise UserError(f"{path}: its header is {length:,} bytes long; {_LARGEST_HEADER:,} are the most that is read")
     file.seek(8)
     text = file.read(length)
-  if len(text) < length:
-    raise UserError(f"{path}: cut off: its header is {length:,} bytes long, the file {size:,}; {_AGAIN}")
   try:
-    header = json.loads(text)
-    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-    found = {
-      name: Entry(path, name, value["dtype"], tuple(value["shape"]), 8 + length + value["data_offsets"][0])
-      for name, value in tensors.items()
-    }
-    ends = {name: 8 + length + value["data_offsets"][1] for name, value in tensors.items()}
-  except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    header = json.loads(text, object_pairs_hook=_once)
+    # One that is no object, as a list, has no items.
+    found = {name: _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
+  except (ValueError, RecursionError, AttributeError) as error:
+    if isinstance(error, UserError):
+      raise
     raise UserError(f"{path}: its header is not that of a safetensors file ({error!r}); {_AGAIN}") from error
-  needed = max(ends.values(), default=8 + length)
+  needed = max((entry.begin + entry.nbytes for entry in found.values()), default=8 + length)
   if needed > size:
     raise UserError(f"{path}: cut off: its header says {needed:,} bytes, the file has {size:,}; {_AGAIN}")
-  for name, entry in found.items():
-    if entry.dtype not in _SIZES or entry.begin + entry.nbytes != ends[name]:
-      raise UserError(f"{path}: {name} is {entry.dtype} {list(entry.shape)}, which its offsets do not say; {_AGAIN}")
+  _check_gapless(path, list(found.values()), begin=8 + length, end=size)
   return found
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  """An object of JSON, none of whose names comes twice: readers would not agree which one counts."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    raise ValueError("a name stands in it twice")
+  return found
+
+
+def _is_size(value: Any) -> bool:
+  return type(value) is int and 0 <= value < 2**63
+
+
+def _entry(path: epath.Path, name: str, value: Any, start: int) -> Entry:
+  """What a header says of one tensor."""
+  if not isinstance(value, dict):
+    raise UserError(f"{path}: {name} is {str(value)[:40]!r}, no tensor; {_AGAIN}")
+  dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
+  for key, sizes in (("shape", shape), ("data_offsets", offsets)):
+    if not isinstance(sizes, list) or len(sizes) > _MOST_DIMENSIONS or not all(map(_is_size, sizes)):
+      raise UserError(f"{path}: {name}: its {key} is {str(sizes)[:40]}, no list of sizes; {_AGAIN}")
+  if not isinstance(dtype, str) or dtype not in _SIZES:
+    raise UserError(f"{path}: {name} is of dtype {str(dtype)[:40]!r}; known are {', '.join(_SIZES)}")
+  if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _SIZES[dtype]:
+    raise UserError(f"{path}: {name} is {dtype} {shape}, which its offsets {offsets} do not say; {_AGAIN}")
+  return Entry(path, name, dtype, tuple(shape), start + offsets[0])
+
+
+def _check_gapless(path: epath.Path, entries: list[Entry], *, begin: int, end: int) -> None:
+  """Whether tensors lie one behind the other, as the format asks: none shows another's bytes, and none are hidden."""
+  before = "the header"
+  for entry in sorted(entries, key=lambda entry: (entry.begin, entry.nbytes)):
+    if entry.begin != begin:
+      said = "overlap" if entry.begin < begin else "leave bytes between them"
+      raise UserError(f"{path}: {before} and {entry.name} {said}, by their offsets; {_AGAIN}")
+    begin, before = entry.begin + entry.nbytes, entry.name
+  if begin != end:
+    raise UserError(f"{path}: {end - begin:,} bytes follow that belong to no tensor; {_AGAIN}")
 
 
 _AGAIN = "copy or download it again"

@@ -20,6 +20,7 @@ FAMILIES: dict[str, Family] = {
 
 _OF_POSITIONS = ("relative_position_buckets", "relative_position_max_distance", "rotary_base", "local_rotary_base")
 _OF_POSITIONS += ("max_length", "position_offset")
+_LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _SHOWN = 4  # differences that a message names
 
 # What t2t's model has not.
@@ -92,6 +93,8 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
   for key, values in family.must.items():
     if settings.get(key, values[0]) not in values:
       raise families.Unknown(f"{key}={settings[key]!r}: t2t's model has {values[0]!r}")
+  for theirs, (ours, _) in family.keys.items():
+    _check_number(theirs, settings.get(theirs), ours)
   fields = dict(family.fields)
   fields |= {ours: settings.get(theirs, default) for theirs, (ours, default) in family.keys.items()}
   fields |= family.read(settings)
@@ -104,6 +107,20 @@ def read_fields(family: Family, settings: Settings) -> dict[str, Any]:
     fields["init_scale"] = fields["init_scale"] or 0.02
   dtype = settings.get("dtype") or settings.get("torch_dtype")
   return fields | {"dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
+
+
+_TYPES = {field.name: field.type for field in dataclasses.fields(TransformerConfig)}
+
+
+def _check_number(key: str, value: Any, ours: str) -> None:
+  """What a key says before it is computed with; how large it may be the model knows, but for numbers without end."""
+  if value is None or _TYPES[ours] not in (int, float):
+    return
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or (_TYPES[ours] is int and type(value) is not int):
+    kind = "whole number" if _TYPES[ours] is int else "number"
+    raise families.Unknown(f"{key}={str(value)[:40]!r}: must be a {kind}")
+  if not -_LARGEST <= value <= _LARGEST or (ours.endswith("_layers") and value > _MOST_LAYERS):
+    raise families.Unknown(f"{key}={str(value)[:40]}: no model is so large")
 
 
 def write_settings(family: Family, model: TransformerConfig) -> dict[str, Any]:

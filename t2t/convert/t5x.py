@@ -10,6 +10,7 @@ T5X is not needed, nothing is unpickled, and arrays are read one at a time.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import math
 import os
 import re
 
@@ -20,9 +21,9 @@ import tensorstore
 
 from t2t import UserError
 from t2t.convert import flax_msgpack
-from t2t.convert.tensors import Foreign, Tensor, compare, expected
+from t2t.convert.tensors import Foreign, Tensor, check_finite, compare, expected
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket
+from t2t.storage import bucket, untrusted, vocabulary_files
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +67,9 @@ _FIRST_KEYS = (
   *("version", "optimizer", "target", "state"),
   *("_optimizer", "flax_mutables", "flax_mutables_axes", "params_axes"),
 )
+# Of what T5X trains; its files of version 2 have bfloat16 as 16 bits, TensorStore a name of its own for it.
+_ZARR_DTYPES = ("<f4", "<f2", "<f8", "<u2", "bfloat16", ">f4", ">f2", ">f8")
+_MOST_PACKED, _SMALL = 4_096, 2**24  # numbers for a byte of compressed ones, of which more are zeros; numbers anyway
 _PLACEHOLDER = "PLACEHOLDER://"
 _STEP = re.compile(r"(?:.*\.)?checkpoint_(\d+)")
 _PARAMETERS = "target"
@@ -85,14 +89,14 @@ class _Array:
 def _file_or_folder(path: epath.Path) -> epath.Path | None:
   """The msgpack file of a checkpoint, or its folder if it has none."""
   if not path.is_dir():
-    return path if path.exists() and flax_msgpack.first_key(path) in _FIRST_KEYS else None
+    return path if flax_msgpack.first_key(path) in _FIRST_KEYS else None
   for folder in (path, path / "state"):
     file = folder / "checkpoint"
-    if file.exists() and not file.is_dir() and flax_msgpack.first_key(file) in _FIRST_KEYS:
+    if flax_msgpack.first_key(file) in _FIRST_KEYS:
       return file
   children = list(path.iterdir())
   for folder in (path, *(child for child in children if child.name == "state")):
-    if any((array / ".zarray").exists() for array in _array_folders(folder)[:1]):
+    if any(untrusted.is_file(array / ".zarray") for array in _array_folders(folder)[:1]):
       return folder
   steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
   return _file_or_folder(max(steps)[1]) if steps else None
@@ -116,14 +120,45 @@ def _zarr(folder: epath.Path) -> dict:
   return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}}
 
 
+def _check_header(name: str, folder: epath.Path) -> None:
+  """What TensorStore is not asked to find out: it waits for pipes, and makes room for whatever is said.
+
+  Raises:
+    UserError: sizes, or a dtype, that no array of parameters has.
+  """
+  path = folder / ".zarray"
+  wrong = lambda what: UserError(
+    f"{folder}: cannot be read as a zarr array of {name}: {what}; copy the checkpoint again"
+  )
+  header = untrusted.read_json(path)
+  shape, chunks, dtype = (header.get(key) for key in ("shape", "chunks", "dtype"))
+  for key, sizes, least in (("shape", shape, 0), ("chunks", chunks, 1)):
+    if not isinstance(sizes, list) or not all(type(size) is int and least <= size < 2**48 for size in sizes):
+      raise wrong(f"its {key} is {str(sizes)[:40]}, no list of sizes")
+  if len(shape) != len(chunks) or any(chunk > max(size, 1) for size, chunk in zip(shape, chunks, strict=True)):
+    raise wrong(f"it has chunks of {str(chunks)[:40]} for an array of {str(shape)[:40]}")
+  if dtype not in _ZARR_DTYPES:
+    raise wrong(f"its dtype is {str(dtype)[:40]!r}, and that of parameters one of {', '.join(_ZARR_DTYPES)}")
+  if "://" in str(folder):
+    return
+  stored = 0
+  for child in folder.iterdir():
+    if not child.name.startswith("."):
+      stored += untrusted.size(child)
+  if math.prod(shape) > max(_SMALL, _MOST_PACKED * stored):
+    raise wrong(f"it says an array of {shape}, but its chunks have {stored:,} bytes in all")
+
+
 def _open_all(folders: Mapping[str, epath.Path]) -> dict[str, _Array]:
   """The arrays in folders of their own, all opened at once."""
+  for name, folder in folders.items():
+    _check_header(name, folder)
   opening = {name: tensorstore.open(_zarr(folder), open=True, read=True) for name, folder in folders.items()}
   stores = {}
   for name, future in opening.items():
     try:
       stores[name] = future.result()
-    except ValueError as error:
+    except Exception as error:  # each part of TensorStore raises something else
       raise UserError(f"{folders[name]}: cannot be read as a zarr array of {name}: {_first_line(error)}") from error
   listing = {name: store.kvstore.list() for name, store in stores.items()}
   for name, store in stores.items():
@@ -155,7 +190,7 @@ def _stored(folder: epath.Path, store: tensorstore.TensorStore) -> _Array:
     order = [axis, *(other for other in range(store.rank) if other != axis)] if store.rank else []
     try:
       return store.transpose(order).read().result().view(dtype)
-    except ValueError as error:
+    except Exception as error:  # as above
       raise UserError(f"{folder} cannot be read: {_first_line(error)}; copy the checkpoint again") from error
 
   return _Array(tuple(store.shape), dtype, read)
@@ -167,7 +202,9 @@ def _in_file(array: flax_msgpack.Array) -> _Array:
 
 def _leaves(tree: flax_msgpack.Tree, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], flax_msgpack.Tree]:
   """Path -> array, placeholder or specification of an array, of all that are there."""
-  if isinstance(tree, dict) and not {"driver", "kvstore"} <= tree.keys():
+  if isinstance(tree, dict) and (
+    not {"driver", "kvstore"} <= tree.keys() or not isinstance(tree["kvstore"], str | dict)
+  ):
     found = {}
     for key, child in tree.items():
       found |= _leaves(child, (*prefix, key))
@@ -182,6 +219,8 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
     others = sum(child.name.startswith("state.") for child in path.iterdir())
     return _open_all(folders), others
   tree = flax_msgpack.read(path)
+  if not isinstance(tree, dict):
+    raise UserError(f"{path}: is no checkpoint of T5X, whose first value is a dict; copy it again")
   for key in ("optimizer", "_optimizer"):
     tree = tree[key] if isinstance(tree.get(key), dict) else tree
   parameters = _leaves(tree.get(_PARAMETERS))
@@ -191,15 +230,23 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
     if isinstance(leaf, flax_msgpack.Array):
       arrays[name] = _in_file(leaf)
     elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
-      folders[name] = path.parent / epath.Path(leaf.removeprefix(_PLACEHOLDER)).name
+      folders[name] = _beside(path, leaf.removeprefix(_PLACEHOLDER), name)
     elif isinstance(leaf, dict):
       # Where it lay when it was written does not matter: beside this file, under its own name.
       store = leaf["kvstore"]
       where = store if isinstance(store, str) else store.get("path") or leaf.get("path")
-      folders[name] = path.parent / epath.Path(str(where)).name
+      folders[name] = _beside(path, str(where), name)
     else:
       raise UserError(f"{path}: {name} is no array but {str(leaf)[:40]!r}")
   return arrays | _open_all(folders), len(_leaves(tree)) - len(parameters)
+
+
+def _beside(path: epath.Path, where: str, name: str) -> epath.Path:
+  """The folder of an array, which lies beside its file under the last part of the name that it had."""
+  found = epath.Path(where).name
+  if not vocabulary_files.is_own(found):
+    raise UserError(f"{path}: {name} is said to lie at {where[:40]!r}, which names no folder beside it; copy it again")
+  return path.parent / found
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------
@@ -352,6 +399,7 @@ class _Reader:
 
     def part(name: str) -> np.ndarray:
       array = self.arrays[name].read(0 if layers is None else layers.axis)
+      check_finite(array, f"{self.path}: {name}")
       # A table of relative positions is [heads, buckets]; heads that are an axis of their own are joined.
       return array.T if _is_transposed(ours) else array.reshape(part_shape)
 
@@ -440,7 +488,7 @@ def is_tensorflow(root: epath.Path) -> bool:
   if any(root.glob("model.ckpt-*.index")):
     return True
   file = root / "checkpoint" if root.is_dir() else root
-  if not file.exists() or file.is_dir():
+  if not untrusted.is_file(file):
     return False
   with file.open("rb") as head:
     return head.read(len(_TENSORFLOW)) == _TENSORFLOW

@@ -78,6 +78,24 @@ class Foreign:
   notes: tuple[str, ...] = ()
 
 
+def check_finite(value: np.ndarray, where: str) -> None:
+  """Whether a parameter that was read consists of numbers.
+
+  Raises:
+    UserError: there is NaN or infinity in it, of which a model computes nothing but more of them.
+  """
+  with np.errstate(all="ignore"):
+    # A sum has what any of the numbers has, and takes no memory; where it overflows, the second look tells.
+    if value.dtype.kind not in "fV" or np.isfinite(np.sum(value, dtype=np.float64)):
+      return
+    bad = ~np.isfinite(value)
+  if bad.any():
+    raise UserError(
+      f"{where}: {np.count_nonzero(bad):,} of its {value.size:,} numbers are NaN or infinite, the first at"
+      f" {np.argwhere(bad)[0].tolist()}; take an earlier checkpoint, or download it again"
+    )
+
+
 @functools.cache
 def expected(model: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """Path and shape of every parameter of a model; no device is needed.

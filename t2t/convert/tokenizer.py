@@ -18,11 +18,12 @@ from t2t.convert import given_vocabulary
 from t2t.convert.families import Family, Settings
 from t2t.convert.tensors import Foreign
 from t2t.models.architecture import ARCHITECTURES
-from t2t.storage import vocabulary_files
+from t2t.storage import untrusted, vocabulary_files
 
 _SPACE = "▁"
 _T5 = ("t5", "mt5")
 _BYT5_EXTRA_IDS = 125
+_MOST_EXTRA_IDS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,25 +58,25 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
     UserError: a file that cannot be read.
   """
   path = folder / vocabulary_files.SETTINGS
-  tokenizer_settings = _json(path) if path.exists() else {}
+  tokenizer_settings = untrusted.read_json(path) if path.exists() else {}
   if "ByT5Tokenizer" in (tokenizer_settings.get("tokenizer_class"), settings.get("tokenizer_class")):
     # As published its sentinels are the last bytes, and what its tokenizer calls <extra_id_0>, ... was not trained on.
     # Another number of those is what `_bytes` wrote.
-    extra_ids = _num_listed(tokenizer_settings) or tokenizer_settings.get("extra_ids", _BYT5_EXTRA_IDS)
+    extra_ids = _num_listed(tokenizer_settings, path) or _extra_ids(tokenizer_settings, path, _BYT5_EXTRA_IDS)
     extra_ids = 0 if extra_ids == _BYT5_EXTRA_IDS else extra_ids
     return Vocabulary("bytes", extra_ids, given_vocabulary.BYTES + extra_ids)
-  path = next(iter(vocabulary_files.found_in(folder)), None)
+  said, path = path, next(iter(vocabulary_files.found_in(folder)), None)
   if path is None:
     return Vocabulary("", 0, 0, is_shifted=(folder / vocabulary_files.SHIFTED).exists())
   ids = _ids(path)
   size = max(ids.values(), default=-1) + 1
   if any(vocabulary_files.SENTINEL.fullmatch(piece) for piece in ids):
     return Vocabulary(str(path), 0, size)
-  extra_ids = _num_listed(tokenizer_settings)
+  extra_ids = _num_listed(tokenizer_settings, said)
   if path.suffix == ".model" and not extra_ids:
     # Not said: a T5 has 100, if there are rows for them.
     usual = 100 if settings.get("model_type") in _T5 and size + 100 <= settings.get("vocab_size", 32_128) else 0
-    extra_ids = tokenizer_settings.get("extra_ids", usual)
+    extra_ids = _extra_ids(tokenizer_settings, said, usual)
   alone = path.suffix == ".model" and not (folder / "tokenizer.json").exists()
   keeps_case = alone and settings.get("model_type") == "albert" and tokenizer_settings.get("do_lower_case", True)
   return Vocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
@@ -87,31 +88,38 @@ _BY_JSON = (
 )
 
 
-def _num_listed(tokenizer_settings: Mapping[str, Any]) -> int:
+def _extra_ids(tokenizer_settings: Mapping[str, Any], path: epath.Path, usual: int) -> int:
+  found = tokenizer_settings.get("extra_ids", usual)
+  if type(found) is not int or not 0 <= found <= _MOST_EXTRA_IDS:
+    raise UserError(f"{path}: extra_ids is {str(found)[:40]!r}; it must be a number of sentinels, as {_BYT5_EXTRA_IDS}")
+  return found
+
+
+def _num_listed(tokenizer_settings: Mapping[str, Any], path: epath.Path) -> int:
   """How many sentinels a tokenizer_config.json adds; where they stand depends on the version of transformers."""
-  added = tokenizer_settings.get("added_tokens_decoder") or {}
-  listed = {str(token["content"]) for token in added.values()}
-  for key in ("additional_special_tokens", "extra_special_tokens"):
-    listed |= {str(token) for token in tokenizer_settings.get(key) or []}
+  try:
+    added = tokenizer_settings.get("added_tokens_decoder") or {}
+    listed = {str(token["content"]) for token in added.values()}
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+      listed |= {str(token) for token in tokenizer_settings.get(key) or []}
+  except (TypeError, AttributeError, LookupError) as error:
+    raise UserError(
+      f"{path}: its added tokens are not as transformers writes them ({error!r}); copy it again"
+    ) from error
   return sum(vocabulary_files.SENTINEL.fullmatch(token) is not None for token in listed)
 
 
 def _ids(path: epath.Path) -> dict[str, int]:
   try:
     return vocabulary_files.ids_of(path)
+  except UserError:
+    raise
   except Exception as error:  # each library raises something else
     if path.suffix == ".model":
       raise UserError(f"{path}: not a SentencePiece model ({error})") from error
     if path.name == "tokenizer.json":
       raise UserError(f"{path}: tokenizers {tokenizers.__version__} cannot read it: {error}") from error
     raise UserError(f"{path}: cannot be read as {path.suffix[1:].upper()} ({error})") from error
-
-
-def _json(path: epath.Path) -> dict[str, Any]:
-  try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
-    raise UserError(f"{path}: cannot be read as JSON ({error})") from error
 
 
 def check(vocabulary: Vocabulary, rows: int, named: epath.Path) -> list[str]:

@@ -7,9 +7,7 @@ streams and hosts is in streams.py.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 from typing import Any
 
 from absl import logging
@@ -33,7 +31,7 @@ from t2t.data import (
   streams,
   vocabularies,
 )
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import contents, scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -84,7 +82,7 @@ def load_task(
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = text_files.find_files(data.files)
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  fields = {"field": data.field, "annotations": annotations}
+  fields = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
@@ -92,7 +90,7 @@ def load_task(
       **fields,
     )
   else:
-    held_out_below = scan.held_out_below(scan.scan(files, field=data.field))
+    held_out_below = scan.held_out_below(scan.scan(files, field=data.field, malformed=data.malformed))
     source = sources.FileSource({"train": files, "validation": files}, held_out_below=held_out_below, **fields)
   return seqio.Task(
     "files",
@@ -227,6 +225,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
+  left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
@@ -234,7 +233,7 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
   else:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
-    identity["data.files"] = _fingerprint(text_files.find_files(data.files))
+    identity["data.files"] = contents.summary(text_files.find_files(data.files))
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
@@ -245,13 +244,6 @@ def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int)
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
-
-
-def _fingerprint(files: tuple[str, ...]) -> str:
-  """Which files, in a few characters however many they are; positions are counted in their bytes."""
-  listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(files), strict=True)]
-  digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
-  return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
 
 
 def train_batches(
@@ -287,9 +279,12 @@ def train_batches(
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
+  files = contents.Contents(text_files.find_files(data.files)) if data.files and 0 in own else None
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
+    files=files,
+    files_may_change=data.files_may_change,
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
@@ -307,7 +302,7 @@ def train_batches(
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
   if not data.files:
     return (offline_cache if data.cache_dir else selection).num_examples(task, data.train_split)
-  found = scan.scan(text_files.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
   return found.documents if found.complete else None
 
 
@@ -439,6 +434,8 @@ def check(
       raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
   if batch_size < 1:
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
+  if not 0.0 <= data.malformed < 1.0:
+    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if data.files:
@@ -461,7 +458,8 @@ def check(
     sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
     for where, patterns in sources_of.items():
       if patterns:
-        scan.scan(text_files.find_files(patterns, where=where), field=data.field, where=where)
+        found = text_files.find_files(patterns, where=where)
+        scan.scan(found, field=data.field, where=where, malformed=data.malformed)
   else:
     vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
@@ -484,7 +482,7 @@ def check(
 def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
   if not data.files:
     return
-  found = scan.scan(text_files.find_files(data.files), field=data.field)
+  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
   # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:

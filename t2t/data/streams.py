@@ -19,6 +19,8 @@ from t2t import UserError, sharding
 from t2t.config import current_key
 from t2t.data import rows as rows_lib
 from t2t.data import sources
+from t2t.data.sources import contents
+from t2t.runtime import waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
 # than there are streams, several share one.
@@ -144,6 +146,8 @@ class BatchIterator:
     batch_sharding: jax.sharding.NamedSharding,
     identity: Mapping[str, Any],
     saved: Sequence[int] | None = None,
+    files: contents.Contents | None = None,
+    files_may_change: bool = False,
   ):
     """An iterator at the beginning of the data; use `train_batches`.
 
@@ -155,6 +159,8 @@ class BatchIterator:
       batch_sharding: how its rows lie on the devices.
       identity: what the order of the data depends on, saved with the position and compared when it is restored.
       saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
+      files: what is read, if that is files: told apart when a position is restored by who reads the first stream.
+      files_may_change: whether one may go on with others than it began with.
     """
     self.num_streams = num_streams
     self.wait_seconds = 0.0
@@ -164,6 +170,7 @@ class BatchIterator:
     self._batch_size = batch_size
     self._batch_sharding = batch_sharding
     self._identity = dict(identity)
+    self._files, self._files_may_change = files, files_may_change
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     # tf.data asks late where the tasks of a mixture begin, when others have moved on.
     self._starts = dict(self._positions)
@@ -195,10 +202,13 @@ class BatchIterator:
     if self._iterator is None:
       self._starts = dict(self._positions)
       self._iterator = iter(self._dataset)
+    waiting.begin("the next batch, of streams " + ", ".join(map(str, self._streams)))
     try:
       features = arrays(next(self._iterator))
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
+    finally:
+      waiting.end()
     positions = features.pop(rows_lib.POSITION)
     self._positions = {stream: positions[i, -1] for i, stream in enumerate(self._streams)}
     self.wait_seconds = time.monotonic() - started
@@ -228,6 +238,8 @@ class BatchIterator:
       }
       for stream in self._saved
     }
+    if self._files is not None and 0 in saved:
+      saved[0]["files"] = self._files.saved()
     return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
@@ -246,11 +258,31 @@ class BatchIterator:
         f"the checkpoint has no position for {missing[0]} (it has {', '.join(sorted(state)) or 'none'});"
         " config.data.num_streams must be what training was started with"
       )
+    self._check_files(state)
     self._positions = {
       stream: self._restored(stream, state[name], step)
       for stream, name in zip(self._streams, self.stream_names, strict=True)
     }
     self._iterator = None
+
+  def _check_files(self, state: Mapping[str, bytes]) -> None:
+    """Whether the files are those of the checkpoint; older ones do not say it but by names and sizes."""
+    content = state.get(stream_name(0, self.num_streams), b"1 ")
+    before = {} if self._files is None or content.startswith(b"1 ") else json.loads(content).get("files")
+    differences = self._files.differences(before) if before else []
+    if not differences:
+      return
+    if not self._files_may_change:
+      raise UserError(
+        f"config.data.files are not those that the checkpoint's position belongs to: {contents.shown(differences)};"
+        " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there"
+      )
+    print(
+      f"config.data.files have changed since the checkpoint: {contents.shown(differences)};"
+      " the data goes on at about the same part of what there is now",
+      file=sys.stderr,
+      flush=True,
+    )
 
   def close(self) -> None:
     """Stops reading ahead."""
@@ -278,7 +310,7 @@ class BatchIterator:
       identity = {key: value for key, value in identity.items() if key not in OF_FILES}
     for key in {**identity, **self._identity}:
       old, new = identity.get(key), self._identity.get(key)
-      if old != new:
+      if old != new and not (key == "data.files" and self._files_may_change):
         raise UserError(
           f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"
           " set it back, or start a new workdir from the parameters with config.init.checkpoint"

@@ -17,6 +17,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t2t.runtime import waiting
+
 Record = tuple[bytes, ...]
 
 # A record costs about as much as so many bytes of text, however short it is.
@@ -325,7 +327,17 @@ class SeqioRecords:
         x if _is_text(spec) else tf.io.serialize_tensor(x) for x, spec in zip(flat, self._specs, strict=True)
       )
 
-    for columns in dataset.map(components).batch(64).as_numpy_iterator():
+    batches = dataset.map(components).batch(64).as_numpy_iterator()
+    number, what = 0, f"shard {piece.shard} of {self._number} of split {self._split} of {type(self._source).__name__}"
+    while True:
+      waiting.begin(what, number)
+      try:
+        columns = next(batches, None)
+      finally:
+        waiting.end()
+      if columns is None:
+        return
+      number += len(columns[0])
       yield from zip(*columns, strict=True)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import math
 
 from flax import nnx
 import jax
@@ -17,6 +18,11 @@ LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
 _BLOCK = 128  # what `largest` looks at together
 _CHUNK_TOKENS = 1_024  # target positions per batch shard whose logits exist at one time
+
+
+LEAST_TEMPERATURE = (
+  1e-3  # logits are divided by it: by less they become infinite, and the likeliest token is drawn anyway
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,10 @@ class DecodeConfig:
   length_penalty_form: str = "gnmt"  # ((5 + length) / 6) ** penalty (Wu et al. 2016, T5's); "power": length ** penalty
 
   def __post_init__(self):
+    if not math.isfinite(self.temperature) or 0 < self.temperature < LEAST_TEMPERATURE:
+      raise UserError(
+        f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0, which takes the likeliest token"
+      )
     for option, least in (("max_length", 1), ("num_beams", 1), ("temperature", 0), ("top_k", 0)):
       value = getattr(self, option)
       if not value >= least:

@@ -19,6 +19,8 @@ from t2t.training import writers
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 _MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K = 1_024, 16, 1_000_000
+_MAX_CHARACTERS, _MAX_TEXTS = 100_000, 256
+_LONGEST_WAIT = 300.0  # seconds until the model is free
 _SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
 
 Event = dict[str, Any]
@@ -78,11 +80,37 @@ def parse(body: bytes) -> Request:
     accepted = (int, float) if types[name] is float else types[name]
     if not isinstance(value, accepted) or isinstance(value, bool):
       raise UserError(f"{name}: is {json.dumps(value)[:40]}; give a {_TYPES[types[name]]}")
+    if name == "temperature" and 0 < value < decoding.LEAST_TEMPERATURE:
+      raise UserError(f"{name}: is {value}; give {decoding.LEAST_TEMPERATURE} to 100, or 0 for the likeliest token")
     if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
       raise UserError(f"{name}: is {value}; give {_RANGES[name][0]} to {_RANGES[name][1]}")
   if not _is_text(fields.get("inputs", "")):
     raise UserError("inputs: there is nothing to read; write something")
   return Request(**fields)
+
+
+class TooLarge(UserError):
+  """A request that would hold the model too long."""
+
+
+def _check_size(value: Any) -> None:
+  """Texts are made tokens of before most of them is cut away: 900 kB took 11 s.
+
+  Raises:
+    TooLarge: there are more texts, or more characters in them, than may be.
+  """
+  texts, waiting = [], [value]
+  while waiting:
+    each = waiting.pop()
+    if isinstance(each, str):
+      texts.append(len(each))
+    else:
+      waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
+  if len(texts) > _MAX_TEXTS or sum(texts) > _MAX_CHARACTERS:
+    raise TooLarge(
+      f"the request has {sum(texts):,} characters in {len(texts):,} texts; {_MAX_CHARACTERS:,} in {_MAX_TEXTS} are the"
+      " most; more is what `t2t infer --input FILE` is for"
+    )
 
 
 def _fields(body: bytes) -> dict[str, Any]:
@@ -92,6 +120,7 @@ def _fields(body: bytes) -> dict[str, Any]:
     raise UserError(f"the request is not JSON: {error}") from None
   if not isinstance(fields, dict):
     raise UserError('the request is no JSON object; it must be like {"inputs": "..."}')
+  _check_size(fields)
   return fields
 
 
@@ -128,8 +157,11 @@ class Service(Protocol):
 
 def _waiting(device: threading.Lock) -> Iterator[Event]:
   """Takes the lock; meanwhile something is sent all the time, so that who has left is noticed."""
+  until = time.monotonic() + _LONGEST_WAIT
   while not device.acquire(timeout=1.0):
     yield {"state": "waiting"}
+    if time.monotonic() > until:
+      raise UserError(f"the model was not free for {_LONGEST_WAIT:.0f} s; ask again later")
 
 
 def make_mesh(tensor: int) -> jax.sharding.Mesh:

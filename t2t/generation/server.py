@@ -5,18 +5,28 @@ from collections.abc import Iterator, Mapping
 import functools
 import hashlib
 import http.server
+import io
 import json
 import pathlib
 import re
+import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
 from t2t import UserError
+from t2t.generation import admission, served
 from t2t.generation.served import Event, Service
 
 _MAX_BODY = 1_000_000
+_MAX_CONNECTIONS, _MAX_REQUESTS = 128, 32  # at a time; of requests all but one wait for the model
+_READ_SECONDS, _WRITE_SECONDS = (
+  15.0,
+  5.0,
+)  # for a request to arrive, idling before it included; for a piece of the answer
+_END_SECONDS = 10.0  # for answers that are under way when the server is to end
 _LINGER_SECONDS, _LINGER_BYTES = 5.0, 64_000_000  # for the rest of a request that was refused
 
 
@@ -39,71 +49,114 @@ def page() -> tuple[bytes, str]:
   return content.encode(), policy
 
 
+class _Incoming(io.RawIOBase):
+  """What a client sends, all of which must have come by a time: one that sends a byte now and then holds nobody up."""
+
+  def __init__(self, connection: socket.socket):
+    super().__init__()
+    self._connection = connection
+    self.until = time.monotonic() + _READ_SECONDS
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    left = self.until - time.monotonic()
+    if left <= 0:
+      raise TimeoutError("the request did not come in time")
+    self._connection.settimeout(left)
+    return self._connection.recv_into(buffer)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
   """GET / is the page, GET /about says what model it is, POST /generate answers with a line of JSON for each event."""
 
   protocol_version = "HTTP/1.1"
-  service: Service  # set by `make_server`
-  only_local: bool
+  server_version, sys_version = "t2t", ""
+  server: "Server"
+
+  def setup(self) -> None:
+    """As theirs, but for what limits how long a request takes to come."""
+    super().setup()
+    self._incoming = _Incoming(self.connection)
+    self.rfile = io.BufferedReader(self._incoming)
+
+  def handle_one_request(self) -> None:
+    """As theirs; the time begins anew."""
+    self._incoming.until = time.monotonic() + _READ_SECONDS
+    super().handle_one_request()
 
   def do_GET(self) -> None:  # noqa: N802  http.server's name
     """The page, and what it says of the model."""
-    if not self._is_ours():
+    if not self._is_let_in(asks=self.path == "/about"):
       return
     if self.path == "/":
       content, policy = page()
       self._reply(200, "text/html; charset=utf-8", content, {"Content-Security-Policy": policy})
     elif self.path == "/about":
-      self._reply_json(200, self.service.about())
+      self._reply_json(200, self.server.service.about())
     else:
-      self._reply_json(404, {"error": f"nothing is at {self.path}; the page is at /"})
+      self._reply_json(404, {"error": f"nothing is at {self.path[:80]}; the page is at /"})
 
   def do_POST(self) -> None:  # noqa: N802  http.server's name
     """What the model writes."""
-    if not self._is_ours():
+    if not self._is_let_in(asks=True):
       return
     if self.path != "/generate":
-      self._refuse(404, f"nothing is at {self.path}; give POST /generate")
+      self._refuse(404, f"nothing is at {self.path[:80]}; give POST /generate")
+      return
+    if not self.server.places.acquire(blocking=False):
+      self._refuse(503, f"{_MAX_REQUESTS} requests are waiting already; ask again in a moment")
       return
     try:
-      request = self.service.parse(self._body())
-    except UserError as error:
-      self._refuse(400, str(error))
-      return
-    self._stream(self.service.generate(request))
+      try:
+        request = self.server.service.parse(self._body())
+      except served.TooLarge as error:
+        self._refuse(413, str(error))
+        return
+      except UserError as error:
+        self._refuse(400, str(error))
+        return
+      except TimeoutError:
+        self._refuse(408, f"the request did not come within {_READ_SECONDS:.0f} s")
+        return
+      self._stream(self.server.service.generate(request))
+    finally:
+      self.server.places.release()
 
   def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  http.server's name
     """Says nothing: what goes wrong is told to who asked."""
 
-  def _is_ours(self) -> bool:
-    """Whether the page itself asks: another site that a browser shows must not get at what this machine serves."""
-    host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-    if self.only_local and host.strip("[]") not in ("localhost", "127.0.0.1", "::1"):
-      self._refuse(403, f"no requests for {host}; this page is at localhost")
-      return False
-    return True
+  def _is_let_in(self, *, asks: bool) -> bool:
+    refusal = self.server.admission.refusal(self.headers, asks=asks)
+    if refusal:
+      self._refuse(*refusal)
+    return refusal is None
 
   def _body(self) -> bytes:
     # A form on another site can send text, but no JSON without being allowed to.
     if self.headers.get_content_type() != "application/json":
       raise UserError("Content-Type: must be application/json")
-    length = self.headers.get("Content-Length", "")
-    if not length.isdigit():
-      raise UserError("Content-Length: is missing")
-    if int(length) > _MAX_BODY:
-      raise UserError(f"the request has {int(length):,} bytes; {_MAX_BODY:,} are the most")
-    return self.rfile.read(int(length))
+    lengths = self.headers.get_all("Content-Length", [])
+    if len(lengths) != 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]) or "Transfer-Encoding" in self.headers:
+      raise UserError("Content-Length: is missing, is given twice, or is no number")
+    length = int(lengths[0])
+    if length > _MAX_BODY:
+      raise served.TooLarge(f"the request has {length:,} bytes; {_MAX_BODY:,} are the most")
+    content = self.rfile.read(length)
+    if len(content) < length:
+      raise UserError(f"the request ends after {len(content):,} of {length:,} bytes")
+    return content
 
   def _refuse(self, status: int, reason: str) -> None:
     """Answers a request whose body was perhaps not read, and ends the connection."""
     self.close_connection = True
-    self._reply_json(status, {"error": reason})
     # A connection that is closed while data are on their way is reset, and who sends them never sees the answer: so
     # the rest is taken and thrown away, up to a limit.
     try:
+      self._reply_json(status, {"error": reason})
       self.connection.shutdown(socket.SHUT_WR)
-      self.connection.settimeout(_LINGER_SECONDS)
-      end = time.monotonic() + _LINGER_SECONDS
+      end = self._incoming.until = time.monotonic() + _LINGER_SECONDS
       left = _LINGER_BYTES
       while left > 0 and time.monotonic() < end and (taken := len(self.rfile.read1(65_536))):
         left -= taken
@@ -118,8 +171,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.wfile.write(content)
 
   def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+    self.connection.settimeout(_WRITE_SECONDS)
     self.send_response(status)
     fixed = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    fixed |= {"Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin"}
+    fixed |= {"Retry-After": "2"} if status == 503 else {}
     for name, value in (fixed | dict(headers)).items():
       self.send_header(name, value)
     if self.close_connection:
@@ -127,30 +183,95 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.end_headers()
 
   def _stream(self, events: Iterator[Event]) -> None:
-    self._start(200, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
     try:
+      self._start(200, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
       try:
         for event in events:
           self._chunk(event)
+          if self.server.ending:
+            raise UserError("the server is ended")
       except UserError as error:
         self._chunk({"error": str(error)})
-      except ConnectionError:
+      except (ConnectionError, TimeoutError):
         raise
       except Exception as error:  # whatever a device raises, such as that it has no memory left
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         self._chunk({"error": f"{type(error).__name__}: {str(error)[:300]}"})
       self.wfile.write(b"0\r\n\r\n")
-    except ConnectionError:
-      self.close_connection = True  # who asked has left: nothing more is written for them
+    except (ConnectionError, TimeoutError):
+      self.close_connection = True  # who asked has left, or does not read: nothing more is written for them
     finally:
       events.close()
+      self.close_connection |= self.server.ending
 
   def _chunk(self, event: Event) -> None:
     content = json.dumps(event).encode() + b"\n"
+    self.connection.settimeout(_WRITE_SECONDS)
     self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
 
 
-def make_server(service: Service, *, host: str, port: int) -> http.server.ThreadingHTTPServer:
+_BUSY = b'{"error": "too many connections; ask again in a moment"}'
+
+
+class Server(http.server.ThreadingHTTPServer):
+  """Answers so many connections at a time, each in a thread; others are told to come again.
+
+  Args:
+    service: answers.
+    let_in: who is let in.
+    port: 0 is any that is free.
+  """
+
+  daemon_threads = True
+  request_queue_size = _MAX_CONNECTIONS
+
+  def __init__(self, service: Service, let_in: admission.Admission, port: int):
+    self.service, self.admission, self.ending = service, let_in, False
+    self.places = threading.BoundedSemaphore(_MAX_REQUESTS)
+    self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+    self.address_family = socket.AF_INET6 if ":" in let_in.host else socket.AF_INET
+    super().__init__((let_in.host, port), _Handler)
+
+  def process_request(self, request: socket.socket, client_address: Any) -> None:
+    """In a thread, if there is one left."""
+    if self._connections.acquire(blocking=False):
+      super().process_request(request, client_address)
+      return
+    try:
+      request.setblocking(False)
+      request.send(
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 2\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
+      )
+    except OSError:
+      pass  # it has left
+    self.shutdown_request(request)
+
+  def process_request_thread(self, request: socket.socket, client_address: Any) -> None:
+    """As theirs; then there is a place again."""
+    try:
+      super().process_request_thread(request, client_address)
+    finally:
+      self._connections.release()
+
+  def handle_error(self, request: socket.socket, client_address: Any) -> None:
+    """A line, where it was not the client that left."""
+    error = sys.exception()
+    if not isinstance(error, ConnectionError | TimeoutError):
+      print(f"{type(error).__name__}: {error}", file=sys.stderr)
+
+  def end(self) -> None:
+    """Lets answers that are under way come to an end, each with a last event that says so."""
+    self.ending = True
+    until = time.monotonic() + _END_SECONDS
+    held = 0
+    while held < _MAX_REQUESTS and self.places.acquire(timeout=max(0.0, until - time.monotonic())):
+      held += 1
+    for _ in range(held):
+      self.places.release()
+
+
+def make_server(service: Service, *, host: str, port: int) -> Server:
   """A server that has its port and waits to be started with `serve_forever`.
 
   Args:
@@ -159,26 +280,42 @@ def make_server(service: Service, *, host: str, port: int) -> http.server.Thread
     port: 0 is any that is free.
 
   Raises:
-    UserError: the port is taken, or there is no such address.
+    UserError: the port is taken, there is no such address, or the environment's token is none.
   """
-  local = host in ("127.0.0.1", "localhost", "::1")
-  handler = type("Handler", (_Handler,), {"service": service, "only_local": local})
   try:
-    return http.server.ThreadingHTTPServer((host, port), handler)
+    return Server(service, admission.of(host), port)
   except (OSError, OverflowError) as error:
     raise UserError(f"--host {host} --port {port}: {error}; give another, or --port 0 for any that is free") from error
 
 
 def serve(service: Service, *, host: str, port: int) -> None:
-  """Serves the page until Ctrl-C.
+  """Serves the page until Ctrl-C or SIGTERM.
 
   Args:
     service: answers.
     host, port: see `make_server`.
   """
+
+  def terminated(*unused: Any) -> None:
+    raise KeyboardInterrupt
+
   with make_server(service, host=host, port=port) as server:
-    print(f"http://{host}:{server.server_port}/ is the page; Ctrl-C ends it", flush=True)
+    at = f"[{host}]" if ":" in host else host
+    # Behind #, what a browser keeps to itself.
+    token = f"#{server.admission.token}" if server.admission.token else ""
+    if not admission.is_local(host):
+      print(
+        f"--host {host}: others than this machine reach the page, unencrypted; whoever has the address with its token"
+        " may ask the model",
+        file=sys.stderr,
+      )
+    print(f"http://{at}:{server.server_port}/{token} is the page; Ctrl-C ends it", flush=True)
+    before = signal.signal(signal.SIGTERM, terminated)
     try:
       server.serve_forever()
     except KeyboardInterrupt:
+      signal.signal(signal.SIGTERM, signal.SIG_IGN)
+      server.end()
       print("\nended", file=sys.stderr)
+    finally:
+      signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 import dataclasses
 import importlib.util
+import math
+import numbers
 import re
 
 from t2t import UserError, did_you_mean
@@ -19,6 +21,9 @@ HEADS = ("class", "score", "choice", "tag", "span", "vector", "detector", "bound
 READS = ("first", "last", "mean", "each")
 LAYERS = ("last", "mix")
 _POOLERS = ("published", "", "tanh", "relu", "gelu", "norm")
+
+# Beyond these nothing was ever built, and a file that says so would be computed with for hours; others are int32.
+_MOST = {"num_encoder_layers": 10_000, "num_decoder_layers": 10_000, "num_heads": 100_000, "num_kv_heads": 100_000}
 
 # May be 0: that means without, or the number that another field implies.
 _MAY_BE_ZERO = (
@@ -276,9 +281,9 @@ class TransformerConfig:
     if self.remat not in remat.POLICIES:
       remat.parse(self.remat)
     for field in dataclasses.fields(self):
-      value, least = getattr(self, field.name), 0 if field.name in _MAY_BE_ZERO else 1
-      if field.type is int and value < least:
-        raise UserError(f"config.model.{field.name}={value}: must be at least {least}")
+      self._check_number(field)
+    if self.norm_epsilon < 0.0:
+      raise UserError(f"config.model.norm_epsilon={self.norm_epsilon}: must be at least 0")
     if not 0.0 <= self.dropout_rate < 1.0:
       raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:
@@ -305,6 +310,22 @@ class TransformerConfig:
           f"config.model.heads: {head.name} reads the first position, which in a decoder alone sees no other;"
           ' give it "reads": "last" or "mean"'
         )
+
+  def _check_number(self, field: dataclasses.Field) -> None:
+    """Whether a field of a config.json, which may say anything, is a number of its kind."""
+    value = getattr(self, field.name)
+    if field.type is bool and not isinstance(value, bool):
+      raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be True or False")
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if field.type is float and not is_number:
+      raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be a number")
+    if field.type is int:
+      least, most = 0 if field.name in _MAY_BE_ZERO else 1, _MOST.get(field.name, 2**31 - 1)
+      if not is_number or not isinstance(value, numbers.Integral):
+        raise UserError(f"config.model.{field.name}={str(value)[:40]!r}: must be a whole number")
+      if not least <= value <= most:
+        end = f"at least {least}" if value < least else f"at most {most:,}"
+        raise UserError(f"config.model.{field.name}={str(value)[:40]}: must be {end}")
 
   def _check_layers(self) -> None:
     for stack in ("encoder", "decoder"):

@@ -11,7 +11,7 @@ import time
 
 import jax
 
-from t2t.runtime import link
+from t2t.runtime import link, waiting
 
 # A step that takes so many times the usual one, and no less than so many seconds, is told.
 _SHORTEST_STALL = 60.0
@@ -20,8 +20,8 @@ _SHORTEST_STALL = 60.0
 class Watchdog:
   """Writes the stacks of all threads to stderr when a step takes many times as long as the steps before it.
 
-  So the log of every host says where it stands when one of them hangs, instead of nothing.  After `longest` all hosts
-  end: a run that stands still costs as much as one that does not.
+  So the log of every host says where it stands when one of them hangs, and which file it waits for, instead of nothing.
+  After `longest` all hosts end: a run that stands still costs as much as one that does not.
 
   Args:
     factor: how many times the usual step is told; 0: never.
@@ -103,6 +103,8 @@ class Watchdog:
         file=sys.stderr,
         flush=True,
       )
+      for each in waiting.told(limit / 2):
+        print(f"it waits for {each}", file=sys.stderr, flush=True)
       faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
       self._told = True
     if self._longest and limit >= self._longest:

@@ -158,11 +158,20 @@ def stats(paths: list[str], *, where: str) -> dict[str, tuple[int, int]]:
   Raises:
     UserError: a bucket cannot be listed, or one of the objects is not there.
   """
-  found: dict[str, tuple[int, int]] = {}
+  return {path: (blob.size, blob.generation) for path, blob in _listed(paths, where=where).items()}
+
+
+def checksums(paths: list[str], *, where: str) -> dict[str, str]:
+  """Path -> CRC-32C of these objects, as their bucket has it, see `stats`."""
+  return {path: blob.crc32c or "" for path, blob in _listed(paths, where=where).items()}
+
+
+def _listed(paths: list[str], *, where: str) -> dict[str, Any]:
+  found: dict[str, Any] = {}
   for folder in sorted({path.rpartition("/")[0] for path in paths}):
     name, key = _split(folder)
     for blob in _list(name, f"{key}/" if key else "", where=where, path=folder, delimiter="/")[0]:
-      found[f"gs://{name}/{blob.name}"] = (blob.size, blob.generation)
+      found[f"gs://{name}/{blob.name}"] = blob
   missing = [path for path in paths if path not in found]
   if missing:
     raise UserError(f"{where}: {missing[0]}: is not there")

@@ -6,7 +6,7 @@ CRC-32C, rotated and shifted by a constant.
 Source: tensorflow/core/lib/io/record_writer.h.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import struct
 from typing import BinaryIO
 
@@ -19,11 +19,15 @@ def frame(data: bytes) -> bytes:
   return b"".join((length, _checksum(length), data, _checksum(data)))
 
 
-def read(file: BinaryIO) -> Iterator[bytes]:
+_LARGEST = 2**30  # bytes; made room for before they are read
+
+
+def read(file: BinaryIO, *, damaged: Callable[[bytes], bytes] | None = None) -> Iterator[bytes]:
   """The data of each record in order.
 
   Args:
     file: at the first record.
+    damaged: what stands for a record whose bytes are not those that were written; None: such a file is not read on.
 
   Raises:
     ValueError: the file ends within a record, or a checksum is not that of the bytes.
@@ -32,12 +36,17 @@ def read(file: BinaryIO) -> Iterator[bytes]:
     if len(header) < 12 or header[8:] != _checksum(header[:8]):
       raise ValueError("the file ends within a record" if len(header) < 12 else "a length's checksum is wrong")
     (length,) = struct.unpack("<Q", header[:8])
+    if length > _LARGEST:
+      raise ValueError(f"a record is said to have {length:,} bytes, and may have {_LARGEST:,}")
     data, checksum = file.read(length), file.read(4)
     if len(data) < length or len(checksum) < 4:
       raise ValueError("the file ends within a record")
-    if checksum != _checksum(data):
+    if checksum == _checksum(data):
+      yield data
+    elif damaged is not None:
+      yield damaged(data)
+    else:
       raise ValueError("a record's checksum is wrong")
-    yield data
 
 
 def _checksum(data: bytes) -> bytes:

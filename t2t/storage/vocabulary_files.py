@@ -10,6 +10,7 @@ import sentencepiece
 import tokenizers
 
 from t2t import UserError
+from t2t.storage import untrusted
 
 # Pieces -> merges, which byte-level BPE has besides; by the ends of their names.
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}
@@ -20,6 +21,7 @@ RECORD = "vocabulary.json"
 SHIFTED = "sentencepiece.bpe.model"
 SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
 _JSON = "tokenizer.json"
+_MOST_IDS = 2**31  # ids are int32
 # Of a published model's folder.  A SentencePiece model first: the tokenizer.json that Hugging Face lays beside it is
 # made from it, and T5's has the sentinels inside.
 KINDS = ("*.model", _JSON, "vocab.txt", "encoder.json", "vocab.json")
@@ -54,15 +56,15 @@ def read_record(folder: epath.Path) -> Record:
   """The record of a folder that has one.
 
   Raises:
-    UserError: it is torn, or names a file that is not in the folder.
+    UserError: it is torn or no file, or names a file that is not in the folder.
   """
   path = folder / RECORD
   try:
-    found = json.loads(path.read_text())
+    found = untrusted.read_json(path)
     record = Record(found["file"], found["extra_ids"])
-  except (ValueError, KeyError, TypeError) as error:
+  except KeyError as error:
     raise UserError(f"{path}: not what t2t writes beside a vocabulary ({error!r}); copy it again") from error
-  if not is_own(record.file) or not isinstance(record.extra_ids, int):
+  if not is_own(record.file) or type(record.extra_ids) is not int or record.extra_ids < 0:
     raise UserError(
       f"{path}: its file is {record.file!r} and its extra_ids {record.extra_ids!r}; it must be a file of the same"
       " folder, or bytes, and a number"
@@ -85,8 +87,8 @@ def found_in(folder: epath.Path) -> list[epath.Path]:
 def makes_small(path: epath.Path) -> bool:
   """Whether a tokenizer.json makes small letters of capitals; False as well of what is none."""
   try:
-    normalizer = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
-  except (ValueError, KeyError, TypeError):
+    normalizer = json.loads(untrusted.read(path))["normalizer"]
+  except (ValueError, KeyError, TypeError, RecursionError):
     return False  # who reads it says what is wrong with it
   return any(said in json.dumps(normalizer) for said in ('"Lowercase"', '"lowercase": true'))
 
@@ -118,15 +120,29 @@ def files_of(path: epath.Path) -> list[epath.Path]:
 def ids_of(path: epath.Path) -> dict[str, int]:
   """The id of each piece of a SentencePiece model, vocab.txt, tokenizer.json, encoder.json or vocab.json.
 
-  Raises whatever its library does where it is none.
+  Raises whatever its library does where it is none, and:
+    UserError: it is no file, has no pieces, or ids that none can have.
   """
+  found = _ids_of(path)
+  if not found or not all(type(i) is int and 0 <= i < _MOST_IDS for i in found.values()):
+    what = "has ids that no embedding has rows for" if found else "has no pieces"
+    raise UserError(f"{path}: {what}; copy or download it again")
+  return found
+
+
+def _ids_of(path: epath.Path) -> dict[str, int]:
+  content = untrusted.read(path)
+  if not content:
+    return {}  # of which SentencePiece makes a model that fails whenever it is asked
   if path.suffix == ".model":
-    model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    model = sentencepiece.SentencePieceProcessor(model_proto=content)
     return {model.id_to_piece(i): i for i in range(model.get_piece_size())}
-  text = path.read_text(encoding="utf-8")
+  text = content.decode("utf-8")
   if path.suffix == ".txt":
     return {piece: i for i, piece in enumerate(text.removesuffix("\n").split("\n"))}
-  content = json.loads(text)
+  content = untrusted.json_object(content, path)
+  if path.name == _JSON and not isinstance(content.get("model"), dict):
+    raise UserError(f"{path}: has no model, which says what its pieces are; copy or download it again")
   if isinstance(content.get("model"), dict):  # a tokenizer.json; "model" may also be a piece
     return tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
-  return {str(piece): int(i) for piece, i in content.items()}
+  return content

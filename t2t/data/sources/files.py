@@ -1,5 +1,6 @@
 """Where text comes from, as sources of seqio's: files, and the installed documentation."""
 
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import documentation, windows
-from t2t.data.sources import text_files
+from t2t.data.sources import faults, text_files
 
 
 def text_hash(text: str | bytes) -> int:
@@ -37,6 +38,7 @@ class FileSource(seqio.DataSource):
     annotations: str = "",
     held_out_below: int = 0,
     where: Mapping[str, str] | None = None,
+    malformed: float = 0.0,
   ):
     """A source with a split for each key of `files`.
 
@@ -47,12 +49,14 @@ class FileSource(seqio.DataSource):
       held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
         other splits; both then read the same files.
       where: split -> the configuration key that names its files, for messages.
+      malformed: share of the records that may be so, and are left out.
     """
     super().__init__(splits=tuple(files))
     self._files = {split: tuple(paths) for split, paths in files.items()}
     self._field, self._annotations = field, annotations
     self._held_out_below = held_out_below
     self._where = dict(where or {})
+    self._tallies = {split: faults.Tally(malformed) for split in files}
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -74,6 +78,7 @@ class FileSource(seqio.DataSource):
       held_out_below=self._held_out_below,
       held_out=held_out,
       annotations=self._annotations,
+      tally=self._tallies[split],
     )
 
   def get_dataset(
@@ -122,6 +127,7 @@ class FileRecords:
   field, where: see `FileSource`.
   held_out_below, held_out: which documents, by a hash of their text: those below, or the others; None: all.
   annotations: see `FileSource`; the second column, as bytes of int32 [n, 2].
+  tally: of its records.
   """
 
   files: tuple[str, ...]
@@ -130,6 +136,7 @@ class FileRecords:
   held_out_below: int = 0
   held_out: bool | None = None
   annotations: str = ""
+  tally: faults.Tally = dataclasses.field(default_factory=lambda: faults.Tally(0.0), compare=False)
 
   @property
   def num_columns(self) -> int:
@@ -166,20 +173,25 @@ class FileRecords:
     """The text of a record, if it has one and is of this split, and what is marked in it.
 
     Raises:
-      UserError: it cannot be read; names the file and the line.
+      UserError: it cannot be read, and is one too many of those; names the file and the line.
     """
     if not isinstance(found, _Raw):
       return found
     path, number = self.files[found.piece.shard], found.number
     try:
       columns = self._columns(path, number, found.record)
-    except UserError:
+    except UserError as error:
       if not found.piece.start:
-        raise
+        self.tally.bad(error)
+        return None
       # Lines were counted from the piece's first; the second attempt says which it is in the file.
       number += text_files.lines_before(path, found.piece.start)
-      self._columns(path, number, found.record)
-      raise
+      try:
+        self._columns(path, number, found.record)
+      except UserError as exact:
+        self.tally.bad(exact)
+      return None
+    self.tally.good()
     text = columns[0]
     kept = text and (self.held_out is None or (text_hash(text) < self.held_out_below) == self.held_out)
     return columns if kept else None
@@ -218,16 +230,31 @@ def _is_divisible(path: str) -> bool:
   return text_files.kind(path) in ("text", "json") and not path.endswith(".gz")
 
 
-def user_error(error: tf.errors.OpError) -> UserError | None:
-  """The `UserError` that was raised inside tf.data, which hands on only its text; None if it was something else."""
-  raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", error.message or "", re.DOTALL)
+def user_error(error: tf.errors.OpError) -> Exception | None:
+  """What was raised inside tf.data, which hands on only its text: a `UserError`, or a Python error as it was.
+
+  None if it is TensorFlow's own, and no fault of what is read.
+  """
+  message = error.message or ""
+  raised = re.search(r"UserError: (.*?)\n(?:Traceback|\n|$)", message, re.DOTALL)
   if raised:
     return UserError(raised.group(1))
   broken = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.PermissionDeniedError
   if isinstance(error, broken):
-    reason = error.message.splitlines()[0].removeprefix("{{function_node __wrapped__IteratorGetNext}}").strip()
+    reason = message.splitlines()[0].removeprefix("{{function_node __wrapped__IteratorGetNext}}").strip()
     return UserError(f"the data cannot be read any further: {reason}")
-  return None
+  python = re.search(r"(\w+): (.*?)\n(Traceback \(most recent call last\):.*)", message, re.DOTALL)
+  if not python:
+    return None
+  name, said, trace = python.groups()
+  known = getattr(builtins, name, None)
+  is_error = isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, UnicodeError)
+  found = known(said.strip("'") if known is KeyError else said) if is_error else RuntimeError(f"{name}: {said}")
+  # Where in Python it was, without the layers of TensorFlow's and seqio's that lie around it.
+  frames = [frame.strip() for frame in trace.split("\n\n") if frame.lstrip().startswith("File ")]
+  own = [frame for frame in frames if not any(f"/{each}/" in frame for each in ("tensorflow", "seqio"))]
+  found.add_note("raised while the data was read, in\n  " + "\n  ".join(own or frames[-1:]))
+  return found
 
 
 class DocumentationSource(FileSource):

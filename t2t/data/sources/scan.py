@@ -11,8 +11,8 @@ import json
 from absl import logging
 
 from t2t import UserError
+from t2t.data.sources import faults, text_files
 from t2t.data.sources import files as sources
-from t2t.data.sources import text_files
 from t2t.runtime import cache_folder, progress
 
 # A corpus up to this size on disk is read whole (45 MB of gzipped Wikipedia take 1 s, once); of a larger one, the
@@ -20,7 +20,7 @@ from t2t.runtime import cache_folder, progress
 READ_WHOLE_BYTES = 256 * 2**20
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 1000
-_VERSION = 2  # of what is remembered
+_VERSION = 3  # of what is remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,24 +43,25 @@ def held_out_below(scan: Scan) -> int:
   return HELD_OUT_BELOW if scan.held_out or not scan.complete else scan.smallest_hash + 1
 
 
-def scan(files: Sequence[str], *, field: str, where: str = "config.data.files") -> Scan:
+def scan(files: Sequence[str], *, field: str, where: str = "config.data.files", malformed: float = 0.0) -> Scan:
   """Reads the files, all or in part, and counts documents; a second look at the same files is answered from memory.
 
   Args:
     files: paths, as `text_files.find_files` gives them.
     field: name of the text field.
     where: the configuration key that names the files.
+    malformed: share of the records that may be so; they are not counted.
 
   Raises:
     UserError: a file or a record that cannot be read, or no text at all.
   """
   stats = text_files.stats(files, where=where)
-  return _scan(tuple((path, stat.size, stat.changed) for path, stat in stats.items()), field, where)
+  return _scan(tuple((path, stat.size, stat.changed) for path, stat in stats.items()), field, where, malformed)
 
 
 @functools.lru_cache(maxsize=16)
-def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str) -> Scan:
-  key = hashlib.sha256(json.dumps([_VERSION, stats, field]).encode()).hexdigest()[:24]
+def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malformed: float) -> Scan:
+  key = hashlib.sha256(json.dumps([_VERSION, stats, field, malformed]).encode()).hexdigest()[:24]
   remembered = cache_folder.cache_dir() / "scan" / f"{key}.json"
   try:
     return Scan(**json.loads(remembered.read_bytes()))
@@ -73,7 +74,8 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str) -> Sc
   number = None if complete else SAMPLED_RECORDS
   # Of many small files in a bucket the answers are waited for together.
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    counted = pool.map(lambda path: _count(path, number, field=field, where=where), paths)
+    tally = faults.Tally(malformed)
+    counted = pool.map(lambda path: _count(path, number, tally, field=field, where=where), paths)
     counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
   documents, characters, held_out = (sum(column) for column in list(zip(*counts, strict=True))[:3])
   smallest_hash = min(count[3] for count in counts)
@@ -87,11 +89,11 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str) -> Sc
   return found
 
 
-def _count(path: str, number: int | None, *, field: str, where: str) -> tuple[int, int, int, int]:
+def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, where: str) -> tuple[int, int, int, int]:
   """Documents, characters, documents to be held out and the smallest hash of the first texts of a file, or of all."""
   documents = characters = held_out = 0
   smallest_hash = 2**32 - 1
-  for text in itertools.islice(text_files.read_texts(path, field=field, where=where), number):
+  for text in itertools.islice(text_files.read_texts(path, field=field, where=where, tally=tally), number):
     text_hash = sources.text_hash(text)
     documents += 1
     characters += len(text)

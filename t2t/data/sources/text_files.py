@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.objectives import annotated
+from t2t.data.sources import faults
 from t2t.storage import bucket
 from t2t.storage import records as tfrecords
 
@@ -41,6 +42,10 @@ KINDS = {
 _ENDINGS = ".txt, .jsonl, .jsonl.gz, .parquet or .tfrecord*"
 
 _BLOCK = 2**20  # bytes that are read at a time
+# A kilobyte of gzip can be a megabyte of one line, and a page of Parquet whatever it says.
+_LONGEST_LINE = 64 * 2**20
+_ENDLESS = 2**29
+_LARGEST_ROW_GROUP = 4 * 2**30
 
 
 def kind(path: str, *, where: str = "config.data.files") -> str:
@@ -164,6 +169,8 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   file_kind = kind(path, where=where)
   unit = "line" if file_kind in ("text", "json") else "record"
   place = f"{where}: {path}, {unit} {number}"
+  if isinstance(record, faults.Damaged):
+    raise UserError(f"{place}: {record.reason}")
   if file_kind == "tfrecord":
     record = _example_field(record, field=field, place=place)
   try:
@@ -274,9 +281,13 @@ def _open_decompressed(path: str) -> Iterator[io.BufferedReader]:
 
 def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFile:
   try:
-    file = pa.parquet.ParquetFile(bucket.open_binary(path) if bucket.is_remote(path) else path)
-  except (pa.ArrowInvalid, OSError) as error:
-    raise UserError(f"{where}: {path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    source = bucket.open_binary(path) if bucket.is_remote(path) else path
+    # What it costs is little, and of a file without checksums nothing.
+    file = pa.parquet.ParquetFile(source, page_checksum_verification=True)
+  except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
+    if getattr(error, "errno", None) is not None:
+      raise  # the system's, and not the file's
+    raise UserError(f"{where}: {path}: not a readable Parquet file ({_first_line(error)})") from error
   columns = file.schema_arrow
   if field not in columns.names:
     raise UserError(f"{where}: {path}: has no column {field!r}; it has {_fields(columns.names)}; {_field_key(where)}")
@@ -289,14 +300,63 @@ def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFil
 def _parquet_row_group(path: str, row_group: int, *, field: str, where: str) -> list[bytes]:
   file = _open_parquet(path, field=field, where=where)
   try:
-    column = file.read_row_group(row_group, columns=[field]).column(0)
-  except (pa.ArrowInvalid, OSError) as error:
-    raise UserError(f"{where}: {path}: row group {row_group} cannot be read ({str(error).splitlines()[0]})") from error
-  if column.null_count:
-    first = column.is_null().to_pylist().index(True)
-    raise UserError(f"{where}: {path}: row {first + 1} of row group {row_group} has no text: {field!r} is null")
-  # As bytes: files exist whose strings are not UTF-8, and `parse` names the record.
-  return column.cast(pa.large_binary()).to_pylist()
+    column = file.metadata.row_group(row_group)
+    size = sum(
+      column.column(i).total_uncompressed_size
+      for i in range(column.num_columns)
+      if column.column(i).path_in_schema == field
+    )
+    if not 0 <= size <= _LARGEST_ROW_GROUP:
+      raise ValueError(f"is said to have {size:,} bytes of {field!r}, and may have {_LARGEST_ROW_GROUP:,}")
+    # As bytes: files exist whose strings are not UTF-8, and `parse` names the record.
+    found = file.read_row_group(row_group, columns=[field]).column(0).cast(pa.large_binary()).to_pylist()
+  except (pa.ArrowException, ValueError, IndexError, MemoryError, OSError) as error:
+    if getattr(error, "errno", None) is not None:
+      raise  # as above
+    raise UserError(f"{where}: {path}: row group {row_group} cannot be read ({_first_line(error)})") from error
+  return [faults.Damaged(b"", f"{field!r} is null") if text is None else text for text in found]
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _lines(path: str, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+  """See `lines`; what goes wrong is raised as it is."""
+  with _open_decompressed(path) as file:
+    position = start
+    if start:
+      file.seek(start - 1)
+      # The end of the line before belongs to whoever reads that.
+      position += _to_line_end(file) - 1
+    number = 0
+    while not stop or position < stop:
+      line = file.readline(_LONGEST_LINE + 1)
+      if not line:
+        return
+      number += 1
+      position += len(line)
+      if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
+        left = _to_line_end(file)
+        line = faults.Damaged(b"", f"has {len(line) + left:,} bytes, and a line may have {_LONGEST_LINE:,}")
+        position += left
+      yield number, line
+
+
+def _to_line_end(file: io.BufferedReader) -> int:
+  """Reads up to the end of a line; how many bytes that were.
+
+  Raises:
+    ValueError: it has none for so long that it is no text.
+  """
+  found = 0
+  while block := file.readline(_BLOCK):
+    found += len(block)
+    if block.endswith(b"\n"):
+      break
+    if found > _ENDLESS:
+      raise ValueError(f"no line ends within {_ENDLESS:,} bytes")
+  return found
 
 
 def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -305,21 +365,16 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   Raises:
     UserError: the file cannot be read to its end.
   """
-  number, position = 0, start
+  number = 0
   try:
-    with _open_decompressed(path) as file:
-      if start:
-        file.seek(start - 1)
-        position += len(file.readline()) - 1  # the end of the line before, which belongs to whoever reads that
-      for number, line in enumerate(file, 1):  # noqa: B007  the messages below name the last line that could be read
-        if stop and position >= stop:
-          return
-        position += len(line)
-        yield number, line
+    for number, line in faults.patiently(lambda: _lines(path, start, stop), path):
+      yield number, line
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(
       f"{where}: {path}: truncated or corrupt gzip after line {number} ({error}); check it with `gzip -t`"
     ) from error
+  except ValueError as error:
+    raise UserError(f"{where}: {path}: is no text after line {number}: {error}") from error
   except OSError as error:
     after = f"line {number}" + (f" behind byte {start}" if start else "")
     raise UserError(f"{where}: {path}: cannot be read after {after} ({error.strerror or error})") from error
@@ -327,10 +382,15 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   number = 0
-  try:
+  damaged = lambda data: faults.Damaged(data, "its checksum is not that of its bytes")
+
+  def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path) as file:
-      for number, record in enumerate(tfrecords.read(file), 1):  # noqa: B007  as above
-        yield number, record
+      yield from enumerate(tfrecords.read(file, damaged=damaged), 1)
+
+  try:
+    for number, record in faults.patiently(read, path):
+      yield number, record
   except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(f"{where}: {path}: truncated or corrupt TFRecord after record {number} ({error})") from error
   except OSError as error:
@@ -338,9 +398,17 @@ def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _rows(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
-  groups = range(_open_parquet(path, field=field, where=where).num_row_groups)
-  found = (_parquet_row_group(path, row_group, field=field, where=where) for row_group in groups)
-  yield from enumerate(itertools.chain.from_iterable(found), 1)
+  def read() -> Iterator[tuple[int, bytes]]:
+    groups = range(_open_parquet(path, field=field, where=where).num_row_groups)
+    found = (_parquet_row_group(path, row_group, field=field, where=where) for row_group in groups)
+    yield from enumerate(itertools.chain.from_iterable(found), 1)
+
+  number = 0
+  try:
+    for number, record in faults.patiently(read, path):
+      yield number, record
+  except OSError as error:
+    raise UserError(f"{where}: {path}: cannot be read after record {number} ({_first_line(error)})") from error
 
 
 def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -357,14 +425,22 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
   return lines(path, where=where)
 
 
-def read_texts(path: str, *, field: str, where: str = "config.data.files") -> Iterator[str]:
-  """The texts of one file in order, blank ones left out.
+def read_texts(
+  path: str, *, field: str, where: str = "config.data.files", tally: faults.Tally | None = None
+) -> Iterator[str]:
+  """The texts of one file in order, blank ones left out, and those that `tally` lets pass.
 
   Raises:
     UserError: the file or a record cannot be read; names the file and the line.
   """
+  tally = faults.Tally(0.0) if tally is None else tally
   for number, record in records(path, field=field, where=where):
-    text = parse(path, number, record, field=field, where=where)
+    try:
+      text = parse(path, number, record, field=field, where=where)
+    except UserError as error:
+      tally.bad(error)
+      continue
+    tally.good()
     if text:
       yield text
 

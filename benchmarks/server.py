@@ -1,0 +1,270 @@
+"""The page's server under many clients at once: what it answers, what it refuses, and whether anything is lost.
+
+  python benchmarks/server.py                                  # 200 clients for two minutes
+  python benchmarks/server.py --seconds 30 --clients 50
+
+A small T5 with random weights writes behind the server of `t2t infer --server`, in a process of its own.  Most clients
+ask it for a few tokens; others send a byte a second, bodies that are too large, requests that are none, read nothing of
+the answer, or leave in the midst of it.  Every answer that came whole is compared with what the same request got while
+nothing else was asked.  Clients and the server share this machine: latencies are those of a full queue.
+
+Printed are lines of JSON: how many requests of each kind had which answer, latencies, the server's memory, threads and
+open files before and after, and `lost` and `wrong`, which must be 0.
+"""
+
+import argparse
+import collections
+import http.client
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+_SERVER = """
+import sys
+from t2t import __main__
+sys.exit(__main__.main(["infer", "--checkpoint", sys.argv[1], "--server", "--port", "0"]))
+"""
+_INPUTS = [f"what follows {number} words of text" for number in range(16)]
+_KINDS = ("asks",) * 12 + ("beams", "slow", "large", "malformed", "deaf", "leaves", "about", "strange")
+
+
+def checkpoint(folder: pathlib.Path) -> str:
+  """A folder of a model with random weights, which reads and writes bytes."""
+  from etils import epath
+  from flax import nnx, traverse_util
+  import jax
+  import numpy as np
+
+  from t2t.checkpoints import converted
+  from t2t.convert.tensors import Foreign, Tensor
+  from t2t.models import sizes, transformer
+  from t2t.models.config import TransformerConfig
+
+  jax.config.update("jax_platforms", "cpu")
+  sizes_ = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
+  layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+  model = TransformerConfig(**(dict(sizes.t5_1_1("small")) | sizes_ | layers))
+  state = nnx.to_pure_dict(nnx.split(transformer.build(model, nnx.Rngs(0)), graph=False)[1])
+  tensors = {}
+  for name, value in traverse_util.flatten_dict(state, sep="/").items():
+    value = np.asarray(value, np.float32)
+    stacked = "/layers/" in name
+    parts = tuple(lambda part=part: part for part in (value if stacked else [value]))
+    tensors[name] = Tensor(value.shape, value.dtype, parts, stacked=stacked)
+  lengths = {"inputs_length": 64, "targets_length": 32}
+  converted.save(Foreign(epath.Path("random"), "hf", model, "bytes", 100, lengths, tensors), epath.Path(folder / "run"))
+  return str(folder / "run")
+
+
+def usage(pid: int) -> dict[str, float]:
+  """Memory in MB, threads and open files of a process; nothing where the system does not tell."""
+  try:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return {
+      "memory_mb": int(fields["VmRSS"].split()[0]) // 1000,
+      "threads": int(fields["Threads"]),
+      "files": len(os.listdir(f"/proc/{pid}/fd")),
+    }
+  except OSError:
+    return {}
+
+
+class Clients:
+  """Asks a server in many ways, and notes what comes of it."""
+
+  def __init__(self, port: int):
+    self.port = port
+    self.answers: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    self.seconds: dict[str, list[float]] = collections.defaultdict(list)
+    self.expected: dict[str, str] = {}
+    self.wrong = self.lost = 0
+    self._lock = threading.Lock()
+
+  def _note(self, kind: str, answer: str, seconds: float) -> None:
+    with self._lock:
+      self.answers[kind][answer] += 1
+      if answer == "200":
+        self.seconds[kind].append(seconds)
+
+  def ask(self, body: dict) -> tuple[int, list[dict]]:
+    """Status and events of a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=310)
+    try:
+      connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+      answer = connection.getresponse()
+      return answer.status, [json.loads(line) for line in answer.read().splitlines()]
+    finally:
+      connection.close()
+
+  def run(self, until: float, seed: int) -> None:
+    """One client, until a time."""
+    draws = random.Random(seed)
+    kind = _KINDS[seed % len(_KINDS)]
+    while time.monotonic() < until:
+      started = time.monotonic()
+      try:
+        answer = getattr(self, f"_{kind}")(draws, until)
+      except (OSError, http.client.HTTPException) as error:
+        answer = type(error).__name__
+      self._note(kind, answer, time.monotonic() - started)
+      if answer != "200":
+        time.sleep(draws.uniform(0.1, 0.5))
+
+  def _asks(self, draws: random.Random, until: float, **options) -> str:
+    text = draws.choice(_INPUTS)
+    status, events = self.ask({"inputs": text, "max_length": 8} | options)
+    if status == 200:
+      if not events or "ended" not in events[-1]:
+        self.lost += 1
+        return "cut off"
+      key = json.dumps([text, options])
+      self.wrong += self.expected.setdefault(key, events[-1]["prediction"]) != events[-1]["prediction"]
+    return str(status)
+
+  def _beams(self, draws: random.Random, until: float) -> str:
+    return self._asks(draws, until, beam=2)
+
+  def _about(self, draws: random.Random, until: float) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+    connection.request("GET", draws.choice(["/", "/about"]))
+    status = connection.getresponse().status
+    connection.close()
+    time.sleep(0.2)
+    return str(status)
+
+  def _send(self, content: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+    connection.sendall(content)
+    return connection
+
+  def _status(self, connection: socket.socket) -> str:
+    head = connection.recv(100)
+    return head.split(b" ")[1].decode() if head.startswith(b"HTTP/1") else "closed"
+
+  def _slow(self, draws: random.Random, until: float) -> str:
+    with self._send(b"POST /generate HTTP/1.1\r\nHost: localhost\r\n") as connection:
+      while time.monotonic() < until:
+        connection.sendall(b"X")
+        time.sleep(1.0)
+    return "held on to the end"
+
+  def _large(self, draws: random.Random, until: float) -> str:
+    size = draws.choice([150_000, 900_000, 30_000_000])
+    return str(self.ask({"inputs": "a" * size})[0])
+
+  def _malformed(self, draws: random.Random, until: float) -> str:
+    content = draws.choice(
+      [
+        draws.randbytes(300) + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 3\r\n\r\n{{{",
+        b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"A" * 70_000 + b"\r\n\r\n",
+      ]
+    )
+    with self._send(content) as connection:
+      return self._status(connection)
+
+  def _strange(self, draws: random.Random, until: float) -> str:
+    value = draws.choice([1e-300, float("nan"), -1, "hot", 10**400, None, [], {}])
+    return str(self.ask({"inputs": "a", draws.choice(["temperature", "beam", "seed", "top_p"]): value})[0])
+
+  def _whole(self, length: int) -> bytes:
+    body = json.dumps({"inputs": "a", "max_length": length}).encode()
+    head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+  def _deaf(self, draws: random.Random, until: float) -> str:
+    with self._send(self._whole(64)) as connection:
+      time.sleep(draws.uniform(1, 8))
+      return self._status(connection)
+
+  def _leaves(self, draws: random.Random, until: float) -> str:
+    with self._send(self._whole(64)):
+      time.sleep(draws.uniform(0, 1))
+    return "left"
+
+
+def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
+  """Starts the server, lets clients ask it for so long, and ends it."""
+  run = checkpoint(folder)
+  started = subprocess.Popen([sys.executable, "-c", _SERVER, run], stdout=subprocess.PIPE, text=True)
+  try:
+    line = started.stdout.readline()
+    asked = Clients(int(line.split(":")[2].split("/")[0]))
+    for text in _INPUTS:  # alone: programs are compiled, and what is right is known
+      for options in ({}, {"beam": 2}):
+        events = asked.ask({"inputs": text, "max_length": 8} | options)[1]
+        asked.expected[json.dumps([text, options])] = events[-1]["prediction"]
+    asked.ask({"inputs": "a", "max_length": 64})
+    before, until = usage(started.pid), time.monotonic() + seconds
+    threads = [threading.Thread(target=asked.run, args=(until, number), daemon=True) for number in range(clients)]
+    for thread in threads:
+      thread.start()
+    most = before
+    while time.monotonic() < until:
+      time.sleep(1.0)
+      most = {name: max(value, most.get(name, 0)) for name, value in usage(started.pid).items()}
+    for thread in threads:
+      thread.join(320)
+    time.sleep(20.0)  # what is slow is cut off by now
+    after = usage(started.pid)
+    status, events = asked.ask({"inputs": _INPUTS[0], "max_length": 8})
+    still = status == 200 and events[-1]["prediction"] == asked.expected[json.dumps([_INPUTS[0], {}])]
+    # Ended while it writes: the answer that is under way gets a last event.
+    last = []
+    late = threading.Thread(target=lambda: last.extend(asked.ask({"inputs": "a", "max_length": 1_000})[1]))
+    late.start()
+    time.sleep(0.3)
+    started.send_signal(signal.SIGTERM)
+    code = started.wait(60)
+    late.join(60)
+  finally:
+    started.kill()
+    started.wait()
+  for kind, answers in sorted(asked.answers.items()):
+    found = sorted(asked.seconds[kind])
+    row = {"client": kind, "answers": dict(answers)}
+    if found:
+      row |= {"median_s": round(statistics.median(found), 3), "p99_s": round(found[int(0.99 * (len(found) - 1))], 3)}
+    print(json.dumps(row), flush=True)
+  return {
+    "clients": clients,
+    "seconds": seconds,
+    "before": before,
+    "most": most,
+    "after": after,
+    "lost": asked.lost,
+    "wrong": asked.wrong,
+    "answers_afterwards": still,
+    "ended_with": code,
+    "last_event": list(last[-1]) if last else None,
+  }
+
+
+def main() -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--seconds", type=float, default=120.0)
+  parser.add_argument("--clients", type=int, default=200)
+  options = parser.parse_args()
+  with tempfile.TemporaryDirectory() as folder:
+    found = measure(pathlib.Path(folder), clients=options.clients, seconds=options.seconds)
+  print(json.dumps(found), flush=True)
+  if found["lost"] or found["wrong"] or not found["answers_afterwards"] or found["ended_with"]:
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,106 @@
+"""What files of text hold, in a few bytes for each, so that a run that goes on knows if they are the same."""
+
+from collections.abc import Mapping, Sequence
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from t2t.data.sources import text_files
+from t2t.storage import bucket
+
+# Read in all, of a corpus of any size; of a bucket nothing is read, since its listing has a checksum of each object.
+_BYTES = 256 * 2**20
+_LEAST, _MOST = 3 * 2**12, 2**20  # of a file: one that has no more is read whole, of others the ends and the middle
+_SHOWN = 5  # differences that a message names
+
+
+class Contents:
+  """What these files hold; it is read in the background from now on.
+
+  Args:
+    files: their paths, in order.
+  """
+
+  def __init__(self, files: Sequence[str]):
+    self._files = tuple(files)
+    self._pool = concurrent.futures.ThreadPoolExecutor(1)
+    self._each = min(max(_BYTES // max(len(self._files), 1), _LEAST), _MOST)
+    self._found = self._pool.submit(_digests, self._files, self._each)
+
+  def saved(self) -> dict[str, Any]:
+    """For a checkpoint.
+
+    Out: {"each": 1048576, "files": [["a.jsonl", 5120, "9f86d081884c7d65"], ...]}
+    """
+    return {"each": self._each, "files": [list(row) for row in self._found.result()]}
+
+  def differences(self, saved: Mapping[str, Any]) -> list[str]:
+    """What of them is not as it was when `saved` was: a few words for each file."""
+    now = self._found.result() if saved["each"] == self._each else _digests(self._files, saved["each"])
+    before, after = ({name: (size, digest) for name, size, digest in rows} for rows in (saved["files"], now))
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+      if name not in after:
+        found.append(f"{name} is gone")
+      elif name not in before:
+        found.append(f"{name} is new")
+      elif before[name][0] != after[name][0]:
+        found.append(f"{name} had {before[name][0]:,} bytes and has {after[name][0]:,}")
+      elif _differ(before[name][1], after[name][1]):
+        found.append(f"{name} has another content of as many bytes")
+    return found
+
+
+def _differ(before: str, after: str) -> bool:
+  """Whether two digests are of one sort, and not the same: what is copied to a bucket gets one of another sort."""
+  return before != after and before.partition(":")[0] == after.partition(":")[0]
+
+
+def summary(files: Sequence[str]) -> str:
+  """Which files, in a few characters however many they are; positions are counted in their bytes."""
+  listed = [(path.rsplit("/", 1)[-1], size) for path, size in zip(files, text_files.sizes(tuple(files)), strict=True)]
+  digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]
+  return f"{len(files)} file(s) from {listed[0][0]} on, {sum(size for _, size in listed):,} bytes, {digest}"
+
+
+def shown(differences: Sequence[str]) -> str:
+  """The first of them, and how many there are."""
+  left = len(differences) - _SHOWN
+  return "; ".join(differences[:_SHOWN]) + (f"; and {left:,} more" if left > 0 else "")
+
+
+def _digests(files: Sequence[str], each: int) -> list[tuple[str, int, str]]:
+  """Name, size and digest of each file.  Folders may move: files count by their names."""
+  sizes = text_files.sizes(tuple(files))
+  remote = [path for path in files if bucket.is_remote(path)]
+  listed = bucket.checksums(remote, where="config.data.files") if remote else {}
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    digests = list(
+      pool.map(
+        lambda path, size: f"crc32c:{listed[path]}" if path in listed else _digest(path, size, each), files, sizes
+      )
+    )
+  names: dict[str, int] = {}
+  found = []
+  for path, size, digest in zip(files, sizes, digests, strict=True):
+    name = path.rsplit("/", 1)[-1]
+    names[name] = names.get(name, 0) + 1
+    found.append((name if names[name] == 1 else f"{name} ({names[name]})", size, digest))
+  return found
+
+
+def _digest(path: str, size: int, each: int) -> str:
+  """Of all of a file that has no more than `each` bytes, else of its ends and its middle."""
+  block = each // 3
+  starts = (0,) if size <= each else (0, (size - block) // 2, size - block)
+  found = hashlib.blake2b(digest_size=8)
+  try:
+    with pathlib.Path(path).open("rb") as file:
+      for start in starts:
+        file.seek(start)
+        found.update(file.read(size if size <= each else block))
+  except OSError:
+    return ""  # who reads it as text says what is wrong with it
+  return f"blake2b:{found.hexdigest()}"

@@ -1,0 +1,95 @@
+"""What goes wrong while files are read: records that are malformed, and files that cannot be read for a while."""
+
+from collections.abc import Callable, Iterator
+import itertools
+import sys
+import threading
+import time
+
+from absl import logging
+
+from t2t import UserError
+from t2t.runtime import waiting
+
+# A share of fewer records would be none of most.
+_LEAST_RECORDS = 1_000
+_SHOWN = 10  # malformed records that are told one by one; of more every tenth, every hundredth ...
+# Seconds before a file that could not be read is opened again: a disk of another machine may be away for a moment. Of a
+# bucket the client has asked again for a minute already.
+_WAITS = (1.0, 5.0, 15.0)
+
+
+class Damaged(bytes):
+  """A record that cannot be what was written: what is there of it, and why."""
+
+  reason: str
+
+  def __new__(cls, content: bytes, reason: str):
+    """A record."""
+    found = super().__new__(cls, content)
+    found.reason = reason
+    return found
+
+
+class Tally:
+  """Counts records, and leaves out malformed ones as long as they are few.
+
+  Args:
+    share: of the records that may be malformed; 0: none.
+  """
+
+  def __init__(self, share: float):
+    self._share = share
+    self._seen = self._bad = 0
+    self._lock = threading.Lock()  # streams are read side by side
+
+  def good(self, number: int = 1) -> None:
+    """So many were whole."""
+    self._seen += number
+
+  def bad(self, error: UserError) -> None:
+    """One was malformed.
+
+    Raises:
+      UserError: `error`, where that is one too many.
+    """
+    with self._lock:
+      self._seen, self._bad = self._seen + 1, self._bad + 1
+      bad, seen = self._bad, self._seen
+    if not self._share:
+      raise error
+    if bad > self._share * max(seen, _LEAST_RECORDS):
+      raise UserError(
+        f"{error}\n{bad:,} of the {seen:,} records that were read are malformed, more than"
+        f" config.data.malformed={self._share:g} allows"
+      ) from error
+    if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
+      print(f"left out, malformed record {bad:,} of {seen:,}: {error}", file=sys.stderr, flush=True)
+
+
+def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) -> Iterator[tuple[int, bytes]]:
+  """The records of a file; where the system cannot read it, it is opened again after a while and read on from there.
+
+  Raises:
+    OSError: it still could not be read; at once, where no system's number says that it was the system.
+  """
+  given, tried = 0, 0
+  while True:
+    try:
+      found = itertools.islice(open_again(), given, None)
+      while True:
+        waiting.begin(path, given)
+        try:
+          record = next(found, None)
+        finally:
+          waiting.end()
+        if record is None:
+          return
+        given, tried = given + 1, 0
+        yield record
+    except OSError as error:
+      if error.errno is None or tried == len(_WAITS):
+        raise
+      logging.warning("%s: cannot be read after record %d (%s): it is tried again", path, given, error)
+      time.sleep(_WAITS[tried])
+      tried += 1

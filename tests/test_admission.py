@@ -1,0 +1,227 @@
+"""Who may ask the page's server, how much, and for how long; a model would only make these tests slow."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import test_server
+
+from t2t import UserError
+from t2t.generation import admission, decoding, served, server
+
+ask = test_server.ask
+ASKED = {"inputs": "a"}
+
+
+class Counting:
+  """A service that counts for as long as it is asked to, and says when it was left."""
+
+  def __init__(self, number: int = 3):
+    self.number, self.left, self.goes_on = number, threading.Event(), threading.Event()
+    self.goes_on.set()
+
+  def about(self):
+    return {"asks": "write"}
+
+  def parse(self, body):
+    return served.parse(body)
+
+  def generate(self, request):
+    try:
+      for number in range(self.number):
+        self.goes_on.wait(30)
+        yield {"prediction": "x" * 10_000, "tokens": number, "inputs": request.inputs}
+    finally:
+      self.left.set()
+
+
+@contextlib.contextmanager
+def running(service, *, host="127.0.0.1"):
+  with server.make_server(service, host=host, port=0) as found:
+    thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+      yield found
+    finally:
+      found.shutdown()
+      thread.join()
+
+
+def send(port: int, content: bytes) -> socket.socket:
+  connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+  connection.sendall(content)
+  return connection
+
+
+POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+WHOLE = POST + b'Content-Length: 15\r\n\r\n{"inputs": "a"}'
+
+
+# ---- Who -------------------------------------------------------------------------------------------------------------
+
+
+def test_names_origins_and_tokens():
+  """Neither another site's name nor its page gets in, nor who does not have the token; an address is nobody's name."""
+  here = admission.Admission("127.0.0.1")
+  there = admission.Admission("0.0.0.0", "a" * 20)
+  right = {"Authorization": "Bearer " + "a" * 20}
+  for let_in, headers, status in (
+    (here, {"Host": "localhost:8000"}, None),
+    (here, {"Host": "[::1]:8000", "Origin": "http://[::1]:8000"}, None),
+    (here, {"Host": "10.0.0.7:8000"}, 403),
+    (here, {"Host": "evil.example"}, 403),
+    (here, {"Host": "localhost@evil.example["}, 403),
+    (here, {}, 403),
+    (here, {"Host": "localhost:8000", "Origin": "http://evil.example"}, 403),
+    (here, {"Host": "localhost:8000", "Origin": "http://localhost:9000"}, 403),
+    (here, {"Host": "localhost:8000", "Origin": "null"}, 403),
+    (here, {"Host": "localhost:8000", "Sec-Fetch-Site": "cross-site"}, 403),
+    (there, {"Host": "10.0.0.7:8000"} | right, None),
+    (there, {"Host": "10.0.0.7:8000"}, 401),
+    (there, {"Host": "10.0.0.7:8000", "Authorization": "Bearer é"}, 401),
+    (there, {"Host": "evil.example"} | right, 403),
+    (there, {"Host": "10.0.0.7:8000", "Origin": "http://evil.example"} | right, 403),
+  ):
+    found = let_in.refusal(headers, asks=True)
+    assert (found and found[0]) == status, (headers, found)
+
+
+def test_beyond_this_machine_only_with_a_token(monkeypatch):
+  """A new one each time, or that of the environment; the page itself has no secrets."""
+  first, second = (admission.of("0.0.0.0").token for _ in range(2))
+  assert first != second and len(first) >= 16 and admission.of("localhost").token == ""
+  monkeypatch.setenv(admission.TOKEN, "short")
+  with pytest.raises(UserError, match="T2T_SERVER_TOKEN: must be 16 characters"):
+    admission.of("localhost")
+  monkeypatch.setenv(admission.TOKEN, "0123456789abcdef")
+  with running(Counting(), host="0.0.0.0") as found:
+    port = found.server_port
+    assert ask(port, "GET", "/")[0] == 200
+    assert ask(port, "GET", "/about")[0] == ask(port, "POST", "/generate", ASKED)[0] == 401
+    assert ask(port, "GET", "/about", Authorization="Bearer 0123456789abcdef")[0] == 200
+    assert ask(port, "POST", "/generate", ASKED, Authorization="Bearer 0123456789abcdef")[0] == 200
+
+
+# ---- How much --------------------------------------------------------------------------------------------------------
+
+
+def test_texts_are_bounded():
+  """What would hold the model for long is refused with the limit, of whatever the texts are fields."""
+  with running(Counting()) as found:
+    for body in (
+      {"inputs": "a" * 100_001},
+      {"parts": ["a"] * 257},
+      {"candidates": [{"a": ["b" * 60_000, "b" * 60_000]}]},
+    ):
+      status, _, content = ask(found.server_port, "POST", "/generate", body)
+      assert status == 413 and "100,000 in 256 are the most" in json.loads(content)["error"]
+    status, _, content = ask(found.server_port, "POST", "/generate", b" " * 1_000_001)
+    assert status == 413 and "1,000,000 are the most" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+  "length",
+  [
+    b"Content-Length: -1",
+    b"Content-Length: \xb2",
+    b"Content-Length: " + b"9" * 30,
+    b"Content-Length: 15\r\nContent-Length: 3",
+    b"Content-Length: 15\r\nTransfer-Encoding: chunked",
+    b"Accept: */*",
+  ],
+)
+def test_lengths_that_are_none(length, capfd):
+  """Refused in a sentence, and no traceback anywhere."""
+  with running(Counting()) as found, send(found.server_port, POST + length + b"\r\n\r\n") as connection:
+    assert b"400" in connection.recv(100)
+  assert capfd.readouterr().err == ""
+
+
+def test_temperatures(monkeypatch):
+  for value in (1e-300, float("nan"), float("inf"), -1.0):
+    with pytest.raises(UserError, match="temperature="):
+      decoding.DecodeConfig(max_length=3, temperature=value)
+
+
+# ---- How many --------------------------------------------------------------------------------------------------------
+
+
+def test_connections_and_requests_are_bounded(monkeypatch):
+  """One too many is told to come again; when others have gone, it is answered."""
+  monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
+  monkeypatch.setattr(server, "_MAX_REQUESTS", 1)
+  service = Counting()
+  service.goes_on.clear()
+  with running(service) as found, send(found.server_port, WHOLE) as first:
+    assert b"200" in first.recv(100)
+    status, headers, _ = ask(found.server_port, "POST", "/generate", ASKED)
+    assert status == 503 and headers["Retry-After"]
+    idle = [send(found.server_port, b"GET") for _ in range(2)]
+    while ask(found.server_port, "GET", "/about")[0] == 200:  # until the server has taken both
+      pass
+    assert ask(found.server_port, "GET", "/about")[0] == 503
+    for each in idle:
+      each.close()
+    service.goes_on.set()
+    assert service.left.wait(30)
+    first.close()
+    while ask(found.server_port, "POST", "/generate", ASKED)[0] == 503:
+      pass
+    assert ask(found.server_port, "POST", "/generate", ASKED)[0] == 200
+
+
+# ---- How long --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_must_come_in_time(monkeypatch):
+  """However often it sends a byte: a head that does not end is cut off, a body is told so."""
+  monkeypatch.setattr(server, "_READ_SECONDS", 0.3)
+  with running(Counting()) as found:
+    with send(found.server_port, b"GET / HT") as connection:
+      received, started = None, time.monotonic()
+      with contextlib.suppress(ConnectionError):
+        while received != b"" and time.monotonic() < started + 20:
+          connection.settimeout(0.1)
+          with contextlib.suppress(TimeoutError):
+            received = connection.recv(100)
+          connection.sendall(b"T")
+      assert time.monotonic() < started + 20
+    with send(found.server_port, POST + b"Content-Length: 15\r\n\r\n{") as connection:
+      assert b"408" in connection.recv(100)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_leaves_or_does_not_read_frees_the_model(leaves, monkeypatch):
+  monkeypatch.setattr(server, "_WRITE_SECONDS", 0.3)
+  service = Counting(number=10**9)
+  with running(service) as found, send(found.server_port, WHOLE) as connection:
+    assert b"200" in connection.recv(100)
+    if leaves:
+      connection.close()
+    assert service.left.wait(30)
+
+
+def test_the_end_comes_between_two_events(capsys):
+  """SIGTERM: who is being answered is told, and the command returns."""
+  service, found = Counting(number=10**9), []
+
+  def client():
+    while "http://" not in (said := capsys.readouterr().out):
+      time.sleep(0.01)
+    port = int(said.split(":")[2].split("/")[0])
+    connection = send(port, WHOLE)
+    connection.recv(100)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while block := connection.recv(1_000_000):
+      found.append(block)
+
+  thread = threading.Thread(target=client)
+  thread.start()
+  server.serve(service, host="127.0.0.1", port=0)
+  thread.join(30)
+  assert b"the server is ended" in b"".join(found) and b"".join(found).endswith(b"0\r\n\r\n")
