@@ -53,6 +53,8 @@ def serve(address: str) -> None:
 
   for name in _LOADED:
     importlib.import_module(name)
+  # Of functions that read data it is the same as of programs: each runs a few times.
+  sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
   assert not xla_bridge.backends_are_initialized()  # whose threads no fork takes along
   with socket.socket(socket.AF_UNIX) as server:
     server.bind(address)
