@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
   """Runs one subcommand.
 
   Returns:
-    The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used, 130
-    or 143 when a signal stopped it.
+    The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used,
+    130 or 143 when a signal stopped it.
   """
   argv = sys.argv[1:] if argv is None else argv
   if not argv or argv[0] in ("-h", "--help", "help"):
