@@ -167,7 +167,7 @@ def _own(names: Iterable[str]) -> list[str]:
 
 
 def _listed(folder: epath.Path) -> Files:
-  found = bucket.checksums(folder, where="checkpoint")
+  found = bucket.checksums_below(folder, where="checkpoint")
   return {name: found[name] for name in _own(found)}
 
 

@@ -193,7 +193,7 @@ def names(folder: epath.Path, *, where: str) -> list[str]:
   return sorted({each[len(prefix) :].rstrip("/") for each in found if each != prefix})
 
 
-def checksums(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
+def checksums_below(folder: Any, *, where: str) -> dict[str, tuple[int, int]]:
   """Path within a folder -> bytes and CRC-32C of every object below it, as the bucket knows them: nothing is read.
 
   Raises:
