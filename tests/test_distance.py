@@ -14,10 +14,12 @@ from test_kernels import CUDNN_MASKS, LENGTH, MASKS, SEGMENTS, operands, seen
 import test_train_state
 import toy
 
-from t2t import sharding
+from t2t import UserError, sharding
+from t2t.config import load_config, override, records
 from t2t.models import attention, kernels
 from t2t.models.kernels import distance, distance_tiles
 from t2t.models.masks import AttentionMask
+from t2t.training import recipe
 
 MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included
 
@@ -103,7 +105,7 @@ def test_it_is_the_formula(name, reach):
     (dict(query_length=520, largest_block=256), 20),  # a bias that is the same for most
     (dict(query_length=260, key_length=400), 128),
     (dict(heads=4, kv_heads=2), 128),
-    (dict(heads=3), 128),  # no whole groups
+    (dict(heads=3, kv_heads=1), 128),  # no whole groups
     (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
     (dict(query_length=280, largest_block=256), 200),  # the last block is filled by more than 128
     (dict(query_length=280, key_length=600, largest_block=256), 500),
@@ -316,6 +318,21 @@ def test_a_model_computes_what_it_does_without(kind, remat, as_on_tpus):
   assert (kernels_run, none) == (config.num_encoder_layers + config.num_decoder_layers + crossed, 0)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
   toy.assert_trees_close(gradients, wanted, atol=1e-4)
+
+
+def test_other_lengths_than_those_of_training(as_on_tpus):
+  """A run that asks for a kernel measures its tasks on whatever their lengths allow."""
+  overrides = ["--config.model.attention_kernel=distance", "--config.model.num_heads=4", "--config.model.head_dim=32"]
+  overrides += ["--config.data.inputs_length=128", "--config.data.targets_length=128"]
+  config = records(override(load_config("tiny_t5"), overrides))
+  mesh = sharding.make_mesh({"data": 8})
+  with jax.set_mesh(mesh):
+    program = recipe.make(config).on(mesh)
+    short = toy.batch((16, 9), (16, 4), padded_to=(16, 16))
+    run = lambda graphdef: jax.eval_shape(lambda state: state.model(graphdef)(short), program.state)
+    with pytest.raises(UserError, match="attention_kernel=distance: cannot be had"):
+      run(program.graphdef)
+    assert jax.tree.leaves(run(program.reader))
 
 
 def losses_of_training(config, steps):

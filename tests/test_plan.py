@@ -423,6 +423,7 @@ def test_a_report_is_80_columns_wide(small):
     assert max(len(line) for line in plan.report(each).splitlines()) <= 80
   assert "it does NOT fit: 14.00 GB too much for each chip" in plan.report(tight)
   assert "prediction (not a measurement" in plan.report(on_a_tpu(small))
+  assert "attention: encoder plain (CPU); decoder plain (CPU); cross plain (CPU)" in plan.report(small).splitlines()
 
 
 def test_what_would_make_a_plan_fit(small):

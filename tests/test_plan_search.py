@@ -6,7 +6,7 @@ import jax
 import pytest
 from test_plan import SMALL, T5, config
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import search
@@ -84,6 +84,26 @@ def test_what_waits_on_the_host_is_its_own_way_out():
   assert on_host.is_slower(kept)
   assert not kept.is_slower(on_host)
   assert kept.needs_more(candidate(remat="full"))
+
+
+def test_a_policy_of_ones_own_is_tried():
+  """Beside the others, and compared with itself alone."""
+  found = search.candidates(config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None)
+  assert {each.remat for each in found} == {*search._REMATS, "input,attention"}
+  own = candidate(remat="input,attention")
+  assert candidate(batch_size=32, remat="input,attention").needs_more(own)
+  assert not candidate(batch_size=32, remat="none").needs_more(own)
+  assert not own.needs_more(candidate(remat="full"))
+
+
+def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
+  """On a TPU none of them lie in memory, unless that is asked for."""
+  memory = lambda *more: search.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
+  one = candidate(fsdp=1)
+  long = ("--config.data.inputs_length=4096", "--config.data.targets_length=4096", "--config.model.head_dim=32")
+  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+  scores = memory(*long, "--config.model.attention_kernel=plain") - memory(*long)
+  assert scores > 16 * 3 * 4_096**2 * 4 * 4  # rows, arrays, pairs, heads, bytes: of a layer
 
 
 def test_the_optimizer_may_wait_on_the_host():

@@ -72,14 +72,14 @@ class Recipe:
     train = self.config.train
     check_sizes(self.config, mesh)
     check_lengths(self.config, mesh)
-    graphdef, state, make = self.state(mesh)
+    graphdef, state, make_state = self.state(mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
     step = train_state.make_train_step(graphdef, self.loss, self.tx, shardings, num_microbatches=train.microbatches)
     evaluate = train_state.make_eval_step(graphdef, self.loss)
     reader = graphdef
     if self.config.model.attention_kernel:
       reader, _, _ = make(self.config.with_(model={"attention_kernel": ""})).state(mesh)
-    return Program(graphdef, reader, state, shardings, make, step, evaluate, self.freeze)
+    return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze)
 
 
 @dataclasses.dataclass(frozen=True)
