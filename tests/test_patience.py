@@ -14,7 +14,7 @@ import test_checkpoint
 from t2t import UserError
 from t2t.checkpoints import damage, patience, store
 
-_LIMIT = 20_000  # bytes; an array is larger
+_LIMIT = 100_000  # bytes; a shard of an array is larger, and what a test prints is not
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def full_disk():
 @pytest.fixture(scope="module")
 def state():
   """With arrays that do not compress to nothing."""
-  state = test_checkpoint.make_state(width=2_000)
+  state = test_checkpoint.make_state(width=40_000)
   noisy = lambda x: jax.device_put(jax.random.normal(jax.random.key(0), x.shape), x.sharding) if x.ndim == 2 else x
   return jax.tree.map(noisy, state)
 

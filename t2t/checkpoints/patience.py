@@ -81,6 +81,7 @@ def without_tracebacks() -> None:
   """
   if absl_logging.get_verbosity() < absl_logging.INFO:
     absl_logging.get_absl_logger().addFilter(_is_no_traceback)
+    logging.getLogger("asyncio").addFilter(_is_no_other_write)
     if sys.unraisablehook is not _tell:
       global _tell_before
       _tell_before, sys.unraisablehook = sys.unraisablehook, _tell
@@ -88,6 +89,11 @@ def without_tracebacks() -> None:
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:
   return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _is_no_other_write(record: logging.LogRecord) -> bool:
+  # The first that fails is told; Orbax asks no other.
+  return "exception was never retrieved" not in record.getMessage()
 
 
 def _tell(unraisable: "sys.UnraisableHookArgs") -> None:

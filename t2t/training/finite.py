@@ -1,10 +1,13 @@
 """Whether all of a state is finite, asked before it is saved: with a NaN in it, it is no place to go on from."""
 
+from collections.abc import Callable
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t.params import path_name
 from t2t.training.train_state import TrainState
 
@@ -29,7 +32,7 @@ def check(state: TrainState, *, step: int) -> None:
   ]
   # Parameters before the moments that follow from them.
   leaves.sort(key=lambda leaf: leaf[0].startswith("opt_state"))
-  finite = np.asarray(_finite([x for _, x in leaves]))
+  finite = np.asarray(_program(state.step.sharding.mesh)([x for _, x in leaves]))
   affected = [name for (name, _), good in zip(leaves, finite, strict=True) if not good]
   if affected:
     more = f" and {len(affected) - 1} more arrays" if len(affected) > 1 else ""
@@ -40,6 +43,9 @@ def check(state: TrainState, *, step: int) -> None:
     )
 
 
-@jax.jit
-def _finite(arrays: list[jax.Array]) -> jax.Array:
-  return jnp.stack([jnp.isfinite(x).all() for x in arrays])
+@functools.cache
+def _program(mesh: jax.sharding.Mesh) -> Callable[[list[jax.Array]], jax.Array]:
+  """Arrays -> whether all of each is finite; every host has the whole answer."""
+  return jax.jit(
+    lambda arrays: jnp.stack([jnp.isfinite(x).all() for x in arrays]), out_shardings=sharding.replicated(mesh)
+  )
