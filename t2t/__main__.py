@@ -1,6 +1,7 @@
 """The `t2t` command: a table of subcommands, each imported only when it is called."""
 
 import atexit
+import errno
 import gc
 import importlib
 import os
@@ -8,7 +9,7 @@ import sys
 import traceback
 
 from t2t import UserError
-from t2t.runtime import stopping
+from t2t.runtime import exit_codes, stopping
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -26,6 +27,15 @@ SUBCOMMANDS = {
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 
+
+# What a machine lacks, and no traceback says better.
+_MACHINE = {
+  errno.EMFILE: "let the process have more, with `ulimit -n 4096` in the shell that starts it",
+  errno.ENFILE: "the whole machine has no more",
+  errno.ENOSPC: "make room, or give another folder; what was saved before is whole",
+  errno.EDQUOT: "make room, or give another folder; what was saved before is whole",
+  errno.EROFS: "give a folder that can be written",
+}
 
 # Objects that are made before Python looks for garbage among them.  Libraries make millions as they are imported, and
 # hardly any garbage: with Python's own 700 the looking takes a fifth of the time.
@@ -85,6 +95,14 @@ def _run(command: str, rest: list[str]) -> int:
     print(f"t2t {command}: interrupted", file=sys.stderr)
     _end_others("was interrupted", 130)
     return 130
+  except OSError as error:
+    if error.errno not in _MACHINE or "--debug" in rest:
+      _end_others(f"OSError: {error}", exit_codes.FAILED, traceback.format_exc())
+      raise
+    why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
+    print(f"t2t {command}: error: {why}", file=sys.stderr)
+    _end_others(why, exit_codes.REFUSED)
+    return exit_codes.REFUSED
   except Exception as error:
     _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], 1, traceback.format_exc())
     raise

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, link, memory, roll_call, xla_flags
+from t2t.runtime import cache_folder, descriptors, link, memory, roll_call, xla_flags
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -86,8 +86,9 @@ def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str) -
     programs: see `keep_programs`.
 
   Raises:
-    UserError: see `join`.
+    UserError: see `join` and `descriptors.allow`.
   """
+  descriptors.allow()
   memory.keep_freed_memory()
   if compiler_flags:
     xla_flags.apply()
