@@ -161,7 +161,7 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     assert b"200" in first.recv(100)
     status, headers, _ = ask(found.server_port, "POST", "/generate", ASKED)
     assert status == 503 and headers["Retry-After"]
-    idle = [send(found.server_port, b"GET") for _ in range(2)]
+    idle = [send(found.server_port, head) for head in (b"GET", POST + b"Content-Length: 15\r\n\r\n{")]
     while ask(found.server_port, "GET", "/about")[0] == 200:  # until the server has taken both
       pass
     assert ask(found.server_port, "GET", "/about")[0] == 503

@@ -105,21 +105,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.path != "/generate":
       self._refuse(404, f"nothing is at {self.path[:80]}; give POST /generate")
       return
+    try:
+      request = self.server.service.parse(self._body())
+    except served.TooLarge as error:
+      self._refuse(413, str(error))
+      return
+    except UserError as error:
+      self._refuse(400, str(error))
+      return
+    except TimeoutError:
+      self._refuse(408, f"the request did not come within {_READ_SECONDS:.0f} s")
+      return
+    # Only who has asked takes a place: those whose requests are still on their way would keep others out.
     if not self.server.places.acquire(blocking=False):
       self._refuse(503, f"{_MAX_REQUESTS} requests are waiting already; ask again in a moment")
       return
     try:
-      try:
-        request = self.server.service.parse(self._body())
-      except served.TooLarge as error:
-        self._refuse(413, str(error))
-        return
-      except UserError as error:
-        self._refuse(400, str(error))
-        return
-      except TimeoutError:
-        self._refuse(408, f"the request did not come within {_READ_SECONDS:.0f} s")
-        return
       self._stream(self.server.service.generate(request))
     finally:
       self.server.places.release()
@@ -235,7 +236,11 @@ class Server(http.server.ThreadingHTTPServer):
   def process_request(self, request: socket.socket, client_address: Any) -> None:
     """In a thread, if there is one left."""
     if self._connections.acquire(blocking=False):
-      super().process_request(request, client_address)
+      try:
+        super().process_request(request, client_address)
+      except BaseException:  # there was no thread to be had
+        self._connections.release()
+        raise
       return
     try:
       request.setblocking(False)

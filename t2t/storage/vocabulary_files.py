@@ -62,7 +62,7 @@ def read_record(folder: epath.Path) -> Record:
   try:
     found = untrusted.read_json(path)
     record = Record(found["file"], found["extra_ids"])
-  except KeyError as error:
+  except (UserError, KeyError) as error:
     raise UserError(f"{path}: not what t2t writes beside a vocabulary ({error!r}); copy it again") from error
   if not is_own(record.file) or type(record.extra_ids) is not int or record.extra_ids < 0:
     raise UserError(
