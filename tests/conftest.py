@@ -61,9 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["T2T_TEST_PROGRAMS"] = folder.name  # for the workers
   jax.config.update("jax_compilation_cache_dir", os.environ["T2T_TEST_PROGRAMS"])
+  if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+    _read_data_as_it_is_written()
   # A worker has millions of objects after a while, which tracing would have looked through again and again.
   gc.freeze()
   gc.set_threshold(50_000, 20, 100)
+
+
+def _read_data_as_it_is_written() -> None:
+  """Functions that read data run a few times: to optimise each takes a third of the CPU time of tests of the pipeline.
+
+  TensorFlow heeds this until it runs its first operation, which modules of tests do.  Commands that tests start in
+  processes of their own are as users have them.
+  """
+  from t2t import data  # loads TensorFlow without what nobody needs
+
+  data.tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True, scope="module")
