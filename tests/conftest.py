@@ -69,10 +69,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _read_data_as_it_is_written() -> None:
-  """Functions that read data run a few times: to optimise each takes a third of the CPU time of tests that read any.
+  """Functions that read data run a few times: to optimise each takes a third of the CPU time of tests of the pipeline.
 
   TensorFlow heeds this until it runs its first operation, which modules of tests do.  Commands that tests start in
-  processes of their own, but for those of test_hosts.py, are as users have them.
+  processes of their own are as users have them.
   """
   from t2t import data  # loads TensorFlow without what nobody needs
 

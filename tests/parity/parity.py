@@ -24,7 +24,7 @@ from t2t.models.config import HeadConfig, TransformerConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -r tests/parity-requirements.txt")
 transformers = pytest.importorskip("transformers", reason="needs transformers: tests/parity-requirements.txt")
-# Of models this small threads only wait for each other, at full speed: a third of the CPU time of these tests.
+# Of models this small threads mostly wait for each other, at full speed: a third of the CPU time of these tests.
 torch.set_num_threads(1)
 
 Inputs = Callable[[transformer.Batch], dict[str, torch.Tensor]]  # what their model is called with
