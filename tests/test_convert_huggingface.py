@@ -627,7 +627,7 @@ def test_a_model_that_transformers_does_not_have(tmp_path):
     (toy.KINDS["modern_t5"], r"config.model.positions='rotary' \(theirs 'relative'\)"),
     (
       toy.KINDS["prefix_lm"],
-      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  llama: config.*bidirectional_prefix=True",
+      r"gpt2: .*='gated_gelu': they have gelu, gelu_tanh, relu\n  mpt: .*\n  llama: config.*bidirectional_prefix=True",
     ),
     (toy.KINDS["shared_stacks"], r"config.model.share_stacks=True \(theirs False\)"),
     (toy.config(tied_logits=True, init_scale=0.1), "config.model.init_scale=0.1: T5 scales logits of the embedding"),

@@ -16,7 +16,17 @@ NEVER = -1
 FREE = DecodeConfig(LENGTH)
 BEAMS = DecodeConfig(LENGTH, num_beams=4)
 WRITERS = ["t5_1_1", "modern_t5", "shared_stacks", "shared_everything", "bert2bert", "bart"]
-WRITERS += ["gpt2", "llama", "local_llama", "gemma", "gemma_t5", "prefix_lm", "learned_prefix_lm", "local_prefix_lm"]
+WRITERS += [
+  "gpt2",
+  "mpt",
+  "llama",
+  "local_llama",
+  "gemma",
+  "gemma_t5",
+  "prefix_lm",
+  "learned_prefix_lm",
+  "local_prefix_lm",
+]
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -20,7 +20,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import manifest, pretrained
 from t2t.config import DataConfig
 from t2t.data import pipeline
 from t2t.generation import line_files, predictor, prompting
@@ -417,6 +417,7 @@ def test_what_a_decoder_was_trained_on_decides(run, tmp_path):
   source = text_file(tmp_path, ["a dog"])
   copy = shutil.copytree(trained.workdir("decoder_only"), tmp_path / "run")
   path = copy / "checkpoints" / "2" / "config" / "metadata"
+  (copy / "checkpoints" / "2" / manifest.NAME).unlink()
   config = json.loads(path.read_text())
   config["data"] |= {"objective": "prefix_lm"}
   path.write_text(json.dumps(config))

@@ -18,7 +18,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import manifest, pretrained
 from t2t.data import vocabularies
 from t2t.generation import answerer, answering, filling
 from t2t.models.config import HeadConfig
@@ -339,6 +339,7 @@ def test_replaced_tokens_are_no_fillings(run, tmp_path):
   """ELECTRA's discriminator has learned which tokens were replaced, and nothing of which are likely."""
   copy = shutil.copytree(trained.workdir("encoder_only"), tmp_path / "run")
   path = copy / "checkpoints" / "2" / "config" / "metadata"
+  (copy / "checkpoints" / "2" / manifest.NAME).unlink()
   config = json.loads(path.read_text())
   config["model"] |= {"heads": [{"name": "replaced", "num_classes": 1, "kind": "detector"}]}
   path.write_text(json.dumps(config))

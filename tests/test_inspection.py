@@ -8,7 +8,7 @@ import test_checkpoint
 import test_damage
 
 from t2t import __main__ as command
-from t2t.checkpoints import damage, store
+from t2t.checkpoints import damage, store, writer
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   test_damage.flip(largest(workdir, 40))
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("nothing to delete")
   test_damage.flip(largest(workdir, 40))
-  with store.lock(epath.Path(workdir)):
+  with writer.held(epath.Path(workdir)):
     code, _, error = run(capsys, "prune", workdir, "--keep", 1, "--yes")
     assert code == 2 and "another run" in error
   assert run(capsys, "prune", workdir, "--keep", 1, "--yes")[1].startswith("deleted 30 (")

@@ -10,7 +10,7 @@ import pytest
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import manifest, pretrained, store
 from t2t.config import load_config, records
 from t2t.data import vocabularies
 
@@ -73,7 +73,7 @@ def test_the_model_is_the_one_that_was_trained(workdir):
 def test_a_kernel_and_a_package_that_are_not_here(workdir, tmp_path, monkeypatch):
   """What was trained on a TPU's kernel, or in 8 bits, because its config said so, is read where there is neither."""
   monkeypatch.setitem(sys.modules, "qwix", None)
-  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   (saved,) = (
     path for path in (tmp_path / "1").rglob("*") if path.is_file() and b'"attention_kernel"' in path.read_bytes()
   )
@@ -95,7 +95,7 @@ def test_a_vocabulary_that_was_not_saved_is_found_by_the_config(workdir, tmp_pat
 
 def test_a_checkpoint_runs_no_code(workdir, tmp_path, capsys):
   """A module that its config names is imported if the user names it, too; the model is read without it."""
-  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1")
+  shutil.copytree(workdir / "checkpoints" / "1", tmp_path / "1", ignore=shutil.ignore_patterns(manifest.NAME))
   ran = tmp_path / "ran.txt"
   code = f"""
 import pathlib, seqio

@@ -415,7 +415,7 @@ def test_a_warm_start_has_the_memory_of_what_it_starts_from():
   wanted = join_frozen(abstract.params, abstract.frozen_params)
   numbers = lambda x: jnp.arange(float(x.size)).reshape(x.shape)
   params = jax.tree.map(lambda x: jax.device_put(numbers(x), x.sharding), wanted)
-  start = recipe.Program(graphdef, abstract, shardings, make_state, None, None, ("encoder",)).warm()
+  start = recipe.Program(graphdef, graphdef, abstract, shardings, make_state, None, None, ("encoder",)).warm()
   size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params))
   program = start.lower(params, toy.key())
   assert not re.search(r"dense_resource|dense<\"0x", program.as_text())

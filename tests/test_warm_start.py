@@ -80,7 +80,7 @@ def program() -> recipe.Program:
   freeze = ("encoder", "cross_attention_norm")
   graphdef, state, make = train_state.abstract_train_state(model_fn, tx, mesh, freeze=freeze)
   shardings = jax.tree.map(lambda x: x.sharding, state)
-  return recipe.Program(graphdef, state, shardings, make, None, None, freeze)
+  return recipe.Program(graphdef, graphdef, state, shardings, make, None, None, freeze)
 
 
 def whole(state: train_state.TrainState) -> dict:

@@ -12,7 +12,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import damage, inspection, manifest, store
+from t2t.checkpoints import damage, inspection, manifest, store, writer
 from t2t.runtime import progress
 
 _WIDEST = 120  # columns
@@ -159,7 +159,7 @@ def _prune(options: argparse.Namespace) -> int:
   folder = inspection.folder_of(options.dir)
   with contextlib.ExitStack() as stack:
     if folder.name == store.CHECKPOINTS:
-      stack.enter_context(store.lock(folder.parent))  # no run writes there
+      stack.enter_context(writer.held(folder.parent))  # no run writes there
     found = inspection.superfluous(folder, keep=options.keep)
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")

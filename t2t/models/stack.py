@@ -208,7 +208,7 @@ class Stack(nnx.Module):
   ) -> kernels.DistanceBias | jax.Array:
     """By distance where a kernel takes it so; else of all pairs, once for all layers."""
     config, reach = self.config, self.config.bias_reach(key_length)
-    bias = attention.alibi(config.num_heads, reach) if self.position_bias is None else self.position_bias()
+    bias = attention.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
     if not mask.is_decoding:
       shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
       chosen = attention.choose(
@@ -231,7 +231,7 @@ class Stack(nnx.Module):
     """What the self-attention of each layer, by its number, knows of positions."""
     config, offset = self.config, mask.query_offset
     bias, angles, local_angles = None, None, None
-    if config.biased:
+    if self.position_bias is not None or config.positions == "alibi":
       bias = self._bias(batch, query_length, key_length, mask, drops=drops)
     # Beams are all at one position.
     query_length = query_length if mask.ancestors is None else 1
