@@ -227,10 +227,10 @@ def test_a_checkpoint_from_before_heads_had_names(tmp_path):
 def restored(workdir, saved, state, config):
   """What was saved, as it is resumed by a run whose state is like `state`."""
   checkpoints = store.Checkpoints(epath.Path(workdir), keep=1)
-  checkpoints.save(1, saved, {}, config, metrics=None)
+  checkpoints.save(0, saved, {}, config, metrics=None)
   checkpoints.wait()
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-  found, _ = checkpoints.restore(1, abstract, ())
+  found, _ = checkpoints.restore(0, abstract, ())
   checkpoints.close()
   return found
 

@@ -324,7 +324,7 @@ def test_blanks_of_bytes():
 @pytest.mark.parametrize(("loss", "asked"), [("tokens_and_heads", "fillings"), ("heads", "probabilities")])
 def test_what_was_learned_beside_tokens_is_asked_by_name(loss, asked, several, run, tmp_path):
   """A model that was trained to predict tokens, too, fills blanks, unless a head is named."""
-  copy = shutil.copytree(several, tmp_path / "run")
+  copy = shutil.copytree(several, tmp_path / "run", ignore=shutil.ignore_patterns(manifest.NAME))
   for path in copy.glob("checkpoints/*/config/metadata"):
     config = json.loads(path.read_text())
     config["train"] |= {"loss": loss}
