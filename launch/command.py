@@ -13,7 +13,7 @@ from t2t import UserError, did_you_mean
 from t2t.launch import gke, listing, queued_resource, slurm, tpu_types, tpu_vm
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
-from t2t.runtime import stopping
+from t2t.runtime import stopping, telling
 
 _ACTIONS = {
   "tpu-vm": ("status", "logs", "stop", "delete"),
@@ -242,10 +242,9 @@ def main(argv: list[str]) -> None:
       if job is not None and not getattr(options, "delete", False):
         zone = ["--zone", options.zone] if options.kind == "tpu-vm" else []
         line = ["t2t", "launch", options.kind, "--name", options.name, *zone]
-        print(
+        telling.tell(
           "\nWhat has been started goes on, AND MAY COST. The same command again follows it;\n"
           f"  {shlex.join(line)} {'|'.join(_ACTIONS[options.kind])}",
-          file=sys.stderr,
         )
       if told and told[0] != signal.SIGINT:
         raise stopping.Stopped(told[0]) from None

@@ -335,16 +335,17 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     google_cloud.check_bucket(shell, job.workdir)
   shell.say("Is it there already?")
   found = jobset.in_cluster()
-  if found is None:
-    jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
-  elif found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
+  if found is not None and found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
     raise UserError(
       f"JobSet {request.name} is there already, with another command (or another version of its files); give"
       f" another --name, or delete it first:\n  {request.launch_line('delete')}"
     )
-  else:
+  if found is not None:
     shell.say("This very command is there already")
   try:
+    if found is None:
+      # Broken off, it may be there, or a part of it.
+      jobset.apply(manifest(request, job, token="TOKEN" if shell.dry_run else secrets.token_hex(16)))
     ended = _followed(jobset, shell)
   except BaseException:
     if delete:

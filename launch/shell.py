@@ -13,6 +13,7 @@ import textwrap
 import time
 
 import t2t
+from t2t.runtime import telling
 
 _WIDTH = 80
 _TIMED_OUT = 124  # as of timeout(1)
@@ -150,7 +151,7 @@ class Shell:
       wide = dict(width=_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
       print("\n" + "\n".join(textwrap.fill(line, **wide, drop_whitespace=False) for line in text.splitlines()))
     else:
-      print(text, file=sys.stderr, flush=True)
+      telling.tell(text)
 
   def progress(self, text: str) -> None:
     """One line that is kept up to date on a terminal; elsewhere a line where it changes."""
@@ -161,15 +162,15 @@ class Shell:
       self._since = now
     if sys.stderr.isatty():
       minutes = f"{text} ({(now - self._since) / 60:.0f} min)"[: _WIDTH - 1]
-      print(f"\r{minutes:<{_WIDTH - 1}}", end="", file=sys.stderr, flush=True)
+      telling.tell(f"\r{minutes:<{_WIDTH - 1}}", end="")
     elif text != self._progress:
-      print(text, file=sys.stderr, flush=True)
+      telling.tell(text)
     self._progress = text
 
   def end_progress(self) -> None:
     """Leaves the line of `progress`."""
     if self._progress and sys.stderr.isatty():
-      print(file=sys.stderr, flush=True)
+      telling.tell("")
     self._progress = ""
 
   def pause(self) -> None:

@@ -81,8 +81,7 @@ def _run(command: str, rest: list[str]) -> int:
     return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
     if "--debug" in rest:
-      _end_others(str(error), 2)
-      raise
+      traceback.print_exc()
     print(f"t2t {command}: error: {error}", file=sys.stderr)
     _end_others(str(error), 2)
     return 2

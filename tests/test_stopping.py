@@ -19,7 +19,7 @@ from t2t.runtime import exit_codes, maintenance
 _BEFORE = """
 import os, signal, sys, threading, time
 from t2t.runtime import stopping
-stopping._STEP_SECONDS = 0.3
+stopping._STEP_SECONDS = stopping._FIRST_SECONDS = 0.3
 def doing(): os.write(1, b"doing\\n")
 def hang():  # deaf: no signal's handler of Python's gets it out of here
   tell = doing
@@ -78,6 +78,20 @@ def test_a_loop_saves_and_stops():
   code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), signal.SIGTERM)
   assert code == exit_codes.TERMINATED
   assert "SIGTERM: saving after this step" in said and said.endswith("save at 1\nsaved\n")
+
+
+def test_a_cloud_tells_every_host():
+  """That all are to stop is known from another when the signal comes here, too: it is the first, and nothing is lost."""
+  told = """
+      stop._watch.hear_of(agreement.Asked(agreement.STOP, signal.SIGTERM, "SIGTERM came to another"))
+      stop._agreement.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, ""))
+      doing()
+      while not stop._watch._heard: time.sleep(0.001)
+      time.sleep(0.1)
+"""
+  block = STEPS.replace("    if stop.reached", f"    if step == 1:{told}    if stop.reached")
+  code, said = run("from t2t.runtime import agreement" + block, signal.SIGTERM)
+  assert code == 143 and "again" not in said and said.endswith("save at 1\nsaved\n")
 
 
 def test_a_step_that_does_not_end_is_broken_off():

@@ -401,7 +401,7 @@ def test_debug_shows_the_traceback(text, tmp_path):
     text=True,
     check=False,
   )
-  assert result.returncode != 0
+  assert result.returncode == 2
   assert "Traceback" in result.stderr and "float16" in result.stderr
 
 

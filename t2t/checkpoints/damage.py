@@ -3,6 +3,7 @@
 All functions that read files are called by all hosts of a run alike: they share out the reading, and find the same.
 """
 
+import contextlib
 import functools
 import json
 
@@ -155,10 +156,51 @@ def _shown(found: list[str]) -> str:
 
 def steps(directory: epath.Path) -> list[int]:
   """The steps in a folder of checkpoints that were saved to their end, damaged ones among them; sorted."""
-  found = [name for name in bucket.names(directory, where="--workdir") if name.isdigit() and name == str(int(name))]
+  found = _numbered(directory)
   if bucket.is_remote(directory):  # where what a save was killed in has the name of its step
     found = [name for name in found if manifests.COMMITTED in bucket.names(directory / name, where="--workdir")]
   return sorted(map(int, found))
+
+
+def _numbered(directory: epath.Path) -> list[str]:
+  names = bucket.names(directory, where="--workdir")
+  return [name for name in names if name.isascii() and name.isdigit() and name == str(int(name))]
+
+
+def _keep_whole(directory: epath.Path) -> None:
+  """Sees to steps of a bucket that Orbax would take for what a save was killed in, and delete, though they are whole.
+
+  Raises:
+    UserError: one that an older t2t saved was copied from a disk without its last object.
+  """
+  for name in _numbered(directory) if bucket.is_remote(directory) else ():
+    folder = directory / name
+    there = bucket.names(folder, where="--workdir")
+    if manifests.COMMITTED in there:
+      continue
+    if manifests.NAME in there:
+      if not of_step(folder, step=int(name)):
+        bucket.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
+    elif manifests.ORBAX in there and not _says_its_step(folder) and _ended(folder):
+      raise UserError(
+        f"{folder}: was saved to its end, but has no {manifests.COMMITTED}, as where it was copied from a disk; put"
+        " an empty one there if the copy is whole, or move the folder away"
+      )
+
+
+def _ended(folder: epath.Path) -> bool:
+  """Whether Orbax noted when a step was saved."""
+  with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    return bool(json.loads(bucket.read(folder / manifests.ORBAX))["commit_timestamp_nsecs"])
+  return False
+
+
+def _says_its_step(folder: epath.Path) -> bool:
+  """Whether a t2t saved it that writes manifests, so that without one it is a part."""
+  for name in bucket.names(folder / STREAMS, where="checkpoint"):
+    with contextlib.suppress(OSError, ValueError, TypeError):
+      return "step" in json.loads(bucket.read(folder / STREAMS / name))
+  return False
 
 
 def set_aside(directory: epath.Path) -> None:
@@ -173,6 +215,8 @@ def set_aside(directory: epath.Path) -> None:
   Raises:
     UserError: no sound step is left, but damaged ones are; then all stays as it is.
   """
+  if jax.process_index() == 0:
+    _keep_whole(directory)
   there = hosts.share(steps(directory))
   damaged, sound = {}, None
   for step in reversed(there):

@@ -263,7 +263,9 @@ def _readable(path: epath.Path) -> Iterator[None]:
   """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it."""
   try:
     yield
-  except ValueError as error:
+  except UserError:
+    raise
+  except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
     raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
 
 

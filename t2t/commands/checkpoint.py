@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import math
+import os
 import sys
 import time
 
@@ -14,6 +15,7 @@ import rich.table
 from t2t import UserError
 from t2t.checkpoints import damage, inspection, manifest, store, writer
 from t2t.runtime import progress
+from t2t.storage import bucket
 
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
@@ -158,8 +160,13 @@ def _prune(options: argparse.Namespace) -> int:
     raise UserError(f"--keep {options.keep}: must be at least 1")
   folder = inspection.folder_of(options.dir)
   with contextlib.ExitStack() as stack:
-    if folder.name == store.CHECKPOINTS:
-      stack.enter_context(writer.held(folder.parent))  # no run writes there
+    if bucket.is_remote(folder):
+      workdir = folder.parent if folder.name == store.CHECKPOINTS else None
+    else:  # by whatever name it is reached
+      resolved = epath.Path(os.path.realpath(folder))
+      workdir = resolved.parent if resolved.name == store.CHECKPOINTS else None
+    if workdir is not None:
+      stack.enter_context(writer.held(workdir))  # no run writes there
     found = inspection.superfluous(folder, keep=options.keep)
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")

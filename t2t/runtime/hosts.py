@@ -6,7 +6,6 @@ A run on several hosts is the same command on each of them.  Who they are comes 
 
 import argparse
 import json
-import sys
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, descriptors, link, memory, roll_call, xla_flags
+from t2t.runtime import cache_folder, descriptors, link, memory, roll_call, telling, xla_flags
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -74,7 +73,7 @@ def place_of(options: argparse.Namespace) -> roll_call.Place | None:
 def say(text: str) -> None:
   """Tells what is going on, once, however many hosts there are."""
   if jax.process_index() == 0:
-    print(text, file=sys.stderr, flush=True)
+    telling.tell(text)
 
 
 def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str) -> None:

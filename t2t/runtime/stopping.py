@@ -20,6 +20,7 @@ T = TypeVar("T")
 # Seconds until a step, or a batch of an evaluation, must have come to its end once a signal has come; where they are
 # long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.
 _STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS = 5.0, 3.0, 60.0
+_FIRST_SECONDS = 10.0  # of what has not been done before, and may have to be compiled
 _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
 # Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
 _SAVE_SECONDS = 270.0
@@ -49,7 +50,8 @@ class _Watch:
 
   def __init__(self, command: str):
     self._command = command
-    self._number: int | None = None  # of the signal that came first
+    self._number: int | None = None  # of the signal that ends the process, to whichever of all it came first
+    self._heard = False  # whether one has come to this process
     self._steps: Steps | None = None
     self._deadline: float | None = None
     self._doing = ""
@@ -97,10 +99,14 @@ class _Watch:
           self._hear(number)
 
   def _hear(self, number: int) -> None:
-    again, self._number = self._number is not None, self._number or number
+    # Of several hosts a cloud tells each: that all have agreed to stop because one was told is no first time here.
+    again, self._heard = self._heard, True
+    agreed, self._number = self._number is not None, self._number or number
     steps = self._steps
     if again:
       self.end(f"{_name(number)} again: ended at once")
+    elif agreed:
+      return
     elif steps is not None:
       self.say(f"{_name(number)}: saving after this step; again to end at once")
       steps.ask(agreement.Asked(agreement.STOP, number, f"{_name(number)} came"))
@@ -227,7 +233,9 @@ class Steps:
     if self.doing == _SAVING:
       return _SAVE_SECONDS
     seconds = self._seconds.get(self.doing)
-    usual = statistics.median(seconds) if seconds else 0.0
+    if not seconds:
+      return _FIRST_SECONDS
+    usual = statistics.median(seconds)
     return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS))
 
   def reached(self, doing: str = _STEP) -> bool:
@@ -274,6 +282,8 @@ class Steps:
     Raises:
       Abandoned: all are to stop, before the next batch.
     """
+    # The first is none of the steps before it, which take less.
+    self.doing, self._since = _BATCH, time.monotonic()
     for batch in batches:
       yield batch
       self.between()

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -23,12 +24,25 @@ RENEW_SECONDS = 15.0
 MISSED = 3  # renewals, after which it may be taken over
 
 
+def _machine() -> str:
+  """What no other has while it runs: machines that were cloned, and containers, may have one name and the same pids."""
+  found = []
+  for read in (
+    lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    lambda: os.readlink("/proc/self/ns/pid"),
+  ):
+    with contextlib.suppress(OSError):
+      found.append(read())
+  return " ".join(found)
+
+
 @dataclasses.dataclass
 class _Holder:
   """What the object says.
 
   host, pid: of the process.
   since: when it began, in words.
+  machine: what tells it from others of that name, see `_machine`.
   key: another for each lease.
   times: it was renewed, so that no two contents are the same.
   """
@@ -36,6 +50,7 @@ class _Holder:
   host: str
   pid: int
   since: str
+  machine: str = ""
   key: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
   times: int = 0
 
@@ -44,7 +59,7 @@ class _Holder:
 
   def is_dead(self) -> bool:
     """Whether it was of this machine, where it is no more; False where that cannot be known."""
-    if self.host != socket.gethostname():
+    if (self.host, self.machine) != (socket.gethostname(), _machine()):
       return False
     try:
       os.kill(self.pid, 0)
@@ -75,7 +90,8 @@ class Lease:
 
   def __init__(self, path: Any, *, on_lost: Callable[[str], None]):
     self._path, self._on_lost = path, on_lost
-    self._own = _Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    self._own = _Holder(socket.gethostname(), os.getpid(), since, machine=_machine())
     self._released, self._writing = threading.Event(), threading.Lock()
     try:
       self._generation = self._take()

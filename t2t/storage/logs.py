@@ -25,6 +25,7 @@ class _Disk:
 
   def __init__(self, path: epath.Path):
     self._path = pathlib.Path(path)
+    self._path.parent.mkdir(parents=True, exist_ok=True)  # and not later: a folder that was moved stays away
 
   def size(self) -> int:
     return self._path.stat().st_size if self._path.exists() else 0
@@ -37,7 +38,6 @@ class _Disk:
     cache_folder.write_atomically(self._path, content, durable=True)
 
   def append(self, content: bytes) -> None:
-    self._path.parent.mkdir(parents=True, exist_ok=True)
     with open(self._path, "ab") as file:
       file.write(content)
       file.flush()

@@ -18,6 +18,7 @@ import rich.progress
 
 from t2t import UserError
 from t2t.losses import Baseline
+from t2t.runtime import telling
 from t2t.storage import bucket, logs, records
 
 
@@ -68,7 +69,8 @@ class ProgressLine:
     left = "" if seconds_left is None else f"  {duration(seconds_left)} left"
     text = f"loss {loss:.3f}{speed}{left}"
     if self._progress is not None:
-      self._progress.update(self._task, completed=step, text=text)
+      with telling.unheeded():
+        self._progress.update(self._task, completed=step, text=text)
       return
     now = time.monotonic()
     if step in (self._first_step + 1, self._num_steps) or now - self._printed >= self._every_seconds:
@@ -77,15 +79,17 @@ class ProgressLine:
 
   def say(self, text: str) -> None:
     """Prints a line of its own, above the one that changes."""
-    if self._progress is not None:
+    if self._progress is None:
+      telling.tell(text)
+      return
+    with telling.unheeded():
       self._progress.console.print(text, highlight=False, markup=False)
-    else:
-      print(text, file=sys.stderr, flush=True)
 
   def close(self) -> None:
     """Leaves the line as it stands."""
     if self._progress is not None:
-      self._progress.stop()
+      with telling.unheeded():
+        self._progress.stop()
 
 
 def _row(line: bytes) -> dict | None:
