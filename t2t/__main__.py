@@ -1,11 +1,13 @@
 """The `t2t` command: a table of subcommands, each imported only when it is called."""
 
 import atexit
+import contextlib
 import errno
 import gc
 import importlib
 import os
 import sys
+import threading
 import traceback
 
 from t2t import UserError
@@ -60,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used,
     130 or 143 when a signal stopped it.
   """
-  argv = sys.argv[1:] if argv is None else argv
+  if argv is None:
+    return _of_process()
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(_usage())
     return 0 if argv else 2
@@ -69,6 +72,29 @@ def main(argv: list[str] | None = None) -> int:
     return _run(command, rest)
   with stopping.watched(command):
     return _run(command, rest)
+
+
+def _of_process() -> int:
+  """`main` of this process's own arguments."""
+  try:
+    code = main(sys.argv[1:])
+  except Exception:
+    if not _compiles():
+      raise
+    traceback.print_exc()
+    code = exit_codes.FAILED
+  if _compiles():
+    # As where the data is found wanting: XLA brings down a process that Python takes apart around it.
+    for file in (sys.stdout, sys.stderr):
+      with contextlib.suppress(OSError):
+        file.flush()
+    os._exit(code)
+  return code
+
+
+def _compiles() -> bool:
+  """Whether the thread of training/ahead.py, which is not imported for it, is still at work."""
+  return any(thread.name == "compiler" for thread in threading.enumerate())
 
 
 def _run(command: str, rest: list[str]) -> int:

@@ -81,7 +81,7 @@ def test_a_loop_saves_and_stops():
 
 
 def test_a_cloud_tells_every_host():
-  """That all are to stop is known from another when the signal comes here, too: it is the first, and nothing is lost."""
+  """That all are to stop is known from another when the signal comes here, too: it is no second one."""
   told = """
       stop._watch.hear_of(agreement.Asked(agreement.STOP, signal.SIGTERM, "SIGTERM came to another"))
       stop._agreement.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, ""))

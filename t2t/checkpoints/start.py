@@ -74,6 +74,7 @@ def start(
         f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
         " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
       )
+  hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
 
 

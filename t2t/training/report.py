@@ -60,7 +60,7 @@ class Report:
     self._schedule = schedule
     self._throughput = throughput
     self._writer = self._line = None
-    self._warned = False
+    self._warned, self._start = False, start
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
@@ -92,7 +92,7 @@ class Report:
       self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
 
   def _warn_of_waiting(self, step: int, share: float) -> None:
-    if share > 0.05 and not self._warned and step >= 20:
+    if share > 0.05 and not self._warned and step >= self._start + 20:
       self._warned = True
       self._line.say(
         f"step {step}: {share:.0%} of the time is spent waiting for data (config.data); `python benchmarks/pipeline.py`"
