@@ -335,12 +335,12 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
     google_cloud.check_bucket(shell, job.workdir)
   shell.say("Is it there already?")
   found = jobset.in_cluster()
-  if found is not None and found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
-    raise UserError(
-      f"JobSet {request.name} is there already, with another command (or another version of its files); give"
-      f" another --name, or delete it first:\n  {request.launch_line('delete')}"
-    )
   if found is not None:
+    if found["metadata"]["annotations"].get(_FINGERPRINT) != job.fingerprint:
+      raise UserError(
+        f"JobSet {request.name} is there already, with another command (or another version of its files); give"
+        f" another --name, or delete it first:\n  {request.launch_line('delete')}"
+      )
     shell.say("This very command is there already")
   try:
     if found is None:

@@ -11,7 +11,7 @@ import threading
 import traceback
 
 from t2t import UserError
-from t2t.runtime import exit_codes, stopping
+from t2t.runtime import exit_codes, stopping, telling
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -108,28 +108,28 @@ def _run(command: str, rest: list[str]) -> int:
   except UserError as error:
     if "--debug" in rest:
       traceback.print_exc()
-    print(f"t2t {command}: error: {error}", file=sys.stderr)
-    _end_others(str(error), 2)
-    return 2
+    telling.tell(f"t2t {command}: error: {error}")
+    _end_others(str(error), exit_codes.REFUSED)
+    return exit_codes.REFUSED
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except stopping.Stopped as stopped:
     return stopped.code
   except KeyboardInterrupt:
-    print(f"t2t {command}: interrupted", file=sys.stderr)
-    _end_others("was interrupted", 130)
-    return 130
+    telling.tell(f"t2t {command}: interrupted")
+    _end_others("was interrupted", exit_codes.INTERRUPTED)
+    return exit_codes.INTERRUPTED
   except OSError as error:
     if error.errno not in _MACHINE or "--debug" in rest:
       _end_others(f"OSError: {error}", exit_codes.FAILED, traceback.format_exc())
       raise
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
-    print(f"t2t {command}: error: {why}", file=sys.stderr)
+    telling.tell(f"t2t {command}: error: {why}")
     _end_others(why, exit_codes.REFUSED)
     return exit_codes.REFUSED
   except Exception as error:
-    _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], 1, traceback.format_exc())
+    _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
     raise
   return 0
 

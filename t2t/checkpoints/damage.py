@@ -3,9 +3,10 @@
 All functions that read files are called by all hosts of a run alike: they share out the reading, and find the same.
 """
 
-import contextlib
+from collections.abc import Iterator
 import functools
 import json
+from typing import Any
 
 from etils import epath
 import jax
@@ -76,11 +77,17 @@ def _manifest(folder: epath.Path) -> manifests.Manifest | None:
 
 def _items(folder: epath.Path) -> list[str]:
   """What a step without a manifest was saved with."""
+  handlers = noted(folder / manifests.ORBAX).get("item_handlers")
+  return sorted({"config", "state", *(handlers if isinstance(handlers, dict) else ())})
+
+
+def noted(path: epath.Path) -> dict[str, Any]:
+  """The JSON object of a small file of a step; {} where there is none to be had."""
   try:
-    noted = json.loads(bucket.read(folder / manifests.ORBAX))["item_handlers"]
-    return sorted({"config", "state", *noted})
-  except (OSError, ValueError, KeyError, TypeError):
-    return ["config", "state"]
+    found = json.loads(bucket.read(path))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
 
 
 def _unreadable(folder: epath.Path) -> list[str]:
@@ -97,16 +104,19 @@ def _unreadable(folder: epath.Path) -> list[str]:
 
 def _misplaced(folder: epath.Path, step: int | None) -> list[str]:
   """Streams that say of themselves that they are of another step, or another stream."""
-  found = []
+  return [
+    f"{STREAMS}/{name} is {stream} of step {own}"
+    for name, own, stream in _said_by_streams(folder)
+    if stream != name or own != (own if step is None else step)
+  ]
+
+
+def _said_by_streams(folder: epath.Path) -> Iterator[tuple[str, Any, Any]]:
+  """File, step and stream of each position that says of which it is; those of an older t2t do not."""
   for name in bucket.names(folder / STREAMS, where="checkpoint"):
-    try:
-      said = json.loads(bucket.read(folder / STREAMS / name))
-      own = said["step"], said["stream"]
-    except (OSError, ValueError, KeyError, TypeError):
-      continue  # of an older t2t, or no position of a stream
-    if own[1] != name or own[0] != (own[0] if step is None else step):
-      found.append(f"{STREAMS}/{name} is {own[1]} of step {own[0]}")
-  return found
+    said = noted(folder / STREAMS / name)
+    if "step" in said and "stream" in said:
+      yield name, said["step"], said["stream"]
 
 
 def _of_all_hosts(folder: epath.Path, *, step: int | None, largest: int | None) -> list[str]:
@@ -181,26 +191,12 @@ def _keep_whole(directory: epath.Path) -> None:
     if manifests.NAME in there:
       if not of_step(folder, step=int(name)):
         bucket.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
-    elif manifests.ORBAX in there and not _says_its_step(folder) and _ended(folder):
+    # Without a manifest, a step of a t2t that writes them, whose streams say of which they are, is a part.
+    elif noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs") and not any(_said_by_streams(folder)):
       raise UserError(
         f"{folder}: was saved to its end, but has no {manifests.COMMITTED}, as where it was copied from a disk; put"
         " an empty one there if the copy is whole, or move the folder away"
       )
-
-
-def _ended(folder: epath.Path) -> bool:
-  """Whether Orbax noted when a step was saved."""
-  with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-    return bool(json.loads(bucket.read(folder / manifests.ORBAX))["commit_timestamp_nsecs"])
-  return False
-
-
-def _says_its_step(folder: epath.Path) -> bool:
-  """Whether a t2t saved it that writes manifests, so that without one it is a part."""
-  for name in bucket.names(folder / STREAMS, where="checkpoint"):
-    with contextlib.suppress(OSError, ValueError, TypeError):
-      return "step" in json.loads(bucket.read(folder / STREAMS / name))
-  return False
 
 
 def set_aside(directory: epath.Path) -> None:

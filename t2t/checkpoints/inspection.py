@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 import dataclasses
 import datetime
-import json
 from typing import Any
 
 from etils import epath
@@ -78,19 +77,11 @@ def _step(folder: epath.Path, step: int) -> Step:
     noted = manifests.read(folder) is not None
   except (OSError, ValueError):
     noted = True
-  nanoseconds = _read(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
+  nanoseconds = damage.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
   saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9) if isinstance(nanoseconds, int | float) else None
-  metrics = _read(folder / "metrics" / "metrics")
+  metrics = damage.noted(folder / "metrics" / "metrics")
   metrics = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
   return Step(step, saved, manifests.size(folder), metrics, damage.of_small(folder, step), noted)
-
-
-def _read(path: epath.Path) -> dict[str, Any]:
-  try:
-    found = json.loads(bucket.read(path))
-  except (OSError, ValueError):
-    return {}
-  return found if isinstance(found, dict) else {}
 
 
 # ---- Less of them ----------------------------------------------------------------------------------------------------

@@ -13,12 +13,11 @@ import os
 import queue
 import secrets
 import socket
-import sys
 import threading
 import time
 
 from t2t import UserError
-from t2t.runtime import link
+from t2t.runtime import link, telling
 
 TOKEN = "T2T_RUN_TOKEN"
 _MISSING_SHOWN = 8
@@ -171,11 +170,9 @@ class _Roll:
     except (OSError, ValueError, TypeError):
       caller.close()
       if self._told.acquire(blocking=False):
-        print(
+        telling.tell(
           f"{address} called at the port of the roll call, and is no process of this run: it is ignored, as all others"
-          f" are that come ({TOKEN} must be the same on all hosts, if it is set)",
-          file=sys.stderr,
-          flush=True,
+          f" are that come ({TOKEN} must be the same on all hosts, if it is set)"
         )
     finally:
       self._greeting.release()

@@ -11,13 +11,13 @@ import json
 import os
 import pathlib
 import socket
-import sys
 import threading
 import time
 from typing import Any
 import uuid
 
 from t2t import UserError
+from t2t.runtime import telling
 from t2t.storage import bucket
 
 RENEW_SECONDS = 15.0
@@ -119,7 +119,7 @@ class Lease:
     if holder.is_dead():
       return
     seconds = MISSED * RENEW_SECONDS
-    print(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives", file=sys.stderr, flush=True)
+    telling.tell(f"{self._path} is held by {holder}; waiting {seconds:.0f} s whether it lives")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
       time.sleep(RENEW_SECONDS / 4)

@@ -124,7 +124,7 @@ def _set_aside(path: epath.Path) -> None:
   log.add(b"".join(line + b"\n" for line in new))
   log.bring()
   log.close()
-  print(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}", file=sys.stderr)
+  telling.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
 
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 import itertools
-import sys
 import threading
 import time
 
 from absl import logging
 
 from t2t import UserError
-from t2t.runtime import waiting
+from t2t.runtime import telling, waiting
 
 # A share of fewer records would be none of most.
 _LEAST_RECORDS = 1_000
@@ -64,7 +63,7 @@ class Tally:
         f" config.data.malformed={self._share:g} allows"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):
-      print(f"left out, malformed record {bad:,} of {seen:,}: {error}", file=sys.stderr, flush=True)
+      telling.tell(f"left out, malformed record {bad:,} of {seen:,}: {error}")
 
 
 def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) -> Iterator[tuple[int, bytes]]:
