@@ -12,6 +12,7 @@ FIRST = {
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
   "eval": ("every", "batches", "tasks", "num_beams"),
   "checkpoint": ("every", "keep"),
+  "numbers": (),
   "init": ("checkpoint", "inherit"),
   "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
   "model": ("vocab_size", "embed_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
@@ -66,8 +67,18 @@ def get_config() -> ConfigDict:
   config.train.stall_seconds = 1_800  # the start, or a step, that takes so long ends a run on several hosts; 0: never
   config.train.compilation_cache = "auto"  # folder of compiled programs; "": none; several hosts: one that all see
   config.train.xla_flags = True  # those of t2t/runtime/xla_flags.py, which let collectives overlap with computing
+  config.train.deterministic = False  # GPUs: the same bits each time, if slower; CPUs and TPUs give them anyway
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
   config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
+
+  config.numbers = ConfigDict()
+  config.numbers.not_finite = "stop"  # a loss or gradient norm: stop; skip: no update; back: to the last checkpoint
+  config.numbers.most_in_a_row = 10  # skip: so many updates may be left out one after another
+  config.numbers.most_skipped = 0.05  # skip: share of train.steps whose updates may be left out; one may but at 0
+  config.numbers.most_backs = 3  # back: so many times a run may go back
+  config.numbers.spike_deviations = 0.0  # a loss so many standard deviations above the mean is a spike; 0: none is
+  config.numbers.spike_window = 128  # steps before it that mean and deviation are of
+  config.numbers.spike = "warn"  # at a spike: warn, stop, or back
 
   config.optimizer = ConfigDict()
   config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, muon, sgd

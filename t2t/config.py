@@ -289,8 +289,22 @@ class TrainConfig:
   stall_seconds: int
   compilation_cache: str
   xla_flags: bool
+  deterministic: bool
   offload_optimizer: bool
   log_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NumbersConfig:
+  """What is done about a loss or a gradient that goes wrong."""
+
+  not_finite: str
+  most_in_a_row: int
+  most_skipped: float
+  most_backs: int
+  spike_deviations: float
+  spike_window: int
+  spike: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,6 +426,7 @@ class Config:
   model: TransformerConfig
   data: DataConfig
   train: TrainConfig
+  numbers: NumbersConfig
   optimizer: OptimizerConfig
   eval: EvalConfig
   checkpoint: CheckpointConfig

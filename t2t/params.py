@@ -41,3 +41,9 @@ def join_frozen(params: Params, frozen: Params) -> Params:
 def path_name(path: tuple) -> str:
   """A key path of a tree as text: "encoder/layers/mlp/up"."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def stack_of(path: str) -> str:
+  """The stack that a parameter belongs to: "encoder/layers" of "encoder/layers/mlp/up"; "" of others."""
+  parts = path.split("/")
+  return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""

@@ -1,5 +1,6 @@
 """The loop: from a config and a workdir to a trained model."""
 
+import collections
 from collections.abc import Sequence
 import contextlib
 import functools
@@ -12,6 +13,7 @@ import jax
 from t2t import losses
 from t2t import metrics as metrics_lib
 from t2t.checkpoints import damage, store, writer
+from t2t.checkpoints.going_back import go_back
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
@@ -20,7 +22,7 @@ from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, stopping, watchdog
 from t2t.storage import bucket
-from t2t.training import finite, meshes, recipe, writers
+from t2t.training import finite, meshes, numbers, recipe, writers
 from t2t.training import report as reports
 from t2t.training.ahead import Ahead
 from t2t.training.throughput import Throughput
@@ -94,7 +96,8 @@ def train(config: Config, workdir: str) -> TrainState:
     hosts.say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
-    report = reports.Report(config, workdir, made.schedule, throughput, start=first_step, unwritten=saved)
+    watch = numbers.Watch(config, workdir, program.state.params, saved)
+    report = reports.Report(config, workdir, made.schedule, throughput, watch, start=first_step, unwritten=saved)
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
     measure = functools.partial(_measure, program, eval_batches, tasks, report, stop)
@@ -103,27 +106,38 @@ def train(config: Config, workdir: str) -> TrainState:
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
-    # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
-    pending = None
-    for step in range(first_step, config.train.steps):
-      state, metrics = train_step(state, next(batches), dropout_key)
-      if pending is not None:
-        report.step(*pending)
-        steps.step()
-      pending, last_step = (step + 1, metrics, batches.wait_seconds), step + 1
+    # Read after the next step has been dispatched, so that the device never waits.
+    unread: collections.deque[reports.Made] = collections.deque()
+    while last_step < config.train.steps:
+      batch = next(batches)
+      state, metrics = train_step(state, batch, dropout_key)
+      last_step += 1
+      unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch))
       # A save that failed is made up for, with the state as it is now.
-      saves = stop.reached() or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
+      saves = (
+        stop.reached() or stop.stops or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
+      )
       evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
-      if evaluates or saves:
-        # A checkpoint is made of a state whose loss is known to be finite.
-        report.step(*pending)
-        pending = None
+      # A checkpoint is made of a state whose loss is known to be finite.
+      looks, follows = evaluates or saves, len(unread) > 1
+      wrong = report.steps(unread, leaves=0 if looks else 1)
+      if wrong is not None:
+        steps.pause()
+        del state  # there is no room for two
+        state, last_step, saved = go_back(*wrong, config, checkpoints, program.state, batches)
+        report.rewind(last_step, saved)
+        measured_step, saved_step = None, last_step
+        steps.resume()
+        continue
+      if follows:
+        steps.step()
+      if looks:
         throughput.pause()
         steps.pause()
       if evaluates:
         with contextlib.suppress(stopping.Abandoned):
           measured, measured_step = measure(last_step, state), last_step
-      if saves or stop.stops:
+      if saves:
         held.check()
         stop.saving()
         finite.check(state, step=last_step)
@@ -133,7 +147,7 @@ def train(config: Config, workdir: str) -> TrainState:
         saved_step = last_step
       if stop.stops:
         break
-      if evaluates or saves:
+      if looks:
         steps.resume()
     steps.pause()
     stop.saving()

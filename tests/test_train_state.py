@@ -27,12 +27,14 @@ def uneven_batch(kind="t5_1_1"):
 
 
 @functools.cache
-def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0.0, offload=False):
+def made(
+  mesh_shape, *, kind="t5_1_1", config=None, microbatches=1, freeze=(), dropout_rate=0.0, offload=False, skip=False
+):
   """A maker of fresh states, always the same, and their train step on a mesh."""
   shape = dict(mesh_shape)
   devices = jax.devices()[:1] if shape == ONE_DEVICE else None
   mesh = sharding.make_mesh(shape, devices=devices)
-  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=dropout_rate)
+  config = dataclasses.replace(config or toy.KINDS[kind], dropout_rate=dropout_rate)
   tx, _ = optimizers.make_optimizer(ADAMW, 10)
   model = toy.model(config)
   loss_fn = toy.loss(chunk_tokens=5)
@@ -40,7 +42,9 @@ def made(mesh_shape, *, kind="t5_1_1", microbatches=1, freeze=(), dropout_rate=0
     graphdef, state, shardings = train_state.init_train_state(
       lambda _: model, tx, toy.key(), mesh, freeze=freeze, offload_optimizer=offload
     )
-    step = train_state.make_train_step(graphdef, loss_fn, tx, shardings, num_microbatches=microbatches)
+    step = train_state.make_train_step(
+      graphdef, loss_fn, tx, shardings, num_microbatches=microbatches, skip_not_finite=skip
+    )
   # The step donates its state, so that each test starts from a copy.
   copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
   return mesh, graphdef, lambda: copy(state), step
@@ -56,7 +60,7 @@ def train(mesh_shape, batch, *, steps=2, key=0, first_step=None, **how):
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     for _ in range(steps):
       state, metrics = step(state, batch, jax.random.key(key))
-      history.append({name: float(metric.value()) for name, metric in metrics.items()})
+      history.append({name: float(metric.value()) for name, metric in metrics.items() if name != "grad_squares"})
   return state, history
 
 

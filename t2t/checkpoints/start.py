@@ -8,13 +8,12 @@ from typing import Any
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.config import Config
 from t2t.models import adapt
 from t2t.params import join_frozen, matches
 from t2t.runtime import hosts
-from t2t.training import writers
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
@@ -49,8 +48,9 @@ def start(
       )
     changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
     hosts.say(f"resuming from step {step}" + "".join(f"\n  with another {change}" for change in changes))
-    state, saved = checkpoints.restore(step, program.state, batches.stream_names, writers.UNWRITTEN)
+    state, saved = checkpoints.restore(step, program.state, batches.stream_names, going_back.BESIDE)
     batches.restore(saved, step=step)
+    going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")

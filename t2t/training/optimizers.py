@@ -18,7 +18,7 @@ import optax.contrib
 
 from t2t import UserError, did_you_mean
 from t2t.config import OptimizerConfig
-from t2t.params import Params, matches
+from t2t.params import Params, matches, stack_of
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -146,23 +146,17 @@ def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]
   return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
 
 
-def _stack_of(path: str) -> str:
-  """The stack that a parameter belongs to: "encoder/layers" of "encoder/layers/mlp/up"; "" of others."""
-  parts = path.split("/")
-  return "/".join(parts[: parts.index("layers") + 1]) if "layers" in parts else ""
-
-
 def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
   """Whether a parameter is a matrix of each layer of a stack, or of the one layer that is all of its stack."""
-  return x.ndim == (3 if _stack_of(path) else 2 if "layer" in path.split("/") else -1)
+  return x.ndim == (3 if stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
 def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
   """`tx` on a flat dict, with each layer of a stack as a parameter of its own."""
 
   def groups(flat):
-    names = sorted({_stack_of(path) for path in flat})
-    return {name: {path: x for path, x in flat.items() if _stack_of(path) == name} for name in names}
+    names = sorted({stack_of(path) for path in flat})
+    return {name: {path: x for path, x in flat.items() if stack_of(path) == name} for name in names}
 
   def init(params):
     return {name: (jax.vmap(tx.init) if name else tx.init)(group) for name, group in groups(params).items()}
@@ -188,12 +182,12 @@ def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
 
   def update(updates, state, params=None):
     del params
-    depths = {_stack_of(path): x.shape[0] for path, x in updates.items() if _stack_of(path)}
+    depths = {stack_of(path): x.shape[0] for path, x in updates.items() if stack_of(path)}
     deepest = max(depths.values(), default=0)
 
     def scaled(path: str, x: jax.Array) -> jax.Array:
-      if _stack_of(path):
-        exponents = depths[_stack_of(path)] + 1 - jnp.arange(x.shape[0])
+      if stack_of(path):
+        exponents = depths[stack_of(path)] + 1 - jnp.arange(x.shape[0])
         return x * (decay**exponents).reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
       below = "embed" in path.split("/") or "position_bias" in path
       return x * decay ** (deepest + 2) if below else x

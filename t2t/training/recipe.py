@@ -16,7 +16,7 @@ from t2t import UserError, features, losses, sharding
 from t2t.config import Config
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, split_frozen
-from t2t.training import optimizers, train_state
+from t2t.training import numbers, optimizers, train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,14 @@ class Recipe:
     check_lengths(self.config, mesh)
     graphdef, state, make_state = self.state(mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
-    step = train_state.make_train_step(graphdef, self.loss, self.tx, shardings, num_microbatches=train.microbatches)
+    step = train_state.make_train_step(
+      graphdef,
+      self.loss,
+      self.tx,
+      shardings,
+      num_microbatches=train.microbatches,
+      skip_not_finite=self.config.numbers.not_finite == "skip",
+    )
     evaluate = train_state.make_eval_step(graphdef, self.loss)
     reader = graphdef
     if self.config.model.attention_kernel:
@@ -132,7 +139,8 @@ def make(config: Config) -> Recipe:
   """The recipe of a config; no device is asked for.
 
   Raises:
-    UserError: a loss, an optimizer or a schedule that there is not, or that does not go with the rest.
+    UserError: a loss, an optimizer, a schedule or something done about numbers that there is not, or that does not go
+      with the rest.
   """
   loss = losses.make(config)
   if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
@@ -141,6 +149,7 @@ def make(config: Config) -> Recipe:
       " (config.model.share_layers), which has one rate; set it to 1.0"
     )
   tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps)
+  numbers.check(config.numbers)
 
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)

@@ -1,6 +1,8 @@
 """What training tells: each step and evaluation as they come, and at the end what came out."""
 
+import collections
 from collections.abc import Mapping, Sequence
+import dataclasses
 import math
 from typing import Protocol
 
@@ -8,11 +10,11 @@ from etils import epath
 import jax
 import optax
 
-from t2t import UserError
 from t2t import metrics as metrics_lib
 from t2t.config import Config
 from t2t.losses import Baseline
-from t2t.training import writers
+from t2t.models.architecture import Batch
+from t2t.training import numbers, writers
 from t2t.training.throughput import Throughput
 
 
@@ -26,7 +28,20 @@ class TaskResult(Protocol):
   unparseable: int
 
 
-def _means(metrics: metrics_lib.Metrics) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """A step that has been dispatched, and may not have been computed yet.
+
+  wait_seconds: for its batch.
+  """
+
+  step: int
+  metrics: metrics_lib.Metrics
+  wait_seconds: float
+  batch: Batch
+
+
+def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
   """Of each; what counts nothing, as a head that no example asked, has none, but for what is always told."""
   always = ("loss", "accuracy")
   found = {name: metric for name, metric in metrics.items() if metric.weight > 0 or name in always}
@@ -34,7 +49,7 @@ def _means(metrics: metrics_lib.Metrics) -> dict[str, float]:
 
 
 class Report:
-  """Brings metrics of steps and evaluations to the terminal and the files, and stops a run whose loss is not finite."""
+  """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged."""
 
   def __init__(
     self,
@@ -42,6 +57,7 @@ class Report:
     workdir: epath.Path,
     schedule: optax.Schedule,
     throughput: Throughput,
+    watch: numbers.Watch,
     *,
     start: int,
     unwritten: Mapping[str, bytes],
@@ -53,31 +69,52 @@ class Report:
       workdir: where metrics are written.
       schedule: the learning rate by step.
       throughput: what is told of speed.
+      watch: judges each step.
       start: step that training goes on from.
       unwritten: see `writers.Writer`.
     """
     self._config = config
     self._schedule = schedule
-    self._throughput = throughput
+    self._throughput, self._watch = throughput, watch
     self._writer = self._line = None
-    self._warned, self._start = False, start
+    self._warned, self._start, self._workdir = False, start, workdir
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
 
-  def step(self, step: int, metrics: metrics_lib.Metrics, wait_seconds: float) -> None:
-    """Reads one training step's metrics, waiting for it if need be."""
-    host = jax.device_get(metrics)
-    values = _means(host)
-    values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=wait_seconds)
-    if not math.isfinite(values["loss"]) or not math.isfinite(values["grad_norm"]):
-      raise UserError(
-        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: not finite; nothing was saved since."
-        " Lower config.optimizer.learning_rate, or set config.optimizer.clip_norm=1.0; the same command again goes on"
-        " from the last checkpoint"
-      )
+  def steps(self, unread: "collections.deque[Made]", *, leaves: int) -> tuple[int, str] | None:
+    """Reads the steps in order, waiting for each if need be, until so many are left.
+
+    Returns:
+      The step that the run is to go back because of, and why; None: all is well, as far as it has been read.
+
+    Raises:
+      UserError: the run is to end because of the numbers of a step.
+    """
+    while len(unread) > leaves:
+      made = unread.popleft()
+      why = self._step(made)
+      if why:
+        unread.clear()
+        return made.step, why
+    return None
+
+  def _step(self, made: Made) -> str:
+    """Reads one training step's metrics; why the run is to go back, "" if it is not."""
+    host, step = jax.device_get(made.metrics), made.step
+    squares = host.pop("grad_squares").total
+    host.pop("skipped", None)
+    values = means(host)
+    values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=made.wait_seconds)
+    found = self._watch.judge(step, values, squares, made.batch)
+    if found.back:
+      return found.why
     if self._line is None:
-      return
+      return ""
+    if found.why:
+      self._line.say(found.why)
+    if found.skipped is not None:
+      values["skipped"] = found.skipped
     left = self._config.train.steps - step
     speed = values.get("steps_per_second")
     self._line.update(
@@ -89,7 +126,24 @@ class Report:
     self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
     if step % self._config.train.log_every == 0:
       values["learning_rate"] = float(self._schedule(step - 1))
-      self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+      # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
+      told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
+      self._writer.write(step, told)
+    return ""
+
+  def rewind(self, start: int, saved: Mapping[str, bytes]) -> None:
+    """Goes back to a step: what was measured behind it is taken away, as where a run is resumed there.
+
+    Args:
+      start: the step.
+      saved: what stands beside its checkpoint.
+    """
+    self._watch.restore(saved)
+    self._throughput.pause()
+    self._warned, self._start = False, start
+    if self._writer is not None:
+      self._writer.close()
+      self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)
 
   def _warn_of_waiting(self, step: int, share: float) -> None:
     if share > 0.05 and not self._warned and step >= self._start + 20:
@@ -103,7 +157,7 @@ class Report:
 
   def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
     """Reads the metrics of an evaluation; its loss."""
-    values = _means(jax.device_get(metrics))
+    values = means(jax.device_get(metrics))
     if self._writer is not None:
       self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
@@ -122,8 +176,8 @@ class Report:
     return values
 
   def flush(self) -> dict[str, bytes]:
-    """See `writers.Writer.flush`."""
-    return {} if self._writer is None else self._writer.flush()
+    """What could not be written yet (`writers.Writer.flush`), and what the watch remembers, to be saved elsewhere."""
+    return self._watch.state() | ({} if self._writer is None else self._writer.flush())
 
   def end(self) -> None:
     """No step follows: all is written, and the line that changes stands."""

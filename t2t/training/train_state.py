@@ -15,6 +15,7 @@ from t2t.losses import Loss, Weights, gradient
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
 from t2t.params import Params, join_frozen, path_name, split_frozen
+from t2t.training import places
 
 
 @jax.tree_util.register_dataclass
@@ -154,6 +155,20 @@ def _to_device(tree, shardings):
   return jax.tree.map(one, tree, shardings)
 
 
+def _select(good: jax.Array, new, old):
+  """`new` if `good`, bool [], else `old`; but the step of the schedule goes on.
+
+  The step counts: the batch is spent, and the run ends, decays and saves where it would have. The moments stay as they
+  were, and with them how many updates they are of, by which Adam corrects them and Adafactor's decay grows: a gradient
+  that is no number must not enter an average of thousands of steps, and an average of one update fewer is corrected for
+  one fewer. So does `optax.apply_if_finite`, where the schedule waits as well; and PaLM (Chowdhery et al. 2022, section
+  5.1) passed over the batches around a spike.
+  """
+  is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)
+  chosen = lambda a, b: a if is_schedule(a) else jnp.where(good, a, b)
+  return jax.tree.map(chosen, new, old, is_leaf=is_schedule)
+
+
 def make_train_step(
   graphdef: nnx.GraphDef,
   loss: Loss,
@@ -161,6 +176,7 @@ def make_train_step(
   state_shardings: TrainState,
   *,
   num_microbatches: int = 1,
+  skip_not_finite: bool = False,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
   """The compiled update: (state, batch, key) -> (next state, metrics); the old state's memory is reused.
 
@@ -174,9 +190,11 @@ def make_train_step(
     state_shardings: like the state; without it the second step would compile again.  What lies in the host's memory
       comes to the device for the update.
     num_microbatches: a divisor of the batch; memory for activations falls by as much.
+    skip_not_finite: leaves the update out where the loss or the norm of the gradient is not finite; see `_select`.
 
   Returns:
-    Metrics are those of the loss, and grad_norm, param_norm (of the next state) and tokens (without padding).
+    Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
+    where the update was left out), and grad_squares, the sums of the gradient's squares by `places`.
   """
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
@@ -217,14 +235,22 @@ def make_train_step(
     grads, metrics = compute(loss.weights(batch), state, batch, key)
     grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
     opt_state = _to_device(state.opt_state, state_shardings.opt_state)
-    updates, opt_state = tx.update(grads, opt_state, state.params)
-    one = jnp.ones(())
-    metrics["grad_norm"] = metrics_lib.WeightedSum(optax.tree.norm(grads), one)
-    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
+    updates, new_opt_state = tx.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+    one, squares = jnp.ones(()), places.squares(grads)
+    norm = jnp.sqrt(jnp.sum(squares))
+    if skip_not_finite:
+      # One scalar, of what is added up over all hosts for the metrics anyway.
+      good = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"].total)
+      params = _select(good, params, state.params)
+      new_opt_state = _select(good, new_opt_state, opt_state)
+      metrics["skipped"] = metrics_lib.WeightedSum(1.0 - good, one)
+    metrics["grad_norm"] = metrics_lib.WeightedSum(norm, one)
+    metrics["grad_squares"] = metrics_lib.WeightedSum(squares, one)
+    metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
     # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
     metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
-    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=new_opt_state), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))
 

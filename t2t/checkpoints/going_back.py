@@ -1,0 +1,116 @@
+"""How a run goes back to its last checkpoint, and passes over the batches that went wrong behind it.
+
+Each turn is noted in the workdir before it is taken.  Whoever comes to its checkpoint later, the same command again or
+`t2t replay`, passes over the same batches; steps that were saved behind it have passed over them already.
+"""
+
+from collections.abc import Sequence
+import json
+from typing import Any, NamedTuple
+
+from etils import epath
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import damage, store
+from t2t.config import Config
+from t2t.runtime import hosts
+from t2t.storage import logs
+from t2t.training import numbers, writers
+from t2t.training.train_state import TrainState
+
+NAME = "went_back.jsonl"  # in a workdir: a line for each turn
+# What a run keeps beside the positions of its data.
+BESIDE = (*writers.UNWRITTEN, numbers.SAVED)
+
+
+class Turn(NamedTuple):
+  """A run went back from a step to a checkpoint, so that step - checkpoint batches behind it are passed over."""
+
+  checkpoint: int
+  step: int
+
+
+def turns(workdir: epath.Path) -> list[Turn]:
+  """Those that a run has taken, in order.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  path, found = workdir / NAME, []
+  for number, line in enumerate(logs.read(path).splitlines() if path.exists() else (), start=1):
+    try:
+      found.append(Turn(**json.loads(line)))
+    except (ValueError, TypeError) as error:
+      raise UserError(
+        f'{path}, line {number}: not a turn ({error}); one is {{"checkpoint": 100, "step": 117}}: restore the file'
+      ) from error
+  return found
+
+
+def since(workdir: epath.Path, step: int) -> list[Turn]:
+  """The turns of a run that goes on from `step`, on all hosts; those to later checkpoints are forgotten, as these are.
+
+  Raises:
+    UserError: see `turns`.
+  """
+  all_turns = [Turn(*each) for each in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
+  kept = [turn for turn in all_turns if turn.checkpoint <= step]
+  if kept != all_turns and jax.process_index() == 0:
+    _write(workdir, kept)
+  return kept
+
+
+def _write(workdir: epath.Path, kept: Sequence[Turn]) -> None:
+  content = b"".join(json.dumps(turn._asdict()).encode() + b"\n" for turn in kept)
+  logs.Log(workdir / NAME, keep=lambda _: content).close()
+
+
+def pass_over(batches: Any, taken: Sequence[Turn], step: int) -> None:
+  """Takes the batches from the data that are passed over at `step`, where it stands (`pipeline.BatchIterator`)."""
+  for turn in taken:
+    for _ in range(turn.step - turn.checkpoint if turn.checkpoint == step else 0):
+      batches.next_rows()
+
+
+def go_back(
+  step: int, why: str, config: Config, checkpoints: store.Checkpoints, abstract: TrainState, batches: Any
+) -> tuple[TrainState, int, dict[str, bytes]]:
+  """The state of the last checkpoint; the data stands behind the batch of `step`, however far it had come.
+
+  Args:
+    step: that went wrong.
+    why: what is wrong, for messages.
+    config: of the run.
+    checkpoints: of the workdir; what is being saved is waited for.
+    abstract: see `Checkpoints.restore`.
+    batches: the training data.
+
+  Returns:
+    The state, its step, and what was saved beside it.
+
+  Raises:
+    UserError: there is no checkpoint, or the run has gone back too often.
+  """
+  checkpoints.wait()
+  saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
+  if saved_step is None:
+    raise UserError(f"{why}; there is no checkpoint to go back to: lower config.checkpoint.every")
+  taken, most = since(workdir, saved_step), config.numbers.most_backs
+  if len(taken) >= most:
+    raise UserError(
+      f"{why}; the run has gone back {len(taken)} times, and config.numbers.most_backs={most}: lower"
+      " config.optimizer.learning_rate, or raise the limit; the same command again goes on from the last checkpoint"
+    )
+  damage.check(checkpoints.directory / str(saved_step), where="--workdir ")
+  taken.append(Turn(saved_step, step))
+  if jax.process_index() == 0:
+    _write(workdir, taken)
+  hosts.say(
+    f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
+    " measured since is taken away"
+  )
+  state, saved = checkpoints.restore(saved_step, abstract, batches.stream_names, BESIDE)
+  batches.restore(saved, step=saved_step)
+  pass_over(batches, taken, saved_step)
+  return state, saved_step, saved

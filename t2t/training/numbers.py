@@ -1,0 +1,179 @@
+"""What is done about a loss or a gradient that goes wrong: by `config.numbers`, the same on all hosts.
+
+All hosts read the same numbers of a step, so that all decide the same without asking each other.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import io
+import json
+import math
+
+from etils import epath
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from t2t import UserError
+from t2t.config import Config, NumbersConfig
+from t2t.models.architecture import Batch
+from t2t.params import Params
+from t2t.storage import logs
+from t2t.training import places
+
+SAVED = "numbers.json"  # what a checkpoint calls the watch's memory
+BAD_BATCHES = "bad_batches"  # folder of a workdir
+
+
+_CHOICES = {"not_finite": ("stop", "skip", "back"), "spike": ("warn", "stop", "back")}
+_LOWEST = {"most_in_a_row": 1, "most_skipped": 0, "most_backs": 0, "spike_deviations": 0, "spike_window": 2}
+
+
+def check(config: NumbersConfig) -> None:
+  """Refuses what cannot be done.
+
+  Raises:
+    UserError: names the key, and what would be right.
+  """
+  for key, choices in _CHOICES.items():
+    value = getattr(config, key)
+    if value not in choices:
+      late = "; whether a loss is a spike is known when its update has been made" if value == "skip" else ""
+      raise UserError(f"config.numbers.{key}={value!r}: give {', '.join(choices)}{late}")
+  for key, low in _LOWEST.items():
+    if not low <= getattr(config, key) < math.inf:
+      raise UserError(f"config.numbers.{key}={getattr(config, key)}: must be at least {low}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+  """What is to be done about a step.
+
+  back: whether to go back to the last checkpoint.
+  why: what is wrong, for people; "": nothing.
+  skipped: how many updates have been left out so far; None: none may be.
+  """
+
+  back: bool = False
+  why: str = ""
+  skipped: int | None = None
+
+
+class Watch:
+  """Judges each step by its numbers, and remembers what it needs of those before it.
+
+  Args:
+    config: of the run.
+    workdir: where a batch is saved that went wrong.
+    params: the parameters that are trained, or their shapes.
+    saved: what stands beside the checkpoint that training goes on from.
+  """
+
+  def __init__(self, config: Config, workdir: epath.Path, params: Params, saved: Mapping[str, bytes]):
+    self._config, self._workdir, self._params = config, workdir, params
+    self.restore(saved)
+
+  def restore(self, saved: Mapping[str, bytes]) -> None:
+    """Remembers what `state` returned before a checkpoint was saved."""
+    found = json.loads(saved.get(SAVED, b"{}"))
+    self._skipped, self._in_a_row = found.get("skipped", 0), found.get("in_a_row", 0)
+    self._losses = collections.deque(found.get("losses", ()), maxlen=self._config.numbers.spike_window)
+
+  def state(self) -> dict[str, bytes]:
+    """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""
+    if jax.process_index() != 0 or not (self._skipped or self._losses):
+      return {}
+    found = {"skipped": self._skipped, "in_a_row": self._in_a_row, "losses": list(self._losses)}
+    return {SAVED: json.dumps(found).encode()}
+
+  def judge(self, step: int, values: Mapping[str, float], squares: np.ndarray, batch: Batch) -> Judgement:
+    """What is to be done about a step.
+
+    Args:
+      step: its number.
+      values: loss, grad_norm, and skipped if updates may be left out.
+      squares: see `places.squares`, of the gradient.
+      batch: of the step, on the devices.
+
+    Raises:
+      UserError: the run is to end; the batch has been saved.
+    """
+    numbers, loss = self._config.numbers, values["loss"]
+    if not math.isfinite(loss) or not math.isfinite(values["grad_norm"]):
+      why = f"step {step}: loss {loss}, gradient norm {values['grad_norm']}: not finite"
+      where = places.first_not_finite(self._params, squares)
+      why += f"; the first gradient that is not: {where}" if where else ""
+      if numbers.not_finite == "skip":
+        return self._skip(step, why, batch)
+      return self._act(numbers.not_finite, step, why, batch)
+    self._in_a_row = 0
+    above = self._deviations(loss)
+    if numbers.spike_deviations:
+      if above > numbers.spike_deviations:
+        why = f"step {step}: loss {loss:.4f} is {above:.1f} standard deviations above the mean of the last"
+        why += f" {numbers.spike_window} steps"
+        if numbers.spike != "warn":
+          return self._act(numbers.spike, step, why, batch)
+        # It is remembered as any other: where the loss stays high, it is a spike no more.
+        self._losses.append(loss)
+        return Judgement(why=why, skipped=self._told())
+      self._losses.append(loss)
+    return Judgement(skipped=self._told())
+
+  def _told(self) -> int | None:
+    return self._skipped if self._config.numbers.not_finite == "skip" else None
+
+  def _deviations(self, loss: float) -> float:
+    """How far a loss is above the mean of those before it, in standard deviations; 0 until there are enough."""
+    if len(self._losses) < self._config.numbers.spike_window:
+      return 0.0
+    deviation = float(np.std(self._losses))
+    return (loss - float(np.mean(self._losses))) / max(deviation, 1e-12)
+
+  def _skip(self, step: int, why: str, batch: Batch) -> Judgement:
+    """Counts an update that the step itself has left out."""
+    numbers, steps = self._config.numbers, self._config.train.steps
+    self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
+    most = max(1, numbers.most_skipped * steps) if numbers.most_skipped else 0  # of a short run's few steps one may
+    if self._in_a_row > numbers.most_in_a_row:
+      why += f"; more than config.numbers.most_in_a_row={numbers.most_in_a_row} updates one after another"
+    elif self._skipped > most:
+      why += f"; {self._skipped} updates of {steps} steps, more than config.numbers.most_skipped={numbers.most_skipped}"
+    else:
+      return Judgement(why=f"{why}; its update is left out, {self._skipped} so far", skipped=self._skipped)
+    return self._act("stop", step, f"{why} would be left out", batch)
+
+  def _act(self, action: str, step: int, why: str, batch: Batch) -> Judgement:
+    """Saves the batch; then goes back, or ends the run."""
+    path = self._workdir / BAD_BATCHES / f"step_{step}.npz"
+    try:
+      save_batch(path, batch)
+      why += f"; its batch is in {path}"
+    except OSError as error:
+      why += f"; its batch could not be saved ({error})"
+    if action == "back":
+      return Judgement(back=True, why=why)
+    raise UserError(
+      f"{why}; nothing was saved since. `t2t replay {self._workdir} --step {step}` looks for where it began. Lower"
+      " config.optimizer.learning_rate, set config.optimizer.clip_norm=1.0, or see `t2t train --help numbers` for runs"
+      " that leave such an update out, or go back; the same command again goes on from the last checkpoint"
+    )
+
+
+def save_batch(path: epath.Path, batch: Batch) -> None:
+  """Writes all rows of a batch, feature by feature; called by all hosts, and the first writes.
+
+  Args:
+    path: of an .npz, local or gs://.
+    batch: global arrays.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  rows = {name: np.asarray(multihost_utils.process_allgather(x, tiled=True)) for name, x in batch.items()}
+  if jax.process_index() == 0:
+    content = io.BytesIO()
+    np.savez_compressed(content, **rows)
+    log = logs.Log(path, keep=lambda _: content.getvalue(), content_type="application/octet-stream")
+    log.close()
