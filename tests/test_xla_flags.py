@@ -69,3 +69,38 @@ def test_the_table_has_each_flag_once():
     names = [flag.name for flag in flags]
     assert len(set(names)) == len(names)
     assert all(flag.name.startswith("xla_") and flag.why and " " not in str(flag) for flag in flags)
+
+
+def test_deterministic_is_a_flag_where_there_is_a_gpu(compiler, monkeypatch):
+  """Besides what the user has set, once; a compiler without it is refused."""
+  monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
+  with pytest.raises(UserError, match="does not know xla_gpu_deterministic_ops"):
+    xla_flags.make_deterministic()
+  compiler.write_bytes(b"\0xla_gpu_deterministic_ops\0")
+  assert xla_flags.make_deterministic() == [xla_flags.DETERMINISTIC]
+  assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=true --xla_dump_to=/tmp/x"
+  assert xla_flags.make_deterministic() == []
+  monkeypatch.setattr(xla_flags, "_compiler", lambda platform: None)
+  monkeypatch.setenv("XLA_FLAGS", "")
+  assert xla_flags.make_deterministic() == [] and not os.environ["XLA_FLAGS"]
+
+
+def test_the_opposite_of_deterministic_is_refused(monkeypatch):
+  """On any machine; the same is not."""
+  monkeypatch.setattr(xla_flags, "_compiler", lambda platform: None)
+  for same in ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops=true --xla_dump_to=/tmp/x"):
+    monkeypatch.setenv("XLA_FLAGS", same)
+    assert xla_flags.make_deterministic() == []
+  monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x --xla_gpu_deterministic_ops=false")
+  with pytest.raises(UserError, match="but XLA_FLAGS has --xla_gpu_deterministic_ops=false: take it out"):
+    xla_flags.make_deterministic()
+
+
+@pytest.mark.parametrize("main", [eval_command.main, superglue.main, train.main])
+def test_commands_heed_the_switch(main, monkeypatch, tmp_path):
+  """And say that XLA_FLAGS does not go with it before anything else is looked for."""
+  monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=0")
+  arguments = ["--workdir", str(tmp_path), "--config.train.deterministic=True"]
+  arguments += ["--config=tiny"] if main is train.main else ["--checkpoint=nowhere"]
+  with pytest.raises(UserError, match="config.train.deterministic=True, but XLA_FLAGS has"):
+    main(arguments)

@@ -182,6 +182,11 @@ def parse_with_checkpoint(
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
-  hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
+  hosts.start(
+    options,
+    compiler_flags=config.train.xla_flags,
+    programs=config.train.compilation_cache,
+    deterministic=config.train.deterministic,
+  )
   source = pretrained.read_source(options.checkpoint)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

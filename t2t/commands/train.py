@@ -27,7 +27,12 @@ def main(argv: list[str]) -> None:
   options, config = parse(parser, argv)
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
-  hosts.start(options, compiler_flags=config.train.xla_flags, programs=config.train.compilation_cache)
+  hosts.start(
+    options,
+    compiler_flags=config.train.xla_flags,
+    programs=config.train.compilation_cache,
+    deterministic=config.train.deterministic,
+  )
   config = inherited(config, parser, argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(records(config), options.workdir)

@@ -76,21 +76,24 @@ def say(text: str) -> None:
     telling.tell(text)
 
 
-def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str) -> None:
+def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str, deterministic: bool = False) -> None:
   """All that comes before JAX starts a backend, and would do nothing after it: memory, XLA's flags, the other hosts.
 
   Args:
     options: of a parser with `add_options`.
     compiler_flags: sets those of xla_flags.py.
     programs: see `keep_programs`.
+    deterministic: see `xla_flags.make_deterministic`.
 
   Raises:
-    UserError: see `join` and `descriptors.allow`.
+    UserError: see `join`, `descriptors.allow` and `xla_flags.make_deterministic`.
   """
   descriptors.allow()
   memory.keep_freed_memory()
   if compiler_flags:
     xla_flags.apply()
+  if deterministic:
+    xla_flags.make_deterministic()
   keep_programs(programs)
   join(options)
 

@@ -4,13 +4,15 @@ A flag that the user has set is left as it is, and one that the installed compil
 would end the process.  `config.train.xla_flags=False` applies none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import importlib.util
 import mmap
 import os
 import pathlib
 import re
+
+from t2t import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,8 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     Flag("xla_gpu_enable_while_loop_double_buffering", "true", "what a scan has gathered ahead is not copied"),
   ),
 }
+# It excludes what adds up in whatever order threads come, and kernels that are chosen by their speed of the day.
+DETERMINISTIC = Flag("xla_gpu_deterministic_ops", "true", "the same program gives the same bits each time")
 _VARIABLE = {"tpu": "LIBTPU_INIT_ARGS", "gpu": "XLA_FLAGS"}
 
 
@@ -62,17 +66,18 @@ def _compiler(platform: str) -> pathlib.Path | None:
   return path if path.exists() else None
 
 
-def known(platform: str) -> list[Flag]:
-  """The flags of the table that the installed compiler knows; none where it is not installed.
+def known(platform: str, flags: Sequence[Flag] | None = None) -> list[Flag]:
+  """The flags that the installed compiler knows; none where it is not installed.
 
   Args:
     platform: a key of `FLAGS`.
+    flags: those that are asked for; None: the platform's of the table.
   """
   path = _compiler(platform)
   if path is None:
     return []
   with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-    return [flag for flag in FLAGS[platform] if library.find(flag.name.encode()) != -1]
+    return [flag for flag in (FLAGS[platform] if flags is None else flags) if library.find(flag.name.encode()) != -1]
 
 
 def apply() -> list[Flag]:
@@ -88,6 +93,34 @@ def apply() -> list[Flag]:
       os.environ[variable] = " ".join([*map(str, flags), *own.split()])
       applied += flags
   return applied
+
+
+def make_deterministic() -> list[Flag]:
+  """Has GPUs give the same bits each time; CPUs and TPUs do it anyway.  Called as `apply` is.
+
+  Returns:
+    What was set: nothing without a GPU's compiler, or where the user has set it.
+
+  Raises:
+    UserError: XLA_FLAGS says the opposite, or the compiler does not know how.
+  """
+  own = os.environ.get("XLA_FLAGS", "")
+  for text, value in re.findall(rf"(--{DETERMINISTIC.name}(?:=(\S+))?)(?=\s|$)", own):
+    if value.lower() not in ("", "true", "1"):
+      raise UserError(
+        f"config.train.deterministic=True, but XLA_FLAGS has {text}: take it out of XLA_FLAGS, or set"
+        " config.train.deterministic=False"
+      )
+  if _compiler("gpu") is None:
+    return []
+  if not known("gpu", [DETERMINISTIC]):
+    raise UserError(
+      f"config.train.deterministic=True: the installed jaxlib does not know {DETERMINISTIC.name}; install another, or"
+      " set config.train.deterministic=False"
+    )
+  flags = list(_missing([DETERMINISTIC], own))
+  os.environ["XLA_FLAGS"] = " ".join([*map(str, flags), *own.split()])
+  return flags
 
 
 def _missing(flags: list[Flag], own: str) -> Iterator[Flag]:
