@@ -22,6 +22,7 @@ SUBCOMMANDS = {
   "embed": ("t2t.commands.embed", "a vector for each line of a file; what each layer knows of a task"),
   "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
   "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare what a run has saved"),
+  "replay": ("t2t.commands.replay", "do one step of a run again: its loss, its texts, where a NaN arose"),
   "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
   "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.commands.vocab", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),

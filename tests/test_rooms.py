@@ -51,6 +51,7 @@ FLOORS = (
   "generation",
   "evaluation",
   "train",
+  "replay",
   "planning",
   "commands",
   "__main__",

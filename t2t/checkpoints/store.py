@@ -66,13 +66,14 @@ class Checkpoints:
     UserError: there is a file in the place of the folder.
   """
 
-  def __init__(self, workdir: epath.Path, *, keep: int, retry_seconds: float = 0.0):
+  def __init__(self, workdir: epath.Path, *, keep: int, retry_seconds: float = 0.0, read_only: bool = False):
     """Opens the folder, which need not be there.
 
     Args:
       workdir: local or gs://.
       keep: how many of the last stay.
       retry_seconds: for which a save that fails is tried again.
+      read_only: nothing is saved or deleted, and what an interrupted save has left stays.
     """
     self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
@@ -82,7 +83,10 @@ class Checkpoints:
       best_fn=lambda metrics: metrics["loss"],
       best_mode="min",
       preservation_policy=_policies.AnyPreservationPolicy([_policies.LatestN(max(2, keep)), _BestOfEach()]),
-      cleanup_tmp_directories=True,
+      cleanup_tmp_directories=not read_only,
+      read_only=read_only,
+      create=not read_only,
+      save_interval_steps=0 if read_only else 1,
       temporary_path_class=manifest.temporary_path_class(self.directory),
       # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),

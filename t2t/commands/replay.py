@@ -1,0 +1,136 @@
+"""`t2t replay`: one step of a run, done again and looked at."""
+
+import argparse
+from collections.abc import Iterator
+import math
+import textwrap
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from t2t import UserError, replay
+from t2t.checkpoints import pretrained
+from t2t.runtime import hosts
+from t2t.storage import bucket
+
+_DESCRIPTION = """\
+Does one step of a run again: restores the newest sound checkpoint before it,
+and the data where it stood, goes on to the step, and says which loss it had
+and has, which texts were in its batch, and, if a number is not finite, where
+the first one arises. Nothing is written to RUN. Exit code 1 if the loss is not
+the one that was recorded, to the last bit."""
+_EXAMPLES = """\
+examples:
+  t2t replay runs/tiny --step 1200
+  t2t replay gs://BUCKET/base --step 31415 --rows 4"""
+_WIDTH = 100  # columns of a text
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t replay",
+    description=_DESCRIPTION,
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument("run", metavar="RUN", help="workdir that t2t trained in, local or gs://")
+  parser.add_argument("--step", type=int, required=True, metavar="N", help="the step that is looked at")
+  parser.add_argument(
+    "--rows",
+    type=int,
+    default=8,
+    metavar="N",
+    help="texts that are shown, those where a number arose first; default: 8",
+  )
+  parser.add_argument("--task_modules", default="", help="modules of tasks that you trust, separated by commas")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  hosts.add_options(parser)
+  return parser
+
+
+def main(argv: list[str]) -> int:
+  """The command; 1 if the loss is not the one that was recorded.
+
+  Args:
+    argv: what follows `t2t replay`.
+
+  Raises:
+    UserError: there is no such run or step, no checkpoint before it, or its data are others by now.
+  """
+  options = _parser().parse_args(argv)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  bucket.check(options.run, where="")
+  workdir = bucket.absolute(options.run)
+  config = replay.config_of(workdir)
+  hosts.start(
+    options,
+    compiler_flags=config.train.xla_flags,
+    programs=config.train.compilation_cache,
+    deterministic=config.train.deterministic,
+  )
+  pretrained.trust(options.task_modules)
+  if options.rows < 0:
+    raise UserError(f"--rows {options.rows}: must be at least 0")
+  found = replay.replay(workdir, options.step)
+  if jax.process_index() == 0:
+    print("\n".join([*_lines(found), *_texts(found, _vocabulary(config), options.rows)]))
+  return int(found.recorded is not None and found.recorded != found.loss)
+
+
+def _vocabulary(config: Any) -> Any:
+  from t2t.data import pipeline
+
+  return pipeline.vocabulary(config.data)
+
+
+def _lines(found: replay.Replayed) -> Iterator[str]:
+  yield f"step {found.step}, replayed from step {found.checkpoint}"
+  if found.recorded is None:
+    yield f"  loss now       {found.loss!r}; none is recorded: the run ended there, left the update out, or tells"
+    yield "                 fewer steps (config.train.log_every)"
+  elif found.recorded == found.loss:
+    yield f"  loss           {found.loss!r}, bit for bit as it was recorded"
+  else:
+    yield f"  loss now       {found.loss!r}"
+    yield f"  loss recorded  {found.recorded!r}, another by {found.loss - found.recorded:.3g}; docs/numbers.md says"
+    yield "                 what a loss depends on besides config and data"
+  yield f"  gradient norm  {found.grad_norm!r}"
+  if found.finite:
+    return
+  yield "  parameters     " + (f"not finite before the step: {found.parameter}" if found.parameter else "were finite")
+  # On several hosts nobody looks; and what XLA makes of several operations may overflow where each does not.
+  yield f"  first place    {found.origin or 'not found: one operation after another, on one host, all is finite'}"
+  yield "  gradients      " + (f"not finite: {found.gradient}" if found.gradient else "finite")
+
+
+def _texts(found: replay.Replayed, vocabulary: Any, number: int) -> Iterator[str]:
+  rows = len(next(iter(found.batch.values())))
+  first = [row for row in (found.origin.rows if found.origin else ()) if row < rows]
+  shown = [*first, *(row for row in range(rows) if row not in first)][:number]
+  for row in shown:
+    mark = ", where the number arose" if row in first else ""
+    yield f"row {row} of {rows}, of stream {row * found.num_streams // rows} of {found.num_streams}{mark}"
+    for name, values in found.batch.items():
+      if name.endswith(("input_tokens", "target_tokens")) and not name.startswith("decoder_input"):
+        text = " | ".join(_pieces(values[row], vocabulary))
+        yield textwrap.fill(
+          f"{name}: {text}", _WIDTH, initial_indent="  ", subsequent_indent="    ", max_lines=12, placeholder=" ..."
+        )
+    for name, values in found.batch.items():
+      if name.endswith("loss_weights") and not math.isfinite(float(np.sum(values[row]))):
+        yield f"  {name}: not finite"
+
+
+def _pieces(tokens: np.ndarray, vocabulary: Any) -> Iterator[str]:
+  """The texts of a row, which EOS stands between where several are packed."""
+  piece: list[int] = []
+  for token in (*tokens.tolist(), vocabulary.eos_id):
+    if token == vocabulary.eos_id:
+      if piece:
+        yield " ".join(vocabulary.decode(piece).split())
+      piece = []
+    elif token != vocabulary.pad_id:
+      piece.append(token)

@@ -1,0 +1,185 @@
+"""One step of a run done again, and looked at: from the last checkpoint before it, with the data that it had.
+
+Nothing is written to the run's workdir.
+"""
+
+from collections.abc import Mapping
+import contextlib
+import dataclasses
+import json
+import math
+from typing import Any
+
+from etils import epath
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.checkpoints import damage, going_back, store
+from t2t.config import OPTIONAL, Config, records, with_current_keys
+from t2t.configs import default
+from t2t.models.architecture import Batch
+from t2t.runtime import hosts, progress
+from t2t.training import meshes, numbers, origin, places, recipe, report, writers
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+  """What came of a step.
+
+  checkpoint: the step that it was replayed from.
+  recorded: the loss in metrics.jsonl; None: it is not there.
+  loss, grad_norm: now.
+  parameter: the first that was not finite before the step; "": all were.
+  origin: where the first number that is not finite arises; None: nowhere, or nobody looked.
+  gradient: the first parameter whose gradient is not finite; "": all are.
+  batch: host arrays, [rows, length].
+  num_streams: parts of the data that the rows come from, in order.
+  """
+
+  step: int
+  checkpoint: int
+  recorded: float | None
+  loss: float
+  grad_norm: float
+  parameter: str
+  origin: origin.Origin | None
+  gradient: str
+  batch: Mapping[str, np.ndarray]
+  num_streams: int
+
+  @property
+  def finite(self) -> bool:
+    """Whether loss and gradient are."""
+    return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def config_of(workdir: epath.Path) -> Config:
+  """The config that a run was last started with.
+
+  Raises:
+    UserError: there is no run.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise UserError(f"{workdir}: no run there, for it has no config.json; give the --workdir of `t2t train`")
+  return _config(json.loads(path.read_text()))
+
+
+def _config(saved: Mapping[str, Any]) -> Config:
+  """A config as it was saved; keys that there were not yet have their defaults."""
+  found, saved = default.get_config().copy_and_resolve_references(), with_current_keys(saved)
+  as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+  sections = {name: as_tuples(values) for name, values in saved.items()}
+  with found.unlocked():
+    for name, values in sections.items():
+      if name in OPTIONAL:
+        found[name] = values
+      else:
+        for key, value in values.items():
+          found[name][key] = value
+  return records(found)
+
+
+def replay(workdir: epath.Path, step: int) -> Replayed:
+  """Restores the newest sound checkpoint before a step, goes on to it, and looks at it.
+
+  Args:
+    workdir: of the run, local or gs://.
+    step: which.
+
+  Raises:
+    UserError: there is no such step, no checkpoint before it, or its data are others by now.
+  """
+  from t2t.data import registry, runs
+
+  rows = writers.read_metrics(workdir / "metrics.jsonl", "train/loss") if (workdir / "metrics.jsonl").exists() else {}
+  last = config_of(workdir)
+  directory = workdir / store.CHECKPOINTS
+  there = damage.steps(directory)
+  _check_step(workdir, step, last, reached=max([0, *rows, *there]))
+  first = _sound_before(directory, there, step)
+  with contextlib.ExitStack() as stack:
+    checkpoints = store.Checkpoints(workdir, keep=2, read_only=True)
+    stack.callback(checkpoints.close)
+    # Whoever saved the next checkpoint has made the step; behind the last it was whoever began last.
+    after = min((each for each in there if each >= step), default=None)
+    config = last if after is None else _config(checkpoints.config(after))
+    unknown = [module for module in config.data.task_modules if not registry.is_trusted(module)]
+    if unknown:
+      raise UserError(
+        f"{workdir}: its config names {', '.join(unknown)}, and code is not run because a checkpoint names it; if you"
+        f" trust it, give --task_modules {','.join(unknown)}"
+      )
+    config = runs.resolved(config)
+    made = recipe.make(config)
+    mesh, _ = meshes.make(config)
+    recipe.check_sizes(config, mesh)
+    stack.enter_context(jax.set_mesh(mesh))
+    program = made.on(mesh)
+    batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
+    stack.callback(batches.close)
+    damage.check(directory / str(first))
+    state, saved = checkpoints.restore(first, program.state, batches.stream_names, going_back.BESIDE)
+    batches.restore(saved, step=first)
+    turns = [going_back.Turn(*each) for each in hosts.share(going_back.turns(workdir))]
+    _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
+    for number in progress.track(range(first, step), f"from step {first} to step {step}"):
+      going_back.pass_over(batches, turns, number)
+      batch = next(batches)
+      if number == step - 1:
+        # The step reuses the state's memory; in the host's it is out of the way.
+        before = jax.device_get(state) if jax.process_count() == 1 else None
+      state, metrics = program.train_step(state, batch, dropout_key)
+    host = jax.device_get(metrics)
+    squares = host.pop("grad_squares").total
+    values = report.means(host)
+    found = Replayed(
+      step,
+      first,
+      recorded=rows.get(step),
+      loss=values["loss"],
+      grad_norm=values["grad_norm"],
+      parameter="",
+      origin=None,
+      gradient=places.first_not_finite(program.state.params, squares),
+      batch=_gathered(batch),
+      num_streams=batches.num_streams,
+    )
+    if found.finite or before is None:
+      return found
+    del state
+    state = jax.tree.map(jax.device_put, before, program.shardings)
+    spoilt = places.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
+    size = config.train.batch_size if config.train.microbatches == 1 else 0
+    return dataclasses.replace(
+      found,
+      parameter=places.first_not_finite(program.state.params, np.asarray(spoilt)),
+      origin=origin.find(program.train_step, state, batch, dropout_key, rows=size),
+    )
+
+
+def _check_step(workdir: epath.Path, step: int, config: Config, *, reached: int) -> None:
+  """Refuses a step that the run did not make; of one that it ended at, all that is there may be the batch."""
+  if step < 1 or step > config.train.steps:
+    raise UserError(f"--step {step}: no such step; {workdir} has steps 1 to {config.train.steps}")
+  ended_there = (workdir / numbers.BAD_BATCHES / f"step_{step}.npz").exists()
+  if step > reached + config.train.log_every and not ended_there:
+    raise UserError(f"--step {step}: no such step; {workdir} has come to step {reached}")
+
+
+def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
+  """The newest checkpoint before a step that is as it was saved."""
+  for each in sorted((each for each in there if each < step), reverse=True):
+    found = damage.of_step(directory / str(each), step=each)
+    if not found:
+      return each
+    hosts.say(f"{directory / str(each)} is damaged ({found[0]}); looking at the one before it")
+  listed = ", ".join(map(str, there)) or "none"
+  raise UserError(f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step")
+
+
+def _gathered(batch: Batch) -> dict[str, np.ndarray]:
+  return {name: np.asarray(multihost_utils.process_allgather(x, tiled=True)) for name, x in batch.items()}

@@ -1,0 +1,213 @@
+"""Where a NaN or an infinity arises: a program is run one operation after another, and each result is looked at.
+
+What is not finite carries along where it comes from.  A scan is run element by element, so that a layer of a stack has
+its number, and the passes backward are part of the program as those forward.  Several thousand operations are
+dispatched one by one: this is for looking at one step.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+# Not public, but the only way from an operation to the line that asked for it.
+from jax._src import source_info_util
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from t2t.params import path_name, stack_of
+
+# Operations that are one, though they have a program within: a device's part, a kernel.
+_WHOLE = ("shard_map", "pallas_call", "while")
+_PACKAGE = str(pathlib.Path(__file__).resolve().parent.parent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """The first place of a number that is not finite.
+
+  what: "NaN" or "infinity".
+  argument: path of the argument that had it before anything was computed; "": it was computed.
+  operation: that gave it from numbers that are finite.
+  line: of the code, "models/layers.py:120 (Mlp.__call__)".
+  loops: (path of the stack, element) of the loops that it is in, from outside.
+  backward: whether it arose in a gradient.
+  rows: of the batch, if the operation has a result for each.
+  """
+
+  what: str
+  argument: str = ""
+  operation: str = ""
+  line: str = ""
+  loops: tuple[tuple[str, int], ...] = ()
+  backward: bool = False
+  rows: tuple[int, ...] = ()
+
+  def __str__(self) -> str:
+    """In words: "infinity, forward, encoder/layers, layer 2, by mul at models/layers.py:120 (Mlp.__call__)"."""
+    where = "".join(f", {path or 'a loop'}, layer {element}" for path, element in self.loops)
+    if self.argument:
+      return f"{self.what} in {self.argument}, before the step{where and f'; it is first read in{where[1:]}'}"
+    passed = "backward" if self.backward else "forward"
+    return f"{self.what}, {passed}{where}, by {self.operation} at {self.line}"
+
+
+# Of a value: None, it is finite, or made of a constant of the program, such as what masks are filled with.
+_Trace = Origin | None
+
+
+def find(function: Callable, *arguments: Any, rows: int = 0) -> Origin | None:
+  """The origin of the first result of a function that is not finite; None where all are.
+
+  Args:
+    function: of arrays, jitted or not; nothing is donated.
+    arguments: on the devices of this process.
+    rows: of a batch, by which results are known that have one for each.
+  """
+  closed = jax.make_jaxpr(function)(*arguments)
+  leaves = jax.tree_util.tree_leaves_with_path(arguments)
+  names = [path_name(path).partition("/")[2] or f"argument {path_name(path)}" for path, _ in leaves]
+  names = [name.removeprefix("frozen_").removeprefix("params/") for name in names]
+  values = [x for _, x in leaves]
+  run = _Run({id(x): name for name, x in zip(names, values, strict=True)}, rows)
+  whence = [None if _is_finite(x) else Origin(_kind(x), name) for name, x in zip(names, values, strict=True)]
+  _, traces = run.jaxpr(closed.jaxpr, closed.consts, values, whence)
+  return next(filter(None, traces), None)
+
+
+class _Run:
+  """One run of a program.
+
+  Args:
+    names: id of an argument -> its path.
+    rows: see `find`.
+  """
+
+  def __init__(self, names: dict[int, str], rows: int):
+    self._names, self._rows = names, rows
+    self._loops: list[tuple[str, int]] = []  # that are being run, from outside
+
+  def jaxpr(
+    self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], whence: Sequence[_Trace]
+  ) -> tuple[list, list[_Trace]]:
+    """The results, and of each where it comes from, if it is not finite.
+
+    Args:
+      jaxpr, consts, arguments: what is run.
+      whence: of each argument.
+    """
+    values, traces = {}, {}
+
+    def put(variables: Sequence[Any], found: Sequence[Any], whence: Sequence[_Trace]) -> None:
+      for variable, value, trace in zip(variables, found, whence, strict=True):
+        values[variable], traces[variable] = value, trace
+
+    is_literal = lambda x: isinstance(x, jax.extend.core.Literal)
+    value_of = lambda x: x.val if is_literal(x) else values[x]
+    trace_of = lambda x: None if is_literal(x) else traces[x]
+    put(jaxpr.constvars, consts, [None] * len(consts))
+    put(jaxpr.invars, arguments, whence)
+    last = {x: number for number, equation in enumerate(jaxpr.eqns) for x in equation.invars if not is_literal(x)}
+    kept = {x for x in jaxpr.outvars if not is_literal(x)}
+    for number, equation in enumerate(jaxpr.eqns):
+      found = [value_of(x) for x in equation.invars]
+      put(equation.outvars, *self._equation(equation, found, [trace_of(x) for x in equation.invars]))
+      for variable in (*equation.invars, *equation.outvars):
+        # What nothing reads any more makes room.
+        if not is_literal(variable) and last.get(variable, -1) <= number and variable not in kept:
+          values.pop(variable, None)
+    return [value_of(x) for x in jaxpr.outvars], [trace_of(x) for x in jaxpr.outvars]
+
+  def _equation(self, equation: Any, values: list, traces: list[_Trace]) -> tuple[list, list[_Trace]]:
+    name, inner = equation.primitive.name, equation.params
+    if name == "scan":
+      return self._scan(inner, values, traces)
+    if name == "cond":
+      chosen = inner["branches"][int(values[0])]
+      return self.jaxpr(chosen.jaxpr, chosen.consts, values[1:], traces[1:])
+    if name == "sharding_constraint":  # where numbers lie, and not which they are
+      return values, traces
+    body = None if name in _WHOLE else inner.get("jaxpr", inner.get("call_jaxpr"))
+    if body is None:
+      return self._operation(equation, values, traces)
+    closed = hasattr(body, "jaxpr")
+    return self.jaxpr(body.jaxpr if closed else body, body.consts if closed else (), values, traces)
+
+  def _operation(self, equation: Any, values: list, traces: list[_Trace]) -> tuple[list, list[_Trace]]:
+    found = equation.primitive.get_bind_params(equation.params)
+    functions, parameters = found if isinstance(found, tuple) else ((), found)  # before jax 0.10.2, and since
+    with equation.ctx.manager:
+      results = equation.primitive.bind(*functions, *values, **parameters)
+    results = results if equation.primitive.multiple_results else [results]
+    # A NaN that is read says more than an infinity, which may come to nothing.
+    read = sorted(filter(None, traces), key=lambda trace: trace.what != "NaN")
+    is_fill = not read and not all(map(_is_finite, values))
+    whence = [
+      None if is_fill or _is_finite(x) else self._placed(read[0]) if read else self._arisen(equation, x)
+      for x in results
+    ]
+    return list(results), whence
+
+  def _placed(self, trace: Origin) -> Origin:
+    """Of an argument that is read for the first time, in which loops."""
+    if trace.operation or trace.loops:
+      return trace
+    return dataclasses.replace(trace, loops=tuple(self._loops))
+
+  def _arisen(self, equation: Any, result: jax.Array) -> Origin:
+    rows = ()
+    if self._rows and result.ndim and result.shape[0] == self._rows:
+      finite = np.asarray(jnp.isfinite(result).all(axis=tuple(range(1, result.ndim))))
+      rows = tuple(np.flatnonzero(~finite).tolist())
+    return Origin(
+      _kind(result),
+      operation=equation.primitive.name,
+      line=_line(equation.source_info.traceback),
+      loops=tuple(self._loops),
+      backward="transpose" in str(equation.source_info.name_stack),
+      rows=rows,
+    )
+
+  def _scan(self, inner: dict[str, Any], values: list, traces: list[_Trace]) -> tuple[list, list[_Trace]]:
+    num_consts, num_carry, length, body = inner["num_consts"], inner["num_carry"], inner["length"], inner["jaxpr"]
+    first = num_consts + num_carry
+    carry, whence = values[num_consts:first], traces[num_consts:first]
+    stack = next(filter(None, (stack_of(self._names.get(id(x), "")) for x in values[first:])), "")
+    made: list[list] = [[None] * length for _ in body.jaxpr.outvars[num_carry:]]
+    made_whence: list[_Trace] = [None] * len(made)
+    for element in range(length - 1, -1, -1) if inner["reverse"] else range(length):
+      own = [x[element] for x in values[first:]]
+      own_whence = [None if _is_finite(x) else trace for x, trace in zip(own, traces[first:], strict=True)]
+      self._loops.append((stack, element))
+      results, found = self.jaxpr(
+        body.jaxpr, body.consts, [*values[:num_consts], *carry, *own], [*traces[:num_consts], *whence, *own_whence]
+      )
+      self._loops.pop()
+      carry, whence = results[:num_carry], found[:num_carry]
+      for number, result in enumerate(results[num_carry:]):
+        made[number][element] = result
+        made_whence[number] = made_whence[number] or found[num_carry + number]
+    return [*carry, *map(jnp.stack, made)], [*whence, *made_whence]
+
+
+def _is_finite(x: Any) -> bool:
+  return not jnp.issubdtype(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype, jnp.inexact) or bool(
+    jnp.isfinite(x).all()
+  )
+
+
+def _kind(x: jax.Array) -> str:
+  return "NaN" if bool(jnp.isnan(x).any()) else "infinity"
+
+
+def _line(traceback: Any) -> str:
+  """The line of t2t that asked for an operation; another's where none of t2t did."""
+  frames = list(source_info_util.user_frames(traceback))
+  own = [frame for frame in frames if frame.file_name.startswith(_PACKAGE)]
+  if not (own or frames):
+    return "an unknown line"
+  frame = (own or frames)[0]
+  return f"{frame.file_name.removeprefix(_PACKAGE + '/')}:{frame.start_line} ({frame.function_name})"

@@ -1,0 +1,97 @@
+"""Where a NaN or an infinity arises is found where it was put: in a layer, forward or backward, in bfloat16 as well."""
+
+import dataclasses
+import functools
+
+import hypothesis
+from hypothesis import strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_train_state
+import toy
+
+from t2t.training import origin
+
+ROWS = 8
+OUT = "decoder/layers/mlp/down"
+
+
+@functools.cache
+def made(dtype="float32", remat="none"):
+  """A state of a T5, and the function whose results are looked at."""
+  config = dataclasses.replace(toy.KINDS["t5_1_1"], dtype=dtype, remat=remat)
+  mesh, _, fresh, step = test_train_state.made(tuple(test_train_state.ONE_DEVICE.items()), config=config)
+  return mesh, fresh, step
+
+
+def find(change=lambda params: params, **how):
+  """The origin of a step whose parameters were changed."""
+  mesh, fresh, step = made(**how)
+  state = fresh()
+  with jax.set_mesh(mesh):
+    batch = jax.device_put(test_train_state.uneven_batch(), jax.devices()[0])
+    return origin.find(step, dataclasses.replace(state, params=change(state.params)), batch, toy.key(), rows=ROWS)
+
+
+def changed(params, path, change):
+  return jax.tree_util.tree_map_with_path(
+    lambda found, x: change(x) if jax.tree_util.keystr(found, simple=True, separator="/") == path else x, params
+  )
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "remat": "full"}])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_weight_that_is_nan_is_named_with_its_layer(layer, how):
+  found = find(lambda params: changed(params, OUT, lambda x: x.at[layer, 0, 0].set(jnp.nan)), **how)
+  assert found.what == "NaN" and found.argument == OUT
+  assert found.loops == (("decoder/layers", layer),)
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16", "remat": "full"}])
+def test_an_overflow_is_found_in_its_layer(how):
+  """Of products of finite weights."""
+  found = find(lambda params: changed(params, OUT, lambda x: x.at[1].set(3e38)), **how)
+  assert (found.argument, found.backward, found.loops) == ("", False, (("decoder/layers", 1),))
+  assert found.line.startswith("models/") and found.operation == "dot_general"
+
+
+def test_rows_are_those_whose_result_is_not_finite():
+  """Of an operation that has one for each."""
+  found = origin.find(lambda x: jnp.exp(x).sum(), jnp.array([[1.0, 2.0], [1e3, 0.0], [0.0, 1e3]]), rows=3)
+  assert found.rows == (1, 2) and found.operation == "exp"
+
+
+def test_a_step_whose_numbers_are_finite_has_no_origin():
+  assert find() is None
+
+
+def test_what_arises_backward_is_told_apart():
+  """Zero times two large numbers is zero, and its derivative is infinite."""
+  found = origin.find(jax.grad(lambda x: (x * 1e30 * 1e30).sum()), jnp.zeros(3))
+  assert found.backward and found.what == "infinity"
+  assert str(found).startswith("infinity, backward, by ")
+
+
+def test_infinities_that_a_mask_is_made_of_are_none():
+  """They are there on purpose, and come to nothing."""
+  masked = lambda x, real: jax.nn.softmax(jnp.where(real, x, -jnp.inf))
+  real = jnp.array([True, False, True])
+  assert origin.find(masked, jnp.ones(3), real) is None
+  found = origin.find(masked, jnp.array([1.0, 1.0, 1e30]) * 1e30, real)
+  assert found.what == "infinity" and found.argument
+
+
+@hypothesis.given(strategies.integers(0, 5), strategies.booleans())
+@hypothesis.settings(deadline=None, max_examples=10)
+def test_the_element_of_a_scan_is_the_one_that_overflows(element, reverse):
+  """In whichever direction it runs."""
+  scales = np.ones(6, np.float32)
+  scales[element] = 3e38
+
+  def function(scales, x):
+    return jax.lax.scan(lambda x, scale: (10 * x * scale / jnp.maximum(scale, 1), None), x, scales, reverse=reverse)[0]
+
+  found = origin.find(jax.jit(function), scales, jnp.ones(()))
+  assert found.loops == (("", element),) and found.operation == "mul"
