@@ -18,6 +18,7 @@ import threading
 import time
 
 from etils import epath
+import numpy as np
 import pytest
 import test_evaluate
 import test_train
@@ -358,3 +359,21 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   noted = manifest.read(step).files
   assert {name.split("/")[1] for name in noted if "ocdbt.process" in name} == {"ocdbt.process_0", "ocdbt.process_1"}
   assert len([name for name in noted if name.startswith("streams/stream-")]) == 2
+
+
+def test_two_processes_go_back_together(text, tmp_path):
+  """As often as they may, when a loss is not finite; then both end, and the batch of all rows is there."""
+  wild = (
+    "--config.optimizer.name=sgd",
+    "--config.optimizer.learning_rate=1e30",
+    "--config.optimizer.schedule=constant",
+  )
+  back = ("--config.numbers.not_finite=back", "--config.numbers.most_backs=1", "--config.checkpoint.every=1")
+  workdir = tmp_path / "run"
+  run = arguments(text, workdir, *wild, *back, *mesh(data=2), "--config.train.steps=4")
+  codes, logs = Processes(2, 1, [run], cache=tmp_path).wait()
+  assert codes == [exit_codes.REFUSED] * 2, logs
+  assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
+  assert all("has gone back 1 times, and config.numbers.most_backs=1" in log for log in logs)
+  assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
+  assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
