@@ -29,6 +29,8 @@ def content(folder):
 
 def test_a_step_is_what_it_was_and_the_run_is_left_alone(run, capsys):
   """Replayed from a checkpoint that is not the last, two steps before it."""
+  unfinished = run / "checkpoints" / "3.orbax-checkpoint-tmp"  # which the same command again would take away
+  unfinished.mkdir()
   before = content(run)
   assert command.main(["replay", str(run), "--step", "4", "--rows", "2"]) == 0
   out = capsys.readouterr().out
