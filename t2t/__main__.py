@@ -109,8 +109,8 @@ def _run(command: str, rest: list[str]) -> int:
     if "--debug" in rest:
       traceback.print_exc()
     telling.tell(f"t2t {command}: error: {error}")
-    _end_others(str(error), exit_codes.REFUSED)
-    return exit_codes.REFUSED
+    _end_others(str(error), error.exit_code)
+    return error.exit_code
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -171,7 +171,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
     rest = values(["t2t", *arguments])
-  except flags.Error as error:
+  except (flags.Error, ValueError) as error:  # the second of what ml_collections takes for a name
     text = re.sub(r"invalid literal for int\(\).*", "must be an integer", str(error).removeprefix("flag "))
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:

@@ -11,7 +11,7 @@ import jax
 
 from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.checkpoints import damage, store, writer
+from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
@@ -76,6 +76,7 @@ def train(config: Config, workdir: str) -> TrainState:
     settings = config.checkpoint
     checkpoints = store.Checkpoints(workdir, keep=settings.keep, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
+    runs.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
     batches = runs.batches(config, mesh, num_streams=num_streams)
     stack.callback(batches.close)
@@ -83,7 +84,7 @@ def train(config: Config, workdir: str) -> TrainState:
     config = config.with_(data={"num_streams": batches.num_streams})
     resolved = json.loads(json.dumps(config.to_dict()))
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    state, first_step, saved = start(program, config, checkpoints, batches, parameter_key)
+    state, first_step, saved = start(program, config, checkpoints, batches, parameter_key, vocabulary=vocabulary)
     if jax.process_index() == 0:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
@@ -105,7 +106,14 @@ def train(config: Config, workdir: str) -> TrainState:
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
     # (step, metrics, seconds waited): read after the next step has been dispatched, so that the device never waits.
     pending = None
+    evaluates = 0 < first_step < config.train.steps and _is_due(config, first_step, config.eval.every)
+    if evaluates and not checkpoints.was_measured(first_step):
+      # A run that was stopped at an evaluation makes up for it; stopped there again, it goes no further.
+      with contextlib.suppress(stopping.Abandoned):
+        measured, measured_step = measure(first_step, state), first_step
     for step in range(first_step, config.train.steps):
+      if stop.stops:
+        break
       state, metrics = train_step(state, next(batches), dropout_key)
       if pending is not None:
         report.step(*pending)
@@ -131,8 +139,6 @@ def train(config: Config, workdir: str) -> TrainState:
         beside = batches.state(last_step) | report.flush()
         checkpoints.save(last_step, state, beside, resolved, metrics=measured if measured_step == last_step else None)
         saved_step = last_step
-      if stop.stops:
-        break
       if evaluates or saves:
         steps.resume()
     steps.pause()
@@ -148,7 +154,7 @@ def train(config: Config, workdir: str) -> TrainState:
     shown = show(program.reader, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
-      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, store.best_steps(kept))
+      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, outdated.best_steps(kept))
   return state
 
 

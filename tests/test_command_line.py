@@ -163,6 +163,8 @@ def test_keys_of_before_are_read():
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
     ("--steps=7", r"unknown option --steps"),
+    ("--config.lora.rank}2", r"Could not parse .lora.rank}2"),
+    ("--config.train.steps[}=2", r"Could not parse .train.steps"),
     ("tiny", r"unexpected argument 'tiny'"),
     ("--config.data.folder.glue=x", r"--config.data.folder.glue: no such key; nearest: data.folders"),
     ("--config.data.folders=x", r"--config.data.folders=x: give --config.data.folders.NAME=VALUE"),

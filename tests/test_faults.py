@@ -9,6 +9,8 @@ import os
 import pathlib
 import random
 import struct
+import subprocess
+import sys
 
 import hypothesis
 from hypothesis import strategies as st
@@ -117,6 +119,31 @@ def test_lines_without_end(tmp_path, monkeypatch):
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+_SPOILED_FOOTERS = """
+import pathlib, sys
+from t2t import UserError
+from t2t.data.sources import text_files
+path = pathlib.Path(sys.argv[1])
+whole = path.read_bytes()
+for place in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8):
+  for value in (0x25, whole[place] ^ 1):
+    path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1:])
+    try:
+      list(text_files.read_texts(str(path), field="text"))
+    except UserError as error:
+      assert str(path) in str(error)
+print("all")
+"""
+
+
+def test_a_footer_that_is_damaged_ends_no_process(tmp_path):
+  """Wherever a byte of it is another: what pyarrow's C++ does not catch would be the end without a word."""
+  path = tmp_path / "a.parquet"
+  pa.parquet.write_table(pa.table({"text": ["one", "two"]}), path)
+  found = subprocess.run([sys.executable, "-c", _SPOILED_FOOTERS, path], capture_output=True, text=True)
+  assert found.stdout == "all\n", found.stderr
 
 
 def test_a_length_that_no_record_has(tmp_path):
@@ -244,3 +271,22 @@ def test_any_bytes_in_any_format(anywhere, name, changes, kept):
       texts(path, malformed=malformed)
     except UserError as error:
       assert str(path) in str(error)
+
+
+def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
+  """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
+  monkeypatch.setattr(faults, "_LEAST_RECORDS", 1)
+  test_sources.write(tmp_path, "a.jsonl", TEXTS)
+  first = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  first._tally.good(70)
+  for _ in range(25):
+    first._tally.bad(UserError("a"))
+  state = first.state(3)
+  resumed = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  resumed.restore(state, step=3)
+  for _ in range(4):
+    resumed._tally.bad(UserError("b"))
+  assert resumed._tally.shared_out(2) == [[50, 15], [49, 14]]
+  resumed._tally.bad(UserError("c"))
+  with pytest.raises(UserError, match=r"31 of the 101 records that this process has read are malformed, more than"):
+    resumed._tally.bad(UserError("d"))

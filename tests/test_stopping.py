@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from t2t.runtime import exit_codes, maintenance
+from t2t.runtime import exit_codes, maintenance, stopping
 
 # What stands before a block of a test; `doing` tells the test that a signal may come.
 _BEFORE = """
@@ -100,6 +100,19 @@ def test_a_step_that_does_not_end_is_broken_off():
     STEPS.replace("    if stop.reached", "    if step == 1: hang()\n    if stop.reached"), signal.SIGTERM
   )
   assert code == 143 and "the step did not end in time" in said and "save at" not in said
+
+
+@pytest.mark.parametrize(("step", "limit"), [(0.1, 5.0), (10.0, 30.0), (30.0, 60.0), (200.0, 300.0)])
+def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
+  """At least one and a half of them, also where the second has not ended, or an evaluation has just begun."""
+  now = [0.0]
+  monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+  steps = stopping.Steps(None)
+  for number in range(3):
+    now[0] += step
+    steps.reached()
+    assert steps.patience() == (limit if number else max(10.0, 1.5 * step))
+  assert all(steps.patience() >= 1.5 * step for _ in steps.abandonable([1]))
 
 
 def test_a_second_signal_does_not_wait_for_what_is_saved():

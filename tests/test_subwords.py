@@ -395,3 +395,21 @@ def test_a_vocabulary_without_an_end(tmp_path):
   tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(UserError, match="has no end-of-text piece"):
     vocabularies.load(str(tmp_path))
+
+
+def test_a_piece_and_an_id_that_none_has(tmp_path):
+  """As in a file of which a few bytes are others: what no text has stands for itself, and no table is made for it."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+  made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
+  special, alphabet = ["<pad>", "</s>", "<unk>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  content = json.loads(made.to_str())
+  content["model"]["vocab"] = {piece: i for i, piece in enumerate([*special, *alphabet, "\u051f"])}
+  path = tmp_path / "odd" / "tokenizer.json"
+  path.parent.mkdir()
+  path.write_text(json.dumps(content))
+  assert vocabularies.token_texts(vocabularies.load(str(path), extra_ids=0))[-1] == "\u051f"
+  content["model"]["vocab"]["\u051f"] = 2**31
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(content))
+  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648; the largest vocabularies"):
+    vocabularies.load(str(path), extra_ids=0)

@@ -40,7 +40,7 @@ def of_step(
     share: (index, number) of this host among those that look; each finds its part.
 
   Raises:
-    UserError: its bucket cannot be listed.
+    UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
   """
   if share[0]:
     manifest = _manifest(folder)
@@ -51,8 +51,10 @@ def of_step(
   if not names:
     return ["the folder is empty"]
   try:
-    manifest = manifests.read(folder)
-  except (OSError, ValueError) as error:
+    manifest = manifests.patiently(lambda: manifests.read(folder), folder / manifests.NAME)
+  except UserError:  # which is a ValueError
+    raise
+  except (FileNotFoundError, ValueError) as error:
     return [f"{manifests.NAME}: {error}"]
   if manifest is None:
     found = [f"{item} is missing" for item in _items(folder) if item not in names]
@@ -96,8 +98,11 @@ def _unreadable(folder: epath.Path) -> list[str]:
   for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
     if name in bucket.names(folder / item, where="checkpoint"):
       try:
-        json.loads(bucket.read(folder / item / name))
-      except (OSError, ValueError) as error:
+        path = folder / item / name
+        json.loads(manifests.patiently(functools.partial(bucket.read, path), path))
+      except UserError:
+        raise
+      except (FileNotFoundError, ValueError) as error:
         found.append(f"{item}/{name} cannot be read ({error})")
   return found
 
@@ -209,7 +214,7 @@ def set_aside(directory: epath.Path) -> None:
     directory: of checkpoints, WORKDIR/checkpoints; it need not be there.
 
   Raises:
-    UserError: no sound step is left, but damaged ones are; then all stays as it is.
+    UserError: no sound step is left, but damaged ones are, or one cannot be read; then all stays as it is.
   """
   if jax.process_index() == 0:
     _keep_whole(directory)

@@ -13,7 +13,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import damage, inspection, manifest, store, writer
+from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
 from t2t.runtime import progress
 from t2t.storage import bucket
 
@@ -26,7 +26,8 @@ What a run has saved.  DIR is a workdir that t2t trained in, or its folder
   list DIR    the steps: when, how large, held-out loss, best by which metric,
               and whether they look whole: small files, and the sizes of all
   verify DIR  reads every file and compares it with what was saved (in a bucket
-              with the checksums that it keeps); exit code 1 if one is damaged
+              with the checksums that it keeps); exit code 1 if one is
+              damaged, or none is left
   prune DIR   deletes all but the last --keep steps, the best by each metric,
               and the last that is sound
   diff A B    which parameters and config keys differ; A and B are workdirs,
@@ -48,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
   add = lambda name, text: commands.add_parser(name, help=text, description=text, formatter_class=form)
   parsers = {
     "list": add("list", "The steps of a run."),
-    "verify": add("verify", "Compares every file of every step with what was saved; exit code 1: one is damaged."),
+    "verify": add(
+      "verify", "Compares every file of every step with what was saved; exit code 1: one is damaged, or none is left."
+    ),
     "prune": add("prune", "Deletes steps: neither the last, nor the best by a metric, nor the last that is sound."),
     "diff": add("diff", "Which parameters and config keys of two checkpoints differ."),
   }
@@ -98,7 +101,7 @@ def _list(options: argparse.Namespace) -> int:
   folder = inspection.folder_of(options.dir)
   found, console = inspection.steps(folder), _console()
   best: dict[int, list[str]] = {}
-  for name, step in store.best_steps({each.step: each.metrics for each in found}).items():
+  for name, step in outdated.best_steps({each.step: each.metrics for each in found}).items():
     best.setdefault(step, []).append(name)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for name, justify in (("step", "right"), ("saved", "left"), ("size", "right"), ("loss", "right")):
@@ -138,7 +141,9 @@ def _verify(options: argparse.Namespace) -> int:
     started, path = time.monotonic(), folder / str(step)
     found = damage.of_step(path, step=step)
     seconds, size = time.monotonic() - started, _size(manifest.size(path))
-    if found:
+    if found and step not in damage.steps(folder):
+      print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
+    elif found:
       damaged.append(step)
       print(f"{step}: damaged ({size})")
       print("\n".join(f"  {line}" for line in found))
@@ -152,7 +157,10 @@ def _verify(options: argparse.Namespace) -> int:
       " that is whole",
       file=sys.stderr,
     )
-  return 1 if damaged else 0
+  aside = inspection.set_aside(folder)
+  if not steps:
+    print(f"{folder}: has no step but what was found damaged, and set aside: {', '.join(aside)}", file=sys.stderr)
+  return 1 if damaged or not steps else 0
 
 
 def _prune(options: argparse.Namespace) -> int:

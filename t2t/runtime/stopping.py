@@ -18,8 +18,9 @@ from t2t.runtime import agreement, link, maintenance
 T = TypeVar("T")
 
 # Seconds until a step, or a batch of an evaluation, must have come to its end once a signal has come; where they are
-# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.
-_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS = 5.0, 3.0, 60.0
+# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.  Of those that take
+# most of a minute and more one is waited for, and half of another.
+_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS, _LONG_STEPS = 5.0, 3.0, 60.0, 1.5
 _FIRST_SECONDS = 10.0  # of what has not been done before, and may have to be compiled
 _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
 # Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
@@ -220,7 +221,7 @@ class Steps:
     if watch is not None:
       self._agreement.on_agreed = watch.hear_of
     self._seconds: dict[str, list[float]] = {_STEP: [], _BATCH: []}
-    self._since, self._finished = time.monotonic(), False
+    self._since, self._first, self._finished = time.monotonic(), 0.0, False
     self._number, self._owed = signal.SIGTERM, None
     self.doing, self.stops = "", False
 
@@ -232,17 +233,20 @@ class Steps:
     """Seconds that what is going on may take."""
     if self.doing == _SAVING:
       return _SAVE_SECONDS
-    seconds = self._seconds.get(self.doing)
-    if not seconds:
-      return _FIRST_SECONDS
-    usual = statistics.median(seconds)
-    return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS))
+    if seconds := self._seconds.get(self.doing):
+      usual = statistics.median(seconds)
+      return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS), _LONG_STEPS * usual)
+    # Until one has been timed, the first step and what led to it says how slow this run may be.
+    usual = statistics.median(self._seconds[_STEP] or [self._first])
+    return max(_FIRST_SECONDS, _LONG_STEPS * usual)
 
   def reached(self, doing: str = _STEP) -> bool:
     """After a step: whether to save there.  Signals are heeded from the first on: before it, nothing would be lost."""
     now = time.monotonic()
     if self.doing == doing:
       self._seconds[doing] = [*self._seconds[doing][-9:], now - self._since]
+    elif not self.doing:
+      self._first = now - self._since
     self._since, self.doing = now, doing
     if self._watch is not None and not self._finished:
       self._watch.heeded_by(self)
