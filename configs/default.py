@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 1_000  # steps; the last step is always saved; 0: once an epoch
   config.checkpoint.keep = 3  # the last so many, at least two; the best by held-out loss is kept besides
-  config.checkpoint.retry_seconds = 300.0  # a save that fails is tried again for so long; then the run stops
+  config.checkpoint.retry_seconds = 300.0  # a save of one process that fails is tried again for so long
 
   config.init = ConfigDict()
   config.init.checkpoint = ""  # a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from

@@ -166,12 +166,14 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       raise UserError(f"unknown option {argument}{meant}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
+      if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
+        raise UserError(f"{name}: no such key; a key is of letters, digits and _")
   arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
   try:
     rest = values(["t2t", *arguments])
-  except (flags.Error, ValueError) as error:  # the second of what ml_collections takes for a name
+  except flags.Error as error:
     text = re.sub(r"invalid literal for int\(\).*", "must be an integer", str(error).removeprefix("flag "))
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
