@@ -1,6 +1,6 @@
 """Feeds every reader of files with files that are none, and says how many were read, and how many clearly refused.
 
-  python benchmarks/fuzz.py [--inputs 100000] [--reader NAME] [--seed 0] [--gigabytes 4]
+  python benchmarks/fuzz.py [--inputs 100000] [--reader NAME] [--seed 0] [--seconds S] [--gigabytes 4]
 
 An input is a whole file with bytes changed, taken out, put in twice or cut off, numbers in its text replaced by absurd
 ones, or nothing but random bytes.  Each reader has a process of its own, which may take so much memory beyond what it
@@ -15,6 +15,7 @@ import dataclasses
 import gzip
 import io
 import json
+import math
 import os
 import pathlib
 import random
@@ -274,7 +275,7 @@ def spoiled(whole: bytes, draws: random.Random) -> bytes:
   return bytes(content)
 
 
-def _run(name: str, *, inputs: int, seed: int, gigabytes: float, kept: pathlib.Path) -> int:
+def _run(name: str, *, inputs: int, seed: int, seconds: float, gigabytes: float, kept: pathlib.Path) -> int:
   """Feeds one reader; what is kept of an input that ends the process is the file that it was written to."""
   reader, draws = _READERS[name], random.Random(f"{name} {seed}")
   contents = reader.whole()
@@ -285,7 +286,11 @@ def _run(name: str, *, inputs: int, seed: int, gigabytes: float, kept: pathlib.P
   pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
   limit = pages * resource.getpagesize() + int(gigabytes * 2**30)
   resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+  end = time.monotonic() + seconds
   for number in range(inputs):
+    if time.monotonic() > end:
+      inputs = number
+      break
     content = spoiled(draws.choice(contents), draws)
     began = time.perf_counter()
     try:
@@ -324,17 +329,19 @@ def main() -> int:
   parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="of each reader; default: 100000")
   parser.add_argument("--reader", choices=_READERS, metavar="NAME", help=f"one alone: {', '.join(_READERS)}")
   parser.add_argument("--seed", type=int, default=0, help="of the draws; default: 0")
+  parser.add_argument(
+    "--seconds", type=float, default=math.inf, help="after which a reader has had enough; default: inf"
+  )
   parser.add_argument("--gigabytes", type=float, default=4.0, help="that a reader may take; default: 4")
   parser.add_argument("--kept", type=pathlib.Path, help="folder for inputs that were faults; default: a new one")
   options = parser.parse_args()
   kept = options.kept or pathlib.Path(tempfile.mkdtemp(prefix="t2t_fuzz_"))
   if options.reader:
-    return _run(
-      options.reader, inputs=options.inputs, seed=options.seed, gigabytes=options.gigabytes, kept=kept / options.reader
-    )
+    limits = {key: getattr(options, key) for key in ("inputs", "seed", "seconds", "gigabytes")}
+    return _run(options.reader, **limits, kept=kept / options.reader)
   failed = False
   for name in _READERS:
-    given = ["--inputs", str(options.inputs), "--seed", str(options.seed), "--gigabytes", str(options.gigabytes)]
+    given = [f"--{key}={getattr(options, key)}" for key in ("inputs", "seed", "seconds", "gigabytes")]
     command = [sys.executable, __file__, "--reader", name, *given, "--kept", str(kept)]
     code = subprocess.run(command, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}).returncode
     failed |= code != 0

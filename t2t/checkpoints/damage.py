@@ -83,10 +83,21 @@ def _items(folder: epath.Path) -> list[str]:
   return sorted({"config", "state", *(handlers if isinstance(handlers, dict) else ())})
 
 
-def noted(path: epath.Path) -> dict[str, Any]:
-  """The JSON object of a small file of a step; {} where there is none to be had."""
+def noted(path: epath.Path, *, surely: bool = False) -> dict[str, Any]:
+  """The JSON object of a small file of a step; {} where there is none to be had.
+
+  Args:
+    path: of the file.
+    surely: {} is returned only where the file is no such object, or not there.
+
+  Raises:
+    UserError: surely, and it cannot be read, however often it was tried.
+  """
+  read = functools.partial(bucket.read, path)
   try:
-    found = json.loads(bucket.read(path))
+    found = json.loads(manifests.patiently(read, path) if surely else read())
+  except UserError:
+    raise
   except (OSError, ValueError):
     return {}
   return found if isinstance(found, dict) else {}
@@ -197,7 +208,10 @@ def _keep_whole(directory: epath.Path) -> None:
       if not of_step(folder, step=int(name)):
         bucket.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
     # Without a manifest, a step of a t2t that writes them, whose streams say of which they are, is a part.
-    elif noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs") and not any(_said_by_streams(folder)):
+    # What cannot be read for now must not be taken for one: Orbax would delete it.
+    elif manifests.ORBAX in there and noted(folder / manifests.ORBAX, surely=True).get("commit_timestamp_nsecs"):
+      if any(_said_by_streams(folder)):
+        continue
       raise UserError(
         f"{folder}: was saved to its end, but has no {manifests.COMMITTED}, as where it was copied from a disk; put"
         " an empty one there if the copy is whole, or move the folder away"
