@@ -12,6 +12,7 @@ import io
 import json
 import pathlib
 import sys
+import warnings
 import zipfile
 
 import numpy as np
@@ -110,7 +111,7 @@ def _superglue(folder: pathlib.Path, output: str) -> list[str]:
 def training(output: pathlib.Path) -> Outcome:
   """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each."""
   steps = [int(path.name) for path in (output / "checkpoints").iterdir() if path.name.isdigit()]
-  with ocp.PyTreeCheckpointer() as checkpointer:
+  with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings(action="ignore"):
     state = checkpointer.restore(output / "checkpoints" / str(max(steps)) / "state")
   found: dict[str, object] = {}
 
@@ -139,8 +140,11 @@ def training(output: pathlib.Path) -> Outcome:
 
 def files(output: pathlib.Path) -> Outcome:
   """Digest of each file by its path, beside the output, too: whatever a killed command left there is seen."""
-  paths = [path for path in sorted(output.parent.rglob("*")) if path.is_file()]
-  return {str(path.relative_to(output.parent)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+  own = str(output.parent)
+  contents = {
+    path: path.read_bytes().replace(own.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
+  }
+  return {str(path.relative_to(own)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 
 
 def _leaderboard(output: pathlib.Path) -> Outcome:
