@@ -12,9 +12,10 @@ import io
 import json
 import pathlib
 import sys
-import warnings
 import zipfile
 
+from absl import logging
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from tensorboardX.proto import event_pb2
@@ -111,21 +112,16 @@ def _superglue(folder: pathlib.Path, output: str) -> list[str]:
 def training(output: pathlib.Path) -> Outcome:
   """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each."""
   steps = [int(path.name) for path in (output / "checkpoints").iterdir() if path.name.isdigit()]
-  with ocp.PyTreeCheckpointer() as checkpointer, warnings.catch_warnings(action="ignore"):
-    state = checkpointer.restore(output / "checkpoints" / str(max(steps)) / "state")
-  found: dict[str, object] = {}
-
-  def note(prefix: str, tree) -> None:
-    if isinstance(tree, dict):
-      for key, value in tree.items():
-        note(f"{prefix}/{key}", value)
-    elif isinstance(tree, list | tuple):
-      for number, value in enumerate(tree):
-        note(f"{prefix}/{number}", value)
-    elif tree is not None:
-      found[prefix] = np.asarray(tree)
-
-  note("", state)
+  folder = output / "checkpoints" / str(max(steps)) / "state"
+  logging.set_verbosity(logging.ERROR)  # Orbax looks for a file that a step of ours has elsewhere
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    # Whatever devices they were on.
+    as_numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), checkpointer.metadata(folder).item_metadata.tree
+    )
+    state = checkpointer.restore(folder, restore_args=as_numpy)
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  found: dict[str, object] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
   rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
   found["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
   found["events"] = [
