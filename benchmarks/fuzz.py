@@ -200,12 +200,15 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
   # Of Orbax's marker only that it is there says something.
   paths = [path for path in paths if path.name != manifest.COMMITTED]
   kinds: collections.Counter[str] = collections.Counter()
+  last = keep / f"{name}_last"  # what brought down the process is found here
+  keep.mkdir(parents=True, exist_ok=True)
   slowest, shown, told = 0.0, time.monotonic(), io.StringIO()
   for number in range(inputs):
     path = draw.choice(paths)
     content = path.read_bytes()
     spoiled = spoil(content, draw)
     path.write_bytes(spoiled)
+    last.write_bytes(spoiled)
     began = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -229,7 +232,6 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
       where = outcome.partition(": ")[0]
       kinds[where] += 1
       if kinds[where] == 1:
-        keep.mkdir(parents=True, exist_ok=True)
         kept = keep / f"{name}_{number}_{path.name}"
         kept.write_bytes(spoiled)
         print(f"{name}: {outcome}; {path.relative_to(good)} kept as {kept}", flush=True)
@@ -239,6 +241,7 @@ def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Pat
       shown = time.monotonic()
       print(f"{name}: {number + 1:,} of {inputs:,}", file=sys.stderr, flush=True)
   shutil.rmtree(folder)
+  last.unlink()
   return {"reader": name, "inputs": inputs, **counts, "slowest_ms": round(slowest * 1000)}
 
 

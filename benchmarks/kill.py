@@ -159,6 +159,8 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
 
   def outcome(name: str) -> killed.Outcome:
     for path in gcs.sizes(f"{name}/") if gcs else ():
+      if path.endswith("/"):  # what TensorFlow takes for a folder
+        continue
       local = folder / path
       local.parent.mkdir(parents=True, exist_ok=True)
       local.write_bytes(gcs.read(path))
