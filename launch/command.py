@@ -267,7 +267,9 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
   if threading.current_thread() is not threading.main_thread():
     yield told
     return
-  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  numbers = [signal.SIGINT, signal.SIGTERM]
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+    numbers.append(signal.SIGHUP)
   before = {number: signal.signal(number, note) for number in numbers}
   try:
     yield told

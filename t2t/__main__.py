@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
   Returns:
     The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used,
-    130 or 143 when a signal stopped it.
+    128 and its number when a signal stopped it; see exit_codes.py.
   """
   if argv is None:
     return _of_process()

@@ -16,7 +16,7 @@ from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.generation import line_files
 from t2t.params import Params
-from t2t.runtime import hosts
+from t2t.runtime import hosts, stopping
 from t2t.training import writers
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
@@ -155,7 +155,10 @@ def run(
   read = lambda: _checked(line_files.read(job.input, field=job.field, form=way.form), job, way)
   total = None if job.input == line_files.PIPE else _count(read(), job)
 
-  with open_output(job.output, _run(source, way, job)) as output:
+  counts = _Counts()
+  kept = "none is kept" if job.output == line_files.PIPE else "the same command goes on from there"
+  far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
+  with open_output(job.output, _run(source, way, job)) as output, stopping.leaving(far):
     # ---- Where it goes on --------------------------------------------------
     called = line_files.place(job.input).removeprefix("--input: ")
     beside = lambda: output.beside(read(), where=called, form=way.form)
@@ -175,7 +178,6 @@ def run(
     # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
     # in a run that was interrupted as in one that was not.
     size = job.batch_size * _WINDOW
-    counts = _Counts()
     with _Progress(total, way.unit) as progress:
       try:
         for window in _windows(beside(), size):
@@ -188,8 +190,7 @@ def run(
             progress.skip(len(rows))
           counts.add(rows)
       except KeyboardInterrupt:
-        if job.output != line_files.PIPE:
-          progress.say(f"stopped after {counts.lines:,} lines; the same command goes on from there")
+        progress.say(far())
         raise
   hosts.share(None)
   _summarise(counts, progress, way, job)
@@ -200,6 +201,11 @@ def _follow(source: pretrained.Source, mesh: jax.sharding.Mesh, way: Way) -> Non
   if hosts.share(None) is None:
     return
   params = pretrained.load(source, mesh).params
+  with stopping.leaving(lambda: "what is written is kept; the same command goes on from there"):
+    _answer_windows(params, way)
+
+
+def _answer_windows(params: Params, way: Way) -> None:
   while (window := hosts.share(None)) is not None:
     first, given = window
     way.answer(params, given, first=first, done=None)
