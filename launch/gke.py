@@ -302,10 +302,10 @@ class _JobSet:
     hold = conditions(found)
     return True if "Completed" in hold else False if "Failed" in hold else None
 
-  def follow(self, pod: str) -> None:
-    """Shows the log of a pod until it ends or the connection is lost."""
+  def follow(self, pod: str) -> int:
+    """Shows the log of a pod until it ends or the connection is lost; kubectl's exit code."""
     self._shell.say(f"The log of {pod}")
-    self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
+    return self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
 
 
 def _unschedulable(pod: dict) -> str:
@@ -396,7 +396,9 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   if action == "logs":
     if not pods and not shell.dry_run:
       raise UserError(f"{request.name} has no pods (yet, or any more)")
-    jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
+    code = jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
+    if code:
+      raise UserError(f"the log of {request.name} cannot be shown, or not to its end: kubectl ends with {code}")
   elif not shell.dry_run:
     print(f"{request.name}: {', '.join(conditions(found)) or 'waiting or running'}")
     for pod in pods:

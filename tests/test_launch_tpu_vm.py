@@ -340,7 +340,9 @@ def test_all_are_listed(cloud, capfd):
   assert cloud.launch("status") == 0
   line = "base: v5p-32, ACTIVE; t2t launch tpu-vm --name base --zone z-1 logs\n"
   assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
-  assert cloud.launch("delete") == 2 and "of what?" in capfd.readouterr().err
+  assert cloud.launch("delete") == 2
+  told = capfd.readouterr()
+  assert told.out == f"Cloud TPU:\n{line}" and "of which? Give its name: t2t launch delete NAME" in told.err
 
 
 def test_looking_after(cloud, capfd):
