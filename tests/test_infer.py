@@ -25,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.config import DataConfig
 from t2t.data import pipeline
-from t2t.generation import line_files, predictor, prompting
+from t2t.generation import line_files, lines, predictor, prompting, writing
 
 TEXTS = [
   "the quick brown fox",
@@ -205,6 +205,26 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
   pipe([*TEXTS[:3], "another", *TEXTS[4:]])
   code, _, said = run(source="-")
   assert code == 2 and "its line 4 is not of standard input, line 4" in said
+
+
+def test_beams_write_a_token_at_least():
+  """Unless they are told that they may write none; without beams a text may be empty."""
+  config = writing.decode_config
+  assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
+  assert config(max_length=4, beam=4, min_length=0).min_length == 0
+  with pytest.raises(UserError, match="--min_length 5: give 0 to 4"):
+    config(max_length=4, min_length=5)
+
+
+def test_empty_predictions_are_counted(tmp_path, capsys):
+  """Of a model that writes; what cannot be asked has none."""
+  counts = lines._Counts()
+  counts.add([{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}])
+  job = lines.Job("in.txt", "out.jsonl", "", 1, False)
+  with lines._Progress(4, "new tokens") as progress:
+    pass
+  lines._summarise(counts, progress, writing.Writing, job)
+  assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

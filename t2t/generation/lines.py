@@ -291,13 +291,15 @@ class _Counts:
   """What the summary says of the output."""
 
   def __init__(self):
-    self.lines = self.cut = 0
+    self.lines = self.cut = self.unwritten = 0
     self.errors = dict.fromkeys(_CALLED, 0)
 
   def add(self, rows: Iterable[line_files.Row]) -> None:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
+      text = row.get("prediction")
+      self.unwritten += isinstance(text, str) and not text.strip()
       if row.get("error") in self.errors:
         self.errors[row["error"]] += 1
 
@@ -306,6 +308,8 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   """Prints what a person wants to know at the end; not among the rows."""
   file = sys.stderr if job.output == line_files.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
+  # A head that finds no answer gives none; a model that writes nothing may surprise.
+  remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
   remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
