@@ -108,7 +108,7 @@ def _run(command: str, rest: list[str]) -> int:
   except UserError as error:
     if "--debug" in rest:
       traceback.print_exc()
-    telling.tell(f"t2t {command}: error: {error}")
+    telling.told_of(f"t2t {command}: error: {error}")
     _end_others(str(error), exit_codes.REFUSED)
     return exit_codes.REFUSED
   except BrokenPipeError:
@@ -125,7 +125,7 @@ def _run(command: str, rest: list[str]) -> int:
       _end_others(f"OSError: {error}", exit_codes.FAILED, traceback.format_exc())
       raise
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
-    telling.tell(f"t2t {command}: error: {why}")
+    telling.told_of(f"t2t {command}: error: {why}")
     _end_others(why, exit_codes.REFUSED)
     return exit_codes.REFUSED
   except Exception as error:

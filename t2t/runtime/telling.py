@@ -4,7 +4,9 @@ from collections.abc import Iterator
 import contextlib
 import errno
 import os
+import re
 import sys
+import textwrap
 from typing import TextIO
 
 _GONE = (errno.EPIPE, errno.EIO)  # the reader has ended, or the terminal is closed
@@ -37,3 +39,26 @@ def tell(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
   """
   with unheeded(2 if file is None else 1):
     print(text, end=end, file=file or sys.stderr, flush=True)
+
+
+def told_of(error: object) -> None:
+  """Tells of an error, on a terminal in lines that it has room for.
+
+  Args:
+    error: its text, whose lines that are indented are to be pasted, and stay as they are.
+  """
+  width = 0
+  with contextlib.suppress(OSError, ValueError):
+    width = os.get_terminal_size(sys.stderr.fileno()).columns
+  tell("\n".join(wrapped(line, width) for line in str(error).splitlines()) if width else str(error))
+
+
+_COMMAND = re.compile(r"`[^`]*`")
+
+
+def wrapped(line: str, width: int) -> str:
+  """In lines of at most so many columns, if its words allow it; neither a word nor a `command` is broken."""
+  if line.startswith(" "):
+    return line
+  glued = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+  return textwrap.fill(glued, width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
