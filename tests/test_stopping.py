@@ -150,6 +150,16 @@ time.sleep(0.2)
   assert (code, said) == (0, "2\n" if number == signal.SIGINT else f"-{int(number)}\n")
 
 
+def test_a_forked_process_may_end_as_a_command_does():
+  """Through all that its parent has begun, which goes on."""
+  block = """
+child = os.fork()
+if not child: sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+"""
+  assert run(block) == (0, "3\n")
+
+
 def test_a_pool_of_processes_ends():
   """By the SIGTERM that it sends to each."""
   block = """

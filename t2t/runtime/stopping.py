@@ -75,15 +75,17 @@ class _Watch:
     wakeup = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
     thread = threading.Thread(target=self._listen, name="signals", daemon=True)
     thread.start()
+    process = os.getpid()
     try:
       yield
     finally:
-      signal.set_wakeup_fd(wakeup)
-      self._restore()
-      os.write(self._in, bytes([_CLOSE]))
-      thread.join()
-      os.close(self._in)
-      os.close(self._out)
+      if os.getpid() == process:  # and not one that was forked off, in which all this is gone
+        signal.set_wakeup_fd(wakeup)
+        self._restore()
+        os.write(self._in, bytes([_CLOSE]))
+        thread.join()
+        os.close(self._in)
+        os.close(self._out)
 
   def leave_to_parent(self) -> None:
     """In a process that was forked off: its signals are its own, and none is heard by the one that it comes from."""
