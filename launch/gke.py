@@ -8,7 +8,7 @@ import shlex
 import yaml
 
 from t2t import UserError
-from t2t.launch import google_cloud, tpu_types
+from t2t.launch import google_cloud, refusals, tpu_types
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.runtime import exit_codes, roll_call
@@ -214,7 +214,7 @@ class _JobSet:
     if self._shell.dry_run or "NotFound" in answer.err:
       return None
     if answer.code:
-      raise UserError(f"{self._request.name} cannot be looked up:\n{answer.reason()}")
+      raise UserError(f"{self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
     return json.loads(answer.out)
 
   def apply(self, text: str) -> None:
@@ -241,7 +241,7 @@ class _JobSet:
     label = f"--selector=jobset.sigs.k8s.io/jobset-name={self._request.name}"
     answer = self._shell.ask(self._request.kubectl("get", "pods", label, "--output=json"), pretend='{"items": []}')
     if answer.code:
-      raise UserError(f"the pods of {self._request.name} cannot be looked up:\n{answer.reason()}")
+      raise UserError(f"the pods of {self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
 
     def order(pod):
       notes = pod["metadata"]["annotations"]

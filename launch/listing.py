@@ -1,13 +1,13 @@
 """What there is of jobs on Cloud TPU, GKE and SLURM, whoever started it: `status` without a name, and who has one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import dataclasses
 import json
 import shutil
 from typing import NamedTuple
 
 from t2t import UserError
-from t2t.launch import gke, queued_resource, slurm
+from t2t.launch import gke, queued_resource, refusals, slurm
 from t2t.launch import shell as shell_lib
 
 Request = queued_resource.Request | gke.Request | slurm.Request
@@ -138,29 +138,6 @@ def find(name: str, shell: shell_lib.Shell, place: Place) -> Request | None:
   return found[0].request
 
 
-_CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=REGION"
-# What a program says in its errors, in small letters -> what to do.
-_KNOWN: dict[str, Sequence[tuple[str, str]]] = {
-  "gcloud": (
-    ("active account", "nobody is logged in; run `gcloud auth login`"),
-    ("auth login", "nobody is logged in; run `gcloud auth login`"),
-    ("[compute/zone]", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
-    ("--zone", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
-    ("[project]", "it has no project of its own; give --project"),
-    ("has not been used", "the API is off; run `gcloud services enable tpu.googleapis.com`"),
-    ("permission", "you need the role roles/tpu.viewer in the project"),
-  ),
-  "kubectl": (
-    ('resource type "jobsets"', "the cluster knows no JobSets; launch/README.md says how to install them"),
-    ("forbidden", "you may not list the JobSets of this namespace"),
-    ("refused", f"it reaches no cluster; run `{_CREDENTIALS}`"),
-    ("current-context", f"it knows no cluster; run `{_CREDENTIALS}`"),
-    ("unable to connect", "it reaches no cluster; is it there, and does the network let you?"),
-  ),
-  "squeue": (("unable to contact", "the controller of SLURM does not answer; ask again in a moment"),),
-}
-
-
 def _asked(shell: shell_lib.Shell, command: list[str]) -> str:
   """What a program answers.
 
@@ -169,8 +146,5 @@ def _asked(shell: shell_lib.Shell, command: list[str]) -> str:
   """
   answer = shell.ask(command)
   if answer.code:
-    program, text = command[0], answer.err.lower()
-    lines = answer.reason(1).strip()
-    why = next((advice for words, advice in _KNOWN[program] if words in text), f"exit code {answer.code}, {lines}")
-    raise UserError(f"{program} cannot list what there is: {why}")
+    raise UserError(f"{command[0]} cannot list what there is: {refusals.sentence(command[0], answer)}")
   return answer.out

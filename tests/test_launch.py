@@ -147,6 +147,17 @@ def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error,
   assert "memcache" not in told.err and "slurm_load_jobs" not in told.err
 
 
+@pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])
+def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line):
+  """And by the exit code; what the program wrote is no part of it."""
+  cloud.on("kubectl", (1, "", "E1125 memcache.go:265] x\nThe connection to the server x was refused"))
+  cloud.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
+  assert cloud.launch(line) == 2
+  told = capfd.readouterr().err
+  assert "it reaches no cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  assert "memcache" not in told and "slurm_load_jobs" not in told
+
+
 @pytest.mark.parametrize(
   "words", ["train --config tiny --workdir gs://bucket/base", "--config tiny --workdir gs://b/x"]
 )
