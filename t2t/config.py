@@ -81,6 +81,14 @@ def config_names() -> list[str]:
   return list(_shipped())
 
 
+def families() -> dict[str, list[str]]:
+  """Beginning of a name, such as "bert_" -> the sizes that a config that comes with t2t has behind it."""
+  found: dict[str, list[str]] = {}
+  for name, (_, size) in _shipped().items():
+    found.setdefault(name.removesuffix(size or ""), []).append(size or "")
+  return found
+
+
 def load_config(spec: str) -> ConfigDict:
   """The config that `spec` names: a shipped one (`tiny`, `t5_1_1_small`) or a file with `get_config()`.
 

@@ -15,7 +15,7 @@ from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
-from t2t.models import transformer
+from t2t.models import kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, stopping, watchdog
@@ -92,7 +92,7 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- What is measured --------------------------------------------------
     eval_batches = runs.eval_batches(config, mesh)
     chosen = transformer.attention_kernels(config.model, eval_batches[0])
-    hosts.say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
+    hosts.say(kernels.described(chosen))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
     report = reports.Report(config, workdir, made.schedule, throughput, start=first_step, unwritten=saved)

@@ -191,6 +191,15 @@ def test_byte_level_bpe_merges_what_its_file_says(gpt2):
   assert [texts[i] for i in gpt2.encode("the cat, the cat")] == ["t", "h", "e", " ", "cat", ",", " the", " ", "cat"]
 
 
+def test_a_piece_that_is_made_of_no_bytes(tmp_path):
+  """It stands for itself, as the library decodes it."""
+  path = pathlib.Path(write_bpe(tmp_path))
+  pieces = json.loads(path.read_text())
+  path.write_text(json.dumps(pieces | {"˗x": len(pieces)}))
+  vocabulary = subwords.SubwordVocabulary(str(path))
+  assert vocabulary.token_texts()[len(pieces)] == vocabulary.tokenizer.decode([len(pieces)]) == "˗x"
+
+
 def test_wordpiece_takes_the_longest_pieces(wordpiece):
   vocabulary = vocabularies.load(str(wordpiece), extra_ids=0)
   texts = vocabulary.token_texts()

@@ -414,6 +414,14 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   error = capsys.readouterr().err
   assert "decoder/layers/mlp/down" in error and "(2, 32, 16)" in error and "(2, 48, 16)" in error
   assert sorted(path.name for path in (workdir / "checkpoints").rglob("*")) == before
+  # What a run does otherwise than before is told when it goes on, and not before it is refused.
+  assert "resuming" not in error
+  keys = ("train.steps=4", "train.log_every=2", "train.stall_factor=9", "train.stall_seconds=99", "checkpoint.keep=5")
+  keys += ("checkpoint.retry_seconds=9", "eval.max_examples=3")
+  assert command.main(arguments(text, workdir, *(f"--config.{key}" for key in keys))) == 0
+  told = capsys.readouterr().err
+  assert "resuming from step 3\n  with another config." in told and told.count("with another config.") == 5
+  assert "  and 2 more keys that are not as they were\n" in told
 
 
 def test_debug_shows_the_traceback(text, tmp_path):

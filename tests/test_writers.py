@@ -44,6 +44,20 @@ def test_wrapped_lines_have_a_width():
   assert text == "  input        one two\n" + " " * 15 + "three four"
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_text_keeps_its_label(text):
+  """And is told to be empty."""
+  assert writers.wrapped("prediction", text) == "  prediction   (empty)"
+
+
+@pytest.mark.parametrize(
+  ("number", "text"), [(950, "950 B"), (1_000, "1 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3 TB")]
+)
+def test_bytes_have_a_unit(number, text):
+  """Of thousands."""
+  assert writers.with_unit(number, "B", digits=3) == text
+
+
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
   """Off a terminal: the first step, the last, and one every ten seconds between."""
   now = [0.0]

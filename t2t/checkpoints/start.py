@@ -19,6 +19,8 @@ from t2t.training import writers
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
+_SHOWN = 5  # keys of the config that are not as they were
+
 
 def start(
   program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
@@ -50,10 +52,13 @@ def start(
         f"--workdir {checkpoints.directory.parent} is at step {step}, beyond config.train.steps={config.train.steps};"
         " give more steps to go on, or another workdir"
       )
-    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
-    hosts.say(f"resuming from step {step}" + "".join(f"\n  with another {change}" for change in changes))
     state, saved = checkpoints.restore(step, program.state, batches.stream_names, writers.UNWRITTEN)
     batches.restore(saved, step=step)
+    # What is refused, for what was changed, is refused by now.
+    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
+    told = [f"with another {change}" for change in changes[:_SHOWN]]
+    told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
+    hosts.say("\n  ".join([f"resuming from step {step}", *told]))
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")

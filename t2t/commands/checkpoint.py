@@ -5,8 +5,10 @@ import contextlib
 import math
 import os
 import sys
+import textwrap
 import time
 
+from absl import logging
 from etils import epath
 import rich.box
 import rich.console
@@ -16,6 +18,7 @@ from t2t import UserError
 from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
 from t2t.runtime import progress
 from t2t.storage import bucket
+from t2t.training import writers
 
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
@@ -46,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     prog="t2t checkpoint", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
   )
   commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|prune|diff")
-  add = lambda name, text: commands.add_parser(name, help=text, description=text, formatter_class=form)
+  add = lambda name, text: commands.add_parser(
+    name, help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
+  )
   parsers = {
     "list": add("list", "The steps of a run."),
     "verify": add(
@@ -80,6 +85,7 @@ def main(argv: list[str]) -> int:
     UserError: there are no checkpoints, or they cannot be read or deleted.
   """
   options = _parser().parse_args(argv)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)  # Orbax warns of what is as it is meant
   return _COMMANDS[options.command](options)
 
 
@@ -87,14 +93,6 @@ def _console() -> rich.console.Console:
   console = rich.console.Console(highlight=False, markup=False)
   console.width = min(console.width, _WIDEST)
   return console
-
-
-def _size(nbytes: int) -> str:
-  """In four characters and a unit, of thousands."""
-  for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-    if nbytes >= scale:
-      return f"{nbytes / scale:.3g} {unit}"
-  return f"{nbytes} B"
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -114,7 +112,7 @@ def _list(options: argparse.Namespace) -> int:
     table.add_row(
       str(each.step),
       "" if each.saved is None else f"{each.saved:%Y-%m-%d %H:%M}",
-      _size(each.size),
+      writers.with_unit(each.size, "B", digits=3),
       "" if math.isnan(loss) else f"{loss:.4f}",
       " ".join(best.get(each.step, ())),
       state if each.whole else "DAMAGED",
@@ -140,7 +138,7 @@ def _verify(options: argparse.Namespace) -> int:
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
     found = damage.of_step(path, step=step)
-    seconds, size = time.monotonic() - started, _size(manifest.size(path))
+    seconds, size = time.monotonic() - started, writers.with_unit(manifest.size(path), "B", digits=3)
     if found and step not in damage.steps(folder):
       print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
     elif found:
@@ -179,7 +177,8 @@ def _prune(options: argparse.Namespace) -> int:
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")
       return 0
-    what = f"{', '.join(str(each.step) for each in found)} ({_size(sum(each.size for each in found))})"
+    size = writers.with_unit(sum(each.size for each in found), "B", digits=3)
+    what = f"{', '.join(str(each.step) for each in found)} ({size})"
     if not options.yes and not _agreed(folder, what):
       print("nothing was deleted")
       return 0

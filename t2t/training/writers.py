@@ -21,6 +21,8 @@ from t2t.losses import Baseline
 from t2t.runtime import telling
 from t2t.storage import bucket, logs, records
 
+EMPTY = "(empty)"  # in place of a text that has nothing to read
+
 
 def duration(seconds: float) -> str:
   """Seconds as m:ss or h:mm:ss."""
@@ -37,9 +39,18 @@ def compact_count(number: float) -> str:
   return f"{number:.0f}"
 
 
+def with_unit(number: float, unit: str = "", *, digits: int = 4) -> str:
+  """Some digits and a prefix: 1.234 G; thousands, not 1,024s."""
+  for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    if abs(number) >= size:
+      return f"{number / size:.{digits}g} {prefix}{unit}"
+  return f"{number:.{digits}g} {unit}".rstrip()
+
+
 def wrapped(label: str, text: str, *, width: int = 80) -> str:
-  """`text` behind a label, in lines of at most `width` characters."""
+  """`text`, or that there is none, behind a label, in lines of at most `width` characters."""
   indent = " " * 15
+  text = text if text.strip() else EMPTY
   return textwrap.fill(text, width, initial_indent=f"  {label:<13}", subsequent_indent=indent)
 
 

@@ -302,9 +302,9 @@ def _parquet_row_group(path: str, row_group: int, *, field: str, where: str) -> 
   try:
     group = file.metadata.row_group(row_group)
     size = group.total_byte_size
-    # Of all its columns: a column's own is asked for only where that is too much, since pyarrow (26.0) ends the process
-    # where a column's statistics are damaged, which reading it says as an error.
-    if size > _LARGEST_ROW_GROUP:
+    if not 0 <= size <= _LARGEST_ROW_GROUP:
+      # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
+      next(file.iter_batches(1, row_groups=[row_group], columns=[field]), None)
       columns = map(group.column, range(group.num_columns))
       size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == field)
     if not 0 <= size <= _LARGEST_ROW_GROUP:

@@ -463,7 +463,7 @@ def _texts(
       texts[i] = piece
     elif is_wordpiece:
       texts[i] = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
-    elif byte_level and byte_of.keys() >= set(piece):  # others no text has
+    elif byte_level and byte_of.keys() >= set(piece):  # else as it stands, as tokenizers' ByteLevel decodes it
       texts[i] = bytes(byte_of[character] for character in piece).decode(errors="replace")
     else:
       texts[i] = piece.replace("▁", " ")
