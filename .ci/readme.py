@@ -10,6 +10,8 @@ import json
 import os
 import pathlib
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import tempfile
 import time
 
 _LOADED = ("orbax.checkpoint", "t2t.train", "t2t.data.pipeline", "t2t.evaluation", "t2t.generation.predictor")
+# In the background it is the process that `kill $!` ends, as a command is.
+_COMMAND = 't2t() {{ if [ "$BASHPID" = "$$" ]; then {here} "$@"; else exec {here} "$@"; fi; }}'
 
 
 def run(path: str) -> int:
@@ -37,7 +41,7 @@ def run(path: str) -> int:
     try:
       here = f"{sys.executable} -IS {pathlib.Path(__file__).resolve()} ask {address}"
       return subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", f't2t() {{ {here} "$@"; }}\n{script}'], check=False, env=environment
+        ["bash", "-euxo", "pipefail", "-c", f"{_COMMAND.format(here=here)}\n{script}"], check=False, env=environment
       ).returncode
     finally:
       server.kill()
@@ -74,6 +78,10 @@ def serve(address: str) -> None:
         sys.exit(command.main(asked["arguments"]))
       for descriptor in descriptors:
         os.close(descriptor)
+      ended = os.pidfd_open(process)
+      if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(process, signal.SIGTERM)  # who asked for it was ended
+      os.close(ended)
       _, status = os.waitpid(process, 0)
       with contextlib.suppress(BrokenPipeError), connection:
         connection.send(bytes([os.waitstatus_to_exitcode(status) % 256]))

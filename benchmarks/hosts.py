@@ -16,6 +16,7 @@ import tempfile
 import time
 
 from t2t.config import DataConfig
+from t2t.data import identity as identities
 from t2t.data import pipeline, rows, streams
 from t2t.data.sources import text_files
 
@@ -61,7 +62,8 @@ def measure(data: DataConfig, *, hosts: int, batch_size: int) -> dict[str, float
   held_out = pipeline._eval_streams(batch_size)
   own_held_out = len(streams.host_streams(host_rows[0], batch_size=batch_size, num_streams=held_out))
   position = rows.beginning(plan) + 10**6
-  identity = pipeline._identity(data, batch_size=batch_size, seed=0, num_streams=number)
+  vocabulary = pipeline.vocabulary(data)
+  identity = identities.settings(data, vocabulary, batch_size=batch_size, seed=0, num_streams=number)
   saved = json.dumps({"version": 2, "position": rows.position_to_json(plan, position), "identity": identity})
   return {
     "hosts": hosts,

@@ -1,118 +1,101 @@
-"""Kills a training run again and again at random moments, and compares what comes out with a run that was left alone.
+"""Kills a command again and again at random moments, and compares what it leaves with what it leaves when left alone.
 
-  python benchmarks/kill.py [--kills 100] [--seed 0] [--workdir FOLDER] [--json] [--config.KEY=VALUE ...]
+  python benchmarks/kill.py [COMMAND] [--kills 100] [--processes 2] [--bucket] [--seed 0] [--workdir FOLDER] [--json]
+    [--config.KEY=VALUE ...]
 
-Each run is the real command on a tiny model, killed with SIGKILL a random time after its start until it has ended by
-itself; then another is begun, until there were as many kills.  Equal means: every array of the last checkpoint bit for
-bit, every step of metrics.jsonl and of the event files once, and each loss the same.  With --json the last line is one
-JSON object.
+COMMAND is train (the default), convert, vocab, eval, superglue, infer or cache (which needs Apache Beam).  Each run is
+the real command on a tiny model, killed with SIGKILL a random time after its start until it has ended by itself; then
+another is begun, until there were as many kills.  With --processes one of them is killed, at random, and the others
+must end by themselves.  With --bucket the run's folder is on an emulator of Google Cloud Storage, and every other kill
+is one of the emulator's, which is away for some seconds, with all connections cut.  benchmarks/killed.py says what
+equal means.  With --json the last line is one JSON object.
 """
 
 import argparse
-import io
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
-import orbax.checkpoint as ocp
-from tensorboardX.proto import event_pb2
-
-from t2t.storage import records
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_TOY = (
-  "--config=t5_1_1_small",
-  "--config.model.vocab_size=384",
-  "--config.model.embed_dim=16",
-  "--config.model.num_heads=2",
-  "--config.model.head_dim=8",
-  "--config.model.mlp_dim=32",
-  "--config.model.num_encoder_layers=1",
-  "--config.model.num_decoder_layers=1",
-  "--config.model.dtype=float32",
-  "--config.data.vocabulary=bytes",
-  "--config.data.inputs_length=64",
-  "--config.data.targets_length=18",
-  "--config.train.batch_size=8",
-  "--config.train.steps=40",
-  "--config.eval.every=20",
-  "--config.eval.batches=1",
-  "--config.eval.examples=0",
-  "--config.checkpoint.every=3",
-)
+sys.path.insert(0, str(_ROOT / "tests"))
+
+import killed  # noqa: E402
+
+# After which peers end that hear nothing of one that was killed, and after which they must have.
+_LOST_SECONDS, _ENDED_SECONDS = 10, 120
 
 
-def command(text: pathlib.Path, workdir: pathlib.Path, overrides: list[str]) -> list[str]:
-  """The training run; the same command resumes it."""
-  return [
-    *(sys.executable, "-m", "t2t", "train", *_TOY, f"--config.data.files={text}", f"--workdir={workdir}"),
-    *overrides,
-  ]
+@dataclasses.dataclass
+class Attempt:
+  """A command that runs in one or several processes until it ends or one of them is killed.
+
+  argv: what stands behind `t2t`.
+  """
+
+  argv: Sequence[str]
+  processes: int
+  log: pathlib.Path
+  environment: dict[str, str]
+
+  def run(self, kill_after: float | None, victim: int = 0) -> tuple[list[int], float]:
+    """The exit status of each process (-9: killed) and the seconds that it took.
+
+    Raises:
+      TimeoutExpired: a process whose peer was killed does not end.
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)} | self.environment
+    where: list[list[str]] = [[]]
+    if self.processes > 1:
+      all_of_them = [f"--coordinator=localhost:{_free_port()}", f"--num_processes={self.processes}"]
+      all_of_them.append(f"--lost_seconds={_LOST_SECONDS}")
+      where = [[*all_of_them, f"--process_id={index}"] for index in range(self.processes)]
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+      children = []
+      for index, own in enumerate(where):
+        output = stack.enter_context(self.log.with_suffix(f".{index}.log").open("ab"))
+        argv = [sys.executable, "-m", "t2t", *self.argv, *own]
+        children.append(subprocess.Popen(argv, env=environment, stdout=output, stderr=output))
+        stack.callback(children[-1].kill)
+      try:
+        children[victim].wait(kill_after)
+      except subprocess.TimeoutExpired:
+        children[victim].kill()
+      statuses = [child.wait(_ENDED_SECONDS) for child in children]
+    return statuses, time.monotonic() - started
+
+  def said(self) -> str:
+    """The end of what each process wrote."""
+    return "\n".join(self.log.with_suffix(f".{i}.log").read_text()[-2000:] for i in range(self.processes))
 
 
-def run(argv: list[str], log: pathlib.Path, *, kill_after: float | None) -> tuple[int, float]:
-  """The exit status (-9: killed) and the seconds that it took."""
-  environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(_ROOT)}
-  started = time.monotonic()
-  with log.open("ab") as output:
-    process = subprocess.Popen(argv, env=environment, stdout=output, stderr=output)
-    try:
-      process.wait(kill_after)
-    except subprocess.TimeoutExpired:
-      process.kill()
-      process.wait()
-  return process.returncode, time.monotonic() - started
+def _free_port() -> int:
+  with socket.socket() as found:
+    found.bind(("", 0))
+    return found.getsockname()[1]
 
 
-def outcome(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], list[tuple[int, float]], list[tuple[int, float]]]:
-  """Arrays of the last checkpoint by name; (step, loss) of each line of metrics.jsonl, and of each event."""
-  last = max(
-    (child for child in (workdir / "checkpoints").iterdir() if child.name.isdigit()), key=lambda x: int(x.name)
-  )
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    state = checkpointer.restore(last / "state")
-  arrays: dict[str, np.ndarray] = {}
-
-  def note(prefix: str, tree) -> None:
-    if isinstance(tree, dict):
-      for key, value in tree.items():
-        note(f"{prefix}/{key}", value)
-    elif isinstance(tree, list | tuple):
-      for number, value in enumerate(tree):
-        note(f"{prefix}/{number}", value)
-    elif tree is not None:
-      arrays[prefix] = np.asarray(tree)
-
-  note("", state)
-  rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-  events = [
-    (event.step, value.simple_value)
-    for path in sorted((workdir / "tensorboard").iterdir())
-    for event in map(event_pb2.Event.FromString, records.read(io.BytesIO(path.read_bytes())))
-    for value in event.summary.value
-    if value.tag == "train/loss"
-  ]
-  return arrays, losses, events
-
-
-def differences(found, expected) -> list[str]:
-  """What a killed run has otherwise than one that was left alone."""
-  arrays, losses, events = found
-  wanted, all_losses, all_events = expected
-  differing = [name for name in wanted if not np.array_equal(wanted[name], arrays.get(name))]
-  said = [f"{len(differing)} of {len(wanted)} arrays differ, {differing[0]} first"] if differing else []
-  if losses != all_losses:
-    said.append(f"metrics.jsonl: {_steps(losses, all_losses)}")
-  if events != all_events:
-    said.append(f"events: {_steps(events, all_events)}")
+def differences(found: killed.Outcome, expected: killed.Outcome) -> list[str]:
+  """What a killed command has left otherwise than one that was left alone."""
+  missing, more = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+  other = [name for name in expected if name in found and not np.array_equal(expected[name], found[name])]
+  said = [f"{name}: {_steps(found[name], expected[name])}" for name in other if name in ("metrics.jsonl", "events")]
+  for kind, names in (("missing", missing), ("too many", more), ("other", other)):
+    if names:
+      said.append(f"{len(names)} of {len(expected)} {kind}, {names[0]} first")
   return said
 
 
@@ -124,54 +107,129 @@ def _steps(found: list[tuple[int, float]], expected: list[tuple[int, float]]) ->
   return f"steps {sorted(set(wanted) - set(steps))} are missing, {twice} are there more than once"
 
 
+@contextlib.contextmanager
+def _bucket(folder: pathlib.Path) -> Iterator:
+  """The emulator, while it runs."""
+  import fake_gcs  # needs the extra `test`
+
+  with fake_gcs.Gcs(folder) as gcs:
+    yield gcs
+
+
 def main() -> int:
   """Kills, compares, prints; 0 if nothing differs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("command", nargs="?", choices=killed.COMMANDS, default="train")
   parser.add_argument("--kills", type=int, default=100)
+  parser.add_argument("--processes", type=int, default=1)
+  parser.add_argument("--bucket", action="store_true", help="of train: its folder is on an emulator of gs://")
   parser.add_argument("--seed", type=int, default=0, help="of the moments")
   parser.add_argument("--workdir", help="where the runs are kept; default: a folder that goes afterwards")
   parser.add_argument("--json", action="store_true")
   arguments, overrides = parser.parse_known_args()
+  if arguments.bucket and arguments.command != "train":
+    parser.error("--bucket: train alone has its folder there")
+  if arguments.command == "cache":
+    killed.need_beam()
   folder = pathlib.Path(arguments.workdir or tempfile.mkdtemp(prefix="t2t_kill_"))
   folder.mkdir(parents=True, exist_ok=True)
-  text = folder / "text.txt"
-  words = np.random.default_rng(0)
-  text.write_text("\n".join(" ".join(f"w{n}" for n in words.integers(0, 999, 40)) for _ in range(400)))
-
-  status, usual = run(command(text, folder / "whole", overrides), folder / "whole.log", kill_after=None)
-  if status:
-    print((folder / "whole.log").read_text()[-2000:], file=sys.stderr)
-    return 2
-  expected = outcome(folder / "whole")
-  moments = random.Random(arguments.seed)
-  kills = crashes = runs = different = 0
-  while kills < arguments.kills:
-    workdir, log = folder / f"run_{runs}", folder / f"run_{runs}.log"
-    runs += 1
-    while True:
-      # The first third of a run is start-up, where there is little to break.
-      after = moments.uniform(0.3 * usual, 1.1 * usual) if kills < arguments.kills else None
-      status, _ = run(command(text, workdir, overrides), log, kill_after=after)
-      if status == 0:
-        break
-      kills += status == -9
-      crashes += status != -9
-      print(f"run {runs}, kill {kills} after {after or 0:.1f} s (status {status})", flush=True)
-      if status != -9:
-        print(log.read_text()[-2000:], file=sys.stderr)
-        break
-    if status == 0 and (said := differences(outcome(workdir), expected)):
-      different += 1
-      print(f"run {runs}: " + "; ".join(said), flush=True)
-    elif status == 0:
-      shutil.rmtree(workdir)
-  result = {"benchmark": "kill", "kills": kills, "runs": runs, "different": different, "crashes": crashes}
+  with contextlib.ExitStack() as stack:
+    gcs = stack.enter_context(_bucket(folder)) if arguments.bucket else None
+    result = _kill(arguments, overrides, folder, gcs)
   print(
-    json.dumps(result) if arguments.json else f"{kills} kills in {runs} runs: {different} differ, {crashes} crashes"
+    json.dumps(result)
+    if arguments.json
+    else f"{result['kills']} kills in {result['runs']} runs: {result['different']} differ, {result['crashes']} crashes"
   )
   if not arguments.workdir:
     shutil.rmtree(folder)
-  return int(bool(different or crashes))
+  return int(bool(result["different"] or result["crashes"]))
+
+
+def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.Path, gcs) -> dict[str, object]:
+  """The numbers that are printed at the end."""
+  what = killed.COMMANDS[arguments.command]
+  killed.prepare(folder)
+  environment = gcs.environment() if gcs else {}
+
+  def attempt(name: str) -> Attempt:
+    output = f"gs://bucket/{name}/out" if gcs else str(folder / name / "out")
+    argv = [*what.arguments(folder, output), *overrides]
+    return Attempt(argv, arguments.processes, folder / name, environment)
+
+  def outcome(name: str) -> killed.Outcome:
+    for path in gcs.sizes(f"{name}/") if gcs else ():
+      if path.endswith("/"):  # what TensorFlow takes for a folder
+        continue
+      local = folder / path
+      local.parent.mkdir(parents=True, exist_ok=True)
+      local.write_bytes(gcs.read(path))
+    return what.outcome(folder / name / "out")
+
+  if what.trains:
+    first = Attempt(killed.model(folder), 1, folder / "model", {})
+    if any(first.run(None)[0]):
+      sys.exit(first.said())
+  whole = attempt("whole")
+  statuses, usual = whole.run(None)
+  if any(statuses):
+    sys.exit(whole.said())
+  expected = outcome("whole")
+
+  moments = random.Random(arguments.seed)
+  kills = crashes = runs = different = 0
+  while kills < arguments.kills:
+    name = f"run_{runs}"
+    runs += 1
+    each, fresh = attempt(name), True
+    while True:
+      # The first third of a run is start-up, where there is little to break.
+      after = moments.uniform(0.3 * usual, 1.1 * usual) if kills < arguments.kills else None
+      if gcs and after and kills % 2:
+        seconds = moments.uniform(1, 20)
+        statuses, _ = _run_without(gcs, each, after, seconds)
+        kills += 1
+        what_happened = f"the bucket was away for {seconds:.1f} s after {after:.1f} s"
+      else:
+        statuses, seconds = each.run(after, victim=moments.randrange(arguments.processes))
+        # The first run compiled what the others find compiled, perhaps while the machine did something else.
+        usual = min(usual, seconds) if not any(statuses) and fresh else usual
+        kills += -9 in statuses
+        what_happened = f"killed after {after:.1f} s" if after else "left alone"
+      print(f"run {runs}, kill {kills}: {what_happened}, exit status {', '.join(map(str, statuses))}", flush=True)
+      # What was killed between its last file and its end says that all is there already.
+      ended = all(status == 0 for status in statuses)
+      ended = ended or (all(status == 2 for status in statuses) and not differences(outcome(name), expected))
+      went_on = -9 in statuses or (gcs and all(status in (0, 1, 2, 75) for status in statuses))
+      if ended or not went_on:
+        break
+      fresh = False
+    if not ended:
+      crashes += 1
+      print(each.said(), file=sys.stderr, flush=True)
+    elif said := differences(outcome(name), expected):
+      different += 1
+      print(f"run {runs}: " + "; ".join(said), flush=True)
+    else:
+      shutil.rmtree(folder / name)
+  command = {"command": arguments.command, "processes": arguments.processes, "bucket": arguments.bucket}
+  numbers = {"kills": kills, "runs": runs, "different": different, "crashes": crashes, "usual_seconds": round(usual, 1)}
+  return {"benchmark": "kill"} | command | numbers
+
+
+def _run_without(gcs, attempt: Attempt, after: float, seconds: float) -> tuple[list[int], float]:
+  """A run during which the bucket cuts all connections, and takes none for a while."""
+
+  def away() -> None:
+    gcs.away_until = time.monotonic() + seconds
+
+  timer = threading.Timer(after, away)
+  timer.start()
+  try:
+    return attempt.run(None)
+  finally:
+    timer.cancel()
+    gcs.away_until = 0.0
 
 
 if __name__ == "__main__":

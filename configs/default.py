@@ -32,8 +32,8 @@ def get_config() -> ConfigDict:
   config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
   config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord
   config.data.annotations = "entities"  # that of [start, end] of each phrase, in characters: for annotated_masked_lm
-  config.data.malformed = 0.0  # share of the records of `files` that may be so: each is told and left out; 0: none may
-  config.data.files_may_change = False  # a run goes on though `files` were added, removed or altered since it stopped
+  config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
+  config.data.files_may_change = False  # a run goes on though files that it reads were altered since it stopped
   config.data.objective = "span_corruption"  # what `files` are made into
   config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`; "a,b,c": by numbers of examples
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
@@ -116,7 +116,7 @@ def get_config() -> ConfigDict:
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 1_000  # steps; the last step is always saved; 0: once an epoch
   config.checkpoint.keep = 3  # the last so many, at least two; the best by held-out loss is kept besides
-  config.checkpoint.retry_seconds = 300.0  # a save that fails is tried again for so long; then the run stops
+  config.checkpoint.retry_seconds = 300.0  # a save of one process that fails is tried again for so long
 
   config.init = ConfigDict()
   config.init.checkpoint = ""  # a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from

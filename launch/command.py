@@ -20,12 +20,13 @@ _ACTIONS = {
   "gke": ("status", "logs", "delete"),
   "slurm": ("status", "logs", "stop", "delete"),
 }
+_ANY = ("status", "logs", "stop", "delete")  # of a job by its name, whatever runs it
 _EPILOG = """\
 examples:
   t2t launch tpu-vm --name base --type v5p-64 --zone us-central1-a \\
     -- train --config t5_1_1_base --workdir gs://BUCKET/base
-  t2t launch tpu-vm --name base --zone us-central1-a status
   t2t launch status
+  t2t launch logs base
   t2t launch gke --name base --type v5litepod-16 --image IMAGE \\
     -- train --config t5_1_1_base --workdir gs://BUCKET/base
   t2t launch slurm --name base --nodes 4 --gpus-per-node 8 --time 24:00:00 \\
@@ -125,7 +126,7 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
   if options.name is None:
     if options.action == "status" and command is None:
       return
-    raise UserError("--name is missing: of what is made, or is to be looked after; `status` alone lists all")
+    raise UserError("--name is missing: of what is made, or is to be looked after; `t2t launch status` lists all")
   if options.kind == "tpu-vm" and options.zone is None:
     raise UserError("--zone is missing; such as us-central2-b")
   if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", options.name):
@@ -210,11 +211,13 @@ def main(argv: list[str]) -> None:
   at = argv.index("--") if "--" in argv else len(argv)
   command = argv[at + 1 :] if at < len(argv) else None
   own = argv[:at]
-  if own and own[0] in ("status", "logs", "delete") and command is None:
+  if own and own[0] in _ANY and command is None:
     _of_any_kind(own)
     return
   if own and not own[0].startswith("-") and own[0] not in _LAUNCHERS:
     raise UserError(f"{own[0]}: no such launcher{did_you_mean(own[0], _LAUNCHERS)}; there are {', '.join(_LAUNCHERS)}")
+  if command is None:
+    _check_dashes(own)
   parser = _parser()
   if not own:
     parser.print_help()
@@ -267,7 +270,9 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
   if threading.current_thread() is not threading.main_thread():
     yield told
     return
-  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  numbers = [signal.SIGINT, signal.SIGTERM]
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
+    numbers.append(signal.SIGHUP)
   before = {number: signal.signal(number, note) for number in numbers}
   try:
     yield told
@@ -278,26 +283,74 @@ def _signals_as_interrupts() -> Iterator[list[int]]:
 
 def _list(options: argparse.Namespace, shell: shell_lib.Shell) -> None:
   """`status` without a name."""
-  if options.kind == "tpu-vm":
-    listing.tpu_vms(shell, zone=options.zone, project=options.project)
-  elif options.kind == "gke":
-    listing.jobsets(shell, gke.Request("", namespace=options.namespace, context=options.context))
-  else:
-    listing.jobs(shell)
+  listed = {"tpu-vm": listing.tpu_vms, "gke": listing.jobsets, "slurm": listing.jobs}[options.kind]
+  for each in listed(shell, _place(options)):
+    print(each)
+
+
+def _place(options: argparse.Namespace) -> listing.Place:
+  """Where the options say that jobs are."""
+  named = {name: getattr(options, name) for name in ("zone", "project", "namespace", "context") if name in options}
+  return listing.Place(**named)
 
 
 def _of_any_kind(own: list[str]) -> None:
-  """`t2t launch status`; `logs` and `delete` have to be told of what.
+  """`t2t launch status`, and `status`, `logs`, `stop` or `delete` of a job by its name alone, whatever runs it.
 
   Raises:
-    UserError: says how.
+    UserError: there is no such job, or its program does not answer.
   """
-  parser = argparse.ArgumentParser("t2t launch status", description="Lists what there is of jobs.", allow_abbrev=False)
+  parser = argparse.ArgumentParser(
+    f"t2t launch {own[0]}",
+    description="Of a job by its name, wherever it runs; without one, what there is.",
+    allow_abbrev=False,
+  )
+  parser.add_argument("name", nargs="?", metavar="NAME", help="of the job")
+  parser.add_argument("--name", dest="named", metavar="NAME", help="the same")
+  parser.add_argument("--zone", help="of Cloud TPU, in place of gcloud's own")
+  parser.add_argument("--project", help="in place of gcloud's own")
+  parser.add_argument("--namespace", default="default", help="of Kubernetes (default)")
+  parser.add_argument("--context", help="of kubectl; the current one otherwise")
+  if own[0] == "logs":
+    parser.add_argument("--worker", type=int, default=0, metavar="K", help="of TPU VMs, whose log (0)")
   parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-  if own[0] != "status":
-    raise UserError(
-      f"{own[0]}: of what? `t2t launch status` lists what there is, with the line for each, such as\n"
-      f"  t2t launch tpu-vm --name NAME --zone ZONE {own[0]}"
-    )
-  listing.everything(shell_lib.Shell(dry_run=parser.parse_args(own[1:]).dry_run))
+  options = parser.parse_args(own[1:])
+  for option, word in vars(options).items():
+    shell_lib.check_words({f"--{option}": str(word)})
+  name, shell = options.name or options.named, shell_lib.Shell(dry_run=options.dry_run)
+  if name is None:
+    listing.show(shell, _place(options))
+    if own[0] != "status" and not options.dry_run:
+      raise UserError(f"{own[0]}: of which? Give its name: t2t launch {own[0]} NAME")
+    return
+  request = listing.find(name, shell, _place(options))
+  if isinstance(request, queued_resource.Request):
+    tpu_vm.look_after(own[0], request, shell, worker=getattr(options, "worker", 0))
+  elif isinstance(request, slurm.Request):
+    slurm.look_after(own[0], request, shell)
+  elif request is not None:
+    if own[0] not in _ACTIONS["gke"]:
+      raise UserError(f"{own[0]}: {name} runs on GKE, where `t2t launch delete {name}` lets it save, and ends it")
+    gke.look_after(own[0], request, shell)
+
+
+def _check_dashes(own: list[str]) -> None:
+  """That the command of the hosts stands behind --.
+
+  Raises:
+    UserError: it does not; says what to write.
+  """
+  from t2t import __main__ as t2t_main
+
+  commands = t2t_main.SUBCOMMANDS.keys() - {"launch"}
+  flags = ("--spot", "--delete", "--dry-run", "--debug")
+  for number, word in enumerate(own):
+    value = number and own[number - 1].startswith("--") and "=" not in own[number - 1] and own[number - 1] not in flags
+    begins = word in commands and not value
+    if begins or word.startswith("--config"):
+      command = own[number:] if begins else ["train", *own[number:]]
+      raise UserError(
+        f"-- is missing between what is for `t2t launch` and the command that the hosts run; write\n"
+        f"  {shlex.join(['t2t', 'launch', *own[:number]])} -- {shlex.join(command)}"
+      )

@@ -8,7 +8,7 @@ import shlex
 import yaml
 
 from t2t import UserError
-from t2t.launch import google_cloud, tpu_types
+from t2t.launch import google_cloud, refusals, tpu_types
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.runtime import exit_codes, roll_call
@@ -214,7 +214,7 @@ class _JobSet:
     if self._shell.dry_run or "NotFound" in answer.err:
       return None
     if answer.code:
-      raise UserError(f"{self._request.name} cannot be looked up:\n{answer.reason()}")
+      raise UserError(f"{self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
     return json.loads(answer.out)
 
   def apply(self, text: str) -> None:
@@ -241,7 +241,7 @@ class _JobSet:
     label = f"--selector=jobset.sigs.k8s.io/jobset-name={self._request.name}"
     answer = self._shell.ask(self._request.kubectl("get", "pods", label, "--output=json"), pretend='{"items": []}')
     if answer.code:
-      raise UserError(f"the pods of {self._request.name} cannot be looked up:\n{answer.reason()}")
+      raise UserError(f"the pods of {self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
 
     def order(pod):
       notes = pod["metadata"]["annotations"]
@@ -302,10 +302,10 @@ class _JobSet:
     hold = conditions(found)
     return True if "Completed" in hold else False if "Failed" in hold else None
 
-  def follow(self, pod: str) -> None:
-    """Shows the log of a pod until it ends or the connection is lost."""
+  def follow(self, pod: str) -> int:
+    """Shows the log of a pod until it ends or the connection is lost; kubectl's exit code."""
     self._shell.say(f"The log of {pod}")
-    self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
+    return self._shell.stream(self._request.kubectl("logs", "--follow", "--tail=200", pod))
 
 
 def _unschedulable(pod: dict) -> str:
@@ -396,7 +396,9 @@ def look_after(action: str, request: Request, shell: shell_lib.Shell) -> None:
   if action == "logs":
     if not pods and not shell.dry_run:
       raise UserError(f"{request.name} has no pods (yet, or any more)")
-    jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
+    code = jobset.follow(pods[0]["metadata"]["name"] if pods else f"{request.name}-slice-0-0-xxxxx")
+    if code:
+      raise UserError(f"the log of {request.name} cannot be shown, or not to its end: kubectl ends with {code}")
   elif not shell.dry_run:
     print(f"{request.name}: {', '.join(conditions(found)) or 'waiting or running'}")
     for pod in pods:

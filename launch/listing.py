@@ -1,81 +1,150 @@
-"""What there is of jobs on Cloud TPU, GKE and SLURM, whoever started it: `status` without a name."""
+"""What there is of jobs on Cloud TPU, GKE and SLURM, whoever started it: `status` without a name, and who has one."""
 
+from collections.abc import Callable, Iterator
+import dataclasses
 import json
 import shutil
+from typing import NamedTuple
 
 from t2t import UserError
-from t2t.launch import gke, queued_resource, slurm
+from t2t.launch import gke, queued_resource, refusals, slurm
 from t2t.launch import shell as shell_lib
 
+Request = queued_resource.Request | gke.Request | slurm.Request
 
-def tpu_vms(shell: shell_lib.Shell, *, zone: str | None, project: str | None) -> None:
-  """Prints the queued resources of a zone, or of gcloud's own, with their states.
+
+class Job(NamedTuple):
+  """One that is there, its state in words, and its request, by which it is looked after."""
+
+  name: str
+  state: str
+  request: Request
+
+  def __str__(self):
+    return f"{self.name}: {self.state}; {self.request.launch_line('logs')}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where it is looked for; None: where gcloud, or kubectl, looks of itself."""
+
+  zone: str | None = None
+  project: str | None = None
+  namespace: str = "default"
+  context: str | None = None
+
+
+def tpu_vms(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+  """The queued resources of a zone.
 
   Raises:
     UserError: they cannot be listed.
   """
-  place = [*([f"--zone={zone}"] if zone else []), *([f"--project={project}"] if project else [])]
-  out = _asked(shell, ["gcloud", "compute", "tpus", "queued-resources", "list", *place, "--format=json"])
+  flags = [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(place, name))]
+  out = _asked(shell, ["gcloud", "compute", "tpus", "queued-resources", "list", *flags, "--format=json"])
   for found in json.loads(out or "[]"):
     parts = found["name"].split("/")  # projects/PROJECT/locations/ZONE/queuedResources/NAME
-    request = queued_resource.Request(parts[-1], zone or parts[3], project)
     spec = found.get("tpu", {}).get("nodeSpec", [{}])[0]
     kind = spec.get("node", {}).get("acceleratorType", "no machines")
     spot = ", spot" if "spot" in found else ""
-    print(f"{request.name}: {kind}{spot}, {found['state']['state']}; {request.launch_line('logs')}")
+    request = queued_resource.Request(parts[-1], place.zone or parts[3], place.project)
+    yield Job(parts[-1], f"{kind}{spot}, {found['state']['state']}", request)
 
 
-def jobsets(shell: shell_lib.Shell, request: gke.Request) -> None:
-  """Prints the JobSets of a namespace with their states.
+def jobsets(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+  """The JobSets of a namespace.
 
   Raises:
     UserError: they cannot be listed.
   """
-  out = _asked(shell, request.kubectl("get", "jobsets", "--output=json"))
-  for found in json.loads(out or "{}").get("items", []):
-    state = ", ".join(gke.conditions(found)) or "waiting or running"
+  request = gke.Request("", namespace=place.namespace, context=place.context)
+  for found in json.loads(_asked(shell, request.kubectl("get", "jobsets", "--output=json")) or "{}").get("items", []):
     name = found["metadata"]["name"]
-    line = gke.Request(name, namespace=request.namespace, context=request.context).launch_line("logs")
-    print(f"{name}: {state}; {line}")
+    state = ", ".join(gke.conditions(found)) or "waiting or running"
+    yield Job(name, state, dataclasses.replace(request, name=name))
 
 
-def jobs(shell: shell_lib.Shell) -> None:
-  """Prints one's own jobs in SLURM's queue with their states.
+def jobs(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+  """One's own jobs in SLURM's queue.
 
   Raises:
     UserError: they cannot be listed.
   """
-  out = _asked(shell, ["squeue", "--me", "--noheader", "--format=%j|%i|%T|%R"])
-  for line in out.splitlines():
+  del place
+  for line in _asked(shell, ["squeue", "--me", "--noheader", "--format=%j|%i|%T|%R"]).splitlines():
     name, number, state, why = line.strip().split("|", 3)
-    print(f"{name}: job {number}, {state}, {why}; {slurm.Request(name).launch_line('logs')}")
+    yield Job(name, f"job {number}, {state}, {why}", slurm.Request(name))
 
 
-def everything(shell: shell_lib.Shell) -> None:
-  """Prints what there is, of each program that is installed here.
+# program -> what it looks after, and how
+_KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Place], Iterator[Job]]]] = {
+  "gcloud": ("Cloud TPU", tpu_vms),
+  "kubectl": ("GKE", jobsets),
+  "squeue": ("SLURM", jobs),
+}
+
+
+def _by_kind(shell: shell_lib.Shell, place: Place) -> Iterator[tuple[str, list[Job], str]]:
+  """(title, jobs, why they cannot be listed) of each program that is installed here.
 
   Raises:
     UserError: none is.
   """
-  kinds = {
-    "gcloud": ("Cloud TPU", lambda: tpu_vms(shell, zone=None, project=None)),
-    "kubectl": ("GKE", lambda: jobsets(shell, gke.Request(""))),
-    "squeue": ("SLURM", lambda: jobs(shell)),
-  }
-  here = [program for program in kinds if shell.dry_run or shutil.which(program)]
+  here = [program for program in _KINDS if shell.dry_run or shutil.which(program)]
   if not here:
-    raise UserError(f"none of {', '.join(kinds)} is installed here, or on PATH")
-  for program in here:
-    title, show = kinds[program]
-    print(f"{title}:")
+    raise UserError(f"none of {', '.join(_KINDS)} is installed here, or on PATH")
+  for title, listed in map(_KINDS.__getitem__, here):
     try:
-      show()
+      found, why = list(listed(shell, place)), ""
     except UserError as error:  # of the others there may be something
-      print(error)
+      found, why = [], str(error)
+    yield title, found, why
+
+
+def show(shell: shell_lib.Shell, place: Place) -> None:
+  """Prints what there is, of each program that is installed here.
+
+  Raises:
+    UserError: one of them, or each, cannot say; the others are printed.
+  """
+  failed = []
+  for title, found, why in _by_kind(shell, place):
+    print(f"{title}:" if found else f"{title}: {'not known' if why else 'nothing'}", *found, sep="\n")
+    failed += [why] if why else []
+  if failed:
+    raise UserError("\n".join(failed))
+
+
+def find(name: str, shell: shell_lib.Shell, place: Place) -> Request | None:
+  """The request of the job of this name, wherever it is; None: a dry run, which finds nothing.
+
+  Raises:
+    UserError: there is none, or several.
+  """
+  found: list[Job] = []
+  failed: list[str] = []
+  looked: list[str] = []
+  for title, each, why in _by_kind(shell, place):
+    found += [job for job in each if job.name == name]
+    failed += [why] if why else []
+    looked.append(title)
+  if shell.dry_run:
+    return None
+  if len(found) > 1:
+    raise UserError(f"{name}: there are {len(found)} of this name; which?\n" + "\n".join(f"  {each}" for each in found))
+  if not found:
+    where = f"{', '.join(looked)} (zone {place.zone or 'of gcloud'}, namespace {place.namespace})"
+    raise UserError("\n".join([f"no job {name} on {where}; `t2t launch status` lists what there is", *failed]))
+  return found[0].request
 
 
 def _asked(shell: shell_lib.Shell, command: list[str]) -> str:
+  """What a program answers.
+
+  Raises:
+    UserError: it fails; a sentence says why.
+  """
   answer = shell.ask(command)
   if answer.code:
-    raise UserError(f"{command[0]} cannot list what there is:\n{answer.reason()}")
+    raise UserError(f"{command[0]} cannot list what there is: {refusals.sentence(command[0], answer)}")
   return answer.out

@@ -8,6 +8,7 @@ import sys
 
 from t2t import UserError
 from t2t.launch import job as job_lib
+from t2t.launch import refusals
 from t2t.launch import shell as shell_lib
 from t2t.runtime import exit_codes, roll_call
 
@@ -124,7 +125,7 @@ def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
   """The job of this name, if it is in the queue; of several the last."""
   answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
   if answer.code:
-    raise UserError(f"squeue does not answer:\n{answer.reason()}")
+    raise UserError(f"{request.name} cannot be looked up: {refusals.sentence('squeue', answer)}")
   lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
   return _Queued(*lines[-1].split("|", 3)) if lines else None
 

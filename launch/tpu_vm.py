@@ -174,15 +174,15 @@ class Workers:
       f"  {self._request.launch_line('delete')}"
     )
 
-  def follow(self, *, worker: int = 0, lines: int = 200) -> None:
-    """Shows the log of a worker, counted through all slices, until its job or the connection has ended."""
+  def follow(self, *, worker: int = 0, lines: int = 200) -> int:
+    """Shows the log of a worker, counted through all slices, until its job or the connection ends; an exit code."""
     hosts, nodes = self._machines.hosts, self._machines.nodes
     if self._shell.dry_run:
       hosts = max(hosts, worker + 1)  # how many there are is not known
     if not 0 <= worker < hosts * len(nodes):
       raise UserError(f"--worker {worker}: there are {hosts * len(nodes)}, counted from 0")
     self._shell.say(f"The log of worker {worker}")
-    self._shell.stream(self.ssh(nodes[worker // hosts], worker % hosts, _FOLLOW.format(lines=lines)))
+    return self._shell.stream(self.ssh(nodes[worker // hosts], worker % hosts, _FOLLOW.format(lines=lines)))
 
   def finish(self) -> list[Worker]:
     """Shows worker 0's log until the job has ended on all workers; how it ended on each."""
@@ -393,7 +393,9 @@ def look_after(action: str, request: queued_resource.Request, shell: shell_lib.S
       for each in workers.look():
         print(f"  {each}")
     elif action == "logs":
-      workers.follow(worker=worker)
+      code = workers.follow(worker=worker)
+      if code:
+        raise UserError(f"the log of {request.name} cannot be shown, or not to its end: gcloud ends with {code}")
     else:
       workers.stop()
   except queued_resource.Preempted:

@@ -14,8 +14,10 @@ if (_CHECKOUT / "pyproject.toml").exists() and (_CHECKOUT / "configs" / "default
 class UserError(ValueError):
   """What the user gave cannot be used: the message says what was wrong, where, and what would be right.
 
-  The `t2t` command prints the message alone and exits with code 2 (with a traceback under `--debug`).
+  The `t2t` command prints the message alone and exits with `exit_code` (with a traceback under `--debug`).
   """
+
+  exit_code = 2  # runtime.exit_codes.REFUSED
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
   Returns:
     The exit code: 0 when it is done, 1 when a check finds something wrong, 2 when what the user gave cannot be used,
-    130 or 143 when a signal stopped it.
+    128 and its number when a signal stopped it; see exit_codes.py.
   """
   if argv is None:
     return _of_process()
@@ -109,9 +109,9 @@ def _run(command: str, rest: list[str]) -> int:
   except UserError as error:
     if "--debug" in rest:
       traceback.print_exc()
-    telling.tell(f"t2t {command}: error: {error}")
-    _end_others(str(error), exit_codes.REFUSED)
-    return exit_codes.REFUSED
+    telling.told_of(f"t2t {command}: error: {error}")
+    _end_others(str(error), error.exit_code)
+    return error.exit_code
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,7 +126,7 @@ def _run(command: str, rest: list[str]) -> int:
       _end_others(f"OSError: {error}", exit_codes.FAILED, traceback.format_exc())
       raise
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
-    telling.tell(f"t2t {command}: error: {why}")
+    telling.told_of(f"t2t {command}: error: {why}")
     _end_others(why, exit_codes.REFUSED)
     return exit_codes.REFUSED
   except Exception as error:

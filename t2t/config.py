@@ -30,11 +30,7 @@ _RENAMED = {
 
 
 def current_key(key: str) -> str:
-  """What a key of this or an older version is called now.
-
-  In:  data.superglue_dir
-  Out: data.folders.superglue
-  """
+  """What a key of this or an older version is called now: data.folders.superglue, that was data.superglue_dir."""
   return _RENAMED.get(key, key)
 
 
@@ -79,6 +75,14 @@ def _shipped() -> dict[str, tuple[str, str | None]]:
 def config_names() -> list[str]:
   """The configs that come with t2t."""
   return list(_shipped())
+
+
+def families() -> dict[str, list[str]]:
+  """Beginning of a name, such as "bert_" -> the sizes that a config that comes with t2t has behind it."""
+  found: dict[str, list[str]] = {}
+  for name, (_, size) in _shipped().items():
+    found.setdefault(name.removesuffix(size or ""), []).append(size or "")
+  return found
 
 
 def load_config(spec: str) -> ConfigDict:
@@ -166,6 +170,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       raise UserError(f"unknown option {argument}{meant}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
+      if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
+        raise UserError(f"{name}: no such key; a key is of letters, digits and _")
   arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])

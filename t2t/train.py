@@ -12,12 +12,12 @@ import jax
 
 from t2t import losses
 from t2t import metrics as metrics_lib
-from t2t.checkpoints import damage, store, writer
+from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints.going_back import go_back
 from t2t.checkpoints.start import start
 from t2t.config import Config
 from t2t.generation.shown import show
-from t2t.models import transformer
+from t2t.models import kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, stopping, watchdog
@@ -78,6 +78,7 @@ def train(config: Config, workdir: str) -> TrainState:
     settings = config.checkpoint
     checkpoints = store.Checkpoints(workdir, keep=settings.keep, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
+    runs.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
     batches = runs.batches(config, mesh, num_streams=num_streams)
     stack.callback(batches.close)
@@ -85,7 +86,7 @@ def train(config: Config, workdir: str) -> TrainState:
     config = config.with_(data={"num_streams": batches.num_streams})
     resolved = json.loads(json.dumps(config.to_dict()))
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    state, first_step, saved = start(program, config, checkpoints, batches, parameter_key)
+    state, first_step, saved = start(program, config, checkpoints, batches, parameter_key, vocabulary=vocabulary)
     if jax.process_index() == 0:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
@@ -93,7 +94,7 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- What is measured --------------------------------------------------
     eval_batches = runs.eval_batches(config, mesh)
     chosen = transformer.attention_kernels(config.model, eval_batches[0])
-    hosts.say("attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items()))
+    hosts.say(kernels.described(chosen))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
     watch = numbers.Watch(config, workdir, program.state.params, saved)
@@ -106,17 +107,20 @@ def train(config: Config, workdir: str) -> TrainState:
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
+    evaluates = 0 < first_step < config.train.steps and _is_due(config, first_step, config.eval.every)
+    if evaluates and not checkpoints.was_measured(first_step):
+      # A run that was stopped at an evaluation makes up for it; stopped there again, it goes no further.
+      with contextlib.suppress(stopping.Abandoned):
+        measured, measured_step = measure(first_step, state), first_step
     # Read after the next step has been dispatched, so that the device never waits.
     unread: collections.deque[reports.Made] = collections.deque()
-    while last_step < config.train.steps:
+    while last_step < config.train.steps and not stop.stops:
       batch = next(batches)
       state, metrics = train_step(state, batch, dropout_key)
       last_step += 1
       unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch))
       # A save that failed is made up for, with the state as it is now.
-      saves = (
-        stop.reached() or stop.stops or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
-      )
+      saves = stop.reached() or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
       evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
       # A checkpoint is made of a state whose loss is known to be finite.
       looks, follows = evaluates or saves, len(unread) > 1
@@ -137,7 +141,7 @@ def train(config: Config, workdir: str) -> TrainState:
       if evaluates:
         with contextlib.suppress(stopping.Abandoned):
           measured, measured_step = measure(last_step, state), last_step
-      if saves:
+      if saves or stop.stops:
         held.check()
         stop.saving()
         finite.check(state, step=last_step)
@@ -145,8 +149,6 @@ def train(config: Config, workdir: str) -> TrainState:
         beside = batches.state(last_step) | report.flush()
         checkpoints.save(last_step, state, beside, resolved, metrics=measured if measured_step == last_step else None)
         saved_step = last_step
-      if stop.stops:
-        break
       if looks:
         steps.resume()
     steps.pause()
@@ -162,7 +164,7 @@ def train(config: Config, workdir: str) -> TrainState:
     shown = show(program.reader, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
-      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, store.best_steps(kept))
+      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, outdated.best_steps(kept))
   return state
 
 

@@ -69,11 +69,11 @@ def model(foreign: Foreign, *, dtype: str) -> nnx.Module:
 
 
 def writes(
-  graphdef: nnx.GraphDef, params: dict, batch: transformer.Batch, *, num_beams: int, eos_id: int
+  graphdef: nnx.GraphDef, params: dict, batch: transformer.Batch, *, num_beams: int, eos_id: int, min_length: int = 0
 ) -> np.ndarray:
   """What our model writes, greedily or by beam search with transformers' penalty: int [batch, MAX_LENGTH]."""
   options = dict(length_penalty=LENGTH_PENALTY, length_penalty_form="power") if num_beams > 1 else {}
-  config = decoding.DecodeConfig(MAX_LENGTH, num_beams=num_beams, **options)
+  config = decoding.DecodeConfig(MAX_LENGTH, min_length=min_length, num_beams=num_beams, **options)
   return np.asarray(decoding.make_decode(graphdef, config, eos_id=eos_id)(params, batch).tokens[:, 0])
 
 

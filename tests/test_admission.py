@@ -13,6 +13,7 @@ import test_server
 
 from t2t import UserError
 from t2t.generation import admission, decoding, served, server
+from t2t.runtime import stopping
 
 ask = test_server.ask
 ASKED = {"inputs": "a"}
@@ -206,9 +207,13 @@ def test_who_leaves_or_does_not_read_frees_the_model(leaves, monkeypatch):
     assert service.left.wait(30)
 
 
-def test_the_end_comes_between_two_events(capsys):
-  """SIGTERM: who is being answered is told, and the command returns."""
-  service, found = Counting(number=10**9), []
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("in_time", [True, False])
+def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monkeypatch):
+  """Or told, where that takes too long; who comes later is refused, and the exit code is the signal's."""
+  monkeypatch.setattr(server, "_END_SECONDS", 60.0 if in_time else 0.2)
+  service, found = Counting(number=3 if in_time else 10**9), []
+  service.goes_on.clear()
 
   def client():
     while "http://" not in (said := capsys.readouterr().out):
@@ -216,12 +221,19 @@ def test_the_end_comes_between_two_events(capsys):
     port = int(said.split(":")[2].split("/")[0])
     connection = send(port, WHOLE)
     connection.recv(100)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
+    with contextlib.suppress(ConnectionRefusedError):
+      while True:
+        socket.create_connection(("127.0.0.1", port)).close()
+    service.goes_on.set()
     while block := connection.recv(1_000_000):
       found.append(block)
 
   thread = threading.Thread(target=client)
   thread.start()
-  server.serve(service, host="127.0.0.1", port=0)
+  with stopping.watched("infer"), pytest.raises(stopping.Stopped) as stopped:
+    server.serve(service, host="127.0.0.1", port=0)
   thread.join(30)
-  assert b"the server is ended" in b"".join(found) and b"".join(found).endswith(b"0\r\n\r\n")
+  answer = b"".join(found)
+  assert stopped.value.code == 128 + number and answer.endswith(b"0\r\n\r\n")
+  assert (b'"tokens": 2' in answer and b"error" not in answer) if in_time else b"the server has ended" in answer

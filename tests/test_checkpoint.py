@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import start, store, writer
+from t2t.checkpoints import outdated, start, store, writer
 from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
@@ -87,7 +87,9 @@ def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
   restored = {}
   batches = types.SimpleNamespace(stream_names=tuple(STREAMS), restore=lambda saved, step: restored.update(saved))
   program = types.SimpleNamespace(state=abstract(expected))
-  state, step, saved = start.start(program, records(default.get_config()), checkpoints, batches, toy.key())
+  state, step, saved = start.start(
+    program, records(default.get_config()), checkpoints, batches, toy.key(), vocabulary=None
+  )
   checkpoints.close()
   assert step == 5 and saved == STREAMS | unwritten
   assert STREAMS.items() <= restored.items()
@@ -110,7 +112,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
   save(tmp_path, (1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 4.0), keep=2)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 4, 5]
   checkpoints = reopened(tmp_path, keep=2)
-  assert store.best_steps(checkpoints.metrics()) == {"loss": 2}
+  assert outdated.best_steps(checkpoints.metrics()) == {"loss": 2}
   assert checkpoints.latest_step() == 5
   # A run that was resumed still knows the best of the run before.
   checkpoints.save(6, make_state(value=6.0), STREAMS, CONFIG, metrics={"loss": 3.5})
@@ -137,15 +139,15 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   kept = checkpoints.metrics()
   checkpoints.close()
   assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one is there if the last is damaged
-  assert store.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
+  assert outdated.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):
   """The docstring's example; a loss that was not a number gives way to the first that is one, on disk as well."""
   nan = float("nan")
   measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
-  assert store.best_steps(measured) == {"loss": 20, "cb/f1": 10}
-  assert store.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
+  assert outdated.best_steps(measured) == {"loss": 20, "cb/f1": 10}
+  assert outdated.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
   save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 3, 4]
 
@@ -174,6 +176,13 @@ def test_what_is_missing_of_a_step_is_said(tmp_path):
   (tmp_path / "other" / "checkpoints").touch()
   with pytest.raises(UserError, match="other/checkpoints is a file"):
     reopened(tmp_path / "other")
+
+
+def test_a_link_that_leads_nowhere_is_said(tmp_path):
+  """A disk that is not mounted is no fresh start."""
+  (tmp_path / "checkpoints").symlink_to(tmp_path / "disk" / "run")
+  with pytest.raises(UserError, match="checkpoints is a link to .*disk/run, which is not there; bring it back"):
+    reopened(tmp_path)
 
 
 def test_state_may_be_donated_while_it_is_saved(tmp_path):

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import re
@@ -163,6 +164,8 @@ def test_keys_of_before_are_read():
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
     ("--steps=7", r"unknown option --steps"),
+    ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
+    ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
     ("tiny", r"unexpected argument 'tiny'"),
     ("--config.data.folder.glue=x", r"--config.data.folder.glue: no such key; nearest: data.folders"),
     ("--config.data.folders=x", r"--config.data.folders=x: give --config.data.folders.NAME=VALUE"),
@@ -235,13 +238,52 @@ def test_a_config_file_that_fails_says_where(tmp_path, text, message):
 
 
 def test_a_missing_config_is_told(capsys):
-  """The command ends with code 2 and one line; with --debug where it was raised stands in front of it."""
+  """With code 2 and the names that there are, by family; with --debug where it was raised stands in front of it."""
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert error.count("\n") == 1
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 500
+  found = " ".join(error.split()).partition("--help): ")[2].split(", ")
+  assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2
   assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_a_file_is_no_workdir(capsys, tmp_path):
+  """Told before anything is read."""
+  (tmp_path / "README.md").write_text("text")
+  assert t2t_main.main(["train", "--config", "tiny", f"--workdir={tmp_path / 'README.md'}"]) == 2
+  assert "README.md: is a file; give a folder" in capsys.readouterr().err
+
+
+COMMANDS = [
+  *([name] for name in t2t_main.SUBCOMMANDS),
+  *(["checkpoint", name] for name in ("list", "verify", "prune", "diff")),
+  *(["launch", name] for name in ("tpu-vm", "gke", "slurm", "status", "logs", "stop", "delete")),
+  ["tasks", "show"],
+  ["vocab", "train"],
+]
+
+
+@pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
+def test_help_has_80_columns(capsys, monkeypatch, words):
+  """Of every command, and of what each has."""
+  monkeypatch.setenv("COLUMNS", "80")
+  with contextlib.suppress(SystemExit):
+    t2t_main.main([*words, "--help"])
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) > 4 and [line for line in lines if len(line) > 80] == []
+
+
+def test_help_of_every_command_is_looked_at(capsys, monkeypatch):
+  """Those that a command has of its own are in its usage."""
+  monkeypatch.setenv("COLUMNS", "1000")
+  for name in t2t_main.SUBCOMMANDS:
+    with contextlib.suppress(SystemExit):
+      t2t_main.main([name, "--help"])
+    found = re.search(r"^usage: t2t \S+ .*?([\w-]+(?: ?\| ?[\w-]+)+) \.\.\.$", capsys.readouterr().out, re.MULTILINE)
+    own = {words[1] for words in COMMANDS if words[0] == name and words[1:]}
+    assert {word.strip() for word in (found[1] if found else "").split("|")} <= {"", *own}
 
 
 def test_an_unknown_command_is_told(capsys):

@@ -4,11 +4,14 @@ import json
 import os
 import pathlib
 
+import jax
 import pytest
 import test_faults
 import test_sources
 
-from t2t import UserError
+from t2t import UserError, sharding
+from t2t.config import DataConfig
+from t2t.data import pipeline
 from t2t.data.sources import contents, text_files
 
 TEXTS = test_sources.TEXTS
@@ -76,10 +79,44 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   with pytest.raises(UserError, match="b.txt has another content .* config.data.files_may_change=True"):
     resumed(state)
   (name,) = state
-  older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key != "files"}).encode()}
+  older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key != "contents"}).encode()}
   resumed(older)
   test_sources.write(tmp_path, "c.txt", TEXTS)
   with pytest.raises(UserError, match="config.data.files is .*, but the checkpoint's data position belongs to"):
     resumed(older)
   resumed(state, files_may_change=True)
   assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["eval_files", "folders.superglue"])
+def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, capfd):
+  """A run goes on with it as it was, and else where it may; losses before and after would not be of the same text."""
+  for name in ("a.txt", "held_out.txt"):
+    test_sources.write(tmp_path, name, TEXTS)
+  (tmp_path / "CB").mkdir()
+  row = {"premise": "It rains.", "hypothesis": "It is wet.", "label": "neutral"}
+  for name in ("train.jsonl", "val.jsonl"):
+    (tmp_path / "CB" / name).write_text("".join(json.dumps(row | {"idx": i}) + "\n" for i in range(20)))
+  own = {"files": f"{tmp_path}/a.txt", "eval_files": f"{tmp_path}/held_out.txt"}
+  released = {
+    "mixture": "super_glue_cb",
+    "task_modules": ("t2t.tasks.superglue",),
+    "folders": {"superglue": f"{tmp_path}"},
+  }
+  mesh = sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])
+
+  def batches(**options):
+    text_files.sizes.cache_clear()
+    given = (own if key == "eval_files" else released) | options
+    data = DataConfig(**given, vocabulary="bytes", inputs_length=64, targets_length=24, num_streams=1)
+    return pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=4, seed=1)
+
+  state = batches().state(0)
+  batches().restore(state, step=0)
+  path = tmp_path / ("held_out.txt" if key == "eval_files" else "CB/val.jsonl")
+  path.write_text(path.read_text().replace("1", "2"))
+  named = f"config.data.{key} are not those .*: {path.relative_to(tmp_path)} has another content"
+  with pytest.raises(UserError, match=named):
+    batches().restore(state, step=0)
+  batches(files_may_change=True).restore(state, step=0)
+  assert f"config.data.{key} have changed since the checkpoint: {path.relative_to(tmp_path)}" in capfd.readouterr().err

@@ -1,5 +1,8 @@
 """Checkpoints that disks, copies and hands have damaged: each is known, said, set aside, and the one before is used."""
 
+import builtins
+import errno
+import io
 import json
 import os
 import pathlib
@@ -184,6 +187,27 @@ def test_a_second_of_the_same_step_has_a_name_of_its_own(workdir):
   (checkpoints / "10" / "metrics" / "metrics").write_bytes(b'{"loss')
   damage.set_aside(epath.Path(checkpoints))
   assert sorted(path.name for path in checkpoints.iterdir()) == ["20", "damaged_10", "damaged_30", "damaged_30_2"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "config/metadata"])
+def test_what_cannot_be_read_for_a_while_is_not_damaged(name, workdir, monkeypatch):
+  """A flaky disk: it is read again; where that does not help it is an error, and the step keeps its name."""
+  monkeypatch.setattr(manifest, "_WAITS", (0.0, 0.0))
+  path, opened, failures = str(workdir / "checkpoints" / "30" / name), builtins.open, iter([True, True])
+
+  def flaky(file, *args, **kwargs):
+    if str(file) == path and next(failures, False):
+      raise OSError(errno.EIO, "Input/output error", path)
+    return opened(file, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, "open", flaky)
+  monkeypatch.setattr(io, "open", flaky)
+  damage.set_aside(epath.Path(workdir / "checkpoints"))
+  assert next(failures, None) is None
+  failures = iter([True] * 20)
+  with pytest.raises(UserError, match=f"checkpoints/30/{name}: cannot be read .Input/output error., however often"):
+    damage.set_aside(epath.Path(workdir / "checkpoints"))
+  assert damage.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30]
 
 
 def test_nothing_sound_is_an_error_and_no_fresh_start(workdir):

@@ -49,10 +49,10 @@ def prompts(architecture):
   return toy.batch((7, 4, 2), (1, 1, 1), padded_to=(8, 1), architecture=architecture)
 
 
-def forced(batch, tokens):
+def forced(batch, tokens, eos_id=toy.EOS):
   """The batch that has the model read what it wrote, [batch, length], and predict it."""
   tokens = np.asarray(tokens)
-  ends = np.cumsum(tokens == toy.EOS, axis=1) - (tokens == toy.EOS)
+  ends = np.cumsum(tokens == eos_id, axis=1) - (tokens == eos_id)
   weights = (ends == 0).astype(np.float32)
   if "encoder_input_tokens" in batch:
     inputs = {"encoder_input_tokens": batch["encoder_input_tokens"]}
@@ -107,6 +107,21 @@ def test_decoding_ends_when_every_sequence_has(num_beams):
   eos_id = int(greedy(model, batch)[0, 0])
   found = decode(model, batch, eos_id, config=DecodeConfig(LENGTH, num_beams=num_beams, length_penalty=0.0))
   np.testing.assert_array_equal(found.tokens[0, 0], [eos_id, *[0] * (LENGTH - 1)])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"temperature": 1.0}], ids=str)
+def test_a_text_has_the_least_length(options):
+  """Where EOS is the likeliest first token; what is written has the likelihood that the model gives it."""
+  model, batch = example()
+  eos_id = int(greedy(model, batch)[0, 0])
+  key = jax.random.key(0) if "temperature" in options else None
+  for least in (0, 1, 3):
+    config = DecodeConfig(LENGTH, min_length=least, length_penalty=0.0, **options)
+    found = decode(model, batch, eos_id, config=config, key=key)
+    lengths = np.array([(list(row) + [eos_id]).index(eos_id) for row in np.asarray(found.tokens)[:, 0]])
+    assert lengths.min() >= least and (least or options.get("temperature") or lengths[0] == 0)
+    expected = log_likelihood(model, forced(batch, found.tokens[:, 0], eos_id))
+    np.testing.assert_allclose(found.scores[:, 0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["learned_prefix_lm", "llama", "local_prefix_lm"])

@@ -8,6 +8,7 @@ import gzip
 import os
 import pathlib
 import random
+import shutil
 import struct
 
 import hypothesis
@@ -117,6 +118,24 @@ def test_lines_without_end(tmp_path, monkeypatch):
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_parquet_file_whose_record_of_a_column_is_spoiled(tmp_path):
+  """Pyarrow ends the process where it is asked for that record; found by benchmarks/fuzz.py."""
+  path = shutil.copy(pathlib.Path(__file__).parent / "golden" / "histogram.parquet", tmp_path)
+  with pytest.raises(UserError, match=r"histogram.parquet: row group 0 cannot be read \(Definition level histogram"):
+    texts(path, malformed=0.5)
+
+
+def test_a_large_row_group_is_read_if_its_text_is_small(tmp_path, monkeypatch):
+  """The other columns do not count; a text beyond the bound is refused."""
+  path, name = tmp_path / "a.parquet", "a.parquet"
+  pa.parquet.write_table(pa.table({"text": ["a", "b"], "other": ["x" * 5_000, "y" * 5_000]}), path, compression="none")
+  monkeypatch.setattr(text_files, "_LARGEST_ROW_GROUP", 500)
+  assert texts(path) == ["a", "b"]
+  monkeypatch.setattr(text_files, "_LARGEST_ROW_GROUP", 5)
+  with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(is said to have \d+ bytes of 'text'"):
+    texts(path)
 
 
 def test_a_length_that_no_record_has(tmp_path):
@@ -244,3 +263,22 @@ def test_any_bytes_in_any_format(anywhere, name, changes, kept):
       texts(path, malformed=malformed)
     except UserError as error:
       assert str(path) in str(error)
+
+
+def test_malformed_records_count_on_when_a_run_does(tmp_path, monkeypatch):
+  """Of what all starts together have read: a run that is stopped often is no more patient than one that is not."""
+  monkeypatch.setattr(faults, "_LEAST_RECORDS", 1)
+  test_sources.write(tmp_path, "a.jsonl", TEXTS)
+  first = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  first._tally.good(70)
+  for _ in range(25):
+    first._tally.bad(UserError("a"))
+  state = first.state(3)
+  resumed = batches(tmp_path, "*.jsonl", malformed=0.3, num_streams=2)
+  resumed.restore(state, step=3)
+  for _ in range(4):
+    resumed._tally.bad(UserError("b"))
+  assert resumed._tally.shared_out(2) == [[50, 15], [49, 14]]
+  resumed._tally.bad(UserError("c"))
+  with pytest.raises(UserError, match=r"31 of the 101 records that this process has read are malformed, more than"):
+    resumed._tally.bad(UserError("d"))

@@ -6,7 +6,9 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +25,7 @@ from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
 from t2t.config import DataConfig
 from t2t.data import pipeline
-from t2t.generation import line_files, predictor, prompting
+from t2t.generation import line_files, lines, predictor, prompting, writing
 
 TEXTS = [
   "the quick brown fox",
@@ -205,17 +207,42 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
   assert code == 2 and "its line 4 is not of standard input, line 4" in said
 
 
-def test_killed_for_real(run, tmp_path):
-  """SIGKILL after the first window, then the same command: as if nothing had happened."""
+def test_beams_write_a_token_at_least():
+  """Unless they are told that they may write none; without beams a text may be empty."""
+  config = writing.decode_config
+  assert [config(max_length=4, beam=beam).min_length for beam in (1, 4)] == [0, 1]
+  assert config(max_length=4, beam=4, min_length=0).min_length == 0
+  with pytest.raises(UserError, match="--min_length 5: give 0 to 4"):
+    config(max_length=4, min_length=5)
+
+
+def test_empty_predictions_are_counted(tmp_path, capsys):
+  """Of a model that writes; what cannot be asked has none."""
+  counts = lines._Counts()
+  counts.add([{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}])
+  job = lines.Job("in.txt", "out.jsonl", "", 1, False)
+  with lines._Progress(4, "new tokens") as progress:
+    pass
+  lines._summarise(counts, progress, writing.Writing, job)
+  assert "lines          4 (1 empty, 2 with an empty prediction)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_for_real(number, run, tmp_path):
+  """After the first window, then the same command: as if nothing had happened; SIGTERM is told how far it came."""
   source = text_file(tmp_path, [f"{text} {number}" for number, text in enumerate(TEXTS * 20)])
   run("--inputs_length", "15", source=source, output=tmp_path / "whole.jsonl")
   output = tmp_path / "out.jsonl"
   command_line = [sys.executable, "-m", "t2t", *arguments(source, output, "--inputs_length", "15")]
-  process = subprocess.Popen(command_line, env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"})
+  environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+  process = subprocess.Popen(command_line, env=environment, stderr=subprocess.PIPE, text=True)
   while not (output.exists() and output.stat().st_size) and process.poll() is None:
     time.sleep(0.01)
-  process.kill()
-  assert process.wait() != 0
+  process.send_signal(number)
+  told = process.communicate()[1]
+  assert process.returncode == (143 if number == signal.SIGTERM else -number)
+  if number == signal.SIGTERM:
+    assert re.search(r"ended at once; \d+ of 240 lines are done; the same command goes on from there", told)
   assert 0 < len(rows_of(output)) < 240
   assert run("--inputs_length", "15", source=source)[0] == 0
   texts = lambda path: [(row["line"], row["inputs"], row["prediction"]) for row in rows_of(path)]

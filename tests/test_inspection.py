@@ -1,14 +1,16 @@
 """`t2t checkpoint`: what a run has saved, looked at, looked through, made less, and compared."""
 
+import json
 import shutil
 
+from absl import logging
 from etils import epath
 import pytest
 import test_checkpoint
 import test_damage
 
 from t2t import __main__ as command
-from t2t.checkpoints import damage, store, writer
+from t2t.checkpoints import damage, manifest, outdated, store, writer
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,31 @@ def test_verify_reads_every_file(workdir, capsys):
   assert damage.steps(epath.Path(workdir / "checkpoints")) == [10, 20, 30, 40]  # it only looks
 
 
+def test_verify_passes_over_what_a_run_deletes_meanwhile(workdir, capsys, monkeypatch):
+  """It is neither damaged nor counted; and with none left but damaged ones something is wrong."""
+  of_step, folder = damage.of_step, epath.Path(workdir / "checkpoints")
+
+  def deleted_before(path, **options):
+    if path.name == "20":
+      outdated.delete(path)
+    return of_step(path, **options)
+
+  monkeypatch.setattr(damage, "of_step", deleted_before)
+  code, out, error = run(capsys, "verify", workdir)
+  assert code == 0 and out.count("whole (") == 3 and "20: was deleted meanwhile" in out and "damaged" not in out + error
+  for step in damage.steps(folder):
+    (folder / str(step)).rename(folder / f"damaged_{step}")
+  code, _, error = run(capsys, "verify", workdir)
+  assert code == 1 and "no step but what was found damaged, and set aside: damaged_10, damaged_30, damaged_40" in error
+
+
+@pytest.mark.parametrize("noted", [10**40, 1e300, -(10**25), "yesterday", True])
+def test_a_time_of_no_calendar_is_none(workdir, noted, capsys):
+  path = workdir / "checkpoints" / "30" / manifest.ORBAX
+  path.write_text(json.dumps({"commit_timestamp_nsecs": noted}))
+  assert run(capsys, "list", workdir)[0] == 0
+
+
 def test_prune_keeps_what_is_needed(workdir, capsys):
   """The last, the best by each metric, and the last that is sound; without --yes nothing where nobody can be asked."""
   directory = epath.Path(workdir / "checkpoints")
@@ -89,10 +116,12 @@ def test_prune_keeps_what_is_needed(workdir, capsys):
   assert run(capsys, "prune", workdir, "--keep", 0)[0] == 2
 
 
-def test_diff_names_what_differs(workdir, tmp_path, capsys):
-  """The most different first, with the largest difference of a number; and keys of the config."""
+def test_diff_names_what_differs(workdir, tmp_path, capsys, caplog):
+  """The most different first, with the largest difference of a number; and keys of the config; Orbax says nothing."""
   checkpoints = workdir / "checkpoints"
+  logging.set_verbosity(logging.WARNING)
   code, out, _ = run(capsys, "diff", checkpoints / "10", workdir)
+  assert not caplog.records
   rows = [line.split() for line in out.splitlines() if line.startswith((" encoder", " decoder", "encoder", "decoder"))]
   assert code == 0
   assert [(row[0], float(row[-1])) for row in rows] == [

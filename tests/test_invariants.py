@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 
 from flax import nnx
 import jax
@@ -150,6 +151,18 @@ def test_files_are_named_for_what_they_own(name):
   """No utils.py, base.py or core/, and a docstring that says what the file is for."""
   assert not {"utils", "util", "base", "common", "helpers", "core"} & set(name.removesuffix(".py").split("/"))
   assert ast.get_docstring(ast.parse((ROOT / "t2t" / name).read_text()))
+
+
+def test_what_is_promised_is_shown():
+  """Every test that docs/guarantees.md names is there, and each of its promises names one."""
+  text = (ROOT / "docs" / "guarantees.md").read_text()
+  named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+  assert len(named) == text.count("::") > 50
+  for file, name in named:
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file}::{name}"
+  promises = text.partition("## What is not promised")[0].split("\n- ")[1:]
+  assert [each for each in promises if "::" not in each] == []
 
 
 def test_slow_tests_are_found():

@@ -1,5 +1,6 @@
 """What all launchers share: what is refused before anything is paid for, the TPU types, the hosts, and the README."""
 
+import json
 import os
 import pathlib
 import re
@@ -18,7 +19,7 @@ LAUNCH = "tpu-vm --name base --type v5p-32 --zone us-central1-a -- train --confi
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-  return fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud", "kubectl", "squeue", "sbatch")
+  return fake_cloud.Cloud(tmp_path, monkeypatch, "gcloud", "kubectl", "squeue", "sbatch", "scancel")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,93 @@ def test_own_files_come_along(cloud, tmp_path, capsys):
   assert "--config.data.task_modules=t2t.tasks.docs,files/tasks.py" in printed
 
 
+NODE = {"name": "projects/p/locations/z-1/queuedResources/base", "state": {"state": "ACTIVE"}}
+JOBSET = {"metadata": {"name": "pods"}, "status": {}}
+
+
+@pytest.fixture
+def jobs(cloud):
+  """A job of each kind."""
+  cloud.on("queued-resources list", json.dumps([NODE]))
+  cloud.on("get jobsets", json.dumps({"items": [JOBSET]}))
+  cloud.on("squeue --me --noheader --format=%j", "night|41|RUNNING|node1\n")
+  return cloud
+
+
+@pytest.mark.parametrize(
+  ("name", "call"),
+  [
+    ("base", "queued-resources delete base --zone=z-1"),
+    ("pods", "delete jobset pods"),
+    ("night", "scancel 41"),
+  ],
+)
+def test_a_job_is_looked_after_by_its_name(jobs, name, call):
+  """Wherever it runs, without the command that launched it."""
+  jobs.on("queued-resources describe", json.dumps(NODE))
+  jobs.on("get jobset pods", json.dumps(JOBSET))
+  jobs.on("squeue .*--name", "41|RUNNING|node1|t2t:x\n")
+  jobs.launch(f"delete {name}")
+  assert [each for each in jobs.calls if call in each], jobs.calls
+
+
+def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
+  """Is told, with what to write; nothing is deleted."""
+  assert jobs.launch("delete nobody") == 2
+  assert "no job nobody on Cloud TPU, GKE, SLURM" in capfd.readouterr().err
+  jobs.on("squeue --me --noheader --format=%j", "base|41|RUNNING|node1\n")
+  assert jobs.launch("delete --name base") == 2
+  told = capfd.readouterr().err
+  assert "there are 2 of this name" in told and "t2t launch slurm --name base logs" in told
+  assert not [call for call in jobs.calls if "delete base" in call or "scancel" in call]
+
+
+@pytest.mark.parametrize(
+  ("program", "error", "words"),
+  [
+    (
+      "gcloud .*list",
+      "ERROR: (x) You do not currently have an active account selected.",
+      "run `gcloud auth login`",
+    ),
+    ("gcloud .*list", "ERROR: The required property [compute/zone] is not currently set.", "give --zone"),
+    ("kubectl", "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused", "it reaches no cluster"),
+    ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster knows no JobSets"),
+    ("squeue", "slurm_load_jobs error: Unable to contact slurm controller", "the controller of SLURM does not answer"),
+    ("squeue", "line\nsomething else", "exit code 1, something else"),
+  ],
+)
+def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error, words):
+  """And by the exit code; what the others have is shown."""
+  jobs.on(program, (1, "", error))
+  assert jobs.launch("status") == 2
+  told = capfd.readouterr()
+  assert f"{program.split()[0]} cannot list what there is: " in told.err and words in told.err
+  assert told.out.count("; t2t launch ") == 2
+  assert "memcache" not in told.err and "slurm_load_jobs" not in told.err
+
+
+@pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])
+def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line):
+  """And by the exit code; what the program wrote is no part of it."""
+  cloud.on("kubectl", (1, "", "E1125 memcache.go:265] x\nThe connection to the server x was refused"))
+  cloud.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
+  assert cloud.launch(line) == 2
+  told = capfd.readouterr().err
+  assert "it reaches no cluster; run `gcloud container" in told or "the controller of SLURM does not answer" in told
+  assert "memcache" not in told and "slurm_load_jobs" not in told
+
+
+@pytest.mark.parametrize(
+  "words", ["train --config tiny --workdir gs://bucket/base", "--config tiny --workdir gs://b/x"]
+)
+def test_a_command_without_dashes_before_it(cloud, capfd, words):
+  """What is to be written is told, to be pasted."""
+  assert cloud.launch(f"{LAUNCH.partition(' -- ')[0]} {words}") == 2
+  told = capfd.readouterr().err
+  assert f"--zone us-central1-a -- train {words.removeprefix('train ')}" in " ".join(told.split())
+
+
 @pytest.mark.parametrize(
   ("name", "topology", "chips", "hosts", "gke_hosts"),
   [
@@ -134,7 +222,7 @@ def readme_lines():
 def test_readme_has_commands():
   """A test over no lines passes always."""
   assert len(readme_lines()) > 10
-  assert {line.split()[2] for line in readme_lines()} == {"status", "tpu-vm", "gke", "slurm"}
+  assert {line.split()[2] for line in readme_lines()} == {"status", "logs", "stop", "delete", "tpu-vm", "gke", "slurm"}
 
 
 @pytest.mark.parametrize("line", readme_lines())

@@ -28,6 +28,14 @@ def cloud(tmp_path, monkeypatch):
   return cloud
 
 
+@pytest.fixture
+def hang_up():
+  """Says what becomes of SIGHUP, whatever runs the tests."""
+  before = signal.getsignal(signal.SIGHUP)
+  yield lambda handler: signal.signal(signal.SIGHUP, handler)
+  signal.signal(signal.SIGHUP, before)
+
+
 def described(state, *, kind="v5p-32", **more):
   node = {"node": {"acceleratorType": kind}, "nodeId": "base"}
   return json.dumps({"state": {"state": state, **more}, "tpu": {"nodeSpec": [node]}})
@@ -280,9 +288,10 @@ def test_deleted_when_it_has_ended(cloud, capfd):
 
 @pytest.mark.parametrize("at", ["uv venv", "queued-resources create", "tail"])
 @pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, at, number):
+def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, hang_up, at, number):
   """--delete where the cloud refuses, or a signal ends this command, whatever it waits for."""
   ask = shell.Shell.ask
+  hang_up(signal.SIG_DFL)
 
   def interrupted(self, command, **options):
     if at in " ".join(command) and number:
@@ -296,6 +305,14 @@ def test_deleted_on_every_way_out(cloud, capfd, monkeypatch, at, number):
     cloud.on("hostname", states("idle"), (1, "", "broken"))
   assert cloud.launch(LAUNCH.replace("--poll", "--delete --poll")) == (128 + number if number else 2)
   assert cloud.calls[-1] == f"{QUEUED} delete base {PLACE} --force --quiet"
+
+
+def test_nohup_stays_deaf_to_a_closed_connection(cloud, monkeypatch, hang_up):
+  """SIGHUP that is ignored when the command starts, which goes on to its end."""
+  monkeypatch.setattr(shell.Shell, "stream", lambda self, command: os.kill(os.getpid(), signal.SIGHUP) or 0)
+  cloud.on("hostname", states("idle"), states("exited 0"))
+  hang_up(signal.SIG_IGN)
+  assert cloud.launch(LAUNCH) == 0
 
 
 def test_what_is_not_deleted_is_told(cloud, capfd):
@@ -323,7 +340,9 @@ def test_all_are_listed(cloud, capfd):
   assert cloud.launch("status") == 0
   line = "base: v5p-32, ACTIVE; t2t launch tpu-vm --name base --zone z-1 logs\n"
   assert capfd.readouterr().out == f"{line}Cloud TPU:\n{line}"
-  assert cloud.launch("delete") == 2 and "of what?" in capfd.readouterr().err
+  assert cloud.launch("delete") == 2
+  told = capfd.readouterr()
+  assert told.out == f"Cloud TPU:\n{line}" and "of which? Give its name: t2t launch delete NAME" in told.err
 
 
 def test_looking_after(cloud, capfd):

@@ -252,5 +252,5 @@ def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path):
   config = records(override(default.get_config(), ["--config.lora.rank=2"]))
   checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
   with pytest.raises(UserError, match="config.lora changes a model that is trained already.*config.init.checkpoint"):
-    start.start(None, config, checkpoints, None, toy.key())
+    start.start(None, config, checkpoints, None, toy.key(), vocabulary=None)
   checkpoints.close()

@@ -236,6 +236,20 @@ def test_the_position_belongs_to_one_cache(data, mesh, tmp_path):
       batches(other, mesh, num_streams=2).restore(state, step=0)
 
 
+def test_a_file_of_the_cache_that_was_altered_is_named(data, mesh):
+  """Though all that says of what it was made is as it was."""
+  write(data)
+  state = batches(data, mesh, num_streams=2).state()
+  path = (
+    pathlib.Path(offline_cache.folder_of(data.cache_dir, pipeline.load_task(data))) / "train.tfrecord-00001-of-00004"
+  )
+  path.write_bytes(bytes(reversed(path.read_bytes())))
+  with pytest.raises(
+    UserError, match=f"config.data.cache_dir are not .*: {path.relative_to(data.cache_dir)} has anoth"
+  ):
+    batches(data, mesh, num_streams=2).restore(state, step=0)
+
+
 def test_a_vocabulary_is_known_by_its_words(tmp_path):
   """As many pieces, and as many letters, may be others."""
   records = []

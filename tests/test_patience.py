@@ -5,6 +5,9 @@ import contextlib
 import pathlib
 import resource
 import signal
+import socket
+import subprocess
+import sys
 
 from etils import epath
 import jax
@@ -12,7 +15,9 @@ import pytest
 import test_checkpoint
 
 from t2t import UserError
+from t2t import __main__ as command
 from t2t.checkpoints import damage, patience, store
+from t2t.runtime import exit_codes
 
 _LIMIT = 100_000  # bytes; a shard of an array is larger, and what a test prints is not
 
@@ -157,7 +162,90 @@ def test_a_folder_that_cannot_be_made_is_noticed_at_once(state, tmp_path, clock,
   assert sound(tmp_path) == [2]
 
 
-def test_of_several_processes_none_tries_again(tmp_path):
-  """The others cannot know; all of them end, and the same command goes on."""
-  with pytest.raises(UserError, match="step 5 could not be saved .disk is full"):
+def test_of_several_processes_none_tries_again(tmp_path, monkeypatch):
+  """The others cannot know: all of them end, with the code at which a launcher starts the same command again."""
+
+  def train(argv):
     patience.Patience(epath.Path(tmp_path), 1e9).failed(5, OSError("disk is full [source locations='a'"), alone=False)
+
+  with pytest.raises(UserError, match="step 5 could not be saved .disk is full.*the same command goes on"):
+    train([])
+  monkeypatch.setattr("t2t.commands.train.main", train)
+  assert command.main(["train"]) == exit_codes.LOST and exit_codes.goes_on(exit_codes.LOST)
+
+
+_ONE_OF_TWO = """
+import argparse, resource, signal, sys, time
+import jax
+import numpy as np
+jax.config.update("jax_platforms", "cpu")
+from etils import epath
+from t2t import __main__ as command
+from t2t.checkpoints import store
+from t2t.runtime import hosts
+from t2t.training import train_state
+index, address, workdir = int(sys.argv[1]), sys.argv[2], epath.Path(sys.argv[3])
+options = dict(coordinator=address, num_processes=2, process_id=index, join_seconds=300, lost_seconds=300)
+
+def train(argv):
+  hosts.join(argparse.Namespace(**options))
+  place = lambda *axes: jax.NamedSharding(jax.make_mesh((2,), ("fsdp",)), jax.P(*axes))
+  noise = np.random.default_rng(0).normal(size=(2, 100_000)).astype(np.float32)
+  array = lambda x, *axes: jax.make_array_from_callback(x.shape, place(*axes), lambda index: x[index])
+  checkpoints = store.Checkpoints(workdir, keep=2, retry_seconds=1e9)
+  def save(step):
+    state = train_state.TrainState(array(np.array(step, np.int32)), {"w": array(noise, "fsdp")}, {}, {})
+    checkpoints.save(step, state, {f"s{index}": b"x"}, {}, metrics=None)
+  save(1)
+  checkpoints.wait()
+  if index == 1:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+  save(2)
+  try:
+    while True:
+      checkpoints.overdue()
+      time.sleep(0.01)
+  finally:
+    checkpoints.close()
+
+import t2t.commands.train
+t2t.commands.train.main = train
+sys.exit(command.main(["train"]))
+"""
+
+
+def test_two_processes_end_when_one_cannot_save(tmp_path):
+  """At once, and not when each has waited for the other; a launcher starts them again, and what was saved is whole."""
+  with socket.socket() as free:
+    free.bind(("", 0))
+    address = f"localhost:{free.getsockname()[1]}"
+  start = lambda index: subprocess.Popen(
+    [sys.executable, "-c", _ONE_OF_TWO, str(index), address, str(tmp_path)], stderr=subprocess.PIPE, text=True
+  )
+  processes = [start(index) for index in range(2)]
+  said = [process.communicate()[1] for process in processes]
+  assert [process.returncode for process in processes] == [exit_codes.LOST] * 2, said
+  assert "step 2 could not be saved (File too large)" in said[1] and "process 1 on " in said[0]
+  assert sound(tmp_path) == [1]
+
+
+def test_an_old_step_that_stays_is_no_save_that_failed(tmp_path, capsys):
+  """A link, whose files stay as well, and what cannot be deleted: each is told once, and all that follows is saved."""
+  state, elsewhere = test_checkpoint.make_state(), tmp_path / "elsewhere"
+  checkpoints, folder = saved(tmp_path), tmp_path / "checkpoints"
+  for step in range(1, 7):
+    save(checkpoints, state, step)
+    checkpoints.wait()
+    if step == 1:
+      (folder / "1").rename(elsewhere)
+      (folder / "1").symlink_to(elsewhere)
+    if step == 2:
+      (folder / "2.orbax-checkpoint-tmp" / "in the way").mkdir(parents=True)
+  assert not checkpoints.overdue()
+  checkpoints.close()
+  said = capsys.readouterr().err
+  assert said.count("/1: is no longer kept, but cannot be deleted (it is a link)") == 1
+  assert said.count("/2: is no longer kept, but cannot be deleted (") == 1
+  assert len(list(elsewhere.rglob("*"))) > 10
+  assert "could not be saved" not in said and sound(tmp_path) == [1, 2, 5, 6]

@@ -1,7 +1,6 @@
 """Batches: resumed bit for bit, the same for any number of hosts, and refused with a clear message."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.config import DataConfig
+from t2t.data import identity as identities
 from t2t.data import pipeline, registry, streams
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
@@ -212,7 +212,11 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   moves = {"files", "vocabulary", "cache_dir", "folders"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations"}
   free |= {"malformed", "files_may_change"}
-  identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
+
+  def identity(data, **options):
+    options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
+    return identities.settings(data, pipeline.vocabulary(data), **options)
+
   own = identity(data)
   for key, value in dataclasses.asdict(data).items():
     if key not in free:

@@ -120,3 +120,26 @@ def test_it_needs_its_library(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "qwix" else find(name))
   with pytest.raises(UserError, match="quantization=int8: needs qwix; pip install"):
     toy.config(quantization="int8")
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_of_8_bits_every_mesh_makes_the_same(kind):
+  """Scales are of whole rows and columns, wherever the parts of a kernel lie: integers are the same to the bit."""
+  random = np.random.default_rng(0)
+  shapes = dict(x=(8, 16, 24), kernel=(24, 32), cotangent=(8, 16, 32))
+  arrays = [random.normal(size=shape).astype(np.float32) for shape in shapes.values()]
+
+  def made(mesh):
+    with jax.set_mesh(mesh):
+      rows, columns = sharding.batch_sharding(mesh), jax.NamedSharding(mesh, jax.P("fsdp"))
+      x, kernel, cotangent = map(jax.device_put, arrays, (rows, columns, rows))
+
+      def forward_and_back(x, kernel, cotangent):
+        y, back = jax.vjp(lambda *of: products.product(*of, quantization=kind, axes=("embed", "mlp")), x, kernel)
+        return y, *back(cotangent)
+
+      return jax.jit(forward_and_back)(x, kernel, cotangent)
+
+  one, split = made(sharding.make_mesh({"fsdp": 1}, devices=jax.devices()[:1])), made(sharding.make_mesh({"fsdp": 8}))
+  for a, b, exact in zip(one, split, (True, True, False), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=0 if exact and kind == "int8" else 1e-4)

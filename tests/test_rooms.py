@@ -40,6 +40,7 @@ FLOORS = (
   "data.converters",
   "data.offline_cache",
   "data.beam_caching",
+  "data.identity",
   "data.pipeline",
   "data.runs",
   "data.preview",

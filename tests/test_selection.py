@@ -13,6 +13,7 @@ import tensorflow as tf
 from t2t import UserError, sharding, task_metrics
 from t2t.config import DataConfig
 from t2t.data import answers, objectives, pipeline, registry, selection, text_formats, vocabularies
+from t2t.data import identity as identities
 from t2t.data.sources import released
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -344,7 +345,11 @@ def test_a_small_task_is_not_split_into_too_many_streams(data):
 
 def test_a_position_knows_the_folder_by_its_name(data, folder):
   """The same folder elsewhere goes on; a position of before there were such folders does, too."""
-  identity = functools.partial(pipeline._identity, batch_size=8, seed=1, num_streams=2)
+
+  def identity(data, **options):
+    options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
+    return identities.settings(data, pipeline.vocabulary(data), **options)
+
   moved = dataclasses.replace(data, folders={"superglue": f"/elsewhere/{folder.name}/"})
   assert identity(data) == identity(moved)
   assert identity(data)["data.folders.superglue"] == folder.name

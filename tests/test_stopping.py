@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from t2t.runtime import exit_codes, maintenance
+from t2t.runtime import exit_codes, maintenance, stopping
 
 # What stands before a block of a test; `doing` tells the test that a signal may come.
 _BEFORE = """
@@ -28,17 +28,22 @@ def hang():  # deaf: no signal's handler of Python's gets it out of here
       tell()
       time.sleep(60)
     except BaseException: tell = lambda: None
+signal.signal(signal.SIGHUP, signal.BEFORE)
 with stopping.watched("train"):
   try:
 """
 
 
-def run(block: str, *signals: int) -> tuple[int, str]:
+def program(block: str, *, before: str = "SIG_DFL") -> str:
+  """One that runs the block as a command; `before`: what becomes of SIGHUP, whatever runs the tests."""
+  code = _BEFORE.replace("BEFORE", before) + "".join(f"    {line}\n" for line in block.strip().splitlines())
+  return code + "  except stopping.Stopped as stopped:\n    sys.exit(stopped.code)\n"
+
+
+def run(block: str, *signals: int, before: str = "SIG_DFL") -> tuple[int, str]:
   """The exit code of a process that gets the signals, each when it has said so, and what it told."""
-  code = _BEFORE + "".join(f"    {line}\n" for line in block.strip().splitlines())
-  code += "  except stopping.Stopped as stopped:\n    sys.exit(stopped.code)\n"
   process = subprocess.Popen(
-    [sys.executable, "-S", "-c", code],
+    [sys.executable, "-S", "-c", program(block, before=before)],
     cwd=pathlib.Path(__file__).parents[1],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -54,11 +59,117 @@ def run(block: str, *signals: int) -> tuple[int, str]:
     process.communicate()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_where_there_is_nothing_to_save_it_ends(number, code):
-  """However deaf the main thread is; of SIGINT it hears first."""
+CODES = {
+  signal.SIGTERM: exit_codes.TERMINATED,
+  signal.SIGINT: exit_codes.INTERRUPTED,
+  signal.SIGHUP: exit_codes.HUNG_UP,
+}
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_where_there_is_nothing_to_save_it_ends(number):
+  """However deaf the main thread is; of SIGINT it hears first, and the first line says what a second one does."""
   found, said = run("hang()", number)
-  assert found == code and said.count("t2t train: ") == 1 and "Traceback" not in said
+  assert found == CODES[number] and "Traceback" not in said
+  assert said.count("t2t train: ") == (2 if number == signal.SIGINT else 1)
+  assert ("SIGINT: ending; again to end at once" in said) == (number == signal.SIGINT)
+  assert "there is nothing to save; the same command begins again" in said
+
+
+def test_what_is_left_behind_is_told():
+  """By who knows it, in place of that nothing is."""
+  found, said = run("with stopping.leaving(lambda: 'three of five are done'): hang()", signal.SIGTERM)
+  assert found == 143 and "SIGTERM: ended at once; three of five are done" in said and "nothing to save" not in said
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_what_goes_on_is_brought_to_its_end(number):
+  """Within its time, with the signal's exit code; a second signal does not wait for it."""
+  block = """
+with stopping.winding_up(60.0, "when {} is done"):
+  try:
+    doing()
+    while True: time.sleep(0.01)
+  except KeyboardInterrupt:
+    print("winding up", file=sys.stderr)
+    {}
+    raise
+"""
+  code, said = run(block.format("this", "pass"), number)
+  assert code == CODES[number] and "winding up\n" in said and "ends within 60 s, when this is done" in said
+  code, said = run(block.format("this", "hang()"), number, number)
+  assert code == CODES[number] and "again: ended at once" in said
+
+
+TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+with stopping.after_steps() as stop:
+  stop.reached()
+  doing()
+  while not stop.reached(): time.sleep(0.01)
+  stop.finish(lambda: telling.tell("saved", file=sys.stdout))
+"""
+
+
+def test_a_closed_terminal_is_heard_as_a_signal():
+  """With SIGHUP's exit code, though nobody is left to read what is told at the end."""
+  terminal, own = os.openpty()
+  process = subprocess.Popen(
+    [sys.executable, "-S", "-c", program("from t2t.runtime import telling" + TERMINAL)],
+    cwd=pathlib.Path(__file__).parents[1],
+    **dict.fromkeys(("stdin", "stdout", "stderr"), own),
+    start_new_session=True,
+  )
+  os.close(own)
+  assert os.read(terminal, 100) == b"doing\r\n"
+  os.close(terminal)
+  assert process.wait(timeout=60) == exit_codes.HUNG_UP
+
+
+def test_nohup_stays_deaf_to_a_closed_connection():
+  """SIGHUP that is ignored when the command starts."""
+  block = "doing(); time.sleep(0.2); print('went on', file=sys.stderr)"
+  assert run(block, signal.SIGHUP, before="SIG_IGN") == (0, "went on\n")
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_forked_process_keeps_its_signals_to_itself(number):
+  """As those of a pool that a task's module has: they end by them, and nobody hears of it."""
+  block = f"""
+child = os.fork()
+if not child:
+  try: time.sleep(5)
+  finally: os._exit(2)
+time.sleep(0.2)
+os.kill(child, {int(number)})
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+time.sleep(0.2)
+"""
+  code, said = run(block)
+  assert (code, said) == (0, "2\n" if number == signal.SIGINT else f"-{int(number)}\n")
+
+
+def test_a_forked_process_may_end_as_a_command_does():
+  """Through all that its parent has begun, which goes on."""
+  block = """
+child = os.fork()
+if not child: sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+"""
+  assert run(block) == (0, "3\n")
+
+
+def test_a_pool_of_processes_ends():
+  """By the SIGTERM that it sends to each."""
+  block = """
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(2) as pool:
+  pool.apply_async(time.sleep, [60])
+  time.sleep(0.2)
+time.sleep(0.2)
+"""
+  assert run(block) == (0, "")
 
 
 STEPS = """
@@ -70,14 +181,15 @@ with stopping.after_steps() as stop:
 """
 
 
-def test_a_loop_saves_and_stops():
+@pytest.mark.parametrize("number", CODES)
+def test_a_loop_saves_and_stops(number):
   """At the step after the signal, with the signal's exit code."""
   deaf = (
     "    if step == 1:\n      doing()\n      while not stop._watch._number: time.sleep(0.001)\n      time.sleep(0.1)\n"
   )
-  code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), signal.SIGTERM)
-  assert code == exit_codes.TERMINATED
-  assert "SIGTERM: saving after this step" in said and said.endswith("save at 1\nsaved\n")
+  code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), number)
+  assert code == CODES[number]
+  assert f"{number.name}: saving after this step; again to end at once" in said and said.endswith("save at 1\nsaved\n")
 
 
 def test_a_cloud_tells_every_host():
@@ -102,6 +214,19 @@ def test_a_step_that_does_not_end_is_broken_off():
   assert code == 143 and "the step did not end in time" in said and "save at" not in said
 
 
+@pytest.mark.parametrize(("step", "limit"), [(0.1, 5.0), (10.0, 30.0), (30.0, 60.0), (200.0, 300.0)])
+def test_a_step_has_as_long_as_steps_take(step, limit, monkeypatch):
+  """At least one and a half of them, also where the second has not ended, or an evaluation has just begun."""
+  now = [0.0]
+  monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+  steps = stopping.Steps(None)
+  for number in range(3):
+    now[0] += step
+    steps.reached()
+    assert steps.patience() == (limit if number else max(10.0, 1.5 * step))
+  assert all(steps.patience() >= 1.5 * step for _ in steps.abandonable([1]))
+
+
 def test_a_second_signal_does_not_wait_for_what_is_saved():
   """Nor for anything else; what is to be done at the end is, for a moment."""
   block = STEPS.replace('print(f"save at', 'stop.saving(); hang(); print(f"save at')
@@ -117,8 +242,8 @@ def test_a_second_signal_does_not_wait_for_what_is_saved():
 
 def test_codes_say_whether_the_same_command_goes_on():
   """Taken away, killed, lost; but not done, refused, failed or interrupted."""
-  again = [code for code in (None, 0, 1, 2, 75, 130, 134, 137, 143) if exit_codes.goes_on(code)]
-  assert again == [None, 75, 134, 137, 143]
+  again = [code for code in (None, 0, 1, 2, 75, 129, 130, 134, 137, 143) if exit_codes.goes_on(code)]
+  assert again == [None, 75, 129, 134, 137, 143]
 
 
 def test_maintenance_is_told_once(monkeypatch):

@@ -191,6 +191,15 @@ def test_byte_level_bpe_merges_what_its_file_says(gpt2):
   assert [texts[i] for i in gpt2.encode("the cat, the cat")] == ["t", "h", "e", " ", "cat", ",", " the", " ", "cat"]
 
 
+def test_a_piece_that_is_made_of_no_bytes(tmp_path):
+  """It stands for itself, as the library decodes it."""
+  path = pathlib.Path(write_bpe(tmp_path))
+  pieces = json.loads(path.read_text())
+  path.write_text(json.dumps(pieces | {"˗x": len(pieces)}))
+  vocabulary = subwords.SubwordVocabulary(str(path))
+  assert vocabulary.token_texts()[len(pieces)] == vocabulary.tokenizer.decode([len(pieces)]) == "˗x"
+
+
 def test_wordpiece_takes_the_longest_pieces(wordpiece):
   vocabulary = vocabularies.load(str(wordpiece), extra_ids=0)
   texts = vocabulary.token_texts()
@@ -395,3 +404,21 @@ def test_a_vocabulary_without_an_end(tmp_path):
   tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(UserError, match="has no end-of-text piece"):
     vocabularies.load(str(tmp_path))
+
+
+def test_a_piece_and_an_id_that_none_has(tmp_path):
+  """As in a file of which a few bytes are others: what no text has stands for itself, and no table is made for it."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+  made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
+  special, alphabet = ["<pad>", "</s>", "<unk>"], sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  content = json.loads(made.to_str())
+  content["model"]["vocab"] = {piece: i for i, piece in enumerate([*special, *alphabet, "\u051f"])}
+  path = tmp_path / "odd" / "tokenizer.json"
+  path.parent.mkdir()
+  path.write_text(json.dumps(content))
+  assert vocabularies.token_texts(vocabularies.load(str(path), extra_ids=0))[-1] == "\u051f"
+  content["model"]["vocab"]["\u051f"] = 2**31
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(content))
+  with pytest.raises(UserError, match="tokenizer.json: its largest id is 2,147,483,648; the largest vocabularies"):
+    vocabularies.load(str(path), extra_ids=0)

@@ -196,6 +196,29 @@ def test_resumed_run_equals_uninterrupted_run(text, tmp_path):
   assert losses(parts, "eval/loss").items() >= losses(whole, "eval/loss").items()
 
 
+def test_an_evaluation_that_a_signal_broke_off_is_made_up_for(text, tmp_path, monkeypatch):
+  """Stopped at it, and at its second attempt as well: in the end there are the rows of a run that was not stopped."""
+  model = (*T5, "--config.eval.examples=0")
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  assert command.main(arguments(text, whole, model=model)) == 0
+  reached = stopping.Steps.reached
+
+  def asked_between_batches(steps, doing="the step"):
+    if doing != "the step":
+      steps.ask(agreement.Asked(agreement.STOP, signal.SIGTERM, "the test"))
+    return reached(steps, doing)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(stopping.Steps, "reached", asked_between_batches)
+    for _ in range(2):
+      assert command.main(arguments(text, parts, model=model)) == exit_codes.TERMINATED
+      assert list(losses(parts)) == [1, 2, 3] and not losses(parts, "eval/loss")
+  assert command.main(arguments(text, parts, model=model)) == 0
+  rows = lambda workdir: [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  names = lambda row: [row["step"], *(value for name, value in row.items() if name.endswith("loss"))]
+  assert list(map(names, rows(parts))) == list(map(names, rows(whole)))
+
+
 def test_the_result_is_the_plain_loss_of_the_last_step(text, tmp_path, capsys, monkeypatch):
   """Of the targets as they are where training smooths them, also where a stop came with the last step."""
 
@@ -391,6 +414,14 @@ def test_checkpoint_of_other_shapes_names_the_parameters(text, tmp_path, capsys)
   error = capsys.readouterr().err
   assert "decoder/layers/mlp/down" in error and "(2, 32, 16)" in error and "(2, 48, 16)" in error
   assert sorted(path.name for path in (workdir / "checkpoints").rglob("*")) == before
+  # What a run does otherwise than before is told when it goes on, and not before it is refused.
+  assert "resuming" not in error
+  keys = ("train.steps=4", "train.log_every=2", "train.stall_factor=9", "train.stall_seconds=99", "checkpoint.keep=5")
+  keys += ("checkpoint.retry_seconds=9", "eval.max_examples=3")
+  assert command.main(arguments(text, workdir, *(f"--config.{key}" for key in keys))) == 0
+  told = capsys.readouterr().err
+  assert "resuming from step 3\n  with another config." in told and told.count("with another config.") == 5
+  assert "  and 2 more keys that are not as they were\n" in told
 
 
 def test_debug_shows_the_traceback(text, tmp_path):

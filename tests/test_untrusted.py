@@ -221,6 +221,14 @@ def test_msgpack_that_no_checkpoint_is(content, tmp_path, monkeypatch):
     t5x.open_foreign(str(tmp_path / "checkpoint"))
 
 
+def test_a_name_is_no_dict(tmp_path):
+  """As text each within another doubles its length: a hundred bytes would take all memory."""
+  path = tmp_path / "checkpoint"
+  path.write_bytes(HEAD + b"\x81" * 18 + b"\xa1a" + b"\x01" * 18)
+  with pytest.raises(UserError, match="checkpoint: .*a name that is neither text nor a number"):
+    flax_msgpack.read(epath.Path(path))
+
+
 BAD_ZARR = {
   "shape": [2**50, 10],
   "chunks": [0, 10],

@@ -44,6 +44,20 @@ def test_wrapped_lines_have_a_width():
   assert text == "  input        one two\n" + " " * 15 + "three four"
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_text_keeps_its_label(text):
+  """And is told to be empty."""
+  assert writers.wrapped("prediction", text) == "  prediction   (empty)"
+
+
+@pytest.mark.parametrize(
+  ("number", "text"), [(950, "950 B"), (1_000, "1 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3 TB")]
+)
+def test_bytes_have_a_unit(number, text):
+  """Of thousands."""
+  assert writers.with_unit(number, "B", digits=3) == text
+
+
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
   """Off a terminal: the first step, the last, and one every ten seconds between."""
   now = [0.0]
@@ -132,6 +146,36 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   assert [(step, value) for step, name, value in events(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
 
 
+@pytest.mark.parametrize("place", [0, 3, 9, 14, 40])
+def test_a_bad_event_costs_no_other(place, tmp_path, capsys):
+  """Whether its length is damaged, the length's checksum, or its content: it alone is taken out, and kept."""
+  writer = writers.Writer(epath.Path(tmp_path))
+  for step in (1, 2, 3):
+    writer.write(step, {"train/loss": float(step)})
+  writer.close()
+  (path,) = (tmp_path / "tensorboard").iterdir()
+  with path.open("rb") as file:
+    frames = [records.frame(record) for record in records.read(file)]
+  bad = bytearray(frames[2])
+  bad[place] ^= 1
+  path.write_bytes(b"".join([*frames[:2], bad, *frames[3:], frames[1][:-1]]))
+  for _ in range(2):
+    writers.Writer(epath.Path(tmp_path), start=3).close()
+  assert events(tmp_path) == [(step, "train/loss", float(step)) for step in (1, 3)]
+  assert (tmp_path / "events.damaged").read_bytes() == bytes(bad)
+  assert capsys.readouterr().err.count("damaged records were taken out (1), and are kept in ") == 1
+
+
+@given(strategies.lists(strategies.binary(max_size=30), max_size=4), strategies.binary(max_size=40), strategies.data())
+def test_records_are_found_around_anything(contents, garbage, data):
+  """All of them, and what is between is what was put there, but for a last record that was not written to its end."""
+  frames = [records.frame(content) for content in contents]
+  at = data.draw(strategies.integers(0, len(frames)))
+  whole, others = records.salvage(b"".join([*frames[:at], garbage, *frames[at:]]))
+  assert whole == contents
+  assert others == [garbage] or (at == len(frames) and not others) or not garbage
+
+
 def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
   """Garbage, NULs, torn and foreign lines, wherever they stand: the rows stay, and the next is a line of its own."""
   path = tmp_path / "metrics.jsonl"
@@ -155,6 +199,18 @@ def test_what_is_no_row_is_kept_beside_the_rows(tmp_path, capsys):
   path.write_bytes(b"\n".join([row(1), *foreign]))  # as if it had been killed between
   writers.Writer(epath.Path(tmp_path), start=1).close()
   assert (tmp_path / "metrics.jsonl.damaged").read_bytes().splitlines() == foreign
+
+
+def test_rows_that_no_checkpoint_belongs_to_are_kept_beside(tmp_path, capsys):
+  """As where the folder of checkpoints was emptied: what was measured is there still, though the run begins anew."""
+  for value in (1.0, 2.0):
+    writer = writers.Writer(epath.Path(tmp_path))
+    writer.write(1, {"train/loss": value})
+    writer.close()
+  row = lambda value: json.dumps({"step": 1, "train/loss": value}).encode()
+  assert (tmp_path / "metrics.jsonl").read_bytes().splitlines() == [row(2.0)]
+  assert (tmp_path / "metrics.jsonl.earlier").read_bytes().splitlines() == [row(1.0)]
+  assert "no checkpoint that its 1 rows lead to; they are kept in metrics.jsonl.earlier" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_line(tmp_path, monkeypatch, capsys):

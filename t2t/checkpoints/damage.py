@@ -40,7 +40,7 @@ def of_step(
     share: (index, number) of this host among those that look; each finds its part.
 
   Raises:
-    UserError: its bucket cannot be listed.
+    UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
   """
   if share[0]:
     manifest = _manifest(folder)
@@ -51,8 +51,10 @@ def of_step(
   if not names:
     return ["the folder is empty"]
   try:
-    manifest = manifests.read(folder)
-  except (OSError, ValueError) as error:
+    manifest = manifests.patiently(lambda: manifests.read(folder), folder / manifests.NAME)
+  except UserError:  # which is a ValueError
+    raise
+  except (FileNotFoundError, ValueError) as error:
     return [f"{manifests.NAME}: {error}"]
   if manifest is None:
     found = [f"{item} is missing" for item in _items(folder) if item not in names]
@@ -81,10 +83,21 @@ def _items(folder: epath.Path) -> list[str]:
   return sorted({"config", "state", *(handlers if isinstance(handlers, dict) else ())})
 
 
-def noted(path: epath.Path) -> dict[str, Any]:
-  """The JSON object of a small file of a step; {} where there is none to be had."""
+def noted(path: epath.Path, *, surely: bool = False) -> dict[str, Any]:
+  """The JSON object of a small file of a step; {} where there is none to be had.
+
+  Args:
+    path: of the file.
+    surely: {} is returned only where the file is no such object, or not there.
+
+  Raises:
+    UserError: surely, and it cannot be read, however often it was tried.
+  """
+  read = functools.partial(bucket.read, path)
   try:
-    found = json.loads(bucket.read(path))
+    found = json.loads(manifests.patiently(read, path) if surely else read())
+  except UserError:
+    raise
   except (OSError, ValueError):
     return {}
   return found if isinstance(found, dict) else {}
@@ -96,8 +109,11 @@ def _unreadable(folder: epath.Path) -> list[str]:
   for item, name in (("config", "metadata"), ("metrics", "metrics"), ("state", "_METADATA")):
     if name in bucket.names(folder / item, where="checkpoint"):
       try:
-        json.loads(bucket.read(folder / item / name))
-      except (OSError, ValueError) as error:
+        path = folder / item / name
+        json.loads(manifests.patiently(functools.partial(bucket.read, path), path))
+      except UserError:
+        raise
+      except (FileNotFoundError, ValueError) as error:
         found.append(f"{item}/{name} cannot be read ({error})")
   return found
 
@@ -192,7 +208,10 @@ def _keep_whole(directory: epath.Path) -> None:
       if not of_step(folder, step=int(name)):
         bucket.Object(folder / manifests.COMMITTED, "text/plain").replace(b"")
     # Without a manifest, a step of a t2t that writes them, whose streams say of which they are, is a part.
-    elif noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs") and not any(_said_by_streams(folder)):
+    # What cannot be read for now must not be taken for one: Orbax would delete it.
+    elif manifests.ORBAX in there and noted(folder / manifests.ORBAX, surely=True).get("commit_timestamp_nsecs"):
+      if any(_said_by_streams(folder)):
+        continue
       raise UserError(
         f"{folder}: was saved to its end, but has no {manifests.COMMITTED}, as where it was copied from a disk; put"
         " an empty one there if the copy is whole, or move the folder away"
@@ -209,7 +228,7 @@ def set_aside(directory: epath.Path) -> None:
     directory: of checkpoints, WORKDIR/checkpoints; it need not be there.
 
   Raises:
-    UserError: no sound step is left, but damaged ones are; then all stays as it is.
+    UserError: no sound step is left, but damaged ones are, or one cannot be read; then all stays as it is.
   """
   if jax.process_index() == 0:
     _keep_whole(directory)

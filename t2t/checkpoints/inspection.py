@@ -1,6 +1,7 @@
 """What a run has saved, looked at from outside: its steps, what they were measured at, and how two of them differ."""
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 import datetime
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import damage, store
+from t2t.checkpoints import damage, outdated, store
 from t2t.checkpoints import manifest as manifests
 from t2t.storage import bucket
 
@@ -77,8 +78,9 @@ def _step(folder: epath.Path, step: int) -> Step:
     noted = manifests.read(folder) is not None
   except (OSError, ValueError):
     noted = True
-  nanoseconds = damage.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs")
-  saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9) if isinstance(nanoseconds, int | float) else None
+  nanoseconds, saved = damage.noted(folder / manifests.ORBAX).get("commit_timestamp_nsecs"), None
+  with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):  # nothing, or no time of any calendar
+    saved = datetime.datetime.fromtimestamp(nanoseconds / 1e9)
   metrics = damage.noted(folder / "metrics" / "metrics")
   metrics = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
   return Step(step, saved, manifests.size(folder), metrics, damage.of_small(folder, step), noted)
@@ -94,7 +96,7 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
   """
   found = steps(folder)
   kept = {each.step for each in found[-keep:]}
-  kept |= set(store.best_steps({each.step: each.metrics for each in found}).values())
+  kept |= set(outdated.best_steps({each.step: each.metrics for each in found}).values())
   sound = (each.step for each in reversed(found) if not damage.of_step(folder / str(each.step), step=each.step))
   kept.add(next(sound, None))
   if None in kept:
@@ -103,18 +105,14 @@ def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
 
 
 def delete(folder: epath.Path, step: int) -> None:
-  """Deletes a step; killed on the way, what is left of it is no step any more, and the next run clears it away.
+  """`outdated.delete` of a step.
 
   Raises:
     UserError: it cannot be deleted.
   """
   path = folder / str(step)
   try:
-    if bucket.is_remote(path):
-      bucket.remove(path, first=manifests.COMMITTED)
-    else:
-      path.rename(gone := folder / f"{step}.orbax-checkpoint-tmp")  # as Orbax calls what is not whole
-      gone.rmtree()
+    outdated.delete(path)
   except OSError as error:
     raise UserError(f"{path}: cannot be deleted ({error})") from error
 

@@ -5,24 +5,31 @@ that were read from it would be wrong without a word.  Of a bucket's objects the
 it keeps and checks itself: they come with a listing, and nothing is read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import time
+from typing import TypeVar
 
+from absl import logging
 from etils import epath
 import google_crc32c
 import orbax.checkpoint as ocp
 
+from t2t import UserError
 from t2t.storage import bucket
+
+T = TypeVar("T")
 
 NAME = "manifest.json"
 # Orbax writes it behind all else, the manifest included; that it is there matters, not what it says.
 COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 ORBAX = "_CHECKPOINT_METADATA"  # what Orbax notes of a step: when it was saved, and of which items it is
+_WAITS = (1.0, 5.0, 15.0)  # seconds before what could not be read is read again
 _READERS, _READ_AT_ONCE = 8, 2**19
 
 Files = Mapping[str, tuple[int, int]]  # path within the folder -> size in bytes, CRC-32C
@@ -107,7 +114,7 @@ def differences(
     share: (index, number) of this host among those that read the same files: it reads its own part of them.
 
   Raises:
-    UserError: its bucket cannot be listed.
+    UserError: its bucket cannot be listed, or a file that is there not be read, however often it was tried.
   """
   index, number = share
   if bucket.is_remote(folder):
@@ -116,7 +123,7 @@ def differences(
     there = _listed(folder)
     sizes = {name: size for name, (size, _) in there.items()}
   else:
-    there, sizes = {}, _sizes(folder)
+    there, sizes = {}, patiently(lambda: _sizes(folder), folder)
   found, whole = [], []
   # The largest are dealt out first, so that all hosts read about as much.
   for turn, (name, (size, _)) in enumerate(sorted(manifest.files.items(), key=lambda file: (-file[1][0], file[0]))):
@@ -130,9 +137,32 @@ def differences(
       whole.append(name)
   try:
     there = there or _checksums(folder, {name: sizes[name] for name in whole})
-  except OSError as error:
-    return [*found, f"{_relative(error, folder)} cannot be read ({error.strerror or error})"]
+  except FileNotFoundError as error:
+    return [*found, f"{_relative(error, folder)} is missing"]
   return found + [f"{name} has other bytes than were saved" for name in whole if there[name] != manifest.files[name]]
+
+
+def patiently(read: Callable[[], T], path: os.PathLike) -> T:
+  """What `read` returns; where the system cannot read, it is tried again after a while.
+
+  Raises:
+    FileNotFoundError: what is to be read is not there.
+    UserError: it still cannot be read: whether it is damaged is not known, and nothing is done to it.
+  """
+  for wait in (*_WAITS, None):
+    try:
+      return read()
+    except FileNotFoundError:
+      raise
+    except OSError as error:
+      said, cause = error.strerror or error, error
+    if wait is not None:
+      logging.warning("%s: cannot be read (%s): it is tried again", path, said)
+      time.sleep(wait)
+  raise UserError(
+    f"{path}: cannot be read ({said}), however often it was tried, so that nobody knows if it is as it was saved; when"
+    " the disk or bucket is well again, the same command goes on from it, and from the step before if you move it away"
+  ) from cause
 
 
 def _relative(error: OSError, folder: epath.Path) -> str:
@@ -172,19 +202,30 @@ def _listed(folder: epath.Path) -> Files:
 
 
 def _sizes(folder: epath.Path) -> dict[str, int]:
-  """Every file of a local folder, wherever in it, but for the manifest itself and what comes after it."""
+  """Every file of a local folder, wherever in it, but for the manifest itself and what comes after it.
+
+  Raises:
+    OSError: a folder cannot be listed.
+  """
+
+  def fail(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+      raise error
+
   found = {}
-  for parent, _, names in os.walk(folder):
+  for parent, _, names in os.walk(folder, onerror=fail):
     for name in names:
       path = pathlib.Path(parent, name)
-      found[path.relative_to(folder).as_posix()] = path.stat().st_size
+      with contextlib.suppress(FileNotFoundError):  # deleted by now
+        found[path.relative_to(folder).as_posix()] = path.stat().st_size
   return {name: found[name] for name in _own(found)}
 
 
 def _checksums(folder: epath.Path, sizes: Mapping[str, int], *, durable: bool = False) -> Files:
   """Size and checksum of these files of a local folder."""
   with concurrent.futures.ThreadPoolExecutor(_READERS) as readers:
-    checksums = readers.map(lambda name: _checksum(pathlib.Path(folder, name), durable), sizes)
+    read = lambda path: _checksum(path, durable) if durable else patiently(lambda: _checksum(path, durable), path)
+    checksums = readers.map(lambda name: read(pathlib.Path(folder, name)), sizes)
     return {name: (size, checksum) for (name, size), checksum in zip(sizes.items(), checksums, strict=True)}
 
 

@@ -8,10 +8,16 @@ from absl import logging as absl_logging
 from etils import epath
 
 from t2t import UserError
-from t2t.runtime import hosts
+from t2t.runtime import exit_codes, hosts
 
 _FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # seconds before a save is tried again
 _SHOWN = 300  # characters of an error
+
+
+class NotSaved(UserError):
+  """A save of several processes failed: those that start again together may come further, and launchers have them."""
+
+  exit_code = exit_codes.LOST
 
 
 class Patience:
@@ -52,12 +58,14 @@ class Patience:
       alone: this process may try again; of several, the others cannot know.
 
     Raises:
-      UserError: it has been so for too long.
+      UserError: it has been so for too long; `NotSaved` of several processes.
     """
     now = time.monotonic()
     self._since = now if self._since is None else self._since
     what = f"{self._directory}: step {step} could not be saved ({reason(error)})"
-    if not alone or now + self._wait - self._since > self._seconds:
+    if not alone:
+      raise NotSaved(f"{what}; what was saved before is as it was, and the same command goes on from it") from error
+    if now + self._wait - self._since > self._seconds:
       raise UserError(
         f"{what}; what was saved before is as it was. Make room, or mend what is wrong: the same command again goes on"
         " from the last checkpoint (config.checkpoint.retry_seconds says how long is waited for that, inf for ever)"

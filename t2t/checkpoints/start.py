@@ -5,6 +5,7 @@ import functools
 import json
 from typing import Any
 
+from flax import traverse_util
 import jax
 
 from t2t import UserError
@@ -12,14 +13,16 @@ from t2t.checkpoints import going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.config import Config
 from t2t.models import adapt
-from t2t.params import join_frozen, matches
+from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
+_SHOWN = 5  # keys of the config that are not as they were
+
 
 def start(
-  program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array
+  program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state that the first step is taken from.
 
@@ -32,12 +35,14 @@ def start(
     checkpoints: of the workdir.
     batches: the training data (`pipeline.BatchIterator`); of a resumed run it goes on where that run stopped.
     key: of fresh parameters.
+    vocabulary: of the run (`seqio.Vocabulary`), against which that of another checkpoint is compared.
 
   Returns:
     The state, how many steps have been made, and what was saved beside it.
 
   Raises:
-    UserError: the checkpoint is of another model, or beyond the steps that are asked for.
+    UserError: the checkpoint is of another model, or beyond the steps that are asked for; or one to start
+      from was trained in another vocabulary, and its embedding would be taken.
   """
   step = checkpoints.latest_step()
   if step is not None:
@@ -46,15 +51,19 @@ def start(
         f"--workdir {checkpoints.directory.parent} is at step {step}, beyond config.train.steps={config.train.steps};"
         " give more steps to go on, or another workdir"
       )
-    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
-    hosts.say(f"resuming from step {step}" + "".join(f"\n  with another {change}" for change in changes))
     state, saved = checkpoints.restore(step, program.state, batches.stream_names, going_back.BESIDE)
     batches.restore(saved, step=step)
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
+    # What is refused, for what was changed, is refused by now.
+    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
+    told = [f"with another {change}" for change in changes[:_SHOWN]]
+    told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
+    hosts.say("\n  ".join([f"resuming from step {step}", *told]))
     return state, step, saved
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     initial = join_frozen(program.state.params, program.state.frozen_params)
+    _check_vocabulary(source, config, vocabulary, initial)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
     taken = warm_start(
       source,
@@ -76,6 +85,27 @@ def start(
       )
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
+
+
+def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:
+  """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
+  tables = [path for path in traverse_util.flatten_dict(initial, sep="/") if path.endswith("embed/table")]
+  if all(matches(config.init.fresh, path) for path in tables):
+    return
+  where = f"config.init.checkpoint={config.init.checkpoint}"
+  if not source.vocabulary:
+    hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
+    return
+  from t2t.data import vocabularies
+
+  try:
+    trained = pretrained.vocabulary(source)
+  except UserError as error:  # which the run does not need
+    hosts.say(f"{where}: whether its vocabulary is the run's is not known ({error})")
+    return
+  # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
+  if said := vocabularies.compare_start(trained, vocabulary, where=where):
+    hosts.say(said)
 
 
 def _check_trained(fresh: Sequence[str], config: Config) -> None:

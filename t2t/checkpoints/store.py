@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import concurrent.futures
 import contextlib
-import math
+import os
 import time
 from typing import Any
 
@@ -14,46 +14,17 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import damage, manifest, patience, stream_files
+from t2t.checkpoints import damage, manifest, outdated, patience, stream_files
 from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.runtime import hosts
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
 
-_policies = ocp.checkpoint_managers
+_LOOK_SECONDS = 1.0  # between looks for what has failed
 
 CHECKPOINTS = "checkpoints"  # folder of a workdir: a folder for each step
 VOCABULARY = "vocabulary"  # folder of a workdir: the files of the vocabulary that its model was trained with
-
-
-def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
-  """The best step by each metric, the earliest of several that are as good; what is no number is never the best.
-
-  In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
-  Out: {"loss": 20, "cb/f1": 10}
-
-  Args:
-    metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
-  """
-  best: dict[str, int] = {}
-  for step, values in sorted(metrics.items()):
-    for name, value in (values or {}).items():
-      if math.isnan(value):
-        continue
-      sign = -1 if name == "loss" else 1
-      if name not in best or sign * value > sign * metrics[best[name]][name]:
-        best[name] = step
-  return best
-
-
-class _BestOfEach(_policies.PreservationPolicy):
-  """Keeps the best checkpoint by each metric."""
-
-  def should_preserve(self, checkpoints, *, context):
-    del context
-    best = set(best_steps({each.step: each.metrics for each in checkpoints}).values())
-    return [each.step in best for each in checkpoints]
 
 
 class Checkpoints:
@@ -63,7 +34,7 @@ class Checkpoints:
   always stays: should the last be damaged, training goes on from it.
 
   Raises:
-    UserError: there is a file in the place of the folder.
+    UserError: there is a file in the place of the folder, or a link that leads nowhere.
   """
 
   def __init__(self, workdir: epath.Path, *, keep: int, retry_seconds: float = 0.0, read_only: bool = False):
@@ -78,11 +49,16 @@ class Checkpoints:
     self.directory = workdir / CHECKPOINTS
     if self.directory.exists() and not self.directory.is_dir():
       raise UserError(f"--workdir {workdir}: {self.directory} is a file; give another workdir, or move it away")
+    if not bucket.is_remote(self.directory) and os.path.islink(self.directory) and not self.directory.exists():
+      raise UserError(
+        f"--workdir {workdir}: {self.directory} is a link to {os.readlink(self.directory)}, which is not there; bring"
+        " it back (a disk that is not mounted?), or remove the link to begin anew"
+      )
     self._options = ocp.CheckpointManagerOptions(
       # best_fn only makes the metrics be written; what is kept is the policy's business.
       best_fn=lambda metrics: metrics["loss"],
       best_mode="min",
-      preservation_policy=_policies.AnyPreservationPolicy([_policies.LatestN(max(2, keep)), _BestOfEach()]),
+      preservation_policy=outdated.kept(keep),
       cleanup_tmp_directories=not read_only,
       read_only=read_only,
       create=not read_only,
@@ -92,15 +68,17 @@ class Checkpoints:
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
     )
     patience.without_tracebacks()
+    self._error: Exception | None = None
     self._manager = self._open()
     self._patience = patience.Patience(self.directory, retry_seconds)
     self._waiter = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
     self._saving: tuple[int, concurrent.futures.Future] | None = None  # step, and the end of saving it
+    self._is_lost = False  # as one of several processes
     self._last: tuple[int, dict[str, Any]] | None = None  # step and arguments of a save that may be tried again
 
   def _open(self) -> ocp.CheckpointManager:
     """Orbax's manager, which takes away what an interrupted save has left."""
-    return ocp.CheckpointManager(
+    manager = ocp.CheckpointManager(
       self.directory,
       options=self._options,
       item_handlers={
@@ -109,6 +87,22 @@ class Checkpoints:
         "config": ocp.JsonCheckpointHandler(),
       },
     )
+    # For neither has Orbax an option.
+    manager._checkpoint_deleter = outdated.Deleter(self.directory)
+    manager._checkpointer.wait_until_finished = self._noting_errors(manager._checkpointer.wait_until_finished)
+    return manager
+
+  def _noting_errors(self, wait: Callable[[], None]) -> Callable[[], None]:
+    """`wait`, which a thread of Orbax calls before it waits for the other processes, perhaps in vain."""
+
+    def noting() -> None:
+      try:
+        wait()
+      except Exception as error:
+        self._error = error
+        raise
+
+    return noting
 
   def latest_step(self) -> int | None:
     """The last step that was saved whole."""
@@ -119,9 +113,22 @@ class Checkpoints:
     step = self.latest_step()
     return {} if step is None else self.config(step)
 
+  def latest_identity(self) -> dict[str, Any] | None:
+    """What the last step's position in the data belongs to, as far as it says so; None where nothing was saved."""
+    step = self.latest_step()
+    if step is None:
+      return None
+    folder = self.directory / str(step) / damage.STREAMS
+    found = (damage.noted(folder / name).get("identity") for name in bucket.names(folder, where="--workdir"))
+    return next((identity for identity in found if isinstance(identity, dict)), {})
+
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
     """What each step that is kept was measured at; None where nothing was."""
     return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}
+
+  def was_measured(self, step: int) -> bool:
+    """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
+    return hosts.share(bool(self._manager.metrics(step)))
 
   def save(
     self,
@@ -165,7 +172,7 @@ class Checkpoints:
       self._manager.save(step, force=True, **how)
     except Exception as error:  # of Orbax, TensorStore or the system
       self._saving = None
-      self._patience.failed(step, error, alone=jax.process_count() == 1)
+      self._failed(step, error)
     else:
       self._saving = step, self._waiter.submit(self._manager.wait_until_finished)
 
@@ -176,18 +183,31 @@ class Checkpoints:
       UserError: saves have failed for too long; or the last, of several processes.
     """
     self._last = None  # its state has been donated
-    if self._saving is not None and self._saving[1].done():
-      self._settle()
+    if self._saving is not None:
+      error = self._failed_so_far()
+      if error is not None or self._saving[1].done():
+        self._settle(error)
     return self._patience.failing and not self._patience.seconds_left()
 
-  def _settle(self) -> None:
-    """Waits for the save that has begun, and notes how it ended."""
+  def _settle(self, error: BaseException | None = None) -> None:
+    """Waits for the save that has begun, unless it has failed already, and notes how it ended."""
     (step, saving), self._saving = self._saving, None
-    error = saving.exception()
+    while error is None and not saving.done():
+      concurrent.futures.wait([saving], timeout=_LOOK_SECONDS)
+      error = self._failed_so_far()
+    error = saving.exception() if error is None else error
     if error is None:
       self._patience.succeeded()
     else:
-      self._patience.failed(step, error, alone=jax.process_count() == 1)
+      self._failed(step, error)
+
+  def _failed_so_far(self) -> Exception | None:
+    """What this one of several processes could not write; it would not end before others have waited for it in vain."""
+    return self._error if jax.process_count() > 1 else None
+
+  def _failed(self, step: int, error: BaseException) -> None:
+    self._is_lost = jax.process_count() > 1
+    self._patience.failed(step, error, alone=not self._is_lost)
 
   def config(self, step: int) -> dict:
     """The config that `step` was saved with, by the keys of today.
@@ -248,6 +268,9 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits until everything is written, or has failed, which is told; and ends the background threads."""
+    if self._is_lost:  # of several processes, and each would wait for the others
+      self._waiter.shutdown(wait=False)
+      return
     if self._saving is not None:
       (step, saving), self._saving = self._saving, None
       if error := saving.exception():

@@ -5,17 +5,20 @@ import contextlib
 import math
 import os
 import sys
+import textwrap
 import time
 
+from absl import logging
 from etils import epath
 import rich.box
 import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import damage, inspection, manifest, store, writer
+from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
 from t2t.runtime import progress
 from t2t.storage import bucket
+from t2t.training import writers
 
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
@@ -26,7 +29,8 @@ What a run has saved.  DIR is a workdir that t2t trained in, or its folder
   list DIR    the steps: when, how large, held-out loss, best by which metric,
               and whether they look whole: small files, and the sizes of all
   verify DIR  reads every file and compares it with what was saved (in a bucket
-              with the checksums that it keeps); exit code 1 if one is damaged
+              with the checksums that it keeps); exit code 1 if one is
+              damaged, or none is left
   prune DIR   deletes all but the last --keep steps, the best by each metric,
               and the last that is sound
   diff A B    which parameters and config keys differ; A and B are workdirs,
@@ -45,10 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     prog="t2t checkpoint", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
   )
   commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|prune|diff")
-  add = lambda name, text: commands.add_parser(name, help=text, description=text, formatter_class=form)
+  add = lambda name, text: commands.add_parser(
+    name, help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
+  )
   parsers = {
     "list": add("list", "The steps of a run."),
-    "verify": add("verify", "Compares every file of every step with what was saved; exit code 1: one is damaged."),
+    "verify": add(
+      "verify", "Compares every file of every step with what was saved; exit code 1: one is damaged, or none is left."
+    ),
     "prune": add("prune", "Deletes steps: neither the last, nor the best by a metric, nor the last that is sound."),
     "diff": add("diff", "Which parameters and config keys of two checkpoints differ."),
   }
@@ -77,6 +85,7 @@ def main(argv: list[str]) -> int:
     UserError: there are no checkpoints, or they cannot be read or deleted.
   """
   options = _parser().parse_args(argv)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)  # Orbax warns of what is as it is meant
   return _COMMANDS[options.command](options)
 
 
@@ -86,19 +95,11 @@ def _console() -> rich.console.Console:
   return console
 
 
-def _size(nbytes: int) -> str:
-  """In four characters and a unit, of thousands."""
-  for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-    if nbytes >= scale:
-      return f"{nbytes / scale:.3g} {unit}"
-  return f"{nbytes} B"
-
-
 def _list(options: argparse.Namespace) -> int:
   folder = inspection.folder_of(options.dir)
   found, console = inspection.steps(folder), _console()
   best: dict[int, list[str]] = {}
-  for name, step in store.best_steps({each.step: each.metrics for each in found}).items():
+  for name, step in outdated.best_steps({each.step: each.metrics for each in found}).items():
     best.setdefault(step, []).append(name)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for name, justify in (("step", "right"), ("saved", "left"), ("size", "right"), ("loss", "right")):
@@ -111,7 +112,7 @@ def _list(options: argparse.Namespace) -> int:
     table.add_row(
       str(each.step),
       "" if each.saved is None else f"{each.saved:%Y-%m-%d %H:%M}",
-      _size(each.size),
+      writers.with_unit(each.size, "B", digits=3),
       "" if math.isnan(loss) else f"{loss:.4f}",
       " ".join(best.get(each.step, ())),
       state if each.whole else "DAMAGED",
@@ -137,8 +138,10 @@ def _verify(options: argparse.Namespace) -> int:
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
     found = damage.of_step(path, step=step)
-    seconds, size = time.monotonic() - started, _size(manifest.size(path))
-    if found:
+    seconds, size = time.monotonic() - started, writers.with_unit(manifest.size(path), "B", digits=3)
+    if found and step not in damage.steps(folder):
+      print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
+    elif found:
       damaged.append(step)
       print(f"{step}: damaged ({size})")
       print("\n".join(f"  {line}" for line in found))
@@ -152,7 +155,10 @@ def _verify(options: argparse.Namespace) -> int:
       " that is whole",
       file=sys.stderr,
     )
-  return 1 if damaged else 0
+  aside = inspection.set_aside(folder)
+  if not steps:
+    print(f"{folder}: has no step but what was found damaged, and set aside: {', '.join(aside)}", file=sys.stderr)
+  return 1 if damaged or not steps else 0
 
 
 def _prune(options: argparse.Namespace) -> int:
@@ -171,7 +177,8 @@ def _prune(options: argparse.Namespace) -> int:
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")
       return 0
-    what = f"{', '.join(str(each.step) for each in found)} ({_size(sum(each.size for each in found))})"
+    size = writers.with_unit(sum(each.size for each in found), "B", digits=3)
+    what = f"{', '.join(str(each.step) for each in found)} ({size})"
     if not options.yes and not _agreed(folder, what):
       print("nothing was deleted")
       return 0

@@ -24,9 +24,10 @@ def _parser() -> argparse.ArgumentParser:
     description="Writes a vector, float32, for each line of a file: the hidden states of a model\n"
     "of any architecture, of its encoder if it has one, pooled over the tokens of the\n"
     "line.  The same command again goes on where it stopped.\n\n"
-    "A .npy file has them as [lines, embed]; of all layers [lines, layers + 1, embed],\n"
-    "the first what was embedded.  A .parquet file has line, inputs and vector, or\n"
-    "layer_0, layer_1, ...  An empty line has no numbers (NaN; null in .parquet).",
+    "A .npy file has them as [lines, embed]; of all layers [lines, layers + 1,\n"
+    "embed], the first what was embedded.  A .parquet file has line, inputs and\n"
+    "vector, or layer_0, layer_1, ...  An empty line has no numbers (NaN; null in\n"
+    ".parquet).",
     epilog="examples:\n"
     "  t2t embed --checkpoint runs/tiny --input texts.txt --output vectors.npy\n"
     "  t2t embed --checkpoint runs/tiny_bert --pool first --layer 2 \\\n"

@@ -97,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
   add(
     "--max_length", type=int, default=_MAX_LENGTH, metavar="N", help=f"tokens to write at most; default: {_MAX_LENGTH}"
   )
+  add(
+    "--min_length",
+    type=int,
+    metavar="N",
+    help="tokens before the text may end; default: 1 with --beam, which finds that no text is the likeliest, or 0",
+  )
   add("--beam", type=int, default=1, metavar="N", help="beam search with so many beams")
   add("--length_penalty", type=float, metavar="A", help="of beam search; larger writes more; default: 0.6")
   add("--temperature", type=float, metavar="T", help="draw tokens; below 1 the likely ones more often")
@@ -155,12 +161,15 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--batch_size {options.batch_size}: must be at least 1")
   decode = writing.decode_config(
     max_length=options.max_length,
+    min_length=options.min_length,
     beam=options.beam,
     length_penalty=options.length_penalty,
     temperature=options.temperature,
     top_p=options.top_p,
     top_k=options.top_k,
   )
+  if options.server and options.min_length is not None:
+    raise UserError(f"--min_length {options.min_length}: is for files; leave it out of --server")
   if options.server:
     memory.keep_freed_memory()  # the page is one process's
   else:

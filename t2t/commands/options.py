@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.config import OPTIONAL, config_names, for_architecture, load_config, override, records
+from t2t.config import OPTIONAL, config_names, families, for_architecture, load_config, override, records
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
@@ -138,7 +138,9 @@ def parse(
   """
   options, rest = parser.parse_known_args(argv)
   if options.config is None:
-    raise UserError(f"--config is missing; give a .py file or one of {', '.join(config_names())}")
+    named = ", ".join(f"{family}{sizes[0] if len(sizes) == 1 else '*'}" for family, sizes in families().items())
+    lines = ["--config is missing; a .py file, or one of these (see --help):"]
+    raise UserError("\n  ".join([*lines, *textwrap.wrap(named, 78)]))
   config = load_config(options.config)
   if prepare is not None:
     prepare(config)
@@ -182,6 +184,7 @@ def parse_with_checkpoint(
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
+  bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(
     options,
     compiler_flags=config.train.xla_flags,

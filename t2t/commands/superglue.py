@@ -8,7 +8,7 @@ from etils import epath
 import jax
 
 from t2t import UserError, train
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.config import Config, records
 from t2t.evaluation import results
@@ -57,7 +57,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   # ---- The best step for each task -----------------------------------------
   finetuned = folder / "finetune"
   checkpoints = store.Checkpoints(finetuned, keep=config.checkpoint.keep)
-  best = store.best_steps(checkpoints.metrics())
+  best = outdated.best_steps(checkpoints.metrics())
   checkpoints.close()
   unmeasured = [name for name in trained if f"{name}/score" not in best]
   if unmeasured:

@@ -6,6 +6,7 @@ from t2t import UserError
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.config import records
 from t2t.runtime import hosts
+from t2t.storage import bucket
 from t2t.train import train
 
 
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> None:
   options, config = parse(parser, argv)
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+  bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(
     options,
     compiler_flags=config.train.xla_flags,

@@ -178,8 +178,16 @@ class _Reader:
     if kind == "list":
       return [self.value(depth + 1) for _ in range(size)]
     if kind == "dict":
-      return self._unchunked({str(self.value(depth + 1)): self.value(depth + 1) for _ in range(size)})
+      return self._unchunked({self._key(depth + 1): self.value(depth + 1) for _ in range(size)})
     return self._extension(size, depth)
+
+  def _key(self, depth: int) -> str:
+    """A name.  Each dict in one would double its length as text: fifty, in a hundred bytes, take all memory."""
+    at, key = self.at, self.value(depth)
+    if not isinstance(key, str | bytes | int | float):
+      self.at = at
+      raise self._wrong("a name that is neither text nor a number")
+    return str(key)
 
   def _extension(self, size: int, depth: int) -> Array | None:
     """An array; None of anything else, which no parameter is."""

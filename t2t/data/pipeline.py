@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any
 
 from absl import logging
 import jax
@@ -22,6 +21,7 @@ from t2t.config import DataConfig
 from t2t.data import (
   answering,
   converters,
+  identity,
   objectives,
   offline_cache,
   repeatable,
@@ -31,7 +31,7 @@ from t2t.data import (
   streams,
   vocabularies,
 )
-from t2t.data.sources import contents, scan, text_files
+from t2t.data.sources import scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 
@@ -222,30 +222,6 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
 # ---- What training calls ---------------------------------------------------------------------------------------------
 
 
-def _identity(data: DataConfig, *, batch_size: int, seed: int, num_streams: int) -> dict[str, Any]:
-  """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
-  left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
-  left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
-  left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
-  identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
-  if not data.files:
-    identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
-  else:
-    # Documents that are held out are not trained on.
-    identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
-    identity["data.files"] = contents.summary(text_files.find_files(data.files))
-  for name, folder in data.folders.items():
-    if folder:
-      identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
-  return {
-    **identity,
-    "data.vocabulary": data.vocabulary.rsplit("/", 1)[-1],
-    "data.num_streams": num_streams,
-    "train.batch_size": batch_size,
-    "train.seed": seed,
-  }
-
-
 def train_batches(
   data: DataConfig,
   architecture: str,
@@ -279,16 +255,16 @@ def train_batches(
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
-  files = contents.Contents(text_files.find_files(data.files)) if data.files and 0 in own else None
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=files,
+    files=identity.files(data, task) if 0 in own else None,
     files_may_change=data.files_may_change,
+    tally=task.source.tally(_split(data, train=True)) if data.files else None,
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
-    identity=_identity(data, batch_size=batch_size, seed=seed, num_streams=total)
+    identity=identity.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
     | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
     | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
     saved=[

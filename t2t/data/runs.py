@@ -1,14 +1,19 @@
 """The data of a run: what its config says is read, and which heads its tasks need of the model."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
 import jax
 import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.config import Config
-from t2t.data import answering, objectives, pipeline, selection, sources, streams
+from t2t.data import answering, objectives, pipeline, selection, sources, streams, vocabularies
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models.config import HeadConfig
+from t2t.runtime import hosts
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
 
@@ -225,6 +230,28 @@ def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:
         f"{task.name}: none of the first examples of split {data.train_split!r} has an answer to learn from; name"
         " another split, config.data.train_split"
       )
+
+
+def check_vocabulary(
+  config: Config, vocabulary: seqio.Vocabulary, kept: epath.Path, saved: Mapping[str, Any] | None
+) -> None:
+  """Refuses another vocabulary than the run began with, or than the other hosts have.
+
+  Args:
+    config: of the run.
+    vocabulary: that it names.
+    kept: folder of the run's own copy.
+    saved: what the last checkpoint's position in the data belongs to; None: there is no checkpoint.
+
+  Raises:
+    UserError: it is another.
+  """
+  spec, own = config.data.vocabulary, vocabularies.digest(vocabulary)
+  if hosts.share(own) != own:
+    raise UserError(f"config.data.vocabulary={spec}: has another content on this host than on the first; copy it anew")
+  if saved is not None:
+    noted = streams.vocabulary_digest(str(saved.get("data.vocabulary", "")))
+    vocabularies.check_saved(vocabulary, kept, noted=noted, spec=spec)
 
 
 def batches(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None) -> streams.BatchIterator:

@@ -226,6 +226,17 @@ def check_folders(found: Found, folders: Mapping[str, str]) -> None:
       raise UserError(f"config.data.folders.{key}={folder}: no task of config.data.mixture={found.name} reads it{near}")
 
 
+def folders_read(found: Found, splits: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
+  """Which released files the tasks are read from: configuration key -> the user's folder, and its files."""
+  read: dict[str, tuple[str, set[str]]] = {}
+  for task in tasks_of(found):
+    source = task.source
+    if isinstance(source, released.BenchmarkSource) and source.folder:
+      _, files = read.setdefault(f"config.data.folders.{source.folder_key}", (source.folder, set()))
+      files.update(path for split in splits if split in source.splits for path in source.files_of(split))
+  return {key: (folder, sorted(files)) for key, (folder, files) in read.items()}
+
+
 def vocabulary_of(found: Found) -> seqio.Vocabulary:
   """Of the targets; of the inputs, where heads answer or texts are compared and there are no others."""
   features = found.output_features

@@ -7,7 +7,6 @@ own seed and its own position, which is a few integers, see rows.py.
 
 from collections.abc import Mapping, Sequence
 import json
-import sys
 import time
 from typing import Any
 
@@ -19,8 +18,8 @@ from t2t import UserError, sharding
 from t2t.config import current_key
 from t2t.data import rows as rows_lib
 from t2t.data import sources
-from t2t.data.sources import contents
-from t2t.runtime import waiting
+from t2t.data.sources import contents, faults
+from t2t.runtime import telling, waiting
 
 # Of each host, few enough that opening them does not delay its start; on more hosts later each has fewer, and on more
 # than there are streams, several share one.
@@ -38,6 +37,32 @@ def stream_name(stream: int, num_streams: int) -> str:
   Out: "stream-00003-of-00008"
   """
   return f"stream-{stream:05d}-of-{num_streams:05d}"
+
+
+_CONTENT = ", content "
+_KEPT = "vocabulary"  # how a run names the folder with a copy of its own
+
+
+def vocabulary_name(spec: str, digest: str) -> str:
+  """What a stream's identity calls a vocabulary.
+
+  In:  "runs/vocabulary/spiece.model", "9f86d081884c7d65"
+  Out: "spiece.model, content 9f86d081884c7d65"
+  """
+  return spec.rsplit("/", 1)[-1] + (f"{_CONTENT}{digest}" if digest else "")
+
+
+def vocabulary_digest(name: str) -> str:
+  """The digest in a name of `vocabulary_name`; "": older versions saved none."""
+  return name.rpartition(_CONTENT)[2] if _CONTENT in name else ""
+
+
+def _is_same_vocabulary(old: str, new: str) -> bool:
+  """By content where both say it, whatever their names are."""
+  if vocabulary_digest(old) and vocabulary_digest(new):
+    return vocabulary_digest(old) == vocabulary_digest(new)
+  names = [name.rpartition(_CONTENT)[0] if _CONTENT in name else name for name in (old, new)]
+  return names[0] == names[1] or names[1] == _KEPT  # whose content has been compared, see vocabularies.check_saved
 
 
 def host_rows(batch_sharding: jax.sharding.NamedSharding, batch_size: int) -> dict[int, set[tuple[int, int]]]:
@@ -146,8 +171,9 @@ class BatchIterator:
     batch_sharding: jax.sharding.NamedSharding,
     identity: Mapping[str, Any],
     saved: Sequence[int] | None = None,
-    files: contents.Contents | None = None,
+    files: Mapping[str, contents.Contents] | None = None,
     files_may_change: bool = False,
+    tally: faults.Tally | None = None,
   ):
     """An iterator at the beginning of the data; use `train_batches`.
 
@@ -159,8 +185,10 @@ class BatchIterator:
       batch_sharding: how its rows lie on the devices.
       identity: what the order of the data depends on, saved with the position and compared when it is restored.
       saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
-      files: what is read, if that is files: told apart when a position is restored by who reads the first stream.
+      files: what is read, by the configuration key that names it: told apart, when a position is restored, by who
+        reads the first stream.
       files_may_change: whether one may go on with others than it began with.
+      tally: of the records that are read, if they are counted; it is saved with the positions.
     """
     self.num_streams = num_streams
     self.wait_seconds = 0.0
@@ -170,7 +198,8 @@ class BatchIterator:
     self._batch_size = batch_size
     self._batch_sharding = batch_sharding
     self._identity = dict(identity)
-    self._files, self._files_may_change = files, files_may_change
+    self._files, self._files_may_change = dict(files or {}), files_may_change
+    self._tally = tally
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     # tf.data asks late where the tasks of a mixture begin, when others have moved on.
     self._starts = dict(self._positions)
@@ -238,8 +267,11 @@ class BatchIterator:
       }
       for stream in self._saved
     }
-    if self._files is not None and 0 in saved:
-      saved[0]["files"] = self._files.saved()
+    if self._tally is not None:
+      for stream, part in zip(saved, self._tally.shared_out(max(1, len(saved))), strict=False):
+        saved[stream]["records"] = part
+    if self._files and 0 in saved:
+      saved[0]["contents"] = {key: files.saved() for key, files in self._files.items()}
     return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
@@ -259,6 +291,9 @@ class BatchIterator:
         " config.data.num_streams must be what training was started with"
       )
     self._check_files(state)
+    if self._tally is not None:
+      newer = (json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 "))
+      self._tally.go_on(saved.get("records", (0, 0)) for saved in newer)
     self._positions = {
       stream: self._restored(stream, state[name], step)
       for stream, name in zip(self._streams, self.stream_names, strict=True)
@@ -266,23 +301,24 @@ class BatchIterator:
     self._iterator = None
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
-    """Whether the files are those of the checkpoint; older ones do not say it but by names and sizes."""
+    """Whether the files are those of the checkpoint; older ones do not say it, or of those that are trained on."""
     content = state.get(stream_name(0, self.num_streams), b"1 ")
-    before = {} if self._files is None or content.startswith(b"1 ") else json.loads(content).get("files")
-    differences = self._files.differences(before) if before else []
-    if not differences:
-      return
-    if not self._files_may_change:
-      raise UserError(
-        f"config.data.files are not those that the checkpoint's position belongs to: {contents.shown(differences)};"
-        " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there"
+    saved = {} if content.startswith(b"1 ") else json.loads(content)
+    before = saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {})
+    for key, files in self._files.items():
+      differences = files.differences(before[key]) if key in before else []
+      if not differences:
+        continue
+      shown = contents.shown(differences)
+      if not self._files_may_change:
+        raise UserError(
+          f"{key} are not those that the checkpoint's position belongs to: {shown};"
+          " bring them back, or set config.data.files_may_change=True to go on at about the same part of what is there"
+        )
+      telling.tell(
+        f"{key} have changed since the checkpoint: {shown};"
+        " the data goes on at about the same part of what there is now"
       )
-    print(
-      f"config.data.files have changed since the checkpoint: {contents.shown(differences)};"
-      " the data goes on at about the same part of what there is now",
-      file=sys.stderr,
-      flush=True,
-    )
 
   def close(self) -> None:
     """Stops reading ahead."""
@@ -291,11 +327,9 @@ class BatchIterator:
   def _restored(self, stream: int, state: bytes, step: int) -> np.ndarray:
     if state.startswith(b"1 "):
       if stream == 0:
-        print(
+        telling.tell(
           "the checkpoint's data position is of an older version of t2t: the data goes on at about the same part of its"
-          " epoch, not at the same example",
-          file=sys.stderr,
-          flush=True,
+          " epoch, not at the same example"
         )
       taken = step * self._batch_size // self.num_streams
       return rows_lib.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
@@ -310,6 +344,8 @@ class BatchIterator:
       identity = {key: value for key, value in identity.items() if key not in OF_FILES}
     for key in {**identity, **self._identity}:
       old, new = identity.get(key), self._identity.get(key)
+      if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
+        continue
       if old != new and not (key == "data.files" and self._files_may_change):
         raise UserError(
           f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"

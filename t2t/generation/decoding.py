@@ -34,6 +34,7 @@ class DecodeConfig:
   """
 
   max_length: int  # positions written at most, EOS included
+  min_length: int = 0  # tokens that are written before EOS may come
   num_beams: int = 1  # sequences that are followed at once
   temperature: float = 0.0  # 0: the likeliest token; otherwise tokens are drawn
   top_k: int = 0  # draw among so many likeliest; 0: all
@@ -46,10 +47,12 @@ class DecodeConfig:
       raise UserError(
         f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0, which takes the likeliest token"
       )
-    for option, least in (("max_length", 1), ("num_beams", 1), ("temperature", 0), ("top_k", 0)):
+    for option, least in (("max_length", 1), ("min_length", 0), ("num_beams", 1), ("temperature", 0), ("top_k", 0)):
       value = getattr(self, option)
       if not value >= least:
         raise UserError(f"{option}={value}: must be at least {least}")
+    if self.min_length > self.max_length:
+      raise UserError(f"min_length={self.min_length}: must be at most max_length={self.max_length}")
     if not 0.0 < self.top_p <= 1.0:
       raise UserError(f"top_p={self.top_p}: must be above 0 and at most 1, which is all tokens")
     if self.length_penalty_form not in LENGTH_PENALTY_FORMS:
@@ -206,6 +209,17 @@ def draw(logits: jax.Array, keys: jax.Array, config: DecodeConfig) -> jax.Array:
   return (drawn if indices is None else jnp.take_along_axis(indices, drawn, axis=1))[:, 0].astype(jnp.int32)
 
 
+def _may_end(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
+  """Logits [..., vocab] without EOS while less than `min_length` tokens are written.
+
+  Probabilities of the others stay what the model gives them, as with transformers' `min_new_tokens`.
+  """
+  if not config.min_length:
+    return logits
+  early = (jnp.arange(logits.shape[-1]) == eos_id) & (position < config.min_length)
+  return jnp.where(early, -jnp.inf, logits)
+
+
 # ---- One sequence for each row ---------------------------------------------------------------------------------------
 
 
@@ -239,12 +253,13 @@ def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int,
 
   def write(stream):
     logits, state = model.decode_step(stream.last, stream.state)
+    allowed = _may_end(logits, stream.position, config, eos_id)
     if config.temperature:
       keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(stream.keys, stream.position)
-      token = draw(logits, keys, config)
+      token = draw(allowed, keys, config)
       logit = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     else:
-      logit, token = (x[:, 0] for x in largest(logits, 1))
+      logit, token = (x[:, 0] for x in largest(allowed, 1))
     token = jnp.where(stream.done, 0, token)
     gained = jnp.where(stream.done, 0.0, logit - jax.nn.logsumexp(logits, axis=-1))
     return dataclasses.replace(
@@ -299,7 +314,8 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
   number, length = 2 * num_beams, search.position + 1
   logits, state = model.decode_step(search.last, search.state)
   # Of one beam there are no more among the likeliest of all.
-  values, tokens = largest(logits, min(number, logits.shape[-1]))
+  allowed = _may_end(logits, search.position, config, eos_id)
+  values, tokens = largest(allowed, min(number, logits.shape[-1]))
   values = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True) + search.sums[..., None]
   parents = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], values.shape)
   flat = lambda x: x.reshape(batch_size, -1)

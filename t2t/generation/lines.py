@@ -16,7 +16,7 @@ from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.generation import line_files
 from t2t.params import Params
-from t2t.runtime import hosts
+from t2t.runtime import hosts, stopping
 from t2t.training import writers
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
@@ -155,7 +155,10 @@ def run(
   read = lambda: _checked(line_files.read(job.input, field=job.field, form=way.form), job, way)
   total = None if job.input == line_files.PIPE else _count(read(), job)
 
-  with open_output(job.output, _run(source, way, job)) as output:
+  counts = _Counts()
+  kept = "none is kept" if job.output == line_files.PIPE else "the same command goes on from there"
+  far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
+  with open_output(job.output, _run(source, way, job)) as output, stopping.leaving(far):
     # ---- Where it goes on --------------------------------------------------
     called = line_files.place(job.input).removeprefix("--input: ")
     beside = lambda: output.beside(read(), where=called, form=way.form)
@@ -175,7 +178,6 @@ def run(
     # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
     # in a run that was interrupted as in one that was not.
     size = job.batch_size * _WINDOW
-    counts = _Counts()
     with _Progress(total, way.unit) as progress:
       try:
         for window in _windows(beside(), size):
@@ -188,8 +190,7 @@ def run(
             progress.skip(len(rows))
           counts.add(rows)
       except KeyboardInterrupt:
-        if job.output != line_files.PIPE:
-          progress.say(f"stopped after {counts.lines:,} lines; the same command goes on from there")
+        progress.say(far())
         raise
   hosts.share(None)
   _summarise(counts, progress, way, job)
@@ -200,6 +201,11 @@ def _follow(source: pretrained.Source, mesh: jax.sharding.Mesh, way: Way) -> Non
   if hosts.share(None) is None:
     return
   params = pretrained.load(source, mesh).params
+  with stopping.leaving(lambda: "what is written is kept; the same command goes on from there"):
+    _answer_windows(params, way)
+
+
+def _answer_windows(params: Params, way: Way) -> None:
   while (window := hosts.share(None)) is not None:
     first, given = window
     way.answer(params, given, first=first, done=None)
@@ -285,13 +291,15 @@ class _Counts:
   """What the summary says of the output."""
 
   def __init__(self):
-    self.lines = self.cut = 0
+    self.lines = self.cut = self.unwritten = 0
     self.errors = dict.fromkeys(_CALLED, 0)
 
   def add(self, rows: Iterable[line_files.Row]) -> None:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
+      text = row.get("prediction")
+      self.unwritten += isinstance(text, str) and not text.strip()
       if row.get("error") in self.errors:
         self.errors[row["error"]] += 1
 
@@ -300,6 +308,8 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   """Prints what a person wants to know at the end; not among the rows."""
   file = sys.stderr if job.output == line_files.PIPE else sys.stdout
   remarks = [f"{number:,} {_CALLED[error]}" for error, number in counts.errors.items() if number]
+  # A head that finds no answer gives none; a model that writes nothing may surprise.
+  remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
   remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"

@@ -9,7 +9,6 @@ import io
 import json
 import pathlib
 import re
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from t2t import UserError
 from t2t.generation import admission, served
 from t2t.generation.served import Event, Service
+from t2t.runtime import stopping, telling
 
 _MAX_BODY = 1_000_000
 _MAX_CONNECTIONS, _MAX_REQUESTS = 128, 32  # at a time; of requests all but one wait for the model
@@ -26,7 +26,8 @@ _READ_SECONDS, _WRITE_SECONDS = (
   15.0,
   5.0,
 )  # for a request to arrive, idling before it included; for a piece of the answer
-_END_SECONDS = 10.0  # for answers that are under way when the server is to end
+# For answers that are under way when the server is to end, and for them to say that they have not come to theirs.
+_END_SECONDS, _CUT_SECONDS = 10.0, 3.0
 _LINGER_SECONDS, _LINGER_BYTES = 5.0, 64_000_000  # for the rest of a request that was refused
 
 
@@ -116,6 +117,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     except TimeoutError:
       self._refuse(408, f"the request did not come within {_READ_SECONDS:.0f} s")
       return
+    if self.server.ending:
+      self._refuse(503, "the server ends")
+      return
     # Only who has asked takes a place: those whose requests are still on their way would keep others out.
     if not self.server.places.acquire(blocking=False):
       self._refuse(503, f"{_MAX_REQUESTS} requests are waiting already; ask again in a moment")
@@ -189,8 +193,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       try:
         for event in events:
           self._chunk(event)
-          if self.server.ending:
-            raise UserError("the server is ended")
+          if self.server.cutting:
+            raise UserError(f"the server has ended, {_END_SECONDS:.0f} s after it was told to")
       except UserError as error:
         self._chunk({"error": str(error)})
       except (ConnectionError, TimeoutError):
@@ -228,6 +232,7 @@ class Server(http.server.ThreadingHTTPServer):
 
   def __init__(self, service: Service, let_in: admission.Admission, port: int):
     self.service, self.admission, self.ending = service, let_in, False
+    self.cutting = False
     self.places = threading.BoundedSemaphore(_MAX_REQUESTS)
     self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
     self.address_family = socket.AF_INET6 if ":" in let_in.host else socket.AF_INET
@@ -265,15 +270,23 @@ class Server(http.server.ThreadingHTTPServer):
     if not isinstance(error, ConnectionError | TimeoutError):
       print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
-  def end(self) -> None:
-    """Lets answers that are under way come to an end, each with a last event that says so."""
+  def end(self) -> tuple[int, int]:
+    """Takes no more connections, and lets answers that are under way come to an end; how many have not, or cannot."""
     self.ending = True
-    until = time.monotonic() + _END_SECONDS
+    self.socket.close()  # who asks now is refused, and does not wait for nobody
+    late = self._wait_for_answers(_END_SECONDS)
+    self.cutting = True  # each with a last event that says so
+    return late, self._wait_for_answers(_CUT_SECONDS) if late else 0
+
+  def _wait_for_answers(self, seconds: float) -> int:
+    """How many are still under way when no more time is left."""
+    until = time.monotonic() + seconds
     held = 0
     while held < _MAX_REQUESTS and self.places.acquire(timeout=max(0.0, until - time.monotonic())):
       held += 1
     for _ in range(held):
       self.places.release()
+    return _MAX_REQUESTS - held
 
 
 def make_server(service: Service, *, host: str, port: int) -> Server:
@@ -294,16 +307,15 @@ def make_server(service: Service, *, host: str, port: int) -> Server:
 
 
 def serve(service: Service, *, host: str, port: int) -> None:
-  """Serves the page until Ctrl-C or SIGTERM.
+  """Serves the page until a signal ends it, which those are answered before who have asked already.
 
   Args:
     service: answers.
     host, port: see `make_server`.
+
+  Raises:
+    Stopped: a signal came.
   """
-
-  def terminated(*unused: Any) -> None:
-    raise KeyboardInterrupt
-
   with make_server(service, host=host, port=port) as server:
     at = f"[{host}]" if ":" in host else host
     # Behind #, what a browser keeps to itself.
@@ -314,13 +326,14 @@ def serve(service: Service, *, host: str, port: int) -> None:
         " may ask the model",
         file=sys.stderr,
       )
-    print(f"http://{at}:{server.server_port}/{token} is the page; Ctrl-C ends it", flush=True)
-    before = signal.signal(signal.SIGTERM, terminated)
-    try:
-      server.serve_forever()
-    except KeyboardInterrupt:
-      signal.signal(signal.SIGTERM, signal.SIG_IGN)
-      server.end()
-      print("\nended", file=sys.stderr)
-    finally:
-      signal.signal(signal.SIGTERM, before)
+    answering = stopping.winding_up(_END_SECONDS + _CUT_SECONDS + 1, "when those who have asked are answered")
+    with answering, stopping.leaving(lambda: "who was not answered may ask again"):
+      print(f"http://{at}:{server.server_port}/{token} is the page; Ctrl-C ends it", flush=True)
+      try:
+        server.serve_forever()
+      except KeyboardInterrupt:
+        late, stuck = server.end()
+        if stuck:  # in XLA, which would bring down a process that Python takes apart around it
+          stopping.end(f"ended; {late} requests were not answered in time")
+        telling.tell(f"ended; {late} requests were not answered in time" if late else "ended; all are answered")
+        raise

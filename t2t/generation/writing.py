@@ -53,6 +53,8 @@ class Writing:
     # Only what departs from what outputs were written with before it could be chosen.
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
+    if decode.min_length:
+      self.options["min_length"] = decode.min_length
     self.options["temperature"] = decode.temperature
     if decode.temperature:
       self.options |= {"top_k": decode.top_k, "top_p": decode.top_p, "seed": seed}
@@ -76,6 +78,7 @@ class Writing:
 def decode_config(
   *,
   max_length: int,
+  min_length: int | None = None,
   beam: int = 1,
   length_penalty: float | None = None,
   temperature: float | None = None,
@@ -83,6 +86,9 @@ def decode_config(
   top_k: int | None = None,
 ) -> decoding.DecodeConfig:
   """How text is written, from the options of the command; None: not given.
+
+  Without `min_length`, beams write a token at least: the likeliest text of all is often the empty one, which no step
+  alone would choose, and a search finds (Stahlberg & Byrne 2019).
 
   Raises:
     UserError: a value out of range, or options that have nothing to do with each other.
@@ -100,5 +106,9 @@ def decode_config(
     drawing = {"temperature": 1.0, **drawing}
     if not drawing["temperature"] and len(drawing) > 1:
       raise UserError("--temperature 0 takes the likeliest token each time: leave out --top_p and --top_k, or raise it")
+  if min_length is None:
+    min_length = 1 if beam > 1 else 0
+  elif not 0 <= min_length <= max_length:
+    raise UserError(f"--min_length {min_length}: give 0 to {max_length}, which is --max_length")
   penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
-  return decoding.DecodeConfig(max_length=max_length, num_beams=beam, **penalty, **drawing)
+  return decoding.DecodeConfig(max_length=max_length, min_length=min_length, num_beams=beam, **penalty, **drawing)

@@ -22,12 +22,12 @@ import rich.console
 
 from t2t import UserError, chips, sharding
 from t2t.config import Config
-from t2t.models import transformer
+from t2t.models import kernels, transformer
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import cache_folder
-from t2t.training import meshes, recipe
+from t2t.training import meshes, recipe, writers
 
 Plan = dict[str, Any]
 
@@ -240,14 +240,6 @@ def with_budget(plan: Plan, tokens: float | None, price: float | None) -> Plan:
   return plan if price is None else plan | {"cost": price * plan["chip_hours"]}
 
 
-def with_unit(number: float, unit: str = "", *, digits: int = 4) -> str:
-  """Some digits and a prefix: 1.234 G; thousands, not 1,024s."""
-  for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-    if abs(number) >= size:
-      return f"{number / size:.{digits}g} {prefix}{unit}"
-  return f"{number:.{digits}g} {unit}".rstrip()
-
-
 def seconds(number: float) -> str:
   """1.234 s, 56.7 ms, 89.1 us."""
   if number >= 1:
@@ -266,7 +258,7 @@ def report(plan: Plan) -> str:
     f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
-    *textwrap.wrap("attention: " + "; ".join(f"{part} {choice}" for part, choice in plan["attention"].items()), 80),
+    *textwrap.wrap(kernels.described(plan["attention"]), 80),
     "",
     "memory of one chip" if not plan["device"].endswith("TPU7x") else "memory of half a chip, which is one device",
   ]
@@ -306,20 +298,24 @@ def _work(plan: Plan) -> list[str]:
   lines = ["one step"]
   row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
   row("tokens", f"{plan['tokens_per_step']:,}", "positions of inputs and targets")
-  row("model FLOPs", with_unit(plan["flops_per_step"]), f"{with_unit(plan['flops_per_token'])} per token")
+  row(
+    "model FLOPs", writers.with_unit(plan["flops_per_step"]), f"{writers.with_unit(plan['flops_per_token'])} per token"
+  )
   row("", "", "6 x weights of matmuls, and attention")
   repeated = plan["executed_flops_per_step"] / plan["flops_per_step"]
-  row("executed FLOPs", with_unit(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted")
-  row("memory traffic, a chip", with_unit(plan["bytes_per_step"], "B"), "estimate")
+  row(
+    "executed FLOPs", writers.with_unit(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted"
+  )
+  row("memory traffic, a chip", writers.with_unit(plan["bytes_per_step"], "B"), "estimate")
   if plan["host_bytes_per_step"]:
-    row("to and from the host", with_unit(plan["host_bytes_per_step"], "B"), "a chip")
+    row("to and from the host", writers.with_unit(plan["host_bytes_per_step"], "B"), "a chip")
   if plan["uncounted_kernels"]:
     row("not counted", "", ", ".join(plan["uncounted_kernels"]))
   if plan["collective_bytes"]:
     lines += ["", "sent by each chip"]
     for kind, by_axes in sorted(plan["collective_bytes"].items()):
       for axes, number in sorted(by_axes.items()):
-        row(kind, with_unit(number, "B"), f"over {axes}")
+        row(kind, writers.with_unit(number, "B"), f"over {axes}")
   times = plan["seconds_at_peak"]
   if times is None:
     return [*lines, "", "no prediction: the peaks of this device are not in t2t/chips.py"]
@@ -336,7 +332,9 @@ def _work(plan: Plan) -> list[str]:
   row("MFU", f"{plan['predicted_mfu']:.1%}")
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:
-    row(f"{with_unit(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours")
+    row(
+      f"{writers.with_unit(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours"
+    )
   if "cost" in plan:
     row("cost", f"{plan['cost']:,.0f}", "at the price given per chip-hour")
   return lines

@@ -17,6 +17,7 @@ import signal
 import sys
 import textwrap
 import time
+from typing import NamedTuple
 
 import jax
 
@@ -26,7 +27,7 @@ from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import plan, program, roofline
-from t2t.training import recipe
+from t2t.training import recipe, writers
 
 _MOST_TENSOR = 16
 _BATCHES = (1, 2, 4)  # times config.train.batch_size
@@ -149,6 +150,16 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
 # ---- Arithmetic before anything is compiled --------------------------------------------------------------------------
 
 
+class _Parts(NamedTuple):
+  """What is known of a mesh: itself, bytes of parameters and of the optimizer on one device, and which sides' attention
+  runs on no kernel."""
+
+  mesh: jax.sharding.Mesh
+  params: int
+  optimizer: int
+  plain: set[str]
+
+
 class Estimate:
   """Memory and time of candidates by arithmetic, for the order in which they are compiled.
 
@@ -162,28 +173,26 @@ class Estimate:
     self._model = config.model
     kind = devices[0].device_kind
     self._chip, self._peak = chips.CHIPS.get(kind), chips.peak_flops(kind) or 1e12
-    self._parts: dict = {}
-    self._plain: dict = {}
+    self._parts: dict[tuple[tuple[str, int], ...], _Parts | None] = {}
 
-  def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> tuple[jax.sharding.Mesh, int, int] | None:
-    """The mesh, and bytes of parameters and of the optimizer on one device; None if the mesh does not divide them, or
-    a kernel that is asked for cannot be had on it."""
+  def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> _Parts | None:
+    """None if the mesh does not divide the parameters, or a kernel that is asked for cannot be had on it."""
     if mesh_sizes not in self._parts:
       try:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
         with jax.set_mesh(mesh):
           _, state, _ = recipe.make(self._config).state(mesh)
           chosen = transformer.attention_kernels(self._model, recipe.batch(self._config))
-        self._plain[mesh_sizes] = {side for side, choice in chosen.items() if choice.kernel == "plain"}
+        plain = {side for side, choice in chosen.items() if choice.kernel == "plain"}
         params = program.bytes_per_device((state.params, state.frozen_params))
-        self._parts[mesh_sizes] = mesh, params, program.bytes_per_device(state.opt_state)
+        self._parts[mesh_sizes] = _Parts(mesh, params, program.bytes_per_device(state.opt_state), plain)
       except UserError:
         self._parts[mesh_sizes] = None
     return self._parts[mesh_sizes]
 
   def memory(self, candidate: Candidate) -> float:
     """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
-    mesh, params, optimizer = self.state(candidate.mesh)
+    mesh, params, optimizer, plain = self.state(candidate.mesh)
     optimizer = 0 if candidate.offload_optimizer else optimizer
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
@@ -200,7 +209,7 @@ class Estimate:
     total = 0.0
     for side, length in sides.items():
       # Where no kernel runs, logits of all pairs.
-      scores = model.num_heads / tensor * length * 3 if side in self._plain[candidate.mesh] else 0
+      scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
       total += rows * length * width * layers[side] * (kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra)
       # One layer is worked on at a time.
@@ -209,7 +218,7 @@ class Estimate:
 
   def seconds(self, candidate: Candidate) -> float:
     """Of one step, rough: matmuls, the traffic of the axes that matters most, and the optimizer's way to its host."""
-    mesh, params, optimizer = self.state(candidate.mesh)
+    mesh, params, optimizer, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.lengths(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
@@ -251,8 +260,8 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
     state = estimate.state(mesh_sizes)
     if state is None:
       continue
-    _, params, optimizer = state
-    shards = sharding.num_shards("batch", state[0])
+    mesh, params, optimizer, _ = state
+    shards = sharding.num_shards("batch", mesh)
     for offload in (False, True):
       # A small optimizer in the host's memory costs time and gives next to nothing.
       if offload and optimizer < _WORTH_OFFLOADING * (capacity or math.inf):
@@ -395,7 +404,7 @@ def table(results: Sequence[Result]) -> str:
         line += "  does not fit"
       elif each.plan["predicted_step_seconds"] is not None:
         seconds = plan.seconds(each.plan["predicted_step_seconds"])
-        speed = plan.with_unit(each.plan["tokens_per_second"], digits=3)
+        speed = writers.with_unit(each.plan["tokens_per_second"], digits=3)
         line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>7} {each.plan['bound']}"
     lines += line.splitlines()
   return "\n".join(lines)

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, descriptors, link, memory, roll_call, telling, xla_flags
+from t2t.runtime import cache_folder, cpu_threads, descriptors, link, memory, roll_call, telling, xla_flags
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -90,6 +90,7 @@ def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str, d
   """
   descriptors.allow()
   memory.keep_freed_memory()
+  cpu_threads.enough()
   if compiler_flags:
     xla_flags.apply()
   if deterministic:

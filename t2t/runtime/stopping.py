@@ -1,10 +1,11 @@
-"""How a command ends before it is done: saved at a signal where it trains, at once where there is nothing to save.
+"""How a command ends before it is done: saved at a signal where it trains, soon where there is nothing to save.
 
 A thread hears the signals, so that no library that hangs can keep a process from ending.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
+from contextlib import AbstractContextManager
 import os
 import select
 import signal
@@ -18,15 +19,17 @@ from t2t.runtime import agreement, link, maintenance
 T = TypeVar("T")
 
 # Seconds until a step, or a batch of an evaluation, must have come to its end once a signal has come; where they are
-# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.
-_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS = 5.0, 3.0, 60.0
+# long, so many times what is usual, but no more than a minute: a cloud does not wait much longer.  Of those that take
+# most of a minute and more one is waited for, and half of another.
+_STEP_SECONDS, _STEPS, _LONGEST_STEP_SECONDS, _LONG_STEPS = 5.0, 3.0, 60.0, 1.5
 _FIRST_SECONDS = 10.0  # of what has not been done before, and may have to be compiled
 _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
 # Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
 _SAVE_SECONDS = 270.0
 _LAST_WORDS_SECONDS = 3.0
 
-_HEEDED = (signal.SIGTERM, signal.SIGINT)
+_HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTHING_SAVED = "there is nothing to save; the same command begins again"
 _CLOSE, _LOOK = 0, 255  # bytes of the pipe that are no signals: the command has ended; the deadline is another
 
 
@@ -55,6 +58,10 @@ class _Watch:
     self._steps: Steps | None = None
     self._deadline: float | None = None
     self._doing = ""
+    self._winding_up: tuple[float, str] | None = None  # seconds that it takes, and what is done
+    self._interrupted_by = signal.SIGINT
+    self._left: Callable[[], str] = lambda: _NOTHING_SAVED
+    self._before: dict[int, object] = {}  # handlers of signals, before this one's
     self._last_words: list[Callable[[], None]] = []
     self._out, self._in = os.pipe()
     os.set_blocking(self._in, False)
@@ -62,25 +69,40 @@ class _Watch:
   @contextlib.contextmanager
   def running(self) -> Iterator[None]:
     """Hears signals in the block."""
-    before = {number: signal.signal(number, self._in_main_thread) for number in _HEEDED}
+    # `nohup` has SIGHUP ignored, and it stays so.
+    heeded = [number for number in _HEEDED if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    self._before = {number: signal.signal(number, self._in_main_thread) for number in heeded}
     # Written to by the signal's handler in C, whatever the main thread does.
     wakeup = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
     thread = threading.Thread(target=self._listen, name="signals", daemon=True)
     thread.start()
+    process = os.getpid()
     try:
       yield
     finally:
-      signal.set_wakeup_fd(wakeup)
-      for number, handler in before.items():
-        signal.signal(number, handler)
-      os.write(self._in, bytes([_CLOSE]))
-      thread.join()
-      os.close(self._in)
-      os.close(self._out)
+      if os.getpid() == process:  # and not one that was forked off, in which all this is gone
+        signal.set_wakeup_fd(wakeup)
+        self._restore()
+        os.write(self._in, bytes([_CLOSE]))
+        thread.join()
+        os.close(self._in)
+        os.close(self._out)
+
+  def leave_to_parent(self) -> None:
+    """In a process that was forked off: its signals are its own, and none is heard by the one that it comes from."""
+    signal.set_wakeup_fd(-1)
+    self._restore()
+    os.close(self._in)
+    os.close(self._out)
+
+  def _restore(self) -> None:
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
   def _in_main_thread(self, number: int, frame) -> None:
     del frame
-    if number == signal.SIGINT and self._steps is None:
+    if self._steps is None and (number == signal.SIGINT or self._winding_up):
+      self._interrupted_by = number  # the thread may come to it later
       raise KeyboardInterrupt
 
   def _listen(self) -> None:
@@ -89,7 +111,7 @@ class _Watch:
     while True:
       deadline = self._deadline
       if deadline is not None and time.monotonic() >= deadline:
-        self.end(f"{_name(self._number)}: {self._doing} did not end in time, and is broken off")
+        self.end(f"{_name(self._number)}: {self._doing} did not end in time, and is broken off{self._and_left()}")
       if not poll.poll(None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))):
         continue
       for number in os.read(self._out, 4096):
@@ -111,10 +133,18 @@ class _Watch:
       self.say(f"{_name(number)}: saving after this step; again to end at once")
       steps.ask(agreement.Asked(agreement.STOP, number, f"{_name(number)} came"))
       self.expect(steps.patience(), steps.doing)
+    elif self._winding_up is not None:
+      seconds, doing = self._winding_up
+      self.say(f"{_name(number)}: ends within {seconds:.0f} s, {doing}; again to end at once")
+      self.expect(seconds, doing)
     elif number == signal.SIGINT:
+      self.say(f"{_name(number)}: ending; again to end at once")
       self.expect(_STEP_SECONDS, "what was going on")  # KeyboardInterrupt, which the main thread may not come to
     else:
-      self.end(f"{_name(number)}: ended at once, since there is nothing to save; the same command begins again")
+      self.end(f"{_name(number)}: ended at once{self._and_left()}")
+
+  def _and_left(self) -> str:
+    return f"; {self._left()}" if self._steps is None else ""
 
   def hear_of(self, asked: agreement.Asked) -> None:
     """All have agreed upon what this process, or another, was asked for."""
@@ -129,6 +159,25 @@ class _Watch:
   def heeded_by(self, steps: "Steps | None") -> None:
     """Who saves at a signal; None: nobody, so that it ends the process."""
     self._steps = steps
+
+  @contextlib.contextmanager
+  def winding_up(self, seconds: float, doing: str) -> Iterator[None]:
+    """See the function of this name."""
+    self._winding_up = (seconds, doing)
+    try:
+      yield
+    except KeyboardInterrupt:
+      raise Stopped(self._interrupted_by) from None
+    self._winding_up = None
+
+  @contextlib.contextmanager
+  def leaving(self, what: Callable[[], str]) -> Iterator[None]:
+    """See the function of this name."""
+    before, self._left = self._left, what
+    try:
+      yield
+    finally:
+      self._left = before
 
   def expect(self, seconds: float, doing: str) -> None:
     """What is done now, and how long it may take if a signal has come."""
@@ -172,7 +221,7 @@ _current: _Watch | None = None  # there is one in a process, as there is one han
 
 @contextlib.contextmanager
 def watched(command: str) -> Iterator[None]:
-  """Runs a command that ends soon at any signal: with 143 at SIGTERM, with 130 at SIGINT.
+  """Runs a command that ends soon at any signal, with the signal's code of exit_codes.py.
 
   Args:
     command: its name, for messages.
@@ -189,8 +238,59 @@ def watched(command: str) -> Iterator[None]:
     _current = None
 
 
-def end(why: str, code: int) -> NoReturn:
-  """Ends this process, and tells those that it runs with; for threads, which cannot raise where somebody catches."""
+_masks = threading.local()  # of a thread that forks: which signals it had blocked
+
+
+def _before_fork() -> None:
+  # Else a signal that comes to the child before its handlers are its own would be heard by the parent.
+  _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
+
+
+def _after_fork() -> None:
+  signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _in_child() -> None:
+  global _current
+  if _current is not None:
+    _current.leave_to_parent()
+    _current = None
+  _after_fork()
+
+
+# As multiprocessing does, whose pools end their processes by SIGTERM: a task's module may have one.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def winding_up(seconds: float, doing: str) -> AbstractContextManager[None]:
+  """Has any signal raise KeyboardInterrupt within the block, which it may catch, and then ends soon.
+
+  Args:
+    seconds: that what is done at a signal takes at most.
+    doing: what that is, such as "answering the requests that are there".
+
+  Raises:
+    Stopped: in place of KeyboardInterrupt.
+  """
+  return contextlib.nullcontext() if _current is None else _current.winding_up(seconds, doing)
+
+
+def leaving(what: Callable[[], str]) -> AbstractContextManager[None]:
+  """Within the block, a signal that ends the process tells what is left behind.
+
+  Args:
+    what: in a sentence; called when it is told.
+  """
+  return contextlib.nullcontext() if _current is None else _current.leaving(what)
+
+
+def end(why: str, code: int | None = None) -> NoReturn:
+  """Ends this process, and tells those that it runs with; for threads, which cannot raise where somebody catches.
+
+  Args:
+    why: in a line.
+    code: of its exit; None: that of the signal that came.
+  """
   (_current or _Watch("train")).end(why, code)
 
 
@@ -220,7 +320,7 @@ class Steps:
     if watch is not None:
       self._agreement.on_agreed = watch.hear_of
     self._seconds: dict[str, list[float]] = {_STEP: [], _BATCH: []}
-    self._since, self._finished = time.monotonic(), False
+    self._since, self._first, self._finished = time.monotonic(), 0.0, False
     self._number, self._owed = signal.SIGTERM, None
     self.doing, self.stops = "", False
 
@@ -232,17 +332,20 @@ class Steps:
     """Seconds that what is going on may take."""
     if self.doing == _SAVING:
       return _SAVE_SECONDS
-    seconds = self._seconds.get(self.doing)
-    if not seconds:
-      return _FIRST_SECONDS
-    usual = statistics.median(seconds)
-    return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS))
+    if seconds := self._seconds.get(self.doing):
+      usual = statistics.median(seconds)
+      return max(_STEP_SECONDS, min(_STEPS * usual, _LONGEST_STEP_SECONDS), _LONG_STEPS * usual)
+    # Until one has been timed, the first step and what led to it says how slow this run may be.
+    usual = statistics.median(self._seconds[_STEP] or [self._first])
+    return max(_FIRST_SECONDS, _LONG_STEPS * usual)
 
   def reached(self, doing: str = _STEP) -> bool:
     """After a step: whether to save there.  Signals are heeded from the first on: before it, nothing would be lost."""
     now = time.monotonic()
     if self.doing == doing:
       self._seconds[doing] = [*self._seconds[doing][-9:], now - self._since]
+    elif not self.doing:
+      self._first = now - self._since
     self._since, self.doing = now, doing
     if self._watch is not None and not self._finished:
       self._watch.heeded_by(self)
@@ -299,7 +402,7 @@ class Steps:
 
 @contextlib.contextmanager
 def after_steps() -> Iterator[Steps]:
-  """Turns SIGTERM, which is how a cloud says that it takes a machine, and SIGINT into a wish to stop after a step.
+  """Turns SIGTERM, by which a cloud says that it takes a machine, SIGHUP and SIGINT into a wish to stop after a step.
 
   Of several processes all stop after the same step, whichever of them was told.  A second signal ends the process, and
   so does a step that does not end.  When Google Cloud announces maintenance of the machine, all save and go on.

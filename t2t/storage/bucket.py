@@ -115,6 +115,20 @@ def check(path: Any, *, where: str) -> None:
     raise UserError(f"{where}{path}: {_refusal(error, path)}") from error
 
 
+def check_folder(path: Any, *, where: str) -> None:
+  """Whether a folder may be at `path`, or be made there.
+
+  Args:
+    path: local or gs://, where anything may be.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: a file is there.
+  """
+  if not is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
+    raise UserError(f"{where}{path}: is a file; give a folder, which is made where there is none")
+
+
 def _refusal(error: Exception, path: Any) -> str:
   from google.api_core import exceptions
 

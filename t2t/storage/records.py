@@ -49,6 +49,44 @@ def read(file: BinaryIO, *, damaged: Callable[[bytes], bytes] | None = None) -> 
       raise ValueError("a record's checksum is wrong")
 
 
+def salvage(content: bytes) -> tuple[list[bytes], list[bytes]]:
+  """The data of each whole record of a file, and what of its bytes is of none, wherever that stands.
+
+  A last record that was not written to its end is of neither.
+  """
+  whole, others, at = [], [], 0
+  while at < len(content):
+    data = _record_at(content, at)
+    if data is not None:
+      whole.append(data)
+      at += len(data) + 16
+      continue
+    # Wherever the next begins: of a length that is wrong nothing says it.
+    following = (place for place in range(at + 1, len(content) - 15) if _record_at(content, place) is not None)
+    end = next(following, None)
+    if end is None and _ends_within(content[at:]):
+      break
+    end = len(content) if end is None else end
+    others.append(content[at:end])
+    at = end
+  return whole, others
+
+
+def _record_at(content: bytes, at: int) -> bytes | None:
+  header = content[at : at + 12]
+  if len(header) < 12 or header[8:] != _checksum(header[:8]):
+    return None
+  end = at + 12 + struct.unpack("<Q", header[:8])[0]
+  data = content[at + 12 : end]
+  return data if end + 4 <= len(content) and content[end : end + 4] == _checksum(data) else None
+
+
+def _ends_within(rest: bytes) -> bool:
+  if len(rest) < 12:
+    return True
+  return rest[8:12] == _checksum(rest[:8]) and len(rest) < 16 + struct.unpack("<Q", rest[:8])[0]
+
+
 def _checksum(data: bytes) -> bytes:
   crc = google_crc32c.value(data)
   return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

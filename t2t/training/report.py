@@ -4,6 +4,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
+import sys
 from typing import Protocol
 
 from etils import epath
@@ -14,6 +15,7 @@ from t2t import metrics as metrics_lib
 from t2t.config import Config
 from t2t.losses import Baseline
 from t2t.models.architecture import Batch
+from t2t.runtime import telling
 from t2t.training import numbers, writers
 from t2t.training.throughput import Throughput
 
@@ -189,8 +191,9 @@ class Report:
     """Tells that the run ends before its last step."""
     self.end()
     if self._line is not None:
-      print(
-        f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there"
+      telling.tell(
+        f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there",
+        file=sys.stdout,
       )
 
   def close(self) -> None:

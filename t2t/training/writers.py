@@ -21,6 +21,8 @@ from t2t.losses import Baseline
 from t2t.runtime import telling
 from t2t.storage import bucket, logs, records
 
+EMPTY = "(empty)"  # in place of a text that has nothing to read
+
 
 def duration(seconds: float) -> str:
   """Seconds as m:ss or h:mm:ss."""
@@ -37,9 +39,18 @@ def compact_count(number: float) -> str:
   return f"{number:.0f}"
 
 
+def with_unit(number: float, unit: str = "", *, digits: int = 4) -> str:
+  """Some digits and a prefix: 1.234 G; thousands, not 1,024s."""
+  for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    if abs(number) >= size:
+      return f"{number / size:.{digits}g} {prefix}{unit}"
+  return f"{number:.{digits}g} {unit}".rstrip()
+
+
 def wrapped(label: str, text: str, *, width: int = 80) -> str:
-  """`text` behind a label, in lines of at most `width` characters."""
+  """`text`, or that there is none, behind a label, in lines of at most `width` characters."""
   indent = " " * 15
+  text = text if text.strip() else EMPTY
   return textwrap.fill(text, width, initial_indent=f"  {label:<13}", subsequent_indent=indent)
 
 
@@ -115,16 +126,44 @@ def _set_aside(path: epath.Path) -> None:
     OSError: one of them cannot be read, or the other not written.
   """
   foreign = [line for line in logs.read(path).splitlines() if line.strip() and _row(line) is None]
-  if not foreign:
-    return
-  beside = path.parent / f"{path.name}.damaged"
+  if foreign:
+    beside = _keep_beside(path, "damaged", foreign)
+    telling.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
+
+
+def _set_rows_aside(path: epath.Path) -> None:
+  """Keeps the rows of a run whose checkpoints are gone, before the file is begun anew.
+
+  Raises:
+    OSError: see `_set_aside`.
+  """
+  rows = [line for line, _ in _rows(logs.read(path))]
+  if rows:
+    beside = _keep_beside(path, "earlier", rows)
+    telling.tell(
+      f"{path}: there is no checkpoint that its {len(rows)} rows lead to; they are kept in {beside.name}, and it begins"
+      " anew"
+    )
+
+
+def _keep_beside(path: epath.Path, ending: str, lines: Sequence[bytes], *, end: bytes = b"\n") -> epath.Path:
+  """Writes these lines of a file beside it, each once; returns where.
+
+  Args:
+    path: the file.
+    ending: of the other's name.
+    lines: what was taken out.
+    end: what stands behind each.
+  """
+  beside = path.parent / f"{path.name}.{ending}"
   log = logs.Log(beside, keep=lambda content: content)
-  known = set(logs.read(beside).splitlines())  # of a start that was killed before it had taken them out
-  new = [line for line in foreign if line not in known]
-  log.add(b"".join(line + b"\n" for line in new))
+  there = logs.read(beside)  # of a start that was killed before it had taken them out
+  known = set(there.splitlines()) if end else there
+  new = [line for line in lines if line not in known]
+  log.add(b"".join(line + end for line in new))
   log.bring()
   log.close()
-  telling.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
+  return beside
 
 
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
@@ -171,10 +210,12 @@ class Writer:
     self._start = start
     self._rows: set[tuple[int, frozenset[str]]] = set()  # steps, and names of their metrics, that stand there
     self._recorded: set[tuple[int, frozenset[str]]] = set()  # of the events likewise
-    folder = workdir / "tensorboard"
+    folder = self._folder = workdir / "tensorboard"
     try:
       lines = workdir / "metrics.jsonl"
       _set_aside(lines)
+      if start == 0:
+        _set_rows_aside(lines)
       self._lines = logs.Log(lines, keep=self._kept_rows)
       for name in bucket.names(folder, where="--workdir"):
         if "tfevents" in name:
@@ -200,25 +241,32 @@ class Writer:
     return b"".join(line + b"\n" for line in kept.values())
 
   def _kept_events(self, content: bytes) -> bytes:
+    whole, others = records.salvage(content)
     kept = []
-    with contextlib.suppress(ValueError):  # a record that was being written, the last of its file
-      for record in records.read(io.BytesIO(content)):
+    for record in whole:
+      try:
         event = self._event.FromString(record)
-        if event.step <= self._start:
-          kept.append(records.frame(record))
-          self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
+      except Exception:  # protobuf's own: it is whole, but no event
+        others.append(records.frame(record))
+        continue
+      if event.step <= self._start:
+        kept.append(records.frame(record))
+        self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
+    if others:
+      beside = _keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
+      telling.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
     return b"".join(kept)
 
   def _add_unwritten(self, unwritten: Mapping[str, bytes]) -> None:
     for line, row in _rows(unwritten.get(_UNWRITTEN_ROWS, b"")):
       if (row["step"], frozenset(row)) not in self._rows:
         self._lines.add(line + b"\n")
-    with contextlib.suppress(ValueError):  # it may begin within a record of which a part was written
-      for record in records.read(io.BytesIO(unwritten.get(_UNWRITTEN_EVENTS, b""))):
-        event = self._event.FromString(record)
-        names = frozenset(value.tag for value in event.summary.value)
-        if names and (event.step, names) not in self._recorded:
-          self._events.add(records.frame(record))
+    # It may begin within a record of which a part was written.
+    for record in records.salvage(unwritten.get(_UNWRITTEN_EVENTS, b""))[0]:
+      event = self._event.FromString(record)
+      names = frozenset(value.tag for value in event.summary.value)
+      if names and (event.step, names) not in self._recorded:
+        self._events.add(records.frame(record))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays."""

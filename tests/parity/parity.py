@@ -205,7 +205,9 @@ def ending(pair: Pair, batch: transformer.Batch) -> int:
   return 1 + int(np.argmax([len(set(each)) for each in lengths.tolist()]))
 
 
-def writes(theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int, eos_id: int) -> np.ndarray:
+def writes(
+  theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int, eos_id: int, min_length: int = 0
+) -> np.ndarray:
   """What their model writes, greedily or by beam search, as `foreign.writes`: int [batch, max_length]."""
   if "encoder_input_tokens" in batch:
     tokens, prompts = np.asarray(batch["encoder_input_tokens"]), real(batch, "encoder")
@@ -223,6 +225,7 @@ def writes(theirs: torch.nn.Module, batch: transformer.Batch, *, num_beams: int,
     input_ids=as_torch(tokens * prompts),
     attention_mask=as_torch(prompts),
     max_new_tokens=foreign.MAX_LENGTH,
+    min_new_tokens=min_length,
     do_sample=False,
     num_beams=num_beams,
     pad_token_id=0,

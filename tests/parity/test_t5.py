@@ -3,6 +3,9 @@
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
+import functools
+
+import foreign
 import jax
 import numpy as np
 import parity
@@ -62,3 +65,14 @@ def test_what_is_written_is_theirs(pair, num_beams):
   """Greedily and with four beams, token for token."""
   batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
   parity.assert_writes_the_same(pair, batch, num_beams=num_beams)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_least_length_is_theirs(pair, num_beams):
+  """Token for token, with an EOS that the first text would begin with."""
+  batch = toy.batch((5, 9, 1, 7, 8, 3), (1,) * 6, padded_to=(9, 1))
+  writes = functools.partial(foreign.writes, pair.graphdef, pair.params, batch, num_beams=num_beams)
+  options = dict(eos_id=int(writes(eos_id=-1)[0, 0]), min_length=4)
+  found = writes(**options)
+  assert np.any(found != writes(**options | {"min_length": 0}))
+  np.testing.assert_array_equal(found, parity.writes(pair.theirs, batch, num_beams=num_beams, **options))

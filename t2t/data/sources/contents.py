@@ -1,7 +1,8 @@
-"""What files of text hold, in a few bytes for each, so that a run that goes on knows if they are the same."""
+"""What files hold, in a few bytes for each, so that a run that goes on knows if they are the same."""
 
 from collections.abc import Mapping, Sequence
 import concurrent.futures
+import functools
 import hashlib
 import json
 import pathlib
@@ -21,13 +22,16 @@ class Contents:
 
   Args:
     files: their paths, in order.
+    where: the configuration key that names them, for messages.
+    root: a folder that all of them lie in, below which their names count; "": of each the last part alone.
   """
 
-  def __init__(self, files: Sequence[str]):
+  def __init__(self, files: Sequence[str], *, where: str = "config.data.files", root: str = ""):
     self._files = tuple(files)
+    self._digests = functools.partial(_digests, where=where, root=str(root).rstrip("/"))
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._each = min(max(_BYTES // max(len(self._files), 1), _LEAST), _MOST)
-    self._found = self._pool.submit(_digests, self._files, self._each)
+    self._found = self._pool.submit(self._digests, self._files, self._each)
 
   def saved(self) -> dict[str, Any]:
     """For a checkpoint.
@@ -38,7 +42,7 @@ class Contents:
 
   def differences(self, saved: Mapping[str, Any]) -> list[str]:
     """What of them is not as it was when `saved` was: a few words for each file."""
-    now = self._found.result() if saved["each"] == self._each else _digests(self._files, saved["each"])
+    now = self._found.result() if saved["each"] == self._each else self._digests(self._files, saved["each"])
     before, after = ({name: (size, digest) for name, size, digest in rows} for rows in (saved["files"], now))
     found = []
     for name in sorted(before.keys() | after.keys()):
@@ -71,11 +75,11 @@ def shown(differences: Sequence[str]) -> str:
   return "; ".join(differences[:_SHOWN]) + (f"; and {left:,} more" if left > 0 else "")
 
 
-def _digests(files: Sequence[str], each: int) -> list[tuple[str, int, str]]:
+def _digests(files: Sequence[str], each: int, *, where: str, root: str) -> list[tuple[str, int, str]]:
   """Name, size and digest of each file.  Folders may move: files count by their names."""
   sizes = text_files.sizes(tuple(files))
   remote = [path for path in files if bucket.is_remote(path)]
-  listed = bucket.checksums(remote, where="config.data.files") if remote else {}
+  listed = bucket.checksums(remote, where=where) if remote else {}
   with concurrent.futures.ThreadPoolExecutor(16) as pool:
     digests = list(
       pool.map(
@@ -85,7 +89,7 @@ def _digests(files: Sequence[str], each: int) -> list[tuple[str, int, str]]:
   names: dict[str, int] = {}
   found = []
   for path, size, digest in zip(files, sizes, digests, strict=True):
-    name = path.rsplit("/", 1)[-1]
+    name = path.removeprefix(f"{root}/") if root else path.rsplit("/", 1)[-1]
     names[name] = names.get(name, 0) + 1
     found.append((name if names[name] == 1 else f"{name} ({names[name]})", size, digest))
   return found

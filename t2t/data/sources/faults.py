@@ -1,6 +1,6 @@
 """What goes wrong while files are read: records that are malformed, and files that cannot be read for a while."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import itertools
 import threading
 import time
@@ -33,6 +33,8 @@ class Damaged(bytes):
 class Tally:
   """Counts records, and leaves out malformed ones as long as they are few.
 
+  Each process counts what it reads: to add up all of them would have those that read wait for each other.
+
   Args:
     share: of the records that may be malformed; 0: none.
   """
@@ -41,6 +43,18 @@ class Tally:
     self._share = share
     self._seen = self._bad = 0
     self._lock = threading.Lock()  # streams are read side by side
+
+  def shared_out(self, number: int) -> list[list[int]]:
+    """What was counted, in so many parts, each [records, malformed ones]: for streams that may go on elsewhere."""
+    with self._lock:
+      counts = self._seen, self._bad
+    return [[count // number + (part < count % number) for count in counts] for part in range(number)]
+
+  def go_on(self, parts: Iterable[Sequence[int]]) -> None:
+    """Counts on from parts of `shared_out`; what had been read ahead of a position is read again, and counts again."""
+    parts = list(parts)
+    with self._lock:
+      self._seen, self._bad = (sum(part[i] for part in parts) for i in range(2))
 
   def good(self, number: int = 1) -> None:
     """So many were whole."""
@@ -59,7 +73,7 @@ class Tally:
       raise error
     if bad > self._share * max(seen, _LEAST_RECORDS):
       raise UserError(
-        f"{error}\n{bad:,} of the {seen:,} records that were read are malformed, more than"
+        f"{error}\n{bad:,} of the {seen:,} records that this process has read are malformed, more than"
         f" config.data.malformed={self._share:g} allows"
       ) from error
     if bad <= _SHOWN or not bad % 10 ** (len(str(bad)) - 1):

@@ -67,6 +67,10 @@ class FileSource(seqio.DataSource):
     """The files of a split."""
     return self._files[split]
 
+  def tally(self, split: str) -> faults.Tally:
+    """Of the records of a split, whoever reads them."""
+    return self._tallies[split]
+
   def records(self, split: str) -> "FileRecords":
     """A split as windows.py reads it."""
     where = self._where.get(split, "config.data.files")
@@ -78,7 +82,7 @@ class FileSource(seqio.DataSource):
       held_out_below=self._held_out_below,
       held_out=held_out,
       annotations=self._annotations,
-      tally=self._tallies[split],
+      tally=self.tally(split),
     )
 
   def get_dataset(

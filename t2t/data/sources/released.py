@@ -277,6 +277,11 @@ class BenchmarkSource(seqio.DataSource):
       )
     return files[split]
 
+  def files_of(self, split: str) -> list[str]:
+    """The released files that a split is read from, where it has a folder the texts in it; sorted."""
+    path = epath.Path(self.file(split))
+    return sorted(map(str, path.glob("*/*.txt"))) if path.is_dir() else [str(path)]
+
   def _read(self, split: str) -> tuple[int, Mapping[str, Any]]:
     path = self.file(split)
     stat = tf.io.gfile.stat(path)

@@ -300,12 +300,13 @@ def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFil
 def _parquet_row_group(path: str, row_group: int, *, field: str, where: str) -> list[bytes]:
   file = _open_parquet(path, field=field, where=where)
   try:
-    column = file.metadata.row_group(row_group)
-    size = sum(
-      column.column(i).total_uncompressed_size
-      for i in range(column.num_columns)
-      if column.column(i).path_in_schema == field
-    )
+    group = file.metadata.row_group(row_group)
+    size = group.total_byte_size
+    if not 0 <= size <= _LARGEST_ROW_GROUP:
+      # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
+      next(file.iter_batches(1, row_groups=[row_group], columns=[field]), None)
+      columns = map(group.column, range(group.num_columns))
+      size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == field)
     if not 0 <= size <= _LARGEST_ROW_GROUP:
       raise ValueError(f"is said to have {size:,} bytes of {field!r}, and may have {_LARGEST_ROW_GROUP:,}")
     # As bytes: files exist whose strings are not UTF-8, and `parse` names the record.

@@ -4,7 +4,6 @@ from t2t.data.vocabularies.ids import (
   DOCS_SIZE,
   bos_id,
   check,
-  check_same,
   cls_id,
   docs_vocabulary,
   ends_sentence,
@@ -15,8 +14,6 @@ from t2t.data.vocabularies.ids import (
   num_sentinels,
   ordinary_ids,
   pads_with_zero,
-  save,
-  saved_extra_ids,
   sentinel_ids,
   sep_id,
   special_ids,
@@ -26,6 +23,7 @@ from t2t.data.vocabularies.ids import (
   token_texts,
 )
 from t2t.data.vocabularies.offsets import Tokens, tokens_of
+from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
 __all__ = [
   "DOCS_SIZE",
@@ -33,7 +31,10 @@ __all__ = [
   "bos_id",
   "check",
   "check_same",
+  "check_saved",
   "cls_id",
+  "compare_start",
+  "digest",
   "docs_vocabulary",
   "ends_sentence",
   "find_mask_id",

@@ -55,36 +55,6 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   return seqio.SentencePieceVocabulary(str(path), extra_ids=extra_ids)
 
 
-def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
-  """Copies a vocabulary's files to `folder`, so that whoever has the model has its words; `load` reads them.
-
-  A vocabulary of the user's own class is left where it is.
-  """
-  if isinstance(vocabulary, seqio.ByteVocabulary):
-    files, name = {}, "bytes"
-  elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    vocabulary.load_model()
-    files, name = {"spiece.model": epath.Path(vocabulary.sentencepiece_model_file).read_bytes()}, "spiece.model"
-  elif isinstance(vocabulary, subwords.SubwordVocabulary):
-    files = {path.name: path.read_bytes() for path in vocabulary.files}
-    name = vocabulary.files[0].name
-  else:
-    return
-  folder.mkdir(parents=True, exist_ok=True)
-  record = vocabulary_files.Record(name, vocabulary.extra_ids).content()
-  # The record last: a folder without it was not written to its end.
-  for name, content in {**files, vocabulary_files.RECORD: record}.items():
-    part = folder / f"{name}.part"
-    part.write_bytes(content)
-    part.replace(folder / name)
-
-
-def saved_extra_ids(folder: epath.Path) -> int | None:
-  """How many sentinels the vocabulary in a folder of `save` has; None: there is no such folder."""
-  has_record = (folder / vocabulary_files.RECORD).exists()
-  return vocabulary_files.read_record(folder).extra_ids if has_record else None
-
-
 _WHAT_TO_GIVE = (
   'give "bytes", or the path of a SentencePiece .model file, of a WordPiece vocab.txt, of a tokenizer.json, or of the'
   " encoder.json or vocab.json of a BPE vocabulary"
@@ -144,30 +114,6 @@ def check(vocabulary: seqio.Vocabulary, model_vocab_size: int) -> None:
       f" {vocabulary.vocab_size - 1} ({vocabulary.extra_ids} sentinels included);"
       f" set config.model.vocab_size={fits}"
     )
-
-
-def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str) -> None:
-  """Whether a model reads the words that it was trained with.
-
-  Args:
-    trained: the vocabulary of the checkpoint.
-    given: the one that the config names.
-    spec: what the config names it with.
-
-  Raises:
-    UserError: they differ; names the first id whose pieces do.
-  """
-  ours, theirs = token_texts(trained), token_texts(given)
-  if ours == theirs:
-    return
-  at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
-  difference = (
-    f"{len(theirs)} ids against {len(ours)}" if at is None else f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
-  )
-  raise UserError(
-    f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference});"
-    ' leave it empty ("") to use the checkpoint\'s'
-  )
 
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:

@@ -411,9 +411,14 @@ def _tokenizer_json(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   return tokenizer
 
 
+_MOST_IDS = 2**24  # and for each there is a text
+
+
 def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _File:
   ids = tokenizer.get_vocab(with_added_tokens=True)
-  size = max(ids.values()) + 1
+  size = max(ids.values(), default=0) + 1
+  if not 1 < size <= _MOST_IDS:
+    raise UserError(f"{where}: its largest id is {size - 1:,}; the largest vocabularies have a million pieces")
 
   def special(kind: str) -> int | None:
     configured = settings.get(f"{kind}_token")
@@ -458,7 +463,7 @@ def _texts(
       texts[i] = piece
     elif is_wordpiece:
       texts[i] = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
-    elif byte_level:
+    elif byte_level and byte_of.keys() >= set(piece):  # else as it stands, as tokenizers' ByteLevel decodes it
       texts[i] = bytes(byte_of[character] for character in piece).decode(errors="replace")
     else:
       texts[i] = piece.replace("▁", " ")

@@ -6,6 +6,7 @@ one in Triton where that is asked for.  All compute the softmax in float32, bloc
 compute the logits again (Dao et al. 2022).
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -20,7 +21,7 @@ from t2t.models.kernels.blocks import LARGEST, SAVED, SMALLEST, positions_seen
 from t2t.models.kernels.distance import DistanceBias
 from t2t.models.masks import AttentionMask
 
-__all__ = ["SAVED", "Choice", "DistanceBias", "attend", "choose", "compute_capability"]
+__all__ = ["SAVED", "Choice", "DistanceBias", "attend", "choose", "compute_capability", "described"]
 
 # What may be added to the logits or done to them, and how probabilities may be dropped: "rows", all of a key's at once,
 # as T5, which is to drop rows of values and any kernel's; or "each" by itself.
@@ -36,6 +37,15 @@ class Choice:
 
   def __str__(self) -> str:
     return f"{self.kernel} ({self.reason})"
+
+
+def described(chosen: Mapping[str, Choice | str]) -> str:
+  """Which kernels were chosen, in a line, as a run and a plan of it say.
+
+  Args:
+    chosen: part of the model, such as "encoder" -> its choice.
+  """
+  return "attention: " + "; ".join(f"{part} {choice}" for part, choice in chosen.items())
 
 
 def choose(

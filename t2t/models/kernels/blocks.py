@@ -12,6 +12,7 @@ SAVED = "attention"
 # The smallest block of a TPU's kernels, and the length up to which one block covers a sequence.
 SMALLEST, LARGEST = 128, 512
 
+# Segments are numbered from 1 in each row (data/converters.py), so that none is above its length.
 # Inside of a kernel the segment of padding, and that of what fills the last block, are above all others: so segments of
 # a packed row never fall, and a block's lowest and highest tell well what it holds.
 PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max

@@ -1,0 +1,308 @@
+"""Gives every reader of foreign files spoiled ones, and counts what comes of them.
+
+  python benchmarks/fuzz.py [READER ...] [--inputs 100000] [--seed 0] [--seconds 10] [--memory 4] [--keep FOLDER]
+
+An input is a good file with bytes changed, cut out, doubled, or replaced by numbers of which readers are afraid, and
+with numbers of its JSON made absurd.  A reader may give what it read, or end with the one error that a user sees.
+Everything else counts as a crash: another exception, more than --seconds, more than --memory GiB; it is kept.
+"""
+
+import argparse
+import collections
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import io
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+
+from etils import epath  # noqa: E402
+import foreign  # noqa: E402
+import t5x_files  # noqa: E402
+import test_checkpoint  # noqa: E402
+import test_sources  # noqa: E402
+import toy  # noqa: E402
+
+from t2t import UserError  # noqa: E402
+from t2t import config as config_lib  # noqa: E402
+from t2t.checkpoints import damage, manifest, store  # noqa: E402
+from t2t.convert import huggingface, t5x  # noqa: E402
+from t2t.data.sources import faults, text_files  # noqa: E402
+from t2t.data.vocabularies import ids, training  # noqa: E402
+from t2t.generation import line_files  # noqa: E402
+from t2t.training import recipe  # noqa: E402
+
+_NUMBERS = (0, 1, 127, 255, 2**15, 2**31 - 1, 2**32 - 1, 2**60, 2**63 - 1, 2**64 - 1)
+_WORDS = (b"-1", b"1e400", b"NaN", b"null", b"true", b'"../../x"', b"[]", b"{}", b"18446744073709551616", b"9" * 400)
+_VALUES = (
+  "-1",
+  "0",
+  "nan",
+  "inf",
+  "1e400",
+  "10000000",
+  "9" * 30,
+  "",
+  "None",
+  "True",
+  "x",
+  "(1,)",
+  "('a',)",
+  "[",
+  "{}",
+  "\0",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """What reads, and good files for it.
+
+  write: folder -> writes them.
+  read: folder -> reads them, to the end.
+  must_refuse: whether it knows every changed bit.
+  """
+
+  write: Callable[[pathlib.Path], object]
+  read: Callable[[pathlib.Path], object]
+  must_refuse: bool = False
+
+
+_CONFIG = toy.config(relative_position_buckets=8)
+
+
+def _params() -> dict:
+  return foreign.random_params(_CONFIG)
+
+
+def _hugging_face(folder: pathlib.Path) -> None:
+  huggingface.save(foreign.in_memory(_CONFIG, _params()), epath.Path(folder / "model"))
+
+
+def _texts(name: str) -> Reader:
+  read = lambda folder: list(text_files.read_texts(str(folder / name), field="text", tally=faults.Tally(0.5)))
+  return Reader(lambda folder: test_sources.write(folder, name, test_sources.TEXTS[:12]), read)
+
+
+def _lines(name: str, content: str) -> Reader:
+  return Reader(
+    lambda folder: (folder / name).write_text(content), lambda folder: list(line_files.read(str(folder / name)))
+  )
+
+
+def _vocabulary(kind: str, name: str) -> Reader:
+  train = getattr(training, f"train_{kind}")
+  size = {"sentencepiece": 34, "wordpiece": 60, "bpe": 280}[kind]
+
+  def read(folder: pathlib.Path) -> None:
+    # What was read from a path is not read from there again.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as elsewhere:
+      ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
+
+  return Reader(lambda folder: train(test_sources.TEXTS * 3, size=size, output_dir=folder), read)
+
+
+def _step(folder: pathlib.Path) -> None:
+  checkpoints = store.Checkpoints(epath.Path(folder / "run"), keep=1)
+  checkpoints.save(3, test_checkpoint.make_state(), {"a": b"{}"}, test_checkpoint.CONFIG, metrics={"loss": 1.0})
+  checkpoints.close()
+
+
+def _whole_step(folder: pathlib.Path) -> None:
+  if found := damage.of_step(epath.Path(folder / "run" / "checkpoints" / "3"), step=3):
+    raise UserError("\n".join(found))
+
+
+READERS = {
+  "text": _texts("a.txt"),
+  "json_lines": _texts("a.jsonl"),
+  "gzip": _texts("a.jsonl.gz"),
+  "parquet": _texts("a.parquet"),
+  "tfrecord": _texts("a.tfrecord"),
+  "hugging_face": Reader(_hugging_face, lambda folder: foreign.read(huggingface.open_foreign(str(folder / "model")))),
+  "t5x_zarr": Reader(
+    lambda folder: t5x_files.write(folder / "model", t5x_files.parameters()),
+    lambda folder: foreign.read(t5x.open_foreign(str(folder / "model"))),
+  ),
+  "t5x_msgpack": Reader(
+    lambda folder: t5x_files.single_file(folder / "model", t5x_files.parameters()),
+    lambda folder: foreign.read(t5x.open_foreign(str(folder / "model"))),
+  ),
+  "sentencepiece": _vocabulary("sentencepiece", "spiece.model"),
+  "wordpiece": _vocabulary("wordpiece", "vocab.txt"),
+  "bpe": _vocabulary("bpe", "tokenizer.json"),
+  "input_text": _lines("in.txt", "a line\n\nanother \u00e9\n" * 5),
+  "input_json": _lines("in.jsonl", '{"inputs": "a line", "id": 3}\n{"inputs": "b"}\n' * 5),
+  "checkpoint": Reader(_step, _whole_step, must_refuse=True),
+}
+
+
+def spoil(content: bytes, draw: random.Random) -> bytes:
+  """A file with one to four faults."""
+  found = bytearray(content)
+  for _ in range(draw.choice((1, 1, 2, 4))):
+    at, length = draw.randrange(len(found) + 1), draw.choice((1, 1, 2, 8, 64, 1000))
+    match draw.randrange(8):
+      case 0:
+        found[at : at + 1] = bytes([draw.randrange(256)])
+      case 1:
+        found[at : at + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in found[at : at + 1])
+      case 2:
+        del found[at : at + length]
+      case 3:
+        found[at:at] = found[at : at + length] * draw.choice((1, 1, 1000))
+      case 4:
+        del found[at:]
+      case 5:
+        size = draw.choice((1, 2, 4, 8))
+        number = draw.choice(_NUMBERS) % 2 ** (8 * size)
+        found[at : at + size] = number.to_bytes(size, draw.choice(("little", "big")))
+      case 6:
+        found[at:at] = draw.randbytes(length)
+      case 7:  # of JSON
+        tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"', bytes(found[:20_000]))]
+        if tokens:
+          begin, end = draw.choice(tokens)
+          found[begin:end] = draw.choice(_WORDS)
+  return bytes(found)
+
+
+class _TooLong(BaseException):
+  """Seconds have passed; no reader takes it for an error of its own."""
+
+
+def _alarm(*_) -> None:
+  raise _TooLong
+
+
+def fuzz(name: str, *, inputs: int, seed: int, seconds: float, keep: pathlib.Path) -> dict[str, object]:
+  """Counts by outcome, and the slowest."""
+  reader, draw, counts = READERS[name], random.Random(f"{name} {seed}"), collections.Counter()
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="t2t_fuzz_", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+  os.environ["T2T_CACHE_DIR"] = str(folder / "cache")
+  good = folder / "good"
+  good.mkdir()
+  reader.write(good)
+  reader.read(good)
+  paths = [path for path in sorted(good.rglob("*")) if path.is_file() and path.stat().st_size]
+  # Of Orbax's marker only that it is there says something.
+  paths = [path for path in paths if path.name != manifest.COMMITTED]
+  kinds: collections.Counter[str] = collections.Counter()
+  last = keep / f"{name}_last"  # what brought down the process is found here
+  keep.mkdir(parents=True, exist_ok=True)
+  slowest, shown, told = 0.0, time.monotonic(), io.StringIO()
+  for number in range(inputs):
+    path = draw.choice(paths)
+    content = path.read_bytes()
+    spoiled = spoil(content, draw)
+    path.write_bytes(spoiled)
+    last.write_bytes(spoiled)
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+      with contextlib.redirect_stderr(told):
+        reader.read(good)
+      outcome = "missed" if reader.must_refuse and spoiled != content else "read"
+    except UserError as error:
+      outcome = "refused" if str(error).strip() else "without words"
+    except (Exception, _TooLong) as error:
+      frames = [
+        f"{pathlib.Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+      ]
+      outcome = f"{type(error).__name__} at {' '.join(frames[-3:])}: {str(error)[:80]!r}"
+    finally:
+      signal.setitimer(signal.ITIMER_REAL, 0)
+    slowest = max(slowest, time.monotonic() - began)
+    path.write_bytes(content)
+    told.seek(0)
+    told.truncate()
+    if outcome not in ("read", "refused"):
+      where = outcome.partition(": ")[0]
+      kinds[where] += 1
+      if kinds[where] == 1:
+        kept = keep / f"{name}_{number}_{path.name}"
+        kept.write_bytes(spoiled)
+        print(f"{name}: {outcome}; {path.relative_to(good)} kept as {kept}", flush=True)
+      outcome = "crashed"
+    counts[outcome] += 1
+    if time.monotonic() - shown > 30:
+      shown = time.monotonic()
+      print(f"{name}: {number + 1:,} of {inputs:,}", file=sys.stderr, flush=True)
+  shutil.rmtree(folder)
+  last.unlink()
+  return {"reader": name, "inputs": inputs, **counts, "slowest_ms": round(slowest * 1000)}
+
+
+def fuzz_overrides(*, inputs: int, seed: int) -> dict[str, object]:
+  """The same of what is typed behind --config.KEY=, up to the program that would be compiled."""
+  draw, counts = random.Random(seed), collections.Counter()
+  keys = [key for key, _ in _leaves(config_lib.load_config("tiny").to_dict())]
+  kinds: collections.Counter[str] = collections.Counter()
+  for _ in range(inputs):
+    typed = [f"--config.{draw.choice(keys)}={draw.choice(_VALUES)}" for _ in range(draw.choice((1, 1, 2)))]
+    try:
+      recipe.make(config_lib.records(config_lib.override(config_lib.load_config("tiny"), typed)))
+      counts["read"] += 1
+    except UserError:
+      counts["refused"] += 1
+    except Exception as error:
+      frame = traceback.extract_tb(error.__traceback__)[-1]
+      where = f"{type(error).__name__} at {pathlib.Path(frame.filename).name}:{frame.lineno}"
+      kinds[where] += 1
+      if kinds[where] == 1:
+        print(f"overrides: {where}: {str(error)[:80]!r}; {' '.join(typed)}", flush=True)
+      counts["crashed"] += 1
+  return {"reader": "overrides", "inputs": inputs, **counts}
+
+
+def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
+  found = []
+  for key, value in tree.items():
+    found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+  return found
+
+
+def main() -> int:
+  """A line for each reader; 0 if none crashed."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("readers", nargs="*", metavar="READER", help=f"default: all, {', '.join(READERS)}, overrides")
+  parser.add_argument("--inputs", type=int, default=100_000)
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--seconds", type=float, default=10, help="that one input may take")
+  parser.add_argument("--memory", type=float, default=4, help="GiB that the process may allocate beyond what it has")
+  parser.add_argument("--keep", type=pathlib.Path, default="fuzzed", help="folder of what crashed")
+  arguments = parser.parse_args()
+  if unknown := set(arguments.readers) - READERS.keys() - {"overrides"}:
+    parser.error(f"no reader {', '.join(unknown)}; there are {', '.join(READERS)} and overrides")
+  signal.signal(signal.SIGALRM, _alarm)
+  crashed = 0
+  for name in arguments.readers or [*READERS, "overrides"]:
+    if name == "overrides":
+      found = fuzz_overrides(inputs=arguments.inputs, seed=arguments.seed)
+    else:
+      virtual = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+      most = virtual + int(arguments.memory * 2**30)
+      resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+      found = fuzz(name, inputs=arguments.inputs, seed=arguments.seed, seconds=arguments.seconds, keep=arguments.keep)
+    print(
+      ", ".join(f"{key} {value:,}" if isinstance(value, int) else f"{value}" for key, value in found.items()),
+      flush=True,
+    )
+    crashed += found.get("crashed", 0)
+  return int(bool(crashed))
+
+
+if __name__ == "__main__":
+  sys.exit(main())

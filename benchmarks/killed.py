@@ -1,0 +1,180 @@
+"""Commands that benchmarks/kill.py kills, on a model and texts of no size, and what of each must come out the same.
+
+Of a training run: every array of the last checkpoint bit for bit, every step of metrics.jsonl and of the event files
+once, and each loss.  Of the other commands: every file that they leave, by name and content, and no other file.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import hashlib
+import importlib.util
+import io
+import json
+import pathlib
+import sys
+import zipfile
+
+from absl import logging
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from tensorboardX.proto import event_pb2
+
+from t2t.storage import records
+
+_MODEL = (
+  "--config.model.vocab_size=384",
+  "--config.model.embed_dim=16",
+  "--config.model.num_heads=2",
+  "--config.model.head_dim=8",
+  "--config.model.mlp_dim=32",
+  "--config.model.num_encoder_layers=1",
+  "--config.model.num_decoder_layers=1",
+  "--config.model.dtype=float32",
+  "--config.data.vocabulary=bytes",
+  "--config.data.inputs_length=64",
+  "--config.data.targets_length=18",
+  "--config.train.batch_size=8",
+  "--config.eval.batches=1",
+  "--config.eval.examples=0",
+)
+_TRAIN = ("--config.train.steps=40", "--config.eval.every=20", "--config.checkpoint.every=3")
+# Too long to be answered before the first kill, short enough for a hundred runs.
+_LINES = 200
+
+# What is compared by name: a number, a digest or an array.
+Outcome = Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Killed:
+  """A command that may be killed anywhere, and is then run again.
+
+  arguments: folder of what `prepare` made, and of the output -> what stands behind `t2t`.
+  outcome: folder of the output -> what is compared.
+  trains: whether it starts from a model that is to be trained first.
+  """
+
+  arguments: Callable[[pathlib.Path, str], list[str]]
+  outcome: Callable[[pathlib.Path], Outcome]
+  trains: bool = True
+
+
+def need_beam() -> None:
+  """Ends the process where `t2t cache` cannot run."""
+  if importlib.util.find_spec("apache_beam") is None:
+    sys.exit("t2t cache needs Apache Beam: pip install -e '.[cache]'; in a checkout .venv-beam of make beam has it")
+
+
+def prepare(folder: pathlib.Path) -> None:
+  """Writes the texts that the commands read."""
+  words = np.random.default_rng(0)
+  lines = [" ".join(f"w{n}" for n in words.integers(0, 999, 40)) for _ in range(400)]
+  (folder / "text.txt").write_text("\n".join(lines))
+  (folder / "lines.txt").write_text("".join(f"{line[:50]} <extra_id_0>\n" for line in lines[:_LINES]))
+  labels = ("entailment", "contradiction", "neutral")
+  for split, number in (("train", 12), ("val", 40), ("test", 40)):
+    path = folder / "SuperGLUE" / "CB" / f"{split}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"premise": lines[i][:20], "hypothesis": lines[i][20:30], "idx": i} for i in range(number)]
+    rows = [row | ({} if split == "test" else {"label": labels[row["idx"] % 3]}) for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (folder / "tasks_killed.py").write_text(
+    "import seqio\n"
+    "from t2t.data import text_formats\n"
+    "seqio.TaskRegistry.add('killed', source=seqio.TextLineDataSource({'train': "
+    f"{str(folder / 'text.txt')!r}}}), preprocessors=[lambda ds: ds.map(lambda line: {{'inputs': line, 'targets':"
+    " line}), seqio.preprocessors.tokenize], output_features=text_formats.t5_features())\n"
+  )
+
+
+def model(folder: pathlib.Path) -> list[str]:
+  """The command that trains what the others start from."""
+  return [*_train(folder, str(folder / "model")), "--config.train.steps=3"]
+
+
+def _train(folder: pathlib.Path, output: str) -> list[str]:
+  text = f"--config.data.files={folder / 'text.txt'}"
+  return ["train", "--config=t5_1_1_small", *_MODEL, *_TRAIN, text, f"--workdir={output}"]
+
+
+def _tasks(folder: pathlib.Path, command: str, config: str, output: str) -> list[str]:
+  asked = (f"--config.data.folders.superglue={folder / 'SuperGLUE'}", "--config.eval.tasks=cb")
+  length = ("--config.data.inputs_length=64", "--config.data.targets_length=16", "--config.train.batch_size=8")
+  return [command, f"--config={config}", f"--checkpoint={folder / 'model'}", f"--workdir={output}", *asked, *length]
+
+
+def _superglue(folder: pathlib.Path, output: str) -> list[str]:
+  often = ("--config.train.steps=4", "--config.eval.every=2", "--config.checkpoint.every=2")
+  return [*_tasks(folder, "superglue", "finetune_superglue", output), *often]
+
+
+def training(output: pathlib.Path) -> Outcome:
+  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each."""
+  steps = [int(path.name) for path in (output / "checkpoints").iterdir() if path.name.isdigit()]
+  folder = output / "checkpoints" / str(max(steps)) / "state"
+  logging.set_verbosity(logging.ERROR)  # Orbax looks for a file that a step of ours has elsewhere
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    # Whatever devices they were on.
+    as_numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), checkpointer.metadata(folder).item_metadata.tree
+    )
+    state = checkpointer.restore(folder, restore_args=as_numpy)
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  found: dict[str, object] = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+  rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+  found["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+  found["events"] = [
+    (event.step, value.simple_value)
+    for path in sorted((output / "tensorboard").iterdir())
+    for event in map(event_pb2.Event.FromString, records.read(io.BytesIO(path.read_bytes())))
+    for value in event.summary.value
+    if value.tag == "train/loss"
+  ]
+  return found
+
+
+def files(output: pathlib.Path) -> Outcome:
+  """Digest of each file by its path, beside the output, too: whatever a killed command left there is seen."""
+  own = str(output.parent)
+  contents = {
+    path: path.read_bytes().replace(own.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
+  }
+  return {str(path.relative_to(own)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
+
+
+def _leaderboard(output: pathlib.Path) -> Outcome:
+  """What SuperGLUE's site is given, the table, every prediction, and the model."""
+  with zipfile.ZipFile(output / "super_glue.zip") as archive:
+    inside = {f"super_glue.zip/{name}": archive.read(name) for name in archive.namelist()}
+  rest = {name: digest for name, digest in files(output).items() if name.endswith(("results.json", ".jsonl"))}
+  measured = [name for name in rest if name.endswith("metrics.jsonl")]  # with times: by `training`
+  return inside | {name: rest[name] for name in rest if name not in measured} | training(output / "finetune")
+
+
+COMMANDS = {
+  "train": Killed(_train, training, trains=False),
+  "convert": Killed(lambda folder, output: ["convert", str(folder / "model"), output], files),
+  "vocab": Killed(
+    lambda folder, output: [*("vocab", "train", "--size=50"), f"--input={folder / 'text.txt'}", f"--output={output}"],
+    files,
+    trains=False,
+  ),
+  "eval": Killed(lambda folder, output: _tasks(folder, "eval", "superglue", output), files),
+  "superglue": Killed(_superglue, _leaderboard),
+  "infer": Killed(
+    lambda folder, output: [
+      *("infer", f"--checkpoint={folder / 'model'}", f"--input={folder / 'lines.txt'}", f"--output={output}/out.jsonl"),
+      *("--max_length=8", "--batch_size=2"),
+    ],
+    files,
+  ),
+  "cache": Killed(
+    lambda folder, output: [
+      *("cache", "--mixture=killed", f"--task_modules={folder / 'tasks_killed.py'}", f"--output_dir={output}"),
+      *("--vocabulary=bytes", "--num_shards=4"),
+    ],
+    files,
+    trains=False,
+  ),
+}

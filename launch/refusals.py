@@ -1,0 +1,38 @@
+"""Why a program of a cloud or a cluster does not say what there is, in a sentence, and what to do about it."""
+
+from collections.abc import Sequence
+
+from t2t.launch import shell as shell_lib
+
+_CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=REGION"
+# What a program says in its errors, in small letters -> what to do.
+_KNOWN: dict[str, Sequence[tuple[str, str]]] = {
+  "gcloud": (
+    ("active account", "nobody is logged in; run `gcloud auth login`"),
+    ("auth login", "nobody is logged in; run `gcloud auth login`"),
+    ("[compute/zone]", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
+    ("--zone", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
+    ("[project]", "it has no project of its own; give --project"),
+    ("has not been used", "the API is off; run `gcloud services enable tpu.googleapis.com`"),
+    ("permission", "you need the role roles/tpu.viewer in the project"),
+  ),
+  "kubectl": (
+    ('resource type "jobsets"', "the cluster knows no JobSets; launch/README.md says how to install them"),
+    ("forbidden", "you may not list the JobSets of this namespace"),
+    ("refused", f"it reaches no cluster; run `{_CREDENTIALS}`"),
+    ("current-context", f"it knows no cluster; run `{_CREDENTIALS}`"),
+    ("unable to connect", "it reaches no cluster; is it there, and does the network let you?"),
+  ),
+  "squeue": (("unable to contact", "the controller of SLURM does not answer; ask again in a moment"),),
+}
+
+
+def sentence(program: str, answer: shell_lib.Answer) -> str:
+  """What is wrong, of what is known; otherwise the exit code and the last line of what the program wrote.
+
+  Args:
+    program: gcloud, kubectl or squeue.
+    answer: of a call that failed.
+  """
+  text, last = answer.err.lower(), answer.reason(1).strip()
+  return next((advice for words, advice in _KNOWN[program] if words in text), f"exit code {answer.code}, {last}")

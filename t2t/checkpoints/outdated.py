@@ -1,0 +1,101 @@
+"""Which steps are kept, and how the others are deleted: one that cannot be is told, and no reason to end."""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import math
+import os
+
+from etils import epath
+import jax
+import orbax.checkpoint as ocp
+
+from t2t.checkpoints import manifest, patience
+from t2t.runtime import hosts
+from t2t.storage import bucket
+
+_policies = ocp.checkpoint_managers
+
+
+def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
+  """The best step by each metric, the earliest of several that are as good; what is no number is never the best.
+
+  In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
+  Out: {"loss": 20, "cb/f1": 10}
+
+  Args:
+    metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
+  """
+  best: dict[str, int] = {}
+  for step, values in sorted(metrics.items()):
+    for name, value in (values or {}).items():
+      if math.isnan(value):
+        continue
+      sign = -1 if name == "loss" else 1
+      if name not in best or sign * value > sign * metrics[best[name]][name]:
+        best[name] = step
+  return best
+
+
+class _BestOfEach(_policies.PreservationPolicy):
+  """Keeps the best checkpoint by each metric."""
+
+  def should_preserve(self, checkpoints, *, context):
+    del context
+    best = set(best_steps({each.step: each.metrics for each in checkpoints}).values())
+    return [each.step in best for each in checkpoints]
+
+
+def kept(last: int) -> _policies.PreservationPolicy:
+  """The last steps, two at least, and the best by each metric."""
+  return _policies.AnyPreservationPolicy([_policies.LatestN(max(2, last)), _BestOfEach()])
+
+
+def delete(path: epath.Path) -> None:
+  """Deletes a step; killed on the way, what is left of it is no step any more, and the next run clears it away.
+
+  Raises:
+    OSError: it cannot be deleted, in whole or in part, or is a link.
+  """
+  if bucket.is_remote(path):
+    bucket.remove(path, first=manifest.COMMITTED)
+    return
+  if os.path.islink(path):
+    raise OSError("it is a link")  # whose files lie where somebody has put them
+  # As Orbax calls what is not whole: who reads the step meanwhile finds all of it, or nothing.
+  gone = path.parent / f"{path.name}.orbax-checkpoint-tmp"
+  path.rename(gone)
+  try:
+    gone.rmtree()
+  except OSError:
+    with contextlib.suppress(OSError):
+      gone.rename(path)
+    raise
+
+
+class Deleter:
+  """In place of Orbax's, which takes an old step that it cannot delete for a new one that was not saved.
+
+  Args:
+    directory: of the checkpoints.
+  """
+
+  def __init__(self, directory: epath.Path):
+    self._directory = directory
+
+  def delete(self, step: int) -> None:
+    """Deletes a step, on the first host, if that can be done."""
+    if jax.process_index() != 0:
+      return
+    path = self._directory / str(step)
+    try:
+      delete(path)
+    except Exception as error:  # of the system, or of a bucket's client
+      hosts.say(f"{path}: is no longer kept, but cannot be deleted ({patience.reason(error)}); training goes on")
+
+  def delete_steps(self, steps: Sequence[int]) -> None:
+    """Deletes some."""
+    for step in steps:
+      self.delete(step)
+
+  def close(self) -> None:
+    """Nothing is deleted in the background."""

@@ -1,0 +1,157 @@
+"""The vocabulary that is kept beside a model, and whether another is the same: by content, whatever it is called."""
+
+import hashlib
+
+from etils import epath
+import seqio
+
+from t2t import UserError
+from t2t.data.vocabularies import ids, subwords
+from t2t.storage import vocabulary_files
+
+# Of the ids of a checkpoint's vocabulary so many may stand for other pieces where its embedding is taken: BERT's has
+# 994 unused ones of 30,522, which are there to be given away.
+_OTHER_PIECES = 0.1
+
+
+def save(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
+  """Copies a vocabulary's files to `folder`, so that whoever has the model has its words; `ids.load` reads them.
+
+  A vocabulary of the user's own class is left where it is.
+  """
+  found = _files(vocabulary)
+  if found is None:
+    return
+  name, files = found
+  folder.mkdir(parents=True, exist_ok=True)
+  record = vocabulary_files.Record(name, vocabulary.extra_ids).content()
+  # The record last: a folder without it was not written to its end.
+  for name, content in {**files, vocabulary_files.RECORD: record}.items():
+    part = folder / f"{name}.part"
+    part.write_bytes(content)
+    part.replace(folder / name)
+
+
+def _files(vocabulary: seqio.Vocabulary) -> tuple[str, dict[str, bytes]] | None:
+  """What `vocabulary_files.Record` calls it, and name -> content of its files; None: it is of the user's own class."""
+  if isinstance(vocabulary, seqio.ByteVocabulary):
+    return "bytes", {}
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    vocabulary.load_model()
+    return "spiece.model", {"spiece.model": epath.Path(vocabulary.sentencepiece_model_file).read_bytes()}
+  if isinstance(vocabulary, subwords.SubwordVocabulary):
+    return vocabulary.files[0].name, {path.name: path.read_bytes() for path in vocabulary.files}
+  return None
+
+
+def saved_extra_ids(folder: epath.Path) -> int | None:
+  """How many sentinels the vocabulary in a folder of `save` has; None: there is no such folder."""
+  has_record = (folder / vocabulary_files.RECORD).exists()
+  return vocabulary_files.read_record(folder).extra_ids if has_record else None
+
+
+def digest(vocabulary: seqio.Vocabulary) -> str:
+  """The same of vocabularies that make the same ids of any text, whatever their files are called and wherever they lie.
+
+  It is "" of one of the user's own class.
+  """
+  found = _files(vocabulary)
+  if found is None:
+    return ""
+  made = hashlib.blake2b(f"{vocabulary.extra_ids}".encode(), digest_size=8)
+  # In the order in which they are read: pieces, merges, settings.
+  for content in found[1].values():
+    made.update(hashlib.blake2b(content).digest())
+  return made.hexdigest()
+
+
+def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str) -> None:
+  """Whether a model reads the words that it was trained with.
+
+  Args:
+    trained: the vocabulary of the checkpoint.
+    given: the one that the config names.
+    spec: what the config names it with.
+
+  Raises:
+    UserError: they differ; names the first id whose pieces do.
+  """
+  if difference := _difference(trained, given):
+    raise UserError(
+      f"config.data.vocabulary={spec}: the checkpoint was trained with another vocabulary ({difference});"
+      ' leave it empty ("") to use the checkpoint\'s'
+    )
+
+
+def _difference(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> str:
+  """The first id that stands for another piece, in words; "" where none does."""
+  ours, theirs = ids.token_texts(trained), ids.token_texts(given)
+  if ours == theirs:
+    return ""
+  at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
+  return f"{len(theirs)} ids against {len(ours)}" if at is None else f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
+
+
+def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:
+  """Whether a run goes on with the vocabulary that it began with, before its copy of it is written anew.
+
+  Args:
+    given: the one that the config names.
+    folder: where the run keeps its own, see `save`.
+    noted: `digest` of what its last checkpoint was trained with; "": it does not say, and what is kept counts.
+    spec: what the config names it with.
+
+  Raises:
+    UserError: it is another.
+  """
+  now = digest(given)
+  if not now or now == noted:
+    return  # of an own class nothing is known, and a copy that somebody has changed is mended
+  try:
+    extra_ids = saved_extra_ids(folder)
+    kept = None if extra_ids is None else ids.load(str(folder), extra_ids=extra_ids)
+  except UserError:
+    if not noted:
+      raise
+    kept = None
+  if kept is not None and noted not in ("", digest(kept)):
+    kept = None
+  if kept is None and not noted or kept is not None and digest(kept) == now:
+    return
+  if kept is None:
+    difference, remedy = f"its copy in {folder} is not the one either", "bring the old one back"
+  else:
+    difference = _difference(kept, given) or "the same pieces, but other scores, merges or rules"
+    remedy = f"go on with its own, --config.data.vocabulary={folder}"
+  raise UserError(
+    f"config.data.vocabulary={spec}: this run was begun with another vocabulary ({difference}); {remedy}"
+    f" --config.data.extra_ids={given.extra_ids if kept is None else kept.extra_ids}, or begin another --workdir"
+  )
+
+
+def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: str) -> str:
+  """What is to be said of a model that goes on in another vocabulary, whose embedding it keeps; "": nothing.
+
+  Args:
+    trained: the vocabulary of the checkpoint.
+    given: the one of the run.
+    where: what the user named the checkpoint with, for messages.
+
+  Raises:
+    UserError: more ids stand for other pieces than a few that were given away.
+  """
+  if not digest(trained) or not digest(given):
+    return ""  # of the user's own class
+  difference = _difference(trained, given)
+  if not difference:
+    return ""
+  pairs = list(zip(ids.token_texts(trained), ids.token_texts(given), strict=False))
+  others = sum(a != b for a, b in pairs)
+  what = f"{where}: was trained with another vocabulary than the run's ({difference})"
+  if others > _OTHER_PIECES * len(pairs):
+    raise UserError(
+      f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; leave"
+      " out config.data.vocabulary, and the run takes the checkpoint's, or have them begin fresh, the head with them:"
+      " config.init.fresh=embed/table"
+    )
+  return f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces"

@@ -1,0 +1,94 @@
+"""A run goes on in the words that it began with, and who starts from a checkpoint hears where its words are others."""
+
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import pytest
+import trained
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.data import vocabularies
+from t2t.data.vocabularies import training
+
+TEXT = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs in the garden" for i in range(300)]
+OTHER = [f"a wizard boxes {i} liquid jugs while seven dire owls sleep" for i in range(300)]
+
+
+def made(folder: pathlib.Path, texts: list[str]) -> str:
+  return str(training.train_sentencepiece(texts, size=60, output_dir=folder, character_coverage=1.0))
+
+
+def load(spec: str, *, extra_ids: int = 100):
+  return vocabularies.load(spec, extra_ids=extra_ids)
+
+
+def test_a_digest_is_of_the_content_alone(tmp_path):
+  """Moved, and loaded from where a run keeps its own; not of other pieces, nor of another number of sentinels."""
+  path = made(tmp_path / "a", TEXT)
+  first = vocabularies.digest(load(path))
+  vocabularies.save(load(path), epath.Path(tmp_path / "kept"))
+  assert first == vocabularies.digest(load(str(tmp_path / "kept"))) != ""
+  others = [load(path, extra_ids=99), load(made(tmp_path / "b", OTHER)), load("bytes")]
+  assert len({first, *map(vocabularies.digest, others)}) == 4
+
+
+def test_what_the_checkpoint_says_is_right_and_else_its_copy(tmp_path):
+  """A copy that somebody has changed is mended; of an older checkpoint, which says nothing, the copy counts."""
+  own, other, kept = load(made(tmp_path / "a", TEXT)), load(made(tmp_path / "b", OTHER)), epath.Path(tmp_path / "kept")
+  vocabularies.save(other, kept)
+  check = lambda given, noted: vocabularies.check_saved(given, kept, noted=noted, spec="X")
+  check(own, vocabularies.digest(own))
+  check(other, "")
+  for given, noted, remedy in ((own, "", "go on with its own"), (other, vocabularies.digest(own), "bring the old one")):
+    with pytest.raises(UserError, match=f"config.data.vocabulary=X: this run was begun with another .*; {remedy}"):
+      check(given, noted)
+  (tmp_path / "kept" / "vocabulary.json").write_text("{")
+  check(own, vocabularies.digest(own))
+  shutil.rmtree(kept)
+  check(own, "")
+
+
+def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
+  """As unused ones that were given away, and as those of another text; more of them behind are told, too."""
+  vocabulary = lambda name, pieces: tmp_path.joinpath(name).write_text("\n".join(pieces)) and str(tmp_path / name)
+  pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(45))]
+  wordpiece = lambda name, pieces: load(vocabulary(name, pieces), extra_ids=0)
+  own = wordpiece("a-vocab.txt", pieces)
+  compare = lambda pieces: vocabularies.compare_start(
+    own, wordpiece(f"{hash(tuple(pieces))}-vocab.txt", pieces), where="W"
+  )
+  assert compare(pieces) == ""
+  assert "0 of 50 ids stand for other pieces" in compare([*pieces, "more"])
+  assert "(id 10 is ' new', not ' word5'): 1 of 50 ids" in compare([*pieces[:10], "new", *pieces[11:]])
+  with pytest.raises(
+    UserError, match=r"W: was trained with another vocabulary .*: 44 of 50 ids .*init.fresh=embed/tab"
+  ):
+    compare([*pieces[:5], *reversed(pieces[5:])])
+
+
+def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
+  """Where the run goes on, whose copy of its own stays and serves, and where another starts from its parameters."""
+  vocabulary, run = tmp_path / "vocabulary", tmp_path / "run"
+  made(vocabulary, TEXT)
+  (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": 5 * text}) + "\n" for text in TEXT))
+  arguments = [*trained.arguments("encoder_decoder", run), f"--config.data.files={tmp_path / 'text.jsonl'}"]
+  arguments += [f"--config.data.vocabulary={vocabulary / 'spiece.model'}"]
+  assert command.main(arguments) == 0
+  kept = {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()}
+  shutil.rmtree(vocabulary)
+  made(vocabulary, OTHER)
+  more = "--config.train.steps=3"
+  capsys.readouterr()
+  assert command.main([*arguments, more]) == 2
+  said = capsys.readouterr().err
+  assert "this run was begun with another vocabulary (" in said and f"vocabulary={run / 'vocabulary'}" in said
+  assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept
+  assert command.main([*arguments, more, f"--config.data.vocabulary={run / 'vocabulary'}"]) == 0
+  assert {path.name: path.read_bytes() for path in (run / "vocabulary").iterdir()} == kept
+  new = [*arguments, f"--config.init.checkpoint={run}", "--workdir", str(tmp_path / "new")]
+  new += [f"--config.data.vocabulary={made(tmp_path / 'other', OTHER)}"]  # seqio remembers what it read of a path
+  assert command.main(new) == 2
+  assert "was trained with another vocabulary than the run's (id " in capsys.readouterr().err
