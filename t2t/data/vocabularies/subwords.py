@@ -417,7 +417,7 @@ _MOST_IDS = 2**24  # and for each there is a text
 def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _File:
   ids = tokenizer.get_vocab(with_added_tokens=True)
   size = max(ids.values(), default=0) + 1
-  if not 1 < size <= _MOST_IDS:
+  if size > _MOST_IDS:
     raise UserError(f"{where}: its largest id is {size - 1:,}; the largest vocabularies have a million pieces")
 
   def special(kind: str) -> int | None:
