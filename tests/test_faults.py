@@ -122,7 +122,7 @@ def test_lines_without_end(tmp_path, monkeypatch):
 
 def test_a_parquet_file_whose_record_of_a_column_is_spoiled(tmp_path):
   """Pyarrow ends the process where it is asked for that record; found by benchmarks/fuzz.py."""
-  path = shutil.copy(pathlib.Path(__file__).parent / "golden" / "histogram.parquet", tmp_path)
+  path = shutil.copy(pathlib.Path(__file__).parent / "spoiled" / "histogram.parquet", tmp_path)
   with pytest.raises(UserError, match=r"histogram.parquet: row group 0 cannot be read \(Definition level histogram"):
     texts(path, malformed=0.5)
 
