@@ -171,9 +171,9 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     service.goes_on.set()
     assert service.left.wait(30)
     first.close()
-    while ask(found.server_port, "POST", "/generate", ASKED)[0] == 503:
+    while (status := ask(found.server_port, "POST", "/generate", ASKED)[0]) == 503:
       pass
-    assert ask(found.server_port, "POST", "/generate", ASKED)[0] == 200
+    assert status == 200
 
 
 # ---- How long --------------------------------------------------------------------------------------------------------

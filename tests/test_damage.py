@@ -308,3 +308,13 @@ def test_the_same_command_does_not_start_afresh(tmp_path, capsys):
   error = capsys.readouterr().err
   assert "no step is as it was saved" in error and "other bytes than were saved" in error
   assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
+
+
+def test_what_was_sound_once_is_read_again_where_it_is_asked_for(workdir):
+  """As where a run goes back to it after hours; a checkpoint that is read in parts is looked at once."""
+  folder = workdir / "checkpoints" / "20"
+  damage.check(epath.Path(folder))
+  flip(max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0))
+  damage.check(epath.Path(folder))
+  with pytest.raises(damage.Damaged, match="has other bytes than were saved"):
+    damage.check(epath.Path(folder), again=True)

@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import store
+from t2t.checkpoints import going_back, store
 from t2t.config import load_config, override, records
 from t2t.data import streams
 from t2t.training import numbers, places, recipe
@@ -230,6 +230,19 @@ def test_a_run_that_goes_back_is_the_same_run_however_it_is_broken_off(text, tmp
   shutil.copytree(whole, again, ignore=lambda folder, names: ["6"] if folder.endswith("checkpoints") else [])
   assert command.main(arguments(text, again, *back)) == 0
   assert test_train.losses(again) == test_train.losses(whole)
+  # Begun anew, it has not gone back.
+  shutil.rmtree(again / "checkpoints")
+  assert command.main(arguments(text, again, *back)) == 0
+  assert (again / "went_back.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize(
+  "line", ['{"checkpoint": "12", "step": 17}', '{"checkpoint": 12, "step": 12}', '{"checkpoint": 12}', "[12, 17]", "x"]
+)
+def test_a_turn_that_is_none_is_named(line, tmp_path):
+  (tmp_path / "went_back.jsonl").write_text('{"checkpoint": 12, "step": 17}\n' + line)
+  with pytest.raises(UserError, match=r"went_back.jsonl, line 2: not a turn"):
+    going_back.turns(epath.Path(tmp_path))
 
 
 def test_a_run_goes_back_so_often_and_to_what_is_there(text, tmp_path, capsys, monkeypatch):

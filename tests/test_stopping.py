@@ -19,7 +19,7 @@ from t2t.runtime import exit_codes, maintenance, stopping
 _BEFORE = """
 import os, signal, sys, threading, time
 from t2t.runtime import stopping
-stopping._STEP_SECONDS = stopping._FIRST_SECONDS = 0.3
+stopping._STEP_SECONDS, stopping._FIRST_SECONDS, stopping._ECHO_SECONDS = 0.3, 0.3, WITHIN
 def doing(): os.write(1, b"doing\\n")
 def hang():  # deaf: no signal's handler of Python's gets it out of here
   tell = doing
@@ -34,16 +34,22 @@ with stopping.watched("train"):
 """
 
 
-def program(block: str, *, before: str = "SIG_DFL") -> str:
-  """One that runs the block as a command; `before`: what becomes of SIGHUP, whatever runs the tests."""
-  code = _BEFORE.replace("BEFORE", before) + "".join(f"    {line}\n" for line in block.strip().splitlines())
+def program(block: str, *, before: str = "SIG_DFL", echo: float = 0.0) -> str:
+  """One that runs the block as a command.
+
+  before: what becomes of SIGHUP, whatever runs the tests.
+  echo: seconds within which a second SIGTERM is the first one's echo.
+  """
+  code = _BEFORE.replace("BEFORE", before).replace("WITHIN", str(echo)) + "".join(
+    f"    {line}\n" for line in block.strip().splitlines()
+  )
   return code + "  except stopping.Stopped as stopped:\n    sys.exit(stopped.code)\n"
 
 
-def run(block: str, *signals: int, before: str = "SIG_DFL") -> tuple[int, str]:
+def run(block: str, *signals: int, before: str = "SIG_DFL", echo: float = 0.0) -> tuple[int, str]:
   """The exit code of a process that gets the signals, each when it has said so, and what it told."""
   process = subprocess.Popen(
-    [sys.executable, "-S", "-c", program(block, before=before)],
+    [sys.executable, "-S", "-c", program(block, before=before, echo=echo)],
     cwd=pathlib.Path(__file__).parents[1],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -97,7 +103,8 @@ with stopping.winding_up(60.0, "when {} is done"):
 """
   code, said = run(block.format("this", "pass"), number)
   assert code == CODES[number] and "winding up\n" in said and "ends within 60 s, when this is done" in said
-  code, said = run(block.format("this", "hang()"), number, number)
+  second = signal.SIGTERM if number == signal.SIGHUP else number
+  code, said = run(block.format("this", "hang()"), number, second)
   assert code == CODES[number] and "again: ended at once" in said
 
 
@@ -125,6 +132,22 @@ def test_a_closed_terminal_is_heard_as_a_signal():
   assert os.read(terminal, 100) == b"doing\r\n"
   os.close(terminal)
   assert process.wait(timeout=60) == exit_codes.HUNG_UP
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_request_that_comes_twice_is_one(number):
+  """Of a shell and of the kernel, or to a process and to its group: what is to be saved is saved."""
+  block = """
+with stopping.after_steps() as stop:
+  stop.reached()
+  doing()
+  while not stop.reached(): time.sleep(0.01)
+  doing()
+  time.sleep(0.2)
+  stop.finish(lambda: print("saved", file=sys.stderr))
+"""
+  code, said = run(block, number, number, echo=60.0)
+  assert code == CODES[number] and said.endswith("saved\n") and "ended at once" not in said
 
 
 def test_nohup_stays_deaf_to_a_closed_connection():
@@ -189,7 +212,10 @@ def test_a_loop_saves_and_stops(number):
   )
   code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), number)
   assert code == CODES[number]
-  assert f"{number.name}: saving after this step; again to end at once" in said and said.endswith("save at 1\nsaved\n")
+  second = "SIGTERM" if number == signal.SIGHUP else "again"
+  assert f"{number.name}: saving after this step; {second} to end at once" in said and said.endswith(
+    "save at 1\nsaved\n"
+  )
 
 
 def test_a_cloud_tells_every_host():

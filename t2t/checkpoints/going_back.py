@@ -40,7 +40,10 @@ def turns(workdir: epath.Path) -> list[Turn]:
   path, found = workdir / NAME, []
   for number, line in enumerate(logs.read(path).splitlines() if path.exists() else (), start=1):
     try:
-      found.append(Turn(**json.loads(line)))
+      turn = Turn(**json.loads(line))
+      if not all(type(value) is int for value in turn) or not 0 < turn.checkpoint < turn.step:
+        raise ValueError("whole numbers, of which the second is larger")
+      found.append(turn)
     except (ValueError, TypeError) as error:
       raise UserError(
         f'{path}, line {number}: not a turn ({error}); one is {{"checkpoint": 100, "step": 117}}: restore the file'
@@ -95,14 +98,17 @@ def go_back(
   checkpoints.wait()
   saved_step, workdir = checkpoints.latest_step(), checkpoints.directory.parent
   if saved_step is None:
-    raise UserError(f"{why}; there is no checkpoint to go back to: lower config.checkpoint.every")
+    raise UserError(
+      f"{why}; there is no checkpoint to go back to: lower config.checkpoint.every, if one could be saved at all"
+    )
   taken, most = since(workdir, saved_step), config.numbers.most_backs
   if len(taken) >= most:
     raise UserError(
       f"{why}; the run has gone back {len(taken)} times, and config.numbers.most_backs={most}: lower"
       " config.optimizer.learning_rate, or raise the limit; the same command again goes on from the last checkpoint"
     )
-  damage.check(checkpoints.directory / str(saved_step), where="--workdir ")
+  # Hours may have passed since the run has gone back to it before.
+  damage.check(checkpoints.directory / str(saved_step), where="--workdir ", again=True)
   taken.append(Turn(saved_step, step))
   if jax.process_index() == 0:
     _write(workdir, taken)

@@ -60,6 +60,8 @@ def start(
     told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
     hosts.say("\n  ".join([f"resuming from step {step}", *told]))
     return state, step, saved
+  # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
+  going_back.since(checkpoints.directory.parent, 0)
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     initial = join_frozen(program.state.params, program.state.frozen_params)

@@ -27,6 +27,7 @@ _STEP, _BATCH, _SAVING = "the step", "the evaluation", "saving"
 # Until what is saved must be written: less than GKE and SLURM give (launch/gke.py, launch/slurm.py).
 _SAVE_SECONDS = 270.0
 _LAST_WORDS_SECONDS = 3.0
+_ECHO_SECONDS = 1.0  # within which one request may come by two ways
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTHING_SAVED = "there is nothing to save; the same command begins again"
@@ -54,7 +55,8 @@ class _Watch:
   def __init__(self, command: str):
     self._command = command
     self._number: int | None = None  # of the signal that ends the process, to whichever of all it came first
-    self._heard = False  # whether one has come to this process
+    self._heard: float | None = None  # when the first came to this process
+    self._raised = False
     self._steps: Steps | None = None
     self._deadline: float | None = None
     self._doing = ""
@@ -101,7 +103,8 @@ class _Watch:
 
   def _in_main_thread(self, number: int, frame) -> None:
     del frame
-    if self._steps is None and (number == signal.SIGINT or self._winding_up):
+    if self._steps is None and (number == signal.SIGINT or self._winding_up) and not self._raised:
+      self._raised = True  # what it began is not broken off: at a second signal the thread ends all
       self._interrupted_by = number  # the thread may come to it later
       raise KeyboardInterrupt
 
@@ -122,7 +125,11 @@ class _Watch:
 
   def _hear(self, number: int) -> None:
     # Of several hosts a cloud tells each: that all have agreed to stop because one was told is no first time here.
-    again, self._heard = self._heard, True
+    first, now = self._heard, time.monotonic()
+    self._heard = now if first is None else first
+    if first is not None and _is_echo(number, now - first):
+      return
+    again = first is not None
     agreed, self._number = self._number is not None, self._number or number
     steps = self._steps
     if again:
@@ -130,12 +137,12 @@ class _Watch:
     elif agreed:
       return
     elif steps is not None:
-      self.say(f"{_name(number)}: saving after this step; again to end at once")
+      self.say(f"{_name(number)}: saving after this step; {_then(number)}")
       steps.ask(agreement.Asked(agreement.STOP, number, f"{_name(number)} came"))
       self.expect(steps.patience(), steps.doing)
     elif self._winding_up is not None:
       seconds, doing = self._winding_up
-      self.say(f"{_name(number)}: ends within {seconds:.0f} s, {doing}; again to end at once")
+      self.say(f"{_name(number)}: ends within {seconds:.0f} s, {doing}; {_then(number)}")
       self.expect(seconds, doing)
     elif number == signal.SIGINT:
       self.say(f"{_name(number)}: ending; again to end at once")
@@ -198,6 +205,18 @@ class _Watch:
     code = 128 + (self._number or signal.SIGTERM) if code is None else code
     link.fail(why, code)
     os._exit(code)
+
+
+def _is_echo(number: int, seconds: float) -> bool:
+  """Whether a signal that comes so long after another is the same request by another way, and nobody's second one.
+
+  When a terminal is closed, its shell and the kernel both send SIGHUP; `timeout` tells a process, and then its group.
+  """
+  return number == signal.SIGHUP or (number == signal.SIGTERM and seconds < _ECHO_SECONDS)
+
+
+def _then(number: int) -> str:
+  return "SIGTERM to end at once" if number == signal.SIGHUP else "again to end at once"
 
 
 def _name(number: int | None) -> str:
