@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Mapping
+import concurrent.futures
 import functools
 import hashlib
 import http.server
@@ -273,6 +274,7 @@ class Server(http.server.ThreadingHTTPServer):
   def end(self) -> tuple[int, int]:
     """Takes no more connections, and lets answers that are under way come to an end; how many have not, or cannot."""
     self.ending = True
+    self.shutdown()
     self.socket.close()  # who asks now is refused, and does not wait for nobody
     late = self._wait_for_answers(_END_SECONDS)
     self.cutting = True  # each with a last event that says so
@@ -329,8 +331,12 @@ def serve(service: Service, *, host: str, port: int) -> None:
     answering = stopping.winding_up(_END_SECONDS + _CUT_SECONDS + 1, "when those who have asked are answered")
     with answering, stopping.leaving(lambda: "who was not answered may ask again"):
       print(f"http://{at}:{server.server_port}/{token} is the page; Ctrl-C ends it", flush=True)
+      # In a thread of its own: what a signal raises would cut off the request that is just being taken.
+      taking = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="server").submit(server.serve_forever, 0.1)
       try:
-        server.serve_forever()
+        while not taking.done():
+          concurrent.futures.wait([taking], timeout=0.2)  # in between the main thread hears what came to another
+        taking.result()
       except KeyboardInterrupt:
         late, stuck = server.end()
         if stuck:  # in XLA, which would bring down a process that Python takes apart around it
