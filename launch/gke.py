@@ -180,8 +180,15 @@ def _node_pool(request: Request) -> str:
 
 def conditions(found: dict) -> dict[str, str]:
   """Type -> message of the conditions of a JobSet that hold."""
-  status = found.get("status", {})
-  return {each["type"]: each.get("message", "") for each in status.get("conditions", []) if each["status"] == "True"}
+  held = (found.get("status") or {}).get("conditions") or []
+  return {each["type"]: each.get("message", "") for each in held if each["status"] == "True"}
+
+
+def _read(out: str) -> dict:
+  """A JobSet as kubectl writes it, which has conditions, or none yet."""
+  found = json.loads(out)
+  conditions(found)
+  return found
 
 
 class _JobSet:
@@ -215,7 +222,7 @@ class _JobSet:
       return None
     if answer.code:
       raise UserError(f"{self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
-    return json.loads(answer.out)
+    return refusals.understood("kubectl", answer.out, _read)
 
   def apply(self, text: str) -> None:
     """Creates it."""
@@ -247,7 +254,7 @@ class _JobSet:
       notes = pod["metadata"]["annotations"]
       return int(notes["jobset.sigs.k8s.io/job-index"]), int(notes["batch.kubernetes.io/job-completion-index"])
 
-    return sorted(json.loads(answer.out)["items"], key=order)
+    return refusals.understood("kubectl", answer.out, lambda out: sorted(json.loads(out)["items"] or [], key=order))
 
   def wait(self) -> str | None:
     """The leader's pod, once it runs; None when the whole has ended before.

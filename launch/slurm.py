@@ -126,7 +126,12 @@ def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
   answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
   if answer.code:
     raise UserError(f"{request.name} cannot be looked up: {refusals.sentence('squeue', answer)}")
-  lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
+  return refusals.understood("squeue", answer.out, _last)
+
+
+def _last(out: str) -> _Queued | None:
+  """The job of the last line of squeue."""
+  lines = [line.strip() for line in out.splitlines() if line.strip()]
   return _Queued(*lines[-1].split("|", 3)) if lines else None
 
 
