@@ -78,6 +78,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
   """
   tpu = request.tpu
   chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
+  variables = {"PYTHONUNBUFFERED": "1", roll_call.TOKEN: token, **job_lib.environment()}
   container = {
     "name": "t2t",
     "image": request.image,
@@ -86,7 +87,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
     # Kubernetes takes $(NAME) for a variable, and $$ for $.
     "args": [word.replace("$", "$$") for word in job.argv],
     # By the token the pods of this JobSet know each other.
-    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": roll_call.TOKEN, "value": token}],
+    "env": [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()],
     # libtpu's, that of t2t's roll call, and JAX's coordinator.
     "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
     "resources": {"requests": chips, "limits": dict(chips)},

@@ -24,7 +24,7 @@ _SCRIPT = """\
 
 export PYTHONUNBUFFERED=1
 export {token}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
-{setup}rm -f "{exit_code}"
+{exports}{setup}rm -f "{exit_code}"
 trap 'interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --kill-on-bad-exit=1 --gpu-bind=none \\
   {command} &
@@ -102,6 +102,7 @@ def script(request: Request, job: job_lib.Job) -> str:
   return _SCRIPT.format(
     options="\n".join(lines),
     setup=f"{request.setup}\n" if request.setup else "",
+    exports=job_lib.exports(),
     exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
     command=command,
     token=roll_call.TOKEN,

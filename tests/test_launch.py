@@ -235,6 +235,20 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
 
 
 @pytest.mark.parametrize(
+  ("line", "words"),
+  [
+    (LAUNCH.replace("--type", "--dry_run --create_flag=--a_b --type", 1), "--a_b"),
+    ("status --dry_run", "gcloud compute tpus"),
+    ("", "t2t launch status|logs|stop|delete [NAME]"),
+  ],
+)
+def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, words):
+  """With underscores; what they are given stays as it is."""
+  assert cloud.launch(line) == 0
+  assert words in capfd.readouterr().out and not cloud.calls
+
+
+@pytest.mark.parametrize(
   ("name", "topology", "chips", "hosts", "gke_hosts"),
   [
     ("v2-8", "2x2", 4, 1, 1),
