@@ -7,6 +7,7 @@ import importlib
 import pathlib
 import re
 import sys
+import textwrap
 import traceback
 from typing import Any, TypeVar
 
@@ -77,12 +78,13 @@ def config_names() -> list[str]:
   return list(_shipped())
 
 
-def families() -> dict[str, list[str]]:
-  """Beginning of a name, such as "bert_" -> the sizes that a config that comes with t2t has behind it."""
-  found: dict[str, list[str]] = {}
+def families() -> str:
+  """The configs that come with t2t, of a family "bert_*" alone, in lines that are indented, for messages."""
+  sizes: dict[str, list[str]] = {}
   for name, (_, size) in _shipped().items():
-    found.setdefault(name.removesuffix(size or ""), []).append(size or "")
-  return found
+    sizes.setdefault(name.removesuffix(size or ""), []).append(size or "")
+  named = ", ".join(f"{family}{each[0] if len(each) == 1 else '*'}" for family, each in sizes.items())
+  return textwrap.indent(textwrap.fill(named, 78), "  ")
 
 
 def load_config(spec: str) -> ConfigDict:
@@ -106,9 +108,11 @@ def load_config(spec: str) -> ConfigDict:
     get_config = importlib.import_module(module).get_config
     return get_config() if size is None else get_config(size)
   if not pathlib.Path(path).is_file():
-    raise UserError(f"--config {path}: no such file; configs that come with t2t: {', '.join(_shipped())}")
+    raise UserError(f"--config {path}: no such file; those that come with t2t (see --help):\n{families()}")
   try:
     module = imports.file_module(path, "t2t_user_config")
+    if not callable(getattr(module, "get_config", None)):
+      raise UserError(f"--config {path}: defines no get_config(), which returns the config")
     config = module.get_config(argument) if argument else module.get_config()
   except UserError:
     raise
@@ -165,8 +169,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
-      key = argument.lstrip("-").partition("=")[0]
-      meant = f"; did you mean --config.{key}?" if key in keys else "; `--help` lists those there are"
+      key = argument.lstrip("-").partition("=")[0].replace("-", "_")
+      same = [f"--config.{each}" for each in keys if key in (each, each.partition(".")[2])]
+      meant = f"; did you mean {' or '.join(same)}?" if same else "; `--help` lists those there are"
       raise UserError(f"unknown option {argument}{meant}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])

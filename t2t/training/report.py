@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
+import importlib.util
 import math
 import sys
 from typing import Protocol
@@ -237,6 +238,8 @@ def summarise(
     if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
       print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
   print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
+  if importlib.util.find_spec("tensorboard") is None:
+    print(f"{'':<15}(pip install tensorboard)")
   print(f"metrics        {workdir / 'metrics.jsonl'}")
   print(f"config         {workdir / 'config.json'}")
   print(f"loss curve     {picture}")
