@@ -165,7 +165,7 @@ def test_keys_of_before_are_read():
     ("--config.data.pack=perhaps", r"config.data.pack"),
     ("--steps=7", r"unknown option --steps=7; did you mean --config.train.steps\?"),
     ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
-    ("--stpes=7", r"unknown option --stpes=7; `--help` lists"),
+    ("--stpes=7", r"unknown option --stpes=7; `--help` lists them"),
     ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
     ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
     ("tiny", r"unexpected argument 'tiny'"),
