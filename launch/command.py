@@ -24,7 +24,8 @@ _ANY = ("status", "logs", "stop", "delete")  # of a job by its name, whatever ru
 _EPILOG = """\
 examples:
   t2t launch tpu-vm --name base --type v5p-64 --zone us-central1-a \\
-    -- train --config t5_1_1_base --workdir gs://BUCKET/base
+    -- train --config t5_1_1_base --workdir gs://BUCKET/base \\
+       --config.data.files='gs://BUCKET/text/*.jsonl.gz'
   t2t launch status
   t2t launch logs base
   t2t launch gke --name base --type v5litepod-16 --image IMAGE \\
@@ -40,9 +41,17 @@ a training pod."""
 def _parser() -> argparse.ArgumentParser:
   raw = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser(
-    "t2t launch", description=__doc__, epilog=_EPILOG, formatter_class=raw, allow_abbrev=False
+    "t2t launch",
+    description=__doc__,
+    usage=(
+      f"t2t launch {'|'.join(_LAUNCHERS)} --name NAME [options] -- COMMAND ...\n"
+      f"       t2t launch {'|'.join(_ANY)} [NAME] [options]"
+    ),
+    epilog=_EPILOG,
+    formatter_class=raw,
+    allow_abbrev=False,
   )
-  kinds = parser.add_subparsers(dest="kind", metavar="tpu-vm | gke | slurm")
+  kinds = parser.add_subparsers(prog="t2t launch", dest="kind", metavar="tpu-vm | gke | slurm")
   known = f"types, after the dash TensorCores, or chips of v5litepod and v6e:\n{tpu_types.described()}"
 
   def add(kind: str, text: str, *, epilog: str = "") -> argparse.ArgumentParser:
@@ -222,7 +231,7 @@ def main(argv: list[str]) -> None:
   if not own:
     parser.print_help()
     return
-  options = parser.parse_args(own)
+  options = parser.parse_args(_with_dashes(own))
   if options.kind is None:
     raise UserError(f"which launcher? There are {', '.join(_LAUNCHERS)}")
   _check(options, command)
@@ -315,7 +324,7 @@ def _of_any_kind(own: list[str]) -> None:
     parser.add_argument("--worker", type=int, default=0, metavar="K", help="of TPU VMs, whose log (0)")
   parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-  options = parser.parse_args(own[1:])
+  options = parser.parse_args(_with_dashes(own[1:]))
   for option, word in vars(options).items():
     shell_lib.check_words({f"--{option}": str(word)})
   name, shell = options.name or options.named, shell_lib.Shell(dry_run=options.dry_run)
@@ -335,6 +344,16 @@ def _of_any_kind(own: list[str]) -> None:
     gke.look_after(own[0], request, shell)
 
 
+def _with_dashes(own: list[str]) -> list[str]:
+  """Options by the names that they have here, also where they are written as those of other commands: --dry_run."""
+
+  def renamed(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+  return [renamed(word) for word in own]
+
+
 def _check_dashes(own: list[str]) -> None:
   """That the command of the hosts stands behind --.
 
@@ -346,7 +365,8 @@ def _check_dashes(own: list[str]) -> None:
   commands = t2t_main.SUBCOMMANDS.keys() - {"launch"}
   flags = ("--spot", "--delete", "--dry-run", "--debug")
   for number, word in enumerate(own):
-    value = number and own[number - 1].startswith("--") and "=" not in own[number - 1] and own[number - 1] not in flags
+    last = own[number - 1].replace("_", "-") if number else ""
+    value = last.startswith("--") and "=" not in last and last not in flags
     begins = word in commands and not value
     if begins or word.startswith("--config"):
       command = own[number:] if begins else ["train", *own[number:]]

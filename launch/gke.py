@@ -78,6 +78,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
   """
   tpu = request.tpu
   chips = {"google.com/tpu": tpu.chips // tpu.gke_hosts}
+  variables = {"PYTHONUNBUFFERED": "1", roll_call.TOKEN: token, **job_lib.environment()}
   container = {
     "name": "t2t",
     "image": request.image,
@@ -86,7 +87,7 @@ def manifest(request: Request, job: job_lib.Job, *, token: str = "TOKEN") -> str
     # Kubernetes takes $(NAME) for a variable, and $$ for $.
     "args": [word.replace("$", "$$") for word in job.argv],
     # By the token the pods of this JobSet know each other.
-    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, {"name": roll_call.TOKEN, "value": token}],
+    "env": [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()],
     # libtpu's, that of t2t's roll call, and JAX's coordinator.
     "ports": [{"containerPort": port} for port in (8471, 8481, 8482)],
     "resources": {"requests": chips, "limits": dict(chips)},
@@ -180,8 +181,15 @@ def _node_pool(request: Request) -> str:
 
 def conditions(found: dict) -> dict[str, str]:
   """Type -> message of the conditions of a JobSet that hold."""
-  status = found.get("status", {})
-  return {each["type"]: each.get("message", "") for each in status.get("conditions", []) if each["status"] == "True"}
+  held = (found.get("status") or {}).get("conditions") or []
+  return {each["type"]: each.get("message", "") for each in held if each["status"] == "True"}
+
+
+def _read(out: str) -> dict:
+  """A JobSet as kubectl writes it, which has conditions, or none yet."""
+  found = json.loads(out)
+  conditions(found)
+  return found
 
 
 class _JobSet:
@@ -215,7 +223,7 @@ class _JobSet:
       return None
     if answer.code:
       raise UserError(f"{self._request.name} cannot be looked up: {refusals.sentence('kubectl', answer)}")
-    return json.loads(answer.out)
+    return refusals.understood("kubectl", answer.out, _read)
 
   def apply(self, text: str) -> None:
     """Creates it."""
@@ -247,7 +255,7 @@ class _JobSet:
       notes = pod["metadata"]["annotations"]
       return int(notes["jobset.sigs.k8s.io/job-index"]), int(notes["batch.kubernetes.io/job-completion-index"])
 
-    return sorted(json.loads(answer.out)["items"], key=order)
+    return refusals.understood("kubectl", answer.out, lambda out: sorted(json.loads(out)["items"] or [], key=order))
 
   def wait(self) -> str | None:
     """The leader's pod, once it runs; None when the whole has ended before.

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import glob
 import hashlib
+import os
 import pathlib
 import re
+import shlex
 
 from ml_collections import ConfigDict
 
@@ -46,6 +48,26 @@ class Job:
     content = [repr(self.argv)]
     content += [f"{name} {path.read_text()}" for name, path in sorted(self.files.items())]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
+
+
+# What the hosts are to have of this machine's environment, where it is a place in a bucket.
+_PLACES = ("TFDS_DATA_DIR",)
+
+
+def environment() -> dict[str, str]:
+  """Variables of this machine's environment that every host is to have.
+
+  Raises:
+    UserError: one holds a character that would end a line.
+  """
+  found = {name: os.environ[name] for name in _PLACES if os.environ.get(name, "").startswith("gs://")}
+  shell_lib.check_words(found)
+  return found
+
+
+def exports() -> str:
+  """`environment` as lines of a shell script."""
+  return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment().items())
 
 
 def option(argv: Sequence[str], name: str) -> str | None:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from t2t import UserError
 from t2t.launch import gke, queued_resource, refusals, slurm
 from t2t.launch import shell as shell_lib
+from t2t.runtime import telling
+
+_SECONDS = 60.0  # for a program to list what there is
 
 Request = queued_resource.Request | gke.Request | slurm.Request
 
@@ -34,7 +37,7 @@ class Place:
   context: str | None = None
 
 
-def tpu_vms(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+def tpu_vms(shell: shell_lib.Shell, place: Place) -> list[Job]:
   """The queued resources of a zone.
 
   Raises:
@@ -42,42 +45,52 @@ def tpu_vms(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
   """
   flags = [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(place, name))]
   out = _asked(shell, ["gcloud", "compute", "tpus", "queued-resources", "list", *flags, "--format=json"])
-  for found in json.loads(out or "[]"):
+
+  def job(found: dict) -> Job:
     parts = found["name"].split("/")  # projects/PROJECT/locations/ZONE/queuedResources/NAME
-    spec = found.get("tpu", {}).get("nodeSpec", [{}])[0]
-    kind = spec.get("node", {}).get("acceleratorType", "no machines")
-    spot = ", spot" if "spot" in found else ""
     request = queued_resource.Request(parts[-1], place.zone or parts[3], place.project)
-    yield Job(parts[-1], f"{kind}{spot}, {found['state']['state']}", request)
+    return Job(parts[-1], queued_resource.described(found), request)
+
+  return refusals.understood("gcloud", out, lambda out: [job(found) for found in json.loads(out or "[]")])
 
 
-def jobsets(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+def jobsets(shell: shell_lib.Shell, place: Place) -> list[Job]:
   """The JobSets of a namespace.
 
   Raises:
     UserError: they cannot be listed.
   """
   request = gke.Request("", namespace=place.namespace, context=place.context)
-  for found in json.loads(_asked(shell, request.kubectl("get", "jobsets", "--output=json")) or "{}").get("items", []):
+  out = _asked(shell, request.kubectl("get", "jobsets", "--output=json"))
+
+  def job(found: dict) -> Job:
     name = found["metadata"]["name"]
     state = ", ".join(gke.conditions(found)) or "waiting or running"
-    yield Job(name, state, dataclasses.replace(request, name=name))
+    return Job(name, state, dataclasses.replace(request, name=name))
+
+  return refusals.understood(
+    "kubectl", out, lambda out: [job(found) for found in json.loads(out or "{}").get("items") or []]
+  )
 
 
-def jobs(shell: shell_lib.Shell, place: Place) -> Iterator[Job]:
+def jobs(shell: shell_lib.Shell, place: Place) -> list[Job]:
   """One's own jobs in SLURM's queue.
 
   Raises:
     UserError: they cannot be listed.
   """
   del place
-  for line in _asked(shell, ["squeue", "--me", "--noheader", "--format=%j|%i|%T|%R"]).splitlines():
+  out = _asked(shell, ["squeue", "--me", "--noheader", "--format=%j|%i|%T|%R"])
+
+  def job(line: str) -> Job:
     name, number, state, why = line.strip().split("|", 3)
-    yield Job(name, f"job {number}, {state}, {why}", slurm.Request(name))
+    return Job(name, f"job {number}, {state}, {why}", slurm.Request(name))
+
+  return refusals.understood("squeue", out, lambda out: [job(line) for line in out.splitlines()])
 
 
 # program -> what it looks after, and how
-_KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Place], Iterator[Job]]]] = {
+_KINDS: dict[str, tuple[str, Callable[[shell_lib.Shell, Place], list[Job]]]] = {
   "gcloud": ("Cloud TPU", tpu_vms),
   "kubectl": ("GKE", jobsets),
   "squeue": ("SLURM", jobs),
@@ -95,7 +108,7 @@ def _by_kind(shell: shell_lib.Shell, place: Place) -> Iterator[tuple[str, list[J
     raise UserError(f"none of {', '.join(_KINDS)} is installed here, or on PATH")
   for title, listed in map(_KINDS.__getitem__, here):
     try:
-      found, why = list(listed(shell, place)), ""
+      found, why = listed(shell, place), ""
     except UserError as error:  # of the others there may be something
       found, why = [], str(error)
     yield title, found, why
@@ -135,6 +148,8 @@ def find(name: str, shell: shell_lib.Shell, place: Place) -> Request | None:
   if not found:
     where = f"{', '.join(looked)} (zone {place.zone or 'of gcloud'}, namespace {place.namespace})"
     raise UserError("\n".join([f"no job {name} on {where}; `t2t launch status` lists what there is", *failed]))
+  if failed:  # one of those may have a job of this name, too
+    telling.tell("\n".join([*failed, f"goes on with {found[0].name}: {found[0].state}"]))
   return found[0].request
 
 
@@ -144,7 +159,7 @@ def _asked(shell: shell_lib.Shell, command: list[str]) -> str:
   Raises:
     UserError: it fails; a sentence says why.
   """
-  answer = shell.ask(command)
+  answer = shell.ask(command, timeout=_SECONDS)
   if answer.code:
     raise UserError(f"{command[0]} cannot list what there is: {refusals.sentence(command[0], answer)}")
   return answer.out

@@ -5,8 +5,8 @@ import json
 import shlex
 
 from t2t import UserError
+from t2t.launch import refusals, tpu_types
 from t2t.launch import shell as shell_lib
-from t2t.launch import tpu_types
 
 _DELETIONS = 3  # tries: what was asked for a moment ago may not be deleted yet
 # Requests in these states come to nothing, or are no more.
@@ -82,9 +82,7 @@ class QueuedResource:
   def described(self) -> str:
     """What it is and its state, in a line."""
     found = self._describe()
-    spec = found["tpu"]["nodeSpec"][0]["node"]
-    spot = ", spot" if "spot" in found else ""
-    return f"{len(self.nodes)} x {spec['acceleratorType']}{spot}, {found['state']['state']}"
+    return f"{len(self.nodes)} x {described(found)}"
 
   def _describe(self) -> dict | None:
     """The queued resource as Google Cloud has it."""
@@ -96,13 +94,8 @@ class QueuedResource:
       if "NOT_FOUND" in answer.err or "not found" in answer.err:
         return None
       raise UserError(f"{request.name} in {request.zone} cannot be looked up:\n{_advised(answer, request)}")
-    found = json.loads(answer.out)
-    specs = found["tpu"]["nodeSpec"] if "tpu" in found else []
-    if specs:
-      kind = specs[0]["node"]["acceleratorType"]
-      # The older of Google's two versions of this API calls them otherwise.
-      several = specs[0].get("multisliceParams", specs[0].get("multiNodeParams"))
-      slices = int(several["nodeCount"]) if several else 1
+    found, kind, slices = refusals.understood("gcloud", answer.out, _resource)
+    if kind:
       if request.tpu and (kind, slices) != (request.tpu.name, request.slices):
         raise UserError(
           f"{request.name} is there already, with {slices} x {kind}; give another --name, or delete it first:"
@@ -192,6 +185,28 @@ class QueuedResource:
       if answer.code == 0 and answer.out.strip() in ("PREEMPTED", "TERMINATED"):
         return True
     return False
+
+
+def described(found: dict) -> str:
+  """The machines of a queued resource and its state, in words."""
+  kind = _kind(found) or "no machines"
+  return f"{kind}{', spot' if 'spot' in found else ''}, {found['state']['state']}"
+
+
+def _kind(found: dict) -> str | None:
+  """The type of its slices, if it says it."""
+  specs = found.get("tpu", {}).get("nodeSpec") or [{}]
+  return specs[0].get("node", {}).get("acceleratorType")
+
+
+def _resource(out: str) -> tuple[dict, str | None, int]:
+  """(a queued resource as gcloud writes it, the type of its slices, how many there are)."""
+  found = json.loads(out)
+  found["state"]["state"]  # noqa: B018  which whoever looks at it asks for
+  specs = found.get("tpu", {}).get("nodeSpec") or [{}]
+  # The older of Google's two versions of this API calls them otherwise.
+  several = specs[0].get("multisliceParams", specs[0].get("multiNodeParams"))
+  return found, _kind(found), int(several["nodeCount"]) if several else 1
 
 
 def _failure(found: dict) -> str:

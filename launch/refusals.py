@@ -1,10 +1,15 @@
 """Why a program of a cloud or a cluster does not say what there is, in a sentence, and what to do about it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from t2t import UserError
 from t2t.launch import shell as shell_lib
 
+T = TypeVar("T")
+
 _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=REGION"
+_SHOWN = 120  # characters of an answer that is not understood
 # What a program says in its errors, in small letters -> what to do.
 _KNOWN: dict[str, Sequence[tuple[str, str]]] = {
   "gcloud": (
@@ -27,6 +32,30 @@ _KNOWN: dict[str, Sequence[tuple[str, str]]] = {
 }
 
 
+def understood(program: str, out: str, read: Callable[[str], T]) -> T:
+  """What `read` makes of a program's output.
+
+  Args:
+    program: gcloud, kubectl or squeue.
+    out: all that it wrote.
+    read: may fail at what is not there, or is of another type.
+
+  Raises:
+    UserError: it does; names the program and shows what it answered.
+  """
+  try:
+    return read(out)
+  except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    raise UserError(
+      f"{program} answers what t2t does not understand ({type(error).__name__}: {error}): {_beginning(out)!r}"
+    ) from error
+
+
+def _beginning(out: str) -> str:
+  words = " ".join(out.split())
+  return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
 def sentence(program: str, answer: shell_lib.Answer) -> str:
   """What is wrong, of what is known; otherwise the exit code and the last line of what the program wrote.
 
@@ -34,5 +63,7 @@ def sentence(program: str, answer: shell_lib.Answer) -> str:
     program: gcloud, kubectl or squeue.
     answer: of a call that failed.
   """
+  if answer.code == shell_lib.TIMED_OUT:
+    return f"it does not answer: {answer.err}"
   text, last = answer.err.lower(), answer.reason(1).strip()
   return next((advice for words, advice in _KNOWN[program] if words in text), f"exit code {answer.code}, {last}")

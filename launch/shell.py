@@ -16,7 +16,7 @@ import t2t
 from t2t.runtime import telling
 
 _WIDTH = 80
-_TIMED_OUT = 124  # as of timeout(1)
+TIMED_OUT = 124  # as of timeout(1)
 
 # What to install where a program is missing.
 _INSTALL = {
@@ -116,7 +116,7 @@ class Shell:
       out, err = process.communicate(given, timeout)
     except subprocess.TimeoutExpired:
       _kill(process)
-      return Answer(_TIMED_OUT, "", f"no end after {timeout:.0f} s")
+      return Answer(TIMED_OUT, "", f"no end after {timeout:.0f} s")
     except BaseException:
       _kill(process)
       raise

@@ -24,7 +24,7 @@ _SCRIPT = """\
 
 export PYTHONUNBUFFERED=1
 export {token}="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
-{setup}rm -f "{exit_code}"
+{exports}{setup}rm -f "{exit_code}"
 trap 'interrupted=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --kill-on-bad-exit=1 --gpu-bind=none \\
   {command} &
@@ -102,6 +102,7 @@ def script(request: Request, job: job_lib.Job) -> str:
   return _SCRIPT.format(
     options="\n".join(lines),
     setup=f"{request.setup}\n" if request.setup else "",
+    exports=job_lib.exports(),
     exit_code=f"{_FOLDER}/{request.name}-$SLURM_JOB_ID.exit",
     command=command,
     token=roll_call.TOKEN,
@@ -126,7 +127,12 @@ def _queued_job(request: Request, shell: shell_lib.Shell) -> _Queued | None:
   answer = shell.ask(["squeue", "--me", "--noheader", f"--name={request.name}", "--format=%i|%T|%R|%k"])
   if answer.code:
     raise UserError(f"{request.name} cannot be looked up: {refusals.sentence('squeue', answer)}")
-  lines = [line.strip() for line in answer.out.splitlines() if line.strip()]
+  return refusals.understood("squeue", answer.out, _last)
+
+
+def _last(out: str) -> _Queued | None:
+  """The job of the last line of squeue."""
+  lines = [line.strip() for line in out.splitlines() if line.strip()]
   return _Queued(*lines[-1].split("|", 3)) if lines else None
 
 

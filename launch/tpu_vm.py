@@ -218,6 +218,7 @@ def _script(job: job_lib.Job, *, token: str) -> str:
     "echo $$ > group\n"
     "export PYTHONUNBUFFERED=1\n"
     f"export {roll_call.TOKEN}={token}\n"
+    f"{job_lib.exports()}"
     f"{command} >> log 2>&1 &\n"
     "echo $! > pid\n"
     "wait $!\n"

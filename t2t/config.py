@@ -7,6 +7,7 @@ import importlib
 import pathlib
 import re
 import sys
+import textwrap
 import traceback
 from typing import Any, TypeVar
 
@@ -77,12 +78,12 @@ def config_names() -> list[str]:
   return list(_shipped())
 
 
-def families() -> dict[str, list[str]]:
-  """Beginning of a name, such as "bert_" -> the sizes that a config that comes with t2t has behind it."""
-  found: dict[str, list[str]] = {}
-  for name, (_, size) in _shipped().items():
-    found.setdefault(name.removesuffix(size or ""), []).append(size or "")
-  return found
+def families() -> str:
+  """The configs that come with t2t, of a family as "bert_*", in lines that are indented, for messages."""
+  begins = [name.removesuffix(size or "") for name, (_, size) in _shipped().items()]
+  both = zip(begins, _shipped(), strict=True)
+  names = dict.fromkeys(f"{begin}*" if begins.count(begin) > 1 else name for begin, name in both)
+  return textwrap.indent(textwrap.fill(", ".join(names), 78), "  ")
 
 
 def load_config(spec: str) -> ConfigDict:
@@ -103,12 +104,13 @@ def load_config(spec: str) -> ConfigDict:
         " give one of those that `t2t train --help` lists, or the path of a .py file"
       )
     module, size = shipped[spec]
-    get_config = importlib.import_module(module).get_config
-    return get_config() if size is None else get_config(size)
+    return importlib.import_module(module).get_config(*([size] if size else []))
   if not pathlib.Path(path).is_file():
-    raise UserError(f"--config {path}: no such file; configs that come with t2t: {', '.join(_shipped())}")
+    raise UserError(f"--config {path}: no such file; those that come with t2t (see --help):\n{families()}")
   try:
     module = imports.file_module(path, "t2t_user_config")
+    if not callable(getattr(module, "get_config", None)):
+      raise UserError(f"--config {path}: defines no get_config(), which returns the config")
     config = module.get_config(argument) if argument else module.get_config()
   except UserError:
     raise
@@ -134,8 +136,7 @@ def for_architecture(spec: str, config: ConfigDict) -> None:
 
   A file that has one for several has a function `for_architecture(config)`, which looks at config.model.architecture.
   """
-  path, _, _ = spec.partition(":")
-  name = "t2t_user_config" if path.endswith(".py") else _shipped()[spec][0]
+  name = "t2t_user_config" if spec.partition(":")[0].endswith(".py") else _shipped()[spec][0]
   adapt = getattr(sys.modules[name], "for_architecture", None)
   if adapt is not None:
     adapt(config)
@@ -165,9 +166,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   for argument in arguments:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
-      key = argument.lstrip("-").partition("=")[0]
-      meant = f"; did you mean --config.{key}?" if key in keys else "; `--help` lists those there are"
-      raise UserError(f"unknown option {argument}{meant}")
+      key = argument.lstrip("-").partition("=")[0].replace("-", "_")
+      same = " or ".join(f"--config.{each}" for each in keys if key in (each, each.partition(".")[2]))
+      raise UserError(f"unknown option {argument}; {f'did you mean {same}?' if same else '`--help` lists them'}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):

@@ -163,7 +163,9 @@ def test_keys_of_before_are_read():
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
-    ("--steps=7", r"unknown option --steps"),
+    ("--steps=7", r"unknown option --steps=7; did you mean --config.train.steps\?"),
+    ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
+    ("--stpes=7", r"unknown option --stpes=7; `--help` lists them"),
     ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
     ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
     ("tiny", r"unexpected argument 'tiny'"),
@@ -185,7 +187,7 @@ def test_what_cannot_be_applied_is_refused(argument, message):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "tiny"),
+    ("missing.py", "missing.py: no such file", "\n  albert_base, bart_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
@@ -226,10 +228,11 @@ def test_a_config_file_takes_an_argument(tmp_path):
      r"(?s)mine.py, line 4: .*stpes"),
     ("from t2t.configs import default\ndef get_config():\n  config = default.get_config()\n"
      "  config.data.glue_dir = 'x'\n", r"(?s)mine.py, line 4: .*config.data.glue_dir is config.data.folders.glue now"),
-    ("", r"mine.py.*get_config"),
+    ("", r"mine.py: defines no get_config\(\)"),
+    ("get_config = 1\n", r"mine.py: defines no get_config\(\)"),
     ("def get_config():\n  return {}\n", r"returned dict; it must return a ConfigDict"),
   ],
-  ids=["import", "call", "syntax", "unknown-key", "key-of-before", "empty", "type"],
+  ids=["import", "call", "syntax", "unknown-key", "key-of-before", "empty", "no-function", "type"],
 )  # fmt: skip
 def test_a_config_file_that_fails_says_where(tmp_path, text, message):
   """File and line of what the user wrote, not a traceback."""

@@ -18,7 +18,7 @@ from t2t import sharding
 from t2t.checkpoints import manifest, pretrained
 from t2t.config import load_config, override, records
 from t2t.evaluation import evaluate, results
-from t2t.training import writers
+from t2t.training import report, writers
 
 MODULE = """
   import functools
@@ -152,6 +152,18 @@ def test_ranking_takes_the_likeliest_option(module):
     assert is_right == pytest.approx(abs(answer.score - score.score) < 1e-3)
   assert forced.metrics["likelihood"] == pytest.approx(np.mean([answer.score for answer in forced.answers]))
   assert forced.unparseable == 0
+
+
+def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd):
+  """A metric of t2t's own; of one of the user's nobody knows."""
+  both, params = evaluation(module, "encoder_decoder", mixture="odd")
+  told = report.Report(records(load_config("tiny")), epath.Path(tmp_path), None, None, None, start=0, unwritten={})
+  capfd.readouterr()  # of the training of the model, where it is the first that asks for it
+  told.tasks(1, both.run(params))
+  told.close()
+  said = "".join(capfd.readouterr())
+  assert re.search(r"odd_label accuracy [0-9.]+ %", said) and re.search(r"odd_likelihood likelihood -[0-9.]+\s", said)
+  assert said.count("%") == 1
 
 
 def test_shots_stand_in_front_of_each_input(module):

@@ -147,6 +147,72 @@ def test_a_program_that_fails_is_told_in_a_sentence(jobs, capfd, program, error,
   assert "memcache" not in told.err and "slurm_load_jobs" not in told.err
 
 
+@pytest.mark.parametrize(
+  ("program", "answer"),
+  [
+    ("gcloud .*list", 'WARNING: something\n[{"name": "x"}]'),
+    ("gcloud .*list", json.dumps([{key: NODE[key] for key in NODE if key != "state"}])),
+    ("gcloud .*list", json.dumps(["base"])),
+    ("kubectl", "not json"),
+    ("kubectl", json.dumps({"items": [{}]})),
+    ("kubectl", "[]"),
+    ("squeue", "short|line\n"),
+  ],
+)
+def test_an_answer_that_is_not_understood_is_shown(jobs, capfd, program, answer):
+  """With who gave it; what the others have is shown."""
+  jobs.on(program, answer)
+  assert jobs.launch("status") == 2
+  told = capfd.readouterr()
+  assert f"{program.split()[0]} answers what t2t does not understand" in told.err
+  assert told.out.count("; t2t launch ") == 2 and told.out.count("not known") == 1
+
+
+def test_what_is_not_said_yet_is_not_there_yet(jobs, capfd):
+  """Machines of a request that were given none, and conditions of a JobSet that has none."""
+  jobs.on("queued-resources list", json.dumps([NODE | {"tpu": {"nodeSpec": []}}]))
+  jobs.on("get jobsets", json.dumps({"items": [JOBSET | {"status": None}]}))
+  assert jobs.launch("status") == 0
+  told = capfd.readouterr().out
+  assert "base: no machines, ACTIVE" in told and "pods: waiting or running" in told
+  jobs.on("get jobsets", json.dumps({"items": None}))
+  assert jobs.launch("status") == 0
+  assert "GKE: nothing" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "described"), [("base", "queued-resources describe"), ("pods", "get jobset pods")])
+def test_a_job_that_is_described_oddly_is_refused(jobs, capfd, name, described):
+  """Whichever program describes it."""
+  jobs.on(described, "WARNING: something\n{}")
+  assert jobs.launch(f"status {name}") == 2
+  assert "answers what t2t does not understand" in capfd.readouterr().err
+
+
+def test_a_program_that_never_answers_is_told(jobs, capfd, monkeypatch):
+  """And what the others have is shown."""
+  ask = shell.Shell.ask
+
+  def hanging(self, command, *, timeout=3600.0, **options):
+    if command[0] == "squeue":
+      return shell.Answer(shell.TIMED_OUT, "", f"no end after {timeout:.0f} s")
+    return ask(self, command, timeout=timeout, **options)
+
+  monkeypatch.setattr(shell.Shell, "ask", hanging)
+  assert jobs.launch("status") == 2
+  told = capfd.readouterr()
+  assert "squeue cannot list what there is: it does not answer: no end after 60 s" in told.err
+  assert "base" in told.out and "pods" in told.out
+
+
+def test_what_could_not_be_asked_is_told_before_a_job_is_ended(jobs, capfd):
+  """It may have one of the same name."""
+  jobs.on("queued-resources describe", json.dumps(NODE))
+  jobs.on("squeue", (1, "", "slurm_load_jobs error: Unable to contact slurm controller"))
+  jobs.launch("delete base")
+  told = capfd.readouterr().err
+  assert told.index("squeue cannot list") < told.index("goes on with base") < told.index("Deleting")
+
+
 @pytest.mark.parametrize("line", ["gke --name base status", "slurm --name base status", "status base"])
 def test_a_job_that_cannot_be_looked_up_is_told_in_a_sentence(cloud, capfd, line):
   """And by the exit code; what the program wrote is no part of it."""
@@ -166,6 +232,20 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
   assert cloud.launch(f"{LAUNCH.partition(' -- ')[0]} {words}") == 2
   told = capfd.readouterr().err
   assert f"--zone us-central1-a -- train {words.removeprefix('train ')}" in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+  ("line", "words"),
+  [
+    (LAUNCH.replace("--type", "--dry_run --create_flag=--a_b --type", 1), "--a_b"),
+    ("status --dry_run", "gcloud compute tpus"),
+    ("", "t2t launch status|logs|stop|delete [NAME]"),
+  ],
+)
+def test_options_are_written_as_those_of_other_commands_too(cloud, capfd, line, words):
+  """With underscores; what they are given stays as it is."""
+  assert cloud.launch(line) == 0
+  assert words in capfd.readouterr().out and not cloud.calls
 
 
 @pytest.mark.parametrize(

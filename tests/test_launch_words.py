@@ -121,3 +121,23 @@ def test_no_secret_leaves_the_environment(tmp_path, monkeypatch, capfd):
   written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "bin"]
   assert cloud.calls and not [text for text in (*written, *capfd.readouterr()) if "secret" in text]
   assert os.environ["HF_TOKEN"] == "hf_secret"
+
+
+@pytest.mark.parametrize(
+  ("kind", "words"),
+  [
+    ("tpu-vm --zone z --type v5p-8", "export TFDS_DATA_DIR='gs://bucket/my $(tfds)'\n"),
+    ("gke --type v5p-8 --image x", "value: gs://bucket/my $$(tfds)\n"),
+    ("slurm", "export TFDS_DATA_DIR='gs://bucket/my $(tfds)'\n"),
+  ],
+)
+def test_hosts_have_the_place_of_tensorflow_datasets(tmp_path, monkeypatch, capfd, kind, words):
+  """If it is in a bucket; a folder of this machine is none of theirs."""
+  cloud = fake_cloud.Cloud(tmp_path, monkeypatch)
+  line = f"{kind} --name base --dry_run -- train --config tiny --workdir gs://bucket/base"
+  monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/my $(tfds)")
+  assert cloud.launch(line) == 0
+  assert words in capfd.readouterr().out
+  monkeypatch.setenv("TFDS_DATA_DIR", "/home/tfds")
+  assert cloud.launch(line) == 0
+  assert "TFDS" not in capfd.readouterr().out

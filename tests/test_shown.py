@@ -20,13 +20,17 @@ def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS):
 
 
 def expected(logits, row, places):
-  """The lines of one row, from the logits of all positions."""
+  """The lines of one row, from the logits of all positions; whatever ends a blank is one guess."""
+  ends = [0, toy.EOS, *SENTINELS]
   lines = []
   for blank, place in enumerate(places, start=1):
     chances = np.asarray(jax.nn.softmax(logits[row, place]))
+    together = sum(chances[token] for token in ends)
+    chances = np.where(np.isin(np.arange(chances.size), ends), 0, chances)
+    chances[0] = together
     best = np.argsort(-chances, kind="stable")[:5]
-    text = lambda token: shown.NOTHING if token in (0, toy.EOS, *SENTINELS) else str(token)
-    lines.append(f"[{blank}] " + ", ".join(f"{text(token)} {chances[token]:.0%}" for token in best))
+    text = lambda token: shown.NOTHING if token in ends else str(token)
+    lines.append(f"[{blank}] " + ", ".join(f"{text(token)} {shown.in_percent(chances[token])}" for token in best))
   return lines
 
 
@@ -62,3 +66,10 @@ def test_text_without_blanks_has_none():
   model, batch = toy.model(toy.KINDS["llama"]), toy.batch((5, 3), (4, 4), architecture="decoder_only")
   assert likeliest(model, batch, sentinel_ids=()) == [[], []]
   assert likeliest(model, {name: jnp.zeros_like(x) for name, x in batch.items()}) == []
+
+
+def test_a_guess_can_be_read_in_a_list_with_commas():
+  """What is a comma itself stands in quotes, and what is less than a percent is not nothing."""
+  told = [shown.in_words(text) for text in (" the", ",", "'", "don't", " ", "", "_")]
+  assert told == ["the", "','", '"\'"', "don't", "_", "_", "'_'"]
+  assert [shown.in_percent(chance) for chance in (0.0004, 0.02, 1.0)] == ["<1%", "2%", "100%"]

@@ -138,9 +138,7 @@ def parse(
   """
   options, rest = parser.parse_known_args(argv)
   if options.config is None:
-    named = ", ".join(f"{family}{sizes[0] if len(sizes) == 1 else '*'}" for family, sizes in families().items())
-    lines = ["--config is missing; a .py file, or one of these (see --help):"]
-    raise UserError("\n  ".join([*lines, *textwrap.wrap(named, 78)]))
+    raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
   config = load_config(options.config)
   if prepare is not None:
     prepare(config)

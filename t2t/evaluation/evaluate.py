@@ -12,7 +12,7 @@ from flax import nnx
 import jax
 import numpy as np
 
-from t2t import UserError, losses
+from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
 from t2t.config import Config, DataConfig, EvalConfig
 from t2t.data import answers, pipeline, registry, selection, vocabularies
@@ -146,8 +146,8 @@ class Evaluation:
       self._answer(task, example, text, float(score), labelled=labelled)
       for example, text, score in zip(examples, texts, scores, strict=True)
     ]
-    metrics = self._measure(task, found, target_scores) if labelled else {}
-    return results.Result(task.name, self._split_of(task), metrics, found)
+    metrics, percentages = self._measure(task, found, target_scores) if labelled else ({}, set())
+    return results.Result(task.name, self._split_of(task), metrics, found, percentages)
 
   def _answer(self, task: "seqio.Task", example, text: str, score: float, *, labelled: bool) -> results.Answer:
     value = task.postprocess_fn(text, example=example, is_target=False)
@@ -158,17 +158,24 @@ class Evaluation:
       example, text, value, target, score, parseable=not (task.predict_metric_fns and answers.is_unparseable(value))
     )
 
-  def _measure(self, task: "seqio.Task", found: Sequence[results.Answer], target_scores) -> dict[str, float]:
-    targets = [answer.target for answer in found]
+  def _measure(
+    self, task: "seqio.Task", found: Sequence[results.Answer], target_scores
+  ) -> tuple[dict[str, float], set[str]]:
+    """The metrics, and which of them are percentages."""
+    targets, values = [answer.target for answer in found], [answer.value for answer in found]
     metrics: dict[str, float] = {}
+    percentages: set[str] = set()
+    asked = [(function, values) for function in task.predict_metric_fns]
+    asked += [(function, target_scores.tolist()) for function in task.score_metric_fns]
     try:
-      for function in task.predict_metric_fns:
-        metrics |= function(targets, [answer.value for answer in found])
-      for function in task.score_metric_fns:
-        metrics |= function(targets, target_scores.tolist())
+      for function, given in asked:
+        measured = function(targets, given)
+        metrics |= measured
+        ours = getattr(function, "__module__", "") == task_metrics.__name__
+        percentages = percentages | set(measured) if ours else percentages - set(measured)
     except Exception as error:  # whatever the user's metric raises
       raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in metrics.items()}, percentages
 
 
 def _name(function: Callable) -> str:

@@ -1,6 +1,6 @@
 """What an evaluation found: answers and metrics; the table, the files and the zips that are made of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
@@ -41,12 +41,14 @@ class Result:
   """One task on one split.
 
   metrics: name -> value; empty where the split has no labels.
+  percentages: names of those that are known to be such; of a function of the user's own nobody knows.
   """
 
   task: str
   split: str
   metrics: Mapping[str, float]
   answers: Sequence[Answer]
+  percentages: Collection[str] = ()
 
   @property
   def unparseable(self) -> int:

@@ -74,6 +74,20 @@ def places_of(targets: np.ndarray, counts: np.ndarray, sentinel_ids: Collection[
   return [np.flatnonzero(row) + 1 for row in opened[:, :-1] & counts[:, 1:]]
 
 
+def in_words(token: str) -> str:
+  """The text of a token in a list that has commas: in quotes, unless it has a letter or a digit."""
+  text = token.strip()
+  if not text:
+    return "_"
+  return text if any(map(str.isalnum, text)) else f"'{text}'" if text != "'" else f'"{text}"'
+
+
+def in_percent(chance: float) -> str:
+  """A probability above 0, which no rounding makes 0."""
+  told = f"{chance:.0%}"
+  return "<1%" if told == "0%" else told
+
+
 def likeliest(
   graphdef: nnx.GraphDef,
   state: TrainState,
@@ -115,16 +129,22 @@ def likeliest(
   for row, places in enumerate(found):
     at[row, : len(places)] = places
 
+  ends = sorted({*sentinel_ids, *hidden_ids})
+
   def guess(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
     model = state.model(graphdef)
-    return jax.lax.top_k(jax.nn.softmax(model.logits(model(batch)[rows[:, None], at])), guesses)
+    chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], at]))
+    of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)
+    if of_ends.size:  # all of them are one guess
+      together = chances[..., of_ends].sum(-1)
+      chances = chances.at[..., of_ends].set(0.0).at[..., of_ends[0]].set(together)
+    return jax.lax.top_k(chances, guesses)
 
   chances, tokens = (gather(x) for x in jax.jit(guess)(state, batch))
-  ends = {*sentinel_ids, *hidden_ids}
 
   def line(row: int, blank: int) -> str:
-    text = lambda token: NOTHING if token in ends else vocabulary.decode([token]).strip() or "_"
+    text = lambda token: NOTHING if token in ends else in_words(vocabulary.decode([token]))
     pairs = zip(tokens[row, blank].tolist(), chances[row, blank].tolist(), strict=True)
-    return f"[{blank + 1}] " + ", ".join(f"{text(token)} {chance:.0%}" for token, chance in pairs)
+    return f"[{blank + 1}] " + ", ".join(f"{text(token)} {in_percent(chance)}" for token, chance in pairs)
 
   return [[line(row, blank) for blank in range(len(places))] for row, places in enumerate(found)]

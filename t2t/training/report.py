@@ -1,8 +1,9 @@
 """What training tells: each step and evaluation as they come, and at the end what came out."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
+import importlib.util
 import math
 import sys
 from typing import Protocol
@@ -28,6 +29,7 @@ class TaskResult(Protocol):
   score: float
   answers: Sequence
   unparseable: int
+  percentages: Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +174,8 @@ class Report:
     if self._writer is not None:
       self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
       for each in found:
-        metrics = ", ".join(f"{name} {value:.2f}" for name, value in each.metrics.items())
+        unit = lambda name, each=each: " %" if name in each.percentages else ""
+        metrics = ", ".join(f"{name} {value:.2f}{unit(name)}" for name, value in each.metrics.items())
         unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
         self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
     return values
@@ -237,6 +240,8 @@ def summarise(
     if name != "loss" and not name.endswith("/score"):  # the mean of the task's metrics, which are told one by one
       print(f"  best {name} {metrics[step][name]:.2f} at step {step}")
   print(f"TensorBoard    tensorboard --logdir {workdir / 'tensorboard'}")
+  if importlib.util.find_spec("tensorboard") is None:
+    print(f"{'':<15}(pip install tensorboard)")
   print(f"metrics        {workdir / 'metrics.jsonl'}")
   print(f"config         {workdir / 'config.json'}")
   print(f"loss curve     {picture}")
