@@ -7,6 +7,7 @@ import seqio
 
 from t2t import task_metrics
 from t2t.data import answers, text_formats
+from t2t.data.sources import prepared
 
 for _name, _tfds, _document, _summary in [
   ("cnn_dailymail", "cnn_dailymail:3.4.0", "article", "highlights"),
@@ -14,7 +15,7 @@ for _name, _tfds, _document, _summary in [
 ]:
   seqio.TaskRegistry.add(
     _name,
-    source=seqio.TfdsDataSource(tfds_name=_tfds, splits=("train", "validation", "test")),
+    source=prepared.TfdsSource(_tfds, ("train", "validation", "test")),
     preprocessors=text_formats.preprocessors(text_formats.summarize, document=_document, summary=_summary),
     output_features=text_formats.t5_features(),
     postprocess_fn=answers.text(),

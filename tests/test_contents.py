@@ -120,3 +120,70 @@ def test_what_is_held_out_and_what_was_released_counts_as_well(key, tmp_path, ca
     batches().restore(state, step=0)
   batches(files_may_change=True).restore(state, step=0)
   assert f"config.data.{key} have changed since the checkpoint: {path.relative_to(tmp_path)}" in capfd.readouterr().err
+
+
+OWN_TASK = """
+import seqio
+from t2t.data import text_formats
+
+seqio.TaskRegistry.add(
+  "contents_test_NAME",
+  source=seqio.TextLineDataSource({split: "FOLDER/%s.txt" % split for split in ("train", "validation")}),
+  preprocessors=[lambda lines: lines.map(lambda x: {"inputs": x, "targets": x}), seqio.preprocessors.tokenize],
+  output_features=text_formats.t5_features(),
+)
+"""
+
+
+@pytest.mark.parametrize("changes", ["train.txt", "validation.txt"])
+def test_files_of_a_task_of_ones_own_count_as_well(changes, tmp_path):
+  """Those of both splits, by the name of the task."""
+  (tmp_path / "own.py").write_text(OWN_TASK.replace("FOLDER", str(tmp_path)).replace("NAME", changes[:-4]))
+  for name in ("train.txt", "validation.txt"):
+    (tmp_path / name).write_text("".join(f"line {i}\n" for i in range(20)))
+  given = {"mixture": f"contents_test_{changes[:-4]}", "task_modules": (str(tmp_path / "own.py"),), "inputs_length": 64}
+
+  def batches():
+    text_files.sizes.cache_clear()
+    mesh = sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])
+    data = DataConfig(**given, vocabulary="bytes", targets_length=24, num_streams=1)
+    return pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=4, seed=1)
+
+  state = batches().state(0)
+  batches().restore(state, step=0)
+  (tmp_path / changes).write_text("another\n")
+  with pytest.raises(
+    UserError, match=f"the files of config.data.mixture=contents_test_{changes[:-4]} are not .*: {changes} "
+  ):
+    batches().restore(state, step=0)
+
+
+def test_files_of_tasks_that_are_evaluated_count_while_they_are(tmp_path):
+  """Of what is held out alone; a run may go on with other config.eval.tasks."""
+  row = {"premise": "It rains.", "hypothesis": "It is wet.", "label": "entailment"}
+  for folder in ("CB", "RTE"):
+    (tmp_path / folder).mkdir()
+    for name in ("train.jsonl", "val.jsonl"):
+      (tmp_path / folder / name).write_text("".join(json.dumps(row | {"idx": i}) + "\n" for i in range(20)))
+  given = {"mixture": "super_glue_rte", "task_modules": ("t2t.tasks.superglue",)}
+  mesh = sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])
+  data = DataConfig(
+    **given,
+    folders={"superglue": str(tmp_path)},
+    vocabulary="bytes",
+    inputs_length=64,
+    targets_length=24,
+    num_streams=1,
+  )
+
+  def batches(*evaluated):
+    text_files.sizes.cache_clear()
+    return pipeline.train_batches(data, "encoder_decoder", mesh, batch_size=4, seed=1, evaluated=evaluated)
+
+  state = batches("cb").state(0)
+  for name in ("train.jsonl", "val.jsonl"):
+    batches("cb").restore(state, step=0)
+    (tmp_path / "CB" / name).write_text(json.dumps(row | {"idx": 0}) + "\n")
+  with pytest.raises(UserError, match="the files of config.eval.tasks=super_glue_cb are not .*: CB/val.jsonl had"):
+    batches("cb").restore(state, step=0)
+  batches().restore(state, step=0)

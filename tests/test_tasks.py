@@ -1,10 +1,15 @@
 """Registered tasks from files as released, and from TensorFlow Datasets: what is written, and what heads are asked."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import seqio
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from t2t import UserError
@@ -17,6 +22,13 @@ BYTES = vocabularies.load("bytes", extra_ids=0)
 for _module in ("conll2003", "hellaswag", "multilingual", "squad", "text_classification"):
   registry.load(f"t2t.tasks.{_module}")
 
+TFDS_MODULES = {
+  "c4_prefix_lm": "c4",
+  "wikipedia_prefix_lm": "wikipedia",
+  "wmt_en_de": "translation",
+  "cnn_dailymail": "summarization",
+  "xsum": "summarization",
+}
 TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 CONLL = """-DOCSTART- -X- O O
 
@@ -147,6 +159,48 @@ def test_tensorflow_datasets_have_the_fields(name):
       for each in found:
         assert isinstance(each["inputs"], bytes) and isinstance(each["targets"], bytes)
         task.postprocess_fn("?", example=each, is_target=True)
+
+
+def prepare(folder, name, config, version, rows):
+  """A data set of these rows in both splits, as TFDS leaves it."""
+  tfds.dataset_builders.store_as_tfds_dataset(
+    name=name,
+    version=version,
+    config=config,
+    data_dir=folder,
+    features=tfds.features.FeaturesDict(dict.fromkeys(rows, tfds.features.Text())),
+    split_datasets={split: tf.data.Dataset.from_tensor_slices(rows) for split in ("train", "validation")},
+    disable_shuffling=True,
+  )
+
+
+@pytest.mark.parametrize("version", ["3.0.1", "3.1.0"])
+def test_c4_is_read_in_every_version_3(version, tmp_path):
+  """Also in one that the installed TFDS could no longer prepare."""
+  prepare(tmp_path, "c4", "en", version, {"text": ["a page", "another"]})
+  found = subprocess.run(
+    [sys.executable, "-m", "t2t", "tasks", "show", "c4_prefix_lm", "--examples=1", "--config.data.vocabulary=bytes"],
+    env=os.environ | {"TFDS_DATA_DIR": str(tmp_path)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert "a page" in found.stdout
+
+
+@pytest.mark.parametrize("name", ["c4_prefix_lm", "wikipedia_prefix_lm", "wmt_en_de", "cnn_dailymail", "xsum"])
+def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypatch):
+  """Whatever is asked first; before anything is downloaded, where Beam would have to prepare it."""
+  registry.load(f"t2t.tasks.{TFDS_MODULES[name]}")
+  source = seqio.TaskRegistry.get(name).source
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+  monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda *_, **__: 1 / 0)
+  for ask in (source.list_shards, source.num_input_examples, source.get_dataset):
+    with pytest.raises(UserError, match=rf"cannot provide {re.escape(source.tfds_dataset.name)} \(") as error:
+      ask("train")
+    assert "config.data.files" in str(error.value) and f"it is {tmp_path}" in str(error.value)
+    reason = "Beam" if name.startswith(("c4", "wikipedia")) and ask != source.get_dataset else "division by zero"
+    assert reason in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a position in the data belongs to, and is compared with when a run goes on: settings, and what files hold."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -36,16 +37,43 @@ def settings(
   }
 
 
-def files(data: DataConfig, task: seqio.Task | seqio.Mixture) -> dict[str, contents.Contents]:
-  """What the files hold that are trained on, and that are held out, by the configuration key that names them."""
+def files(
+  data: DataConfig, task: seqio.Task | seqio.Mixture, *, evaluated: Sequence[seqio.Task] = ()
+) -> dict[str, contents.Contents]:
+  """What the files hold that are trained on, and that are held out, by the configuration key that names them.
+
+  Args:
+    data: what is read.
+    task: which is trained on.
+    evaluated: tasks that are measured; those that are not trained on count by themselves, since they may be others when
+      a run goes on.
+  """
+  splits = (data.train_split, data.eval_split)
   found = {
     f"config.data.{key}": contents.Contents(text_files.find_files(patterns, where=where), where=where)
     for key in ("files", "eval_files")
     if (patterns := getattr(data, key)) and (where := f"config.data.{key}")
   }
-  for key, (root, released) in selection.folders_read(task, (data.train_split, data.eval_split)).items():
+  for key, (root, released) in selection.folders_read(task, splits).items():
     found[key] = contents.Contents(released, where=key, root=root)
   if data.cache_dir:
-    cached = offline_cache.files(task, (data.train_split, data.eval_split))
+    cached = offline_cache.files(task, splits)
     found["config.data.cache_dir"] = contents.Contents(cached, where="config.data.cache_dir", root=data.cache_dir)
+  trained = selection.tasks_of(task)
+  for each in trained:
+    found |= _of_source(each.source, splits, where=f"the files of config.data.mixture={each.name}")
+  for each in evaluated:
+    if each.name not in {own.name for own in trained}:
+      where = f"the files of config.eval.tasks={each.name}"
+      found |= _of_source(each.source, splits[1:], where=where)
+      for root, released in selection.folders_read(each, splits[1:]).values():
+        found[where] = contents.Contents(released, where=where, root=root)
   return found
+
+
+def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, contents.Contents]:
+  """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
+  if not isinstance(source, seqio.FileDataSource):
+    return {}
+  listed = sorted({path for split in splits if split in source.splits for path in source.list_shards(split)})
+  return {where: contents.Contents(listed, where=where)} if listed else {}

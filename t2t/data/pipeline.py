@@ -231,6 +231,7 @@ def train_batches(
   seed: int,
   num_streams: int | None = None,
   heads: Sequence[HeadConfig] = (),
+  evaluated: Sequence[str] = (),
 ) -> streams.BatchIterator:
   """Training batches on the mesh, for ever, from the beginning of the data.
 
@@ -242,6 +243,7 @@ def train_batches(
     seed: of shuffling and of the preprocessors' noise.
     num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
     heads: see `load_task`.
+    evaluated: names of tasks, see `find_tasks`, whose files are to stay as they are, too.
 
   Raises:
     UserError: what the user gave cannot be used.
@@ -255,10 +257,11 @@ def train_batches(
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)
+  measured = find_tasks(data, architecture, evaluated) if evaluated and data.mixture else ()
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=identity.files(data, task) if 0 in own else None,
+    files=identity.files(data, task, evaluated=measured) if 0 in own else None,
     files_may_change=data.files_may_change,
     tally=task.source.tally(_split(data, train=True)) if data.files else None,
     num_streams=total,

@@ -264,6 +264,7 @@ def batches(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None)
     seed=config.train.seed,
     num_streams=num_streams,
     heads=heads_asked(config),
+    evaluated=config.eval.tasks,
   )
 
 

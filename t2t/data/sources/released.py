@@ -1,7 +1,6 @@
 """Benchmarks as a seqio source, from TensorFlow Datasets or from the files as released."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -12,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.sources import released_records
+from t2t.data.sources import prepared, released_records
 
 # ---- Where a task's files lie ----------------------------------------------------------------------------------------
 
@@ -195,8 +194,8 @@ class BenchmarkSource(seqio.DataSource):
     self.folder_key, self.folder, self.labels = folder_key or benchmark, folder, tuple(labels)
     self._benchmark, self._name, self._tfds_name, self._tfds_splits = benchmark, name, tfds, splits
     self._layout = _LAYOUTS[benchmark][name]
-    self._tfds = seqio.TfdsDataSource(tfds_name=tfds, splits=splits)
     self._key = f"config.data.folders.{self.folder_key}"
+    self._tfds = prepared.TfdsSource(tfds, splits, instead=f"{self._key} to the folder of the released files")
     self._where = f"{self._key}={folder}"
     self._task = f"{benchmark}_{name}" if name else benchmark
 
@@ -290,29 +289,11 @@ class BenchmarkSource(seqio.DataSource):
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The files of a split."""
-    return [self.file(split)] if self.folder else self._ask(lambda: self._tfds.list_shards(split))
+    return [self.file(split)] if self.folder else self._tfds.list_shards(split)
 
   def num_input_examples(self, split: str) -> int | None:
     """Records of a split."""
-    return self._read(split)[0] if self.folder else self._ask(lambda: self._tfds.num_input_examples(split))
-
-  def _ask(self, question: Callable[[], Any]) -> Any:
-    """What TFDS says of its data, which it may know only when it has them."""
-    with contextlib.suppress(Exception):
-      return question()
-    try:
-      self._tfds.tfds_dataset.builder.download_and_prepare()
-      return question()
-    except Exception as error:  # whatever TFDS, or what it downloads with, raises
-      raise self._unavailable(error) from error
-
-  def _unavailable(self, error: Exception) -> UserError:
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return UserError(
-      f"{self._task}: TensorFlow Datasets cannot provide {self._tfds_name} ({reason}); set"
-      f" {self._key} to the folder of the released files, or the environment variable TFDS_DATA_DIR to a folder or"
-      " bucket where TFDS has it"
-    )
+    return self._read(split)[0] if self.folder else self._tfds.num_input_examples(split)
 
   def get_dataset(
     self,
@@ -344,10 +325,7 @@ class BenchmarkSource(seqio.DataSource):
     if self.folder:
       records = self._records(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
     else:
-      try:
-        records = self._tfds.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
-      except Exception as error:  # whatever TFDS, or what it downloads with, raises
-        raise self._unavailable(error) from error
+      records = self._tfds.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard_info)
     return records.map(lambda record: {**record, "training": training})
 
   def _records(
