@@ -152,7 +152,7 @@ def test_a_spike_is_a_loss_above_the_mean_by_so_many_deviations(tmp_path_factory
     hypothesis.assume(abs(loss - limit) > 1e-9)
     (found,), (again,) = judged(one, loss), judged(two, loss)
     assert bool(found.why) == (loss > limit) and found == again
-    two = watch(tmp_path_factory.getbasetemp(), *options, saved=two.state())
+    two = numbers.Watch(two._config, two._workdir, two._params, two.state())
 
 
 def test_a_spike_is_gone_back_from(tmp_path):
