@@ -380,12 +380,12 @@ def test_a_bucket_that_is_not_there_is_one_sentence(gcs, arguments, named, capsy
 def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch, capsys):
   """Each step is measured once, and to replay one writes nothing."""
   test_numbers.poison(monkeypatch, 3)
-  assert command.main(train("back", "--config.numbers.not_finite=back")) == 0
-  assert json.loads(gcs.read("back/went_back.jsonl")) == {"checkpoint": 2, "step": 3}
-  assert len(np.load(io.BytesIO(gcs.read("back/bad_batches/step_3.npz")))["encoder_input_tokens"]) == 8
-  assert steps(gcs, "back", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
-  before = gcs.sizes("back/")
+  assert command.main(train("went_back", "--config.numbers.not_finite=back")) == 0
+  assert json.loads(gcs.read("went_back/went_back.jsonl")) == {"checkpoint": 2, "step": 3}
+  assert len(np.load(io.BytesIO(gcs.read("went_back/bad_batches/step_3.npz")))["encoder_input_tokens"]) == 8
+  assert steps(gcs, "went_back", "train/loss") == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+  before = gcs.sizes("went_back/")
   # From the checkpoint that the run went back to, and over what it has passed over.
-  assert command.main(["replay", "gs://bucket/back", "--step", "3"]) == 0
+  assert command.main(["replay", "gs://bucket/went_back", "--step", "3"]) == 0
   assert "replayed from step 2" in (out := capsys.readouterr().out) and "bit for bit as it was recorded" in out
-  assert gcs.sizes("back/") == before
+  assert gcs.sizes("went_back/") == before
