@@ -113,7 +113,9 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert [row["line"] for row in rows if row["prediction"] is None] == [2, 11]
   assert rows[1] == {"line": 2, "inputs": "", "prediction": None, "score": None, "error": "empty line"}
   assert all(row["score"] < 0 for row in rows if "error" not in row)
-  assert "lines          12 (2 empty, 1 cut to 48 tokens)" in said and "out.jsonl" in said
+  # A model of two steps may find the end the likeliest thing to write.
+  counted = r"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 cut to 48 tokens\)"
+  assert re.search(counted, said) and "out.jsonl" in said
   backwards = text_file(tmp_path, reversed(TEXTS), "backwards.txt")
   _, again, _ = run(architecture=architecture, source=backwards, output=tmp_path / "backwards.jsonl")
   assert sorted(map(str, map(bare, again))) == sorted(map(str, map(bare, rows)))
