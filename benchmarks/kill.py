@@ -12,7 +12,7 @@ equal means.  With --json the last line is one JSON object.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import json
@@ -107,15 +107,6 @@ def _steps(found: list[tuple[int, float]], expected: list[tuple[int, float]]) ->
   return f"steps {sorted(set(wanted) - set(steps))} are missing, {twice} are there more than once"
 
 
-@contextlib.contextmanager
-def _bucket(folder: pathlib.Path) -> Iterator:
-  """The emulator, while it runs."""
-  import fake_gcs  # needs the extra `test`
-
-  with fake_gcs.Gcs(folder) as gcs:
-    yield gcs
-
-
 def main() -> int:
   """Kills, compares, prints; 0 if nothing differs."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -134,7 +125,11 @@ def main() -> int:
   folder = pathlib.Path(arguments.workdir or tempfile.mkdtemp(prefix="t2t_kill_"))
   folder.mkdir(parents=True, exist_ok=True)
   with contextlib.ExitStack() as stack:
-    gcs = stack.enter_context(_bucket(folder)) if arguments.bucket else None
+    gcs = None
+    if arguments.bucket:
+      import fake_gcs  # needs the extra `test`
+
+      gcs = stack.enter_context(fake_gcs.Gcs(folder))
     result = _kill(arguments, overrides, folder, gcs)
   print(
     json.dumps(result)

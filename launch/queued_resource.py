@@ -193,19 +193,23 @@ def described(found: dict) -> str:
   return f"{kind}{', spot' if 'spot' in found else ''}, {found['state']['state']}"
 
 
+def _spec(found: dict) -> dict:
+  """What it says of its slices, if that is anything."""
+  return (found.get("tpu", {}).get("nodeSpec") or [{}])[0]
+
+
 def _kind(found: dict) -> str | None:
   """The type of its slices, if it says it."""
-  specs = found.get("tpu", {}).get("nodeSpec") or [{}]
-  return specs[0].get("node", {}).get("acceleratorType")
+  return _spec(found).get("node", {}).get("acceleratorType")
 
 
 def _resource(out: str) -> tuple[dict, str | None, int]:
   """(a queued resource as gcloud writes it, the type of its slices, how many there are)."""
   found = json.loads(out)
   found["state"]["state"]  # noqa: B018  which whoever looks at it asks for
-  specs = found.get("tpu", {}).get("nodeSpec") or [{}]
+  spec = _spec(found)
   # The older of Google's two versions of this API calls them otherwise.
-  several = specs[0].get("multisliceParams", specs[0].get("multiNodeParams"))
+  several = spec.get("multisliceParams", spec.get("multiNodeParams"))
   return found, _kind(found), int(several["nodeCount"]) if several else 1
 
 

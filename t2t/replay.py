@@ -107,12 +107,8 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     # Whoever saved the next checkpoint has made the step; behind the last it was whoever began last.
     after = min((each for each in there if each >= step), default=None)
     config = last if after is None else _config(checkpoints.config(after))
-    unknown = [module for module in config.data.task_modules if not registry.is_trusted(module)]
-    if unknown:
-      raise UserError(
-        f"{workdir}: its config names {', '.join(unknown)}, and code is not run because a checkpoint names it; if you"
-        f" trust it, give --task_modules {','.join(unknown)}"
-      )
+    if why := registry.why_untrusted(config.data.task_modules):
+      raise UserError(f"{workdir}: {why}")
     config = runs.resolved(config)
     made = recipe.make(config)
     mesh, _ = meshes.make(config)
@@ -124,7 +120,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     damage.check(directory / str(first))
     state, saved = checkpoints.restore(first, program.state, batches.stream_names, going_back.BESIDE)
     batches.restore(saved, step=first)
-    turns = [going_back.Turn(*each) for each in hosts.share(going_back.turns(workdir))]
+    turns = going_back.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))
     for number in progress.track(range(first, step), f"from step {first} to step {step}"):
       going_back.pass_over(batches, turns, number)

@@ -34,6 +34,7 @@ from fake_gcs import Fault  # noqa: E402
 import test_checkpoint  # noqa: E402
 import test_numbers  # noqa: E402
 import test_offline_cache  # noqa: E402
+import trained  # noqa: E402
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with dire liquid jugs".split()  # noqa: SIM905
 
@@ -90,17 +91,7 @@ def no_faults(gcs):
   gcs.faults.clear()
 
 
-MODEL = (
-  "--config=t5_1_1_small",
-  "--config.model.vocab_size=384",
-  "--config.model.embed_dim=16",
-  "--config.model.num_heads=2",
-  "--config.model.head_dim=8",
-  "--config.model.mlp_dim=32",
-  "--config.model.num_encoder_layers=1",
-  "--config.model.num_decoder_layers=1",
-  "--config.model.dtype=float32",
-)
+MODEL = ("--config=t5_1_1_small", *trained.MODEL, trained.ONE_ENCODER, trained.ONE_DECODER)
 
 
 def train(workdir: str, *options: str) -> list[str]:

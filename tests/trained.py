@@ -11,13 +11,16 @@ import numpy as np
 from t2t import __main__ as command
 
 # A model and a corpus so small that what takes time is Python.
-SMALL = (
+MODEL = (
   "--config.model.vocab_size=384",
   "--config.model.embed_dim=16",
   "--config.model.num_heads=2",
   "--config.model.head_dim=8",
   "--config.model.mlp_dim=32",
   "--config.model.dtype=float32",
+)
+SMALL = (
+  *MODEL,
   "--config.data.vocabulary=bytes",
   "--config.data.inputs_length=48",
   "--config.data.targets_length=24",
@@ -27,21 +30,21 @@ SMALL = (
   "--config.eval.batches=1",
   "--config.eval.examples=0",
 )
-_ONE_DECODER, _ONE_ENCODER = "--config.model.num_decoder_layers=1", "--config.model.num_encoder_layers=1"
+ONE_DECODER, ONE_ENCODER = "--config.model.num_decoder_layers=1", "--config.model.num_encoder_layers=1"
 
 # architecture -> what is trained
 _MODELS = {
-  "encoder_decoder": ("--config=t5_1_1_small", _ONE_ENCODER, _ONE_DECODER),
+  "encoder_decoder": ("--config=t5_1_1_small", ONE_ENCODER, ONE_DECODER),
   "decoder_only": (
     "--config=tiny_gpt",
     "--config.data.objective=causal_lm",
-    _ONE_DECODER,
+    ONE_DECODER,
     "--config.model.max_length=80",
   ),
   "encoder_only": (
     "--config=tiny_bert",
     "--config.data.objective=masked_lm",
-    _ONE_ENCODER,
+    ONE_ENCODER,
     "--config.model.max_length=80",
   ),
 }

@@ -51,13 +51,18 @@ def turns(workdir: epath.Path) -> list[Turn]:
   return found
 
 
+def on_all_hosts(workdir: epath.Path) -> list[Turn]:
+  """`turns`, which the first host reads."""
+  return [Turn(*each) for each in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
+
+
 def since(workdir: epath.Path, step: int) -> list[Turn]:
   """The turns of a run that goes on from `step`, on all hosts; those to later checkpoints are forgotten, as these are.
 
   Raises:
     UserError: see `turns`.
   """
-  all_turns = [Turn(*each) for each in hosts.share(turns(workdir) if jax.process_index() == 0 else [])]
+  all_turns = on_all_hosts(workdir)
   kept = [turn for turn in all_turns if turn.checkpoint <= step]
   if kept != all_turns and jax.process_index() == 0:
     _write(workdir, kept)

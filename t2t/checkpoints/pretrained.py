@@ -182,12 +182,8 @@ def _task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   from t2t.data import registry
 
   modules = tuple(source.run["data"].get("task_modules", ()))
-  others = [module for module in modules if not registry.is_trusted(module)]
-  why = (
-    f"its config names {', '.join(others)}, and code is not run because a checkpoint names it; if you trust it, give"
-    f" --task_modules {','.join(others)} (of eval: --config.data.task_modules)"
-  )
-  return tuple(module for module in modules if module not in others), why if others else ""
+  why = registry.why_untrusted(modules)
+  return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
 def answers_by_heads(source: Source) -> bool:

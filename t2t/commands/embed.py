@@ -96,8 +96,7 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
   if not options.probe:
     _check_files(options, overrides)
-  train = default.get_config().train
-  hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
+  hosts.start(options, default.get_config().train)
   source = pretrained.read_source(options.checkpoint)
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)

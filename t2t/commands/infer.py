@@ -173,8 +173,7 @@ def main(argv: list[str]) -> None:
   if options.server:
     memory.keep_freed_memory()  # the page is one process's
   else:
-    train = default.get_config().train
-    hosts.start(options, compiler_flags=train.xla_flags, programs=train.compilation_cache)
+    hosts.start(options, default.get_config().train)
   source = pretrained.read_source(options.checkpoint)
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)

@@ -183,11 +183,6 @@ def parse_with_checkpoint(
       raise UserError(f"--{name} is missing; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
   bucket.check_folder(options.workdir, where="--workdir ")
-  hosts.start(
-    options,
-    compiler_flags=config.train.xla_flags,
-    programs=config.train.compilation_cache,
-    deterministic=config.train.deterministic,
-  )
+  hosts.start(options, config.train)
   source = pretrained.read_source(options.checkpoint)
   return *parse(parser, argv, prepare=lambda config: pretrained.adopt(config, source)), source

@@ -65,12 +65,7 @@ def main(argv: list[str]) -> int:
   bucket.check(options.run, where="")
   workdir = bucket.absolute(options.run)
   config = replay.config_of(workdir)
-  hosts.start(
-    options,
-    compiler_flags=config.train.xla_flags,
-    programs=config.train.compilation_cache,
-    deterministic=config.train.deterministic,
-  )
+  hosts.start(options, config.train)
   pretrained.trust(options.task_modules)
   if options.rows < 0:
     raise UserError(f"--rows {options.rows}: must be at least 0")

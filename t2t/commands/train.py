@@ -29,12 +29,7 @@ def main(argv: list[str]) -> None:
   if not options.workdir:
     raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
   bucket.check_folder(options.workdir, where="--workdir ")
-  hosts.start(
-    options,
-    compiler_flags=config.train.xla_flags,
-    programs=config.train.compilation_cache,
-    deterministic=config.train.deterministic,
-  )
+  hosts.start(options, config.train)
   config = inherited(config, parser, argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(records(config), options.workdir)

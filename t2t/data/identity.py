@@ -7,7 +7,7 @@ from typing import Any
 import seqio
 
 from t2t.config import DataConfig
-from t2t.data import objectives, offline_cache, selection, streams, vocabularies
+from t2t.data import objectives, selection, streams, vocabularies
 from t2t.data.sources import contents, text_files
 
 
@@ -57,7 +57,7 @@ def files(
   for key, (root, released) in selection.folders_read(task, splits).items():
     found[key] = contents.Contents(released, where=key, root=root)
   if data.cache_dir:
-    cached = offline_cache.files(task, splits)
+    cached = selection.shards((each.source for each in selection.tasks_of(task)), splits)
     found["config.data.cache_dir"] = contents.Contents(cached, where="config.data.cache_dir", root=data.cache_dir)
   trained = selection.tasks_of(task)
   for each in trained:
@@ -75,5 +75,5 @@ def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -
   """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
   if not isinstance(source, seqio.FileDataSource):
     return {}
-  listed = sorted({path for split in splits if split in source.splits for path in source.list_shards(split)})
+  listed = selection.shards([source], splits)
   return {where: contents.Contents(listed, where=where)} if listed else {}

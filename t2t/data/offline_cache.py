@@ -260,14 +260,6 @@ def identity(found: selection.Found) -> str:
   return f"cache {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def files(found: selection.Found, splits: Sequence[str]) -> list[str]:
-  """All that is read of the cache for these splits."""
-  sources = [task.source for task in selection.tasks_of(found)]
-  return sorted(
-    {path for source in sources for split in splits if split in source.splits for path in source.list_shards(split)}
-  )
-
-
 def num_examples(found: selection.Found, split: str) -> int | None:
   """Cached examples of the smallest task."""
   tasks = [task for task in selection.tasks_of(found) if split in task.splits]

@@ -1,6 +1,6 @@
 """Finds registered seqio tasks and mixtures, having imported the modules that register them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import contextlib
 import difflib
 import hashlib
@@ -66,6 +66,17 @@ def is_trusted(module: str) -> bool:
   A checkpoint may come from anybody; code that it names is run for nobody who has not asked for it.
   """
   return module in shipped() or _module_name(module) in _loaded
+
+
+def why_untrusted(modules: Iterable[str]) -> str:
+  """Why those of a checkpoint's modules that are not trusted are not imported, and what to give; "" where all are."""
+  others = [module for module in modules if not is_trusted(module)]
+  if not others:
+    return ""
+  return (
+    f"its config names {', '.join(others)}, and code is not run because a checkpoint names it; if you trust it, give"
+    f" --task_modules {','.join(others)}"
+  )
 
 
 def description(module: str) -> str:

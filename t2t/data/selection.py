@@ -3,7 +3,7 @@
 What is chosen here is a copy: the registry stays as it was, and tasks keep the names that they are registered by.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 
@@ -29,6 +29,13 @@ by_number_of_examples = functools.partial(seqio.mixing_rate_num_examples, maximu
 def tasks_of(found: Found) -> list[seqio.Task]:
   """The task, or those of a mixture."""
   return list(found.tasks) if isinstance(found, seqio.Mixture) else [found]
+
+
+def shards(sources: Iterable[seqio.DataSource], splits: Sequence[str]) -> list[str]:
+  """All files that these splits are read from, sorted."""
+  return sorted(
+    {path for source in sources for split in splits if split in source.splits for path in source.list_shards(split)}
+  )
 
 
 # ---- Finding ---------------------------------------------------------------------------------------------------------

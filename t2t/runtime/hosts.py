@@ -76,14 +76,13 @@ def say(text: str) -> None:
     telling.tell(text)
 
 
-def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str, deterministic: bool = False) -> None:
+def start(options: argparse.Namespace, train: Any) -> None:
   """All that comes before JAX starts a backend, and would do nothing after it: memory, XLA's flags, the other hosts.
 
   Args:
     options: of a parser with `add_options`.
-    compiler_flags: sets those of xla_flags.py.
-    programs: see `keep_programs`.
-    deterministic: see `xla_flags.make_deterministic`.
+    train: that section of the config, as it is typed or as a record: its xla_flags has those of xla_flags.py set, its
+      compilation_cache is the folder of `keep_programs`, and for deterministic see `xla_flags.make_deterministic`.
 
   Raises:
     UserError: see `join`, `descriptors.allow` and `xla_flags.make_deterministic`.
@@ -91,11 +90,11 @@ def start(options: argparse.Namespace, *, compiler_flags: bool, programs: str, d
   descriptors.allow()
   memory.keep_freed_memory()
   cpu_threads.enough()
-  if compiler_flags:
+  if train.xla_flags:
     xla_flags.apply()
-  if deterministic:
+  if train.deterministic:
     xla_flags.make_deterministic()
-  keep_programs(programs)
+  keep_programs(train.compilation_cache)
   join(options)
 
 

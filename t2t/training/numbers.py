@@ -107,22 +107,17 @@ class Watch:
       if numbers.not_finite == "skip":
         return self._skip(step, why, batch)
       return self._act(numbers.not_finite, step, why, batch)
-    self._in_a_row = 0
-    above = self._deviations(loss)
+    self._in_a_row, why = 0, ""
     if numbers.spike_deviations:
+      above = self._deviations(loss)
       if above > numbers.spike_deviations:
         why = f"step {step}: loss {loss:.4f} is {above:.1f} standard deviations above the mean of the last"
         why += f" {numbers.spike_window} steps"
         if numbers.spike != "warn":
           return self._act(numbers.spike, step, why, batch)
-        # It is remembered as any other: where the loss stays high, it is a spike no more.
-        self._losses.append(loss)
-        return Judgement(why=why, skipped=self._told())
+      # What is warned of is remembered as any other: where the loss stays high, it is a spike no more.
       self._losses.append(loss)
-    return Judgement(skipped=self._told())
-
-  def _told(self) -> int | None:
-    return self._skipped if self._config.numbers.not_finite == "skip" else None
+    return Judgement(why=why, skipped=self._skipped if numbers.not_finite == "skip" else None)
 
   def _deviations(self, loss: float) -> float:
     """How far a loss is above the mean of those before it, in standard deviations; 0 until there are enough."""

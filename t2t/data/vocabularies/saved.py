@@ -114,9 +114,10 @@ def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec
     if not noted:
       raise
     kept = None
-  if kept is not None and noted not in ("", digest(kept)):
-    kept = None
-  if kept is None and not noted or kept is not None and digest(kept) == now:
+  held = "" if kept is None else digest(kept)
+  if noted not in ("", held):
+    kept, held = None, ""
+  if held == now or kept is None and not noted:
     return
   if kept is None:
     difference, remedy = f"its copy in {folder} is not the one either", "bring the old one back"
