@@ -175,7 +175,7 @@ def test_every_architecture_trains(objective, text, tmp_path, capsys):
     spans = dict(re.findall(r"\[(\d+)\] ([^\[]*)", truth))
     whole = re.sub(r"\[(\d+)\]", lambda blank, spans=spans: spans[blank[1]], given) + ("" if spans else truth)
     assert bool(spans) == (objective in ("masked_lm", "ul2"))
-    guesses = re.findall(r"\[\d\](?: \S+ \d+%,?){5}", example["likeliest"])
+    guesses = re.findall(r"\[\d\](?: \S+ (?:<1|[1-9]\d*)%,?){5}", example["likeliest"])
     assert len(guesses) == min(len(spans), 3) or not letters(truth)
     assert len(letters(whole)) > 20
     assert letters(whole) in letters((text / "validation.jsonl").read_text())
