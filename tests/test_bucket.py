@@ -189,33 +189,36 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     store.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
-def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys):
+@pytest.mark.parametrize(("name", "killed_at"), [("damaged", "_CHECKPOINT_METADATA"), ("torn", "")])
+def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys, name, killed_at):
   """By what the bucket knows of its objects; killed while they are moved, the next start ends it."""
-  workdir = epath.Path("gs://bucket/damaged")
+  workdir = epath.Path(f"gs://bucket/{name}")
   checkpoints = store.Checkpoints(workdir, keep=3)
   for step in (1, 2, 3):
     checkpoints.save(step, test_checkpoint.make_state(value=float(step)), {"a": b"x"}, {}, metrics=None)
   checkpoints.close()
   assert damage.of_step(workdir / "checkpoints" / "3", step=3) == []
-  largest = max(gcs.sizes("damaged/checkpoints/3/state"), key=gcs.sizes().get)
+  largest = max(gcs.sizes(f"{name}/checkpoints/3/state"), key=gcs.sizes().get)
   content = bytearray(gcs.read(largest))
   content[0] ^= 1
   gcs.write(largest, bytes(content))
-  asked, before = len(gcs.requests), gcs.sizes("damaged/checkpoints/3/")
+  asked, before = len(gcs.requests), gcs.sizes(f"{name}/checkpoints/3/")
   assert damage.of_step(workdir / "checkpoints" / "3") == [
-    f"{largest.removeprefix('damaged/checkpoints/3/')} has other bytes than were saved"
+    f"{largest.removeprefix(f'{name}/checkpoints/3/')} has other bytes than were saved"
   ]
   assert not [request for request, _ in gcs.requests[asked:] if "/state" in request and "alt=media" in request]
-  assert command.main(["checkpoint", "verify", "gs://bucket/damaged"]) == 1
+  assert command.main(["checkpoint", "verify", f"gs://bucket/{name}"]) == 1
   assert re.findall(r"^(\d): (\w+)", capsys.readouterr().out, re.MULTILINE) == [
     *(("1", "whole"), ("2", "whole"), ("3", "damaged"))
   ]
-  gcs.faults[:] = [Fault("DELETE /storage/v1/b/bucket/o/damaged/checkpoints/3/", status=403, after=3)]
+  gcs.faults[:] = [
+    Fault(f"DELETE /storage/v1/b/bucket/o/{name}/checkpoints/3/{killed_at}", status=403, after=0 if killed_at else 3)
+  ]
   with pytest.raises(UserError, match="checkpoints/3: is damaged, and cannot be renamed"):
     damage.set_aside(workdir / "checkpoints")
   assert damage.steps(workdir / "checkpoints") == [1, 2]  # its marker went first
-  aside = gcs.sizes("damaged/checkpoints/damaged_3/")
-  assert {name.replace("/damaged_3/", "/3/"): size for name, size in aside.items()} == before
+  aside = gcs.sizes(f"{name}/checkpoints/damaged_3/")
+  assert {each.replace("/damaged_3/", "/3/"): size for each, size in aside.items()} == before
   assert "going on from step 2" not in capsys.readouterr().err
   damage.set_aside(workdir / "checkpoints")
   reopened = store.Checkpoints(workdir, keep=3)
@@ -223,11 +226,11 @@ def test_a_damaged_step_is_set_aside_in_a_bucket(gcs, capsys):
   reopened.save(4, test_checkpoint.make_state(value=4.0), {"a": b"x"}, {}, metrics=None)
   reopened.close()
   assert damage.steps(workdir / "checkpoints") == [1, 2, 4]
-  assert command.main(["checkpoint", "prune", "gs://bucket/damaged", "--keep", "2", "--yes"]) == 0
-  assert not gcs.sizes("damaged/checkpoints/1/") and damage.steps(workdir / "checkpoints") == [2, 4]
-  assert command.main(["checkpoint", "list", "gs://bucket/damaged"]) == 0
+  assert command.main(["checkpoint", "prune", f"gs://bucket/{name}", "--keep", "2", "--yes"]) == 0
+  assert not gcs.sizes(f"{name}/checkpoints/1/") and damage.steps(workdir / "checkpoints") == [2, 4]
+  assert command.main(["checkpoint", "list", f"gs://bucket/{name}"]) == 0
   assert "damaged_3: was found damaged" in capsys.readouterr().out
-  assert gcs.sizes("damaged/checkpoints/damaged_3/") == aside
+  assert gcs.sizes(f"{name}/checkpoints/damaged_3/") == aside
 
 
 def test_superglue_starts_from_a_bucket_and_ends_in_one(gcs, run, capsys):

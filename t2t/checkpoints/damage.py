@@ -270,7 +270,7 @@ def _free(name: str, taken: set[str]) -> str:
 def _move(folder: epath.Path, target: epath.Path) -> None:
   try:
     if bucket.is_remote(folder):
-      bucket.move(folder, target, first=manifests.COMMITTED)
+      bucket.move(folder, target, first=manifests.MARKERS)
     else:
       folder.rename(target)
       manifests.sync(folder.parent)

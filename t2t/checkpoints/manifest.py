@@ -29,6 +29,8 @@ NAME = "manifest.json"
 # Orbax writes it behind all else, the manifest included; that it is there matters, not what it says.
 COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 ORBAX = "_CHECKPOINT_METADATA"  # what Orbax notes of a step: when it was saved, and of which items it is
+# What is removed first, in this order, of a step in a bucket: without these it cannot be taken for one that is whole.
+MARKERS = (COMMITTED, ORBAX)
 _WAITS = (1.0, 5.0, 15.0)  # seconds before what could not be read is read again
 _READERS, _READ_AT_ONCE = 8, 2**19
 

@@ -57,7 +57,7 @@ def delete(path: epath.Path) -> None:
     OSError: it cannot be deleted, in whole or in part, or is a link.
   """
   if bucket.is_remote(path):
-    bucket.remove(path, first=manifest.COMMITTED)
+    bucket.remove(path, first=manifest.MARKERS)
     return
   if os.path.islink(path):
     raise OSError("it is a link")  # whose files lie where somebody has put them

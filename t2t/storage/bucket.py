@@ -5,7 +5,7 @@ for the end of a file where lines are iterated; this one raises.
 """
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import functools
@@ -230,14 +230,15 @@ def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[
     raise UserError(f"{where}: {path}: {_refusal(error, path)}") from error
 
 
-def move(folder: Any, target: Any, *, first: str) -> None:
+def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:
   """Moves all that is below a folder to another of the same bucket, which copies it without a byte coming here.
 
   All is there twice before anything is taken away: killed anywhere, nothing is lost, and the next call ends it.
 
   Args:
     folder, target: gs://BUCKET/NAME.
-    first: of what is taken away, the object whose absence says that the folder is no whole one any more.
+    first: of what is taken away, the objects whose absence says that the folder is no whole one any more; one after
+      another, and all others after them, in any order.
 
   Raises:
     OSError: the bucket does not do as asked.
@@ -259,12 +260,12 @@ def move(folder: Any, target: Any, *, first: str) -> None:
   remove(folder, first=first)
 
 
-def remove(folder: Any, *, first: str) -> None:
+def remove(folder: Any, *, first: Sequence[str]) -> None:
   """Removes all that is below a folder.
 
   Args:
     folder: gs://BUCKET/NAME.
-    first: of what is removed, the object whose absence says that the folder is no whole one any more.
+    first: as `move`'s.
 
   Raises:
     OSError: the bucket does not do as asked.
@@ -273,8 +274,8 @@ def remove(folder: Any, *, first: str) -> None:
   prefix = f"{key.rstrip('/')}/"
   with _as_os_errors(), concurrent.futures.ThreadPoolExecutor(_MOVED_AT_ONCE) as removers:
     blobs = list(_client().list_blobs(name, prefix=prefix, **_patience()))
-    marker = [blob for blob in blobs if blob.name == prefix + first]
-    for part in (marker, [blob for blob in blobs if blob not in marker]):
+    markers = [[blob for blob in blobs if blob.name == prefix + marker] for marker in first]
+    for part in (*markers, [blob for blob in blobs if blob.name.removeprefix(prefix) not in first]):
       list(removers.map(lambda blob: blob.delete(**_patience()), part))
 
 
