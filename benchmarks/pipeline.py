@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from t2t import sharding
-from t2t.config import DataConfig
 from t2t.data import pipeline
+from t2t.sections import DataConfig
 
 _SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
 _WIKIPEDIA = str(_SHARED / "wikipedia" / "train-*.jsonl.gz")

@@ -18,10 +18,11 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import damage, going_back, store
-from t2t.config import OPTIONAL, Config, records, with_current_keys
+from t2t.config import records, with_current_keys
 from t2t.configs import default
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
+from t2t.sections import OPTIONAL, Config
 from t2t.training import meshes, numbers, origin, places, recipe, report, writers
 
 

@@ -15,12 +15,12 @@ from t2t import metrics as metrics_lib
 from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints.going_back import go_back
 from t2t.checkpoints.start import start
-from t2t.config import Config
 from t2t.generation.shown import show
 from t2t.models import kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import hosts, stopping, watchdog
+from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import finite, meshes, numbers, recipe, writers
 from t2t.training import report as reports

@@ -14,12 +14,13 @@ import tensorflow as tf
 import toy
 
 from t2t import UserError, losses, sharding, train
-from t2t.config import ContrastiveConfig, load_config, override, records
+from t2t.config import load_config, override, records
 from t2t.data import converters, objectives, pipeline, registry, runs
 from t2t.data.objectives import pairs
 from t2t.losses import contrastive
 from t2t.models import heads
 from t2t.models.config import HeadConfig
+from t2t.sections import ContrastiveConfig
 from t2t.training import recipe
 
 HEAD = HeadConfig("text", 0, "vector")

@@ -20,6 +20,7 @@ FLOORS = (
   "models",
   "features",
   "configs",
+  "sections",
   "config",
   "losses",
   "data.documentation",

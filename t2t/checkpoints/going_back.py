@@ -13,8 +13,8 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import damage, store
-from t2t.config import Config
 from t2t.runtime import hosts
+from t2t.sections import Config
 from t2t.storage import logs
 from t2t.training import numbers, writers
 from t2t.training.train_state import TrainState

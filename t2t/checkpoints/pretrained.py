@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, losses, sharding
 from t2t.checkpoints import store
-from t2t.config import DataConfig
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.sections import DataConfig
 from t2t.storage import bucket
 
 if typing.TYPE_CHECKING:

@@ -11,10 +11,10 @@ import jax
 from t2t import UserError
 from t2t.checkpoints import going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
-from t2t.config import Config
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
+from t2t.sections import Config
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 

@@ -10,8 +10,9 @@ import jax
 from t2t import UserError, train
 from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
-from t2t.config import Config, records
+from t2t.config import records
 from t2t.evaluation import results
+from t2t.sections import Config
 from t2t.storage import bucket
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.

@@ -6,9 +6,9 @@ from typing import Any
 
 import seqio
 
-from t2t.config import DataConfig
 from t2t.data import objectives, selection, streams, vocabularies
 from t2t.data.sources import contents, text_files
+from t2t.sections import DataConfig
 
 
 def settings(

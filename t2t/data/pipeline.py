@@ -17,7 +17,6 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.config import DataConfig
 from t2t.data import (
   answering,
   converters,
@@ -34,6 +33,7 @@ from t2t.data import (
 from t2t.data.sources import scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
+from t2t.sections import DataConfig
 
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side

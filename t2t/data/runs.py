@@ -9,11 +9,11 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
-from t2t.config import Config
 from t2t.data import answering, objectives, pipeline, selection, sources, streams, vocabularies
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models.config import HeadConfig
 from t2t.runtime import hosts
+from t2t.sections import Config
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
 

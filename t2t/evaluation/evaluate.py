@@ -14,12 +14,12 @@ import numpy as np
 
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
-from t2t.config import Config, DataConfig, EvalConfig
 from t2t.data import answers, pipeline, registry, selection, vocabularies
 from t2t.evaluation import few_shot, methods, results
 from t2t.generation import predictor
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.sections import Config, DataConfig, EvalConfig
 from t2t.storage import bucket
 from t2t.training import meshes
 

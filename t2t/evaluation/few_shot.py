@@ -9,8 +9,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.config import DataConfig
 from t2t.data import answering, pipeline, sources
+from t2t.sections import DataConfig
 
 POOL = 1_000  # training examples that shots are drawn from
 _SEED = 0  # the same shots in every run

@@ -1,7 +1,6 @@
 """Losses: what training makes smaller, one file for each."""
 
 from t2t import UserError, did_you_mean
-from t2t.config import Config
 from t2t.losses.contrastive import Contrastive
 from t2t.losses.cross_entropy import (
   CrossEntropy,
@@ -16,6 +15,7 @@ from t2t.losses.heads import ASKED as ASKED_KINDS
 from t2t.losses.heads import KINDS as ANSWERED_KINDS
 from t2t.losses.heads import Heads, all_answers, answers, scores_of
 from t2t.losses.protocol import Baseline, LogitsFn, Loss, Weights, gradient
+from t2t.sections import Config
 
 __all__ = [
   "ANSWERED_KINDS",

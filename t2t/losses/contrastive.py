@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.config import Config, ContrastiveConfig
 from t2t.losses.heads import reads_every_layer, without_tokens
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -23,6 +22,7 @@ from t2t.models import layers, transformer
 from t2t.models.architecture import Batch, Model, segments_of, sides
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.sections import Config, ContrastiveConfig
 
 SIMILARITIES = ("cosine", "dot")
 

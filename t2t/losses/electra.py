@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.config import Config, ElectraConfig
 from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
@@ -24,6 +23,7 @@ from t2t.models.flops import model_flops
 from t2t.models.heads import VocabularyHead
 from t2t.models.stack import Stack
 from t2t.models.transformer import EncoderOnly
+from t2t.sections import Config, ElectraConfig
 
 HEAD = "replaced"  # of the discriminator
 PREDICTS, POSITIONS = ("replaced", "tokens"), ("all", "masked")

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.config import Config
 from t2t.losses import boundary
 from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram_loss
 from t2t.losses.protocol import Baseline, Weights
@@ -22,6 +21,7 @@ from t2t.models import heads, transformer
 from t2t.models.architecture import Batch, Model, predicted_side, segments_of, sides
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.models.flops import model_flops
+from t2t.sections import Config
 
 KINDS = ("class", "score", "choice", "tag", "span")  # heads that answer tasks
 ASKED = (*KINDS, "boundary")  # heads that are asked by a batch's features

@@ -21,12 +21,12 @@ import jax
 import rich.console
 
 from t2t import UserError, chips, sharding
-from t2t.config import Config
 from t2t.models import kernels, transformer
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import cache_folder
+from t2t.sections import Config
 from t2t.training import meshes, recipe, writers
 
 Plan = dict[str, Any]

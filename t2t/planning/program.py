@@ -14,8 +14,8 @@ import time
 import jax
 
 from t2t import UserError, sharding
-from t2t.config import Config
 from t2t.runtime import quiet, xla_flags
+from t2t.sections import Config
 from t2t.training import recipe
 
 # Generation -> how many sides a slice has, and examples of slices.

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import jax
 
 from t2t import UserError, chips, sharding
-from t2t.config import Config
 from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import plan, program, roofline
+from t2t.sections import Config
 from t2t.training import recipe, writers
 
 _MOST_TENSOR = 16

@@ -16,9 +16,9 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.config import Config, NumbersConfig
 from t2t.models.architecture import Batch
 from t2t.params import Params
+from t2t.sections import Config, NumbersConfig
 from t2t.storage import logs
 from t2t.training import places
 

@@ -17,8 +17,8 @@ import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
-from t2t.config import OptimizerConfig
 from t2t.params import Params, matches, stack_of
+from t2t.sections import OptimizerConfig
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

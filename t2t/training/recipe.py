@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
-from t2t.config import Config
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, split_frozen
+from t2t.sections import Config
 from t2t.training import numbers, optimizers, train_state
 
 

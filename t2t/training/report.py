@@ -13,10 +13,10 @@ import jax
 import optax
 
 from t2t import metrics as metrics_lib
-from t2t.config import Config
 from t2t.losses import Baseline
 from t2t.models.architecture import Batch
 from t2t.runtime import telling
+from t2t.sections import Config
 from t2t.training import numbers, writers
 from t2t.training.throughput import Throughput
 

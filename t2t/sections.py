@@ -1,0 +1,233 @@
+"""A typed, frozen record of every section of a config: what the library takes in place of a ConfigDict."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from t2t import UserError
+from t2t.models.adapt import ADAPTERS, Adapters
+from t2t.models.adapt.lora import LoraConfig
+from t2t.models.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """What is read, and how it becomes examples."""
+
+  files: str = ""
+  eval_files: str = ""
+  field: str = "text"
+  annotations: str = "entities"
+  malformed: float = 0.0
+  files_may_change: bool = False
+  objective: str = "span_corruption"
+  mixture: str = ""
+  task_modules: tuple[str, ...] = ()
+  train_split: str = "train"
+  eval_split: str = "validation"
+  cache_dir: str = ""
+  folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  vocabulary: str = ""
+  extra_ids: int = 100
+  inputs_length: int = 512
+  targets_length: int = 114
+  noise_density: float = 0.0
+  mean_noise_span_length: float = 0.0
+  pack: bool = False
+  num_streams: int = 0
+  shuffle_buffer: int = 256
+
+  def __post_init__(self) -> None:
+    # A config has a ConfigDict here; config.json and what compares two of them need a dict.
+    object.__setattr__(self, "folders", dict(self.folders))
+    for name, folder in self.folders.items():
+      if not isinstance(folder, str):
+        raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """What training does, and what it asks of the machines."""
+
+  steps: int
+  epochs: float
+  batch_size: int
+  microbatches: int
+  seed: int
+  loss: str
+  z_loss: float
+  label_smoothing: float
+  chunk_tokens: int
+  freeze: tuple[str, ...]
+  hosts: int
+  stall_factor: float
+  stall_seconds: int
+  compilation_cache: str
+  xla_flags: bool
+  deterministic: bool
+  offload_optimizer: bool
+  log_every: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NumbersConfig:
+  """What is done about a loss or a gradient that goes wrong."""
+
+  not_finite: str
+  most_in_a_row: int
+  most_skipped: float
+  most_backs: int
+  spike_deviations: float
+  spike_window: int
+  spike: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """How parameters are updated; learning rates are per step."""
+
+  name: str
+  learning_rate: float
+  schedule: str
+  warmup_steps: int
+  warmup_ratio: float
+  layer_decay: float
+  final_ratio: float
+  clip_norm: float
+  scale_by_parameter: bool
+  weight_decay: float
+  no_decay: tuple[str, ...]
+  adafactor_decay_rate: float
+  adafactor_clip: float
+  b1: float
+  b2: float
+  epsilon: float
+  muon_momentum: float
+  muon_iterations: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """What is measured between steps and by `t2t eval`, and how tasks are asked."""
+
+  every: int
+  batches: int
+  batch_size: int
+  examples: int
+  tasks: tuple[str, ...]
+  method: str
+  num_beams: int
+  length_penalty: float
+  shots: int
+  max_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When a run is saved, and what of it is kept."""
+
+  every: int
+  keep: int
+  retry_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class InitConfig:
+  """Where parameters come from when a run begins."""
+
+  checkpoint: str
+  inherit: bool
+  parameters: bool
+  fresh: tuple[str, ...] = ()
+  parts: tuple[str, ...] = ()
+  rows: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices along each axis; one may be -1: all that are left."""
+
+  dcn_data: int
+  data: int
+  fsdp: int
+  sequence: int
+  tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ElectraConfig:
+  """The generator of ELECTRA, and what its discriminator is asked: `config.electra`, which no other loss has.
+
+  The generator's sizes are by default those of the base model's.  The paper's ablations (Clark et al. 2020, section
+  3.4), but for the copying of "all-tokens MLM": "ELECTRA 15%" is positions=masked, "replace MLM" predicts=tokens and
+  positions=masked, "all-tokens MLM" predicts=tokens.
+  """
+
+  embed_dim: int = 256  # width of the generator
+  num_heads: int = 4  # of the generator, each as wide as the discriminator's
+  mlp_dim: int = 1024  # of the generator
+  num_layers: int = 12  # of the generator
+  generator_weight: float = 1.0  # times the generator's loss, a mean over masked tokens
+  discriminator_weight: float = 50.0  # times the discriminator's, a mean over the tokens that it is asked about
+  share_embeddings: bool = True  # tokens, positions and segments have one vector for both
+  predicts: str = "replaced"  # the discriminator, whether each token was replaced; or tokens, which one stood there
+  positions: str = "all"  # that the discriminator is asked about; or masked, those alone
+
+
+@dataclasses.dataclass(frozen=True)
+class ContrastiveConfig:
+  """How pairs of texts are compared: `config.contrastive`, which no other loss has.
+
+  The defaults are those of SimCSE (Gao et al. 2021).  Quick-Thought (Logeswaran & Lee 2018) compares by dot products,
+  similarity=dot and temperature=1.0; LaBSE (Feng et al. 2022) has margin=0.3 and symmetric=True.
+  """
+
+  similarity: str = "cosine"  # of two vectors; or dot, which their lengths count in
+  temperature: float = 0.05  # similarities are divided by it
+  margin: float = 0.0  # is taken off the similarity of the right pair, so that it must be nearer by as much
+  symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
+
+
+# Sections that a config has only where they are used: where one key is typed, the others have their defaults.
+OPTIONAL: dict[str, type] = {"electra": ElectraConfig, "contrastive": ContrastiveConfig} | {
+  name: adapter.config for name, adapter in ADAPTERS.items()
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run, section by section; configs/default.py says what each key means, and has the defaults."""
+
+  model: TransformerConfig
+  data: DataConfig
+  train: TrainConfig
+  numbers: NumbersConfig
+  optimizer: OptimizerConfig
+  eval: EvalConfig
+  checkpoint: CheckpointConfig
+  init: InitConfig
+  mesh: MeshConfig
+  # Those of OPTIONAL:
+  electra: ElectraConfig | None = None
+  contrastive: ContrastiveConfig | None = None
+  lora: LoraConfig | None = None
+
+  @property
+  def adapters(self) -> Adapters:
+    """What the model is adapted by: section -> its record."""
+    return {name: getattr(self, name) for name in ADAPTERS if getattr(self, name) is not None}
+
+  def with_(self, **sections: Mapping[str, Any]) -> "Config":
+    """The same run with some keys changed.
+
+    In: train={"steps": 20}, mesh={"fsdp": 8}
+    """
+    changed = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in sections.items()}
+    return dataclasses.replace(self, **changed)
+
+  def to_dict(self) -> dict[str, dict[str, Any]]:
+    """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name."""
+    found = {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
+    if not self.data.folders:
+      del found["data"]["folders"]
+    return found
