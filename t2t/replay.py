@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import damage, going_back, store
+from t2t.checkpoints import adapted, damage, going_back, store
 from t2t.config import records, with_current_keys
 from t2t.configs import default
 from t2t.models.architecture import Batch
@@ -119,7 +119,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
     stack.callback(batches.close)
     damage.check(directory / str(first))
-    state, saved = checkpoints.restore(first, program.state, batches.stream_names, going_back.BESIDE)
+    state, saved = adapted.restore(checkpoints, first, program.state, batches.stream_names, going_back.BESIDE)
     batches.restore(saved, step=first)
     turns = going_back.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))

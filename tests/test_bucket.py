@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, store
+from t2t.checkpoints import damage, reading, store
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
@@ -153,7 +153,7 @@ def run(gcs, tmp_path_factory):
   killed = {
     "faults": untouched,
     "steps": sorted({row["step"] for row in rows(gcs, "run")}),
-    "found": store.checkpoint_folder("gs://bucket/run").name,
+    "found": reading.checkpoint_folder("gs://bucket/run").name,
     "begun": bool(gcs.sizes("run/checkpoints/4/")),
   }
   gcs.faults[:] = [Fault("run/checkpoints/6/state", away=3.0), Fault("run/metrics.jsonl", status=429, times=2)]
@@ -184,9 +184,9 @@ def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
     if name != "run/checkpoints/6/commit_success.txt":
       gcs.write(f"cut_off/{name.removeprefix('run/')}".replace("/6/", "/8/"), gcs.read(name))
     gcs.write(f"cut_off/{name.removeprefix('run/')}", gcs.read(name))
-  assert store.checkpoint_folder("gs://bucket/cut_off").name == "6"
+  assert reading.checkpoint_folder("gs://bucket/cut_off").name == "6"
   with pytest.raises(UserError, match="checkpoints/8: was not saved to its end .*commit_success.txt"):
-    store.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
+    reading.checkpoint_folder("gs://bucket/cut_off/checkpoints/8")
 
 
 @pytest.mark.parametrize(("name", "killed_at"), [("damaged", "_CHECKPOINT_METADATA"), ("torn", "")])

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import outdated, start, store, writer
+from t2t.checkpoints import outdated, reading, start, store, writer
 from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
@@ -233,7 +233,7 @@ def test_parameters_come_from_a_run_of_another_kind(tmp_path, saved_frozen):
   """Another optimizer, other frozen parameters, another mesh: the parameters are the same."""
   save(tmp_path, (4, None), optimizer="adafactor", freeze=saved_frozen)
   expected = make_state(value=4.0, mesh_shape={"fsdp": 4, "tensor": 2}).params
-  params = store.restore_params(store.checkpoint_folder(str(tmp_path)), abstract(expected))
+  params = reading.restore_params(reading.checkpoint_folder(str(tmp_path)), abstract(expected))
   assert_same(params, expected)
   assert params["encoder"]["kernel"].sharding == expected["encoder"]["kernel"].sharding
 
@@ -243,15 +243,15 @@ def test_parameters_of_other_shapes_are_refused(tmp_path):
   save(tmp_path, (4, None))
   wanted = make_state(width=16).params | {"extra": {"scale": jnp.ones(3)}}
   with pytest.raises(UserError, match=r"(?s)encoder/kernel: \(8, 8\).*extra/scale: missing in the checkpoint"):
-    store.restore_params(store.checkpoint_folder(str(tmp_path)), abstract(wanted))
+    reading.restore_params(reading.checkpoint_folder(str(tmp_path)), abstract(wanted))
 
 
 def test_find_takes_a_workdir_or_a_checkpoint(tmp_path):
   """Of a workdir it is the last step, by number and not by spelling."""
   save(tmp_path, (9, None), (10, None))
   for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "10"):
-    assert store.checkpoint_folder(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
-  assert store.checkpoint_folder(str(tmp_path / "checkpoints" / "9")).name == "9"
+    assert reading.checkpoint_folder(str(path)) == epath.Path(tmp_path / "checkpoints" / "10")
+  assert reading.checkpoint_folder(str(tmp_path / "checkpoints" / "9")).name == "9"
 
 
 def test_find_says_where_it_looked(tmp_path):
@@ -259,7 +259,7 @@ def test_find_says_where_it_looked(tmp_path):
   (tmp_path / "empty").mkdir()
   for name in ("empty", "missing"):
     with pytest.raises(UserError, match=f"config.init.checkpoint=.*{name}: no checkpoint there; looked for"):
-      store.checkpoint_folder(str(tmp_path / name))
+      reading.checkpoint_folder(str(tmp_path / name))
 
 
 def test_an_interrupted_save_loses_nothing(tmp_path):
@@ -268,7 +268,7 @@ def test_an_interrupted_save_loses_nothing(tmp_path):
   unfinished = tmp_path / "checkpoints" / "2.orbax-checkpoint-tmp-17"
   (unfinished / "state").mkdir(parents=True)
   (unfinished / "state" / "manifest.ocdbt").write_bytes(b"half")
-  assert store.checkpoint_folder(str(tmp_path)).name == "1"
+  assert reading.checkpoint_folder(str(tmp_path)).name == "1"
   checkpoints = reopened(tmp_path)
   assert checkpoints.latest_step() == 1
   assert_same(checkpoints.restore(1, abstract(make_state()), ())[0], make_state(value=1.0))

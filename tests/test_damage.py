@@ -16,7 +16,7 @@ import trained
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, manifest, store
+from t2t.checkpoints import damage, manifest, reading, store
 from t2t.data import streams
 
 CONFIG = test_checkpoint.CONFIG
@@ -271,13 +271,13 @@ def test_parameters_of_a_damaged_checkpoint_are_not_read(workdir, monkeypatch):
   params = test_checkpoint.abstract(test_checkpoint.make_state().params)
   for path in (workdir, checkpoints / "30"):
     with pytest.raises(UserError, match=r"(?s)checkpoint is damaged:\n  state/.*there are 10, 20"):
-      store.checkpoint_folder(str(path))
+      reading.checkpoint_folder(str(path))
   monkeypatch.setattr(damage, "_SMALL", 0)
-  assert store.checkpoint_folder(str(workdir)).name == "30"
+  assert reading.checkpoint_folder(str(workdir)).name == "30"
   with pytest.raises(UserError, match="checkpoint is damaged"):
-    store.restore_params(epath.Path(checkpoints / "30"), params)
+    reading.restore_params(epath.Path(checkpoints / "30"), params)
   assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20", "30"]
-  store.restore_params(store.checkpoint_folder(str(checkpoints / "20")), params)
+  reading.restore_params(reading.checkpoint_folder(str(checkpoints / "20")), params)
 
 
 def test_commands_name_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):

@@ -18,7 +18,7 @@ import toy
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import going_back, store
+from t2t.checkpoints import going_back, reading
 from t2t.config import load_config, override, records
 from t2t.data import streams
 from t2t.training import numbers, places, recipe
@@ -261,10 +261,10 @@ def test_the_same_command_gives_the_same_bits(text, tmp_path):
     run = [sys.executable, "-m", "t2t", *arguments(text, tmp_path / name, "--config.train.steps=3")]
     subprocess.run(run, check=True, capture_output=True)
     folder = tmp_path / name / "checkpoints" / "3"
-    shapes = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in store.param_shapes(folder).items()}
+    shapes = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in reading.param_shapes(folder).items()}
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {path: (path, jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)) for path, x in shapes.items()}
-    found.append(store.read_params(folder, wanted))
+    found.append(reading.read_params(folder, wanted))
   for metric in ("train/loss", "train/grad_norm", "eval/loss"):
     assert test_train.losses(tmp_path / "one", metric) == test_train.losses(tmp_path / "two", metric) != {}
   jax.tree.map(np.testing.assert_array_equal, *found)

@@ -18,7 +18,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from t2t.checkpoints import damage, manifest, pretrained, store
+from t2t import UserError
+from t2t.checkpoints import base as bases
+from t2t.checkpoints import damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapt
@@ -152,16 +154,38 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
 
 
 def open_foreign(path: str, *, where: str = "") -> Foreign:
-  """A checkpoint of t2t's own, as parameters to be read one by one.
+  """A checkpoint of t2t's own, as parameters to be read one by one; what its model was adapted by is merged.
 
   Args:
     path: a workdir or one of its checkpoints.
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none, or it is damaged.
+    UserError: there is none, it is damaged, or was adapted by what cannot be merged.
   """
   source = pretrained.read_source(path, where=where)
+  for name in source.kept:
+    raise UserError(
+      f"{where}{path}: its model is adapted by config.{name}, which no model without it is equal to; t2t itself reads"
+      " it as it is"
+    )
+  found, beside = _tensors(source, where)
+  found = _merged(found, source.adapters)
+  extra_ids, vocabulary = 0, ""
+  if source.vocabulary:
+    folder = epath.Path(source.vocabulary)
+    record = vocabulary_files.read_record(folder)
+    extra_ids, vocabulary = record.extra_ids, record.spec(folder)
+  notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found, notes=notes)
+
+
+def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:
+  """The parameters of a checkpoint's model, not merged; and what else was trained beside it.
+
+  Raises:
+    UserError: it is damaged, or not on top of what it was.
+  """
   damage.check(source.path, where=where)
   with ocp.PyTreeCheckpointer() as checkpointer:
     saved = checkpointer.metadata(source.path / "state").item_metadata.tree
@@ -169,20 +193,41 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   found, prefix = {}, source.prefix
   for part in ("params", "frozen_params"):
     for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape") and name not in store.UNREAD and name.startswith(prefix):
+      if hasattr(array, "shape") and name not in reading.UNREAD and name.startswith(prefix):
         stored = f"{part}.{name.replace('/', '.')}"
         found[name.removeprefix(prefix)] = _saved_tensor(
           source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name
         )
-  found = _merged(found, source.adapters)
-  extra_ids, vocabulary = 0, ""
-  if source.vocabulary:
-    folder = epath.Path(source.vocabulary)
-    record = vocabulary_files.read_record(folder)
-    extra_ids, vocabulary = record.extra_ids, record.spec(folder)
+  if source.base is not None:
+    below = _of_base(source.base, pretrained.base_of(source))
+    found |= {path.removeprefix(prefix): x for path, x in below.items() if path.startswith(prefix)}
   beside = sorted({name.split("/")[0] for name in saved.get("params") or {}} - {source.part}) if source.part else []
-  notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found, notes=notes)
+  return found, beside
+
+
+def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
+  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor.
+
+  Raises:
+    UserError: it is another.
+  """
+  if source.foreign is not None:
+    there = {**source.foreign.tensors, **source.foreign.pooler}
+  else:
+    there = _merged(_tensors(source, f"{source.path}: ")[0], source.adapters)
+  found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
+  for path, tensor in found.items():
+    base.check({path: bases.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
+  return found
+
+
+def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+  """As much of a tensor as has this shape."""
+  if tensor.shape == shape:
+    return tensor
+  room = tuple(map(slice, shape[1:] if tensor.stacked else shape))
+  parts = tuple(functools.partial(lambda read: read()[room], read) for read in tensor.parts)
+  return dataclasses.replace(tensor, shape=shape, parts=parts)
 
 
 def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from etils import epath
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import damage, store
+from t2t.checkpoints import adapted, damage, store
 from t2t.runtime import hosts
 from t2t.sections import Config
 from t2t.storage import logs
@@ -121,7 +121,8 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  state, saved = checkpoints.restore(saved_step, abstract, batches.stream_names, BESIDE)
+  moved_to = checkpoints.base.path if checkpoints.base else ""
+  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE, moved_to=moved_to)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

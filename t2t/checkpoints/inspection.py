@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import damage, outdated, store
+from t2t.checkpoints import damage, outdated, reading, store
 from t2t.checkpoints import manifest as manifests
 from t2t.storage import bucket
 
@@ -140,14 +140,14 @@ def parameters(one: epath.Path, other: epath.Path) -> Iterator[tuple[str, Differ
   Raises:
     UserError: one of them is damaged.
   """
-  shapes = store.param_shapes(one), store.param_shapes(other)
+  shapes = reading.param_shapes(one), reading.param_shapes(other)
   common = [name for name in sorted(shapes[0]) if shapes[1].get(name) == shapes[0][name]]
   for name in sorted((shapes[0].keys() | shapes[1].keys()) - set(common)):
     yield name, Difference(name, (shapes[0].get(name), shapes[1].get(name)), None)
   place = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
   for names in _groups(common, shapes[0]):
     wanted = {name: (name, jax.ShapeDtypeStruct(shapes[0][name], jnp.float32, sharding=place)) for name in names}
-    a, b = (store.read_params(path, wanted) for path in (one, other))
+    a, b = (reading.read_params(path, wanted) for path in (one, other))
     for name in names:
       x, y = np.asarray(a[name]), np.asarray(b[name])
       same = x.tobytes() == y.tobytes()
@@ -170,7 +170,7 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
 
 def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
   """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
-  a, b = (_flat(store.read_config(path)) for path in (one, other))
+  a, b = (_flat(reading.read_config(path)) for path in (one, other))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 

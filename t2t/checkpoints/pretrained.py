@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from t2t import UserError, losses, sharding
-from t2t.checkpoints import store
+from t2t.checkpoints import base as bases
+from t2t.checkpoints import reading, store
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -36,7 +37,8 @@ class Source:
   run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
-  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
+  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them, where it can be.
+  base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   """
 
@@ -46,12 +48,18 @@ class Source:
   vocabulary: str
   foreign: "Foreign | None" = None
   adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
+  base: bases.Base | None = None
   part: str = ""
 
   @property
   def prefix(self) -> str:
     """What paths of the model's parameters begin with where they were saved."""
     return f"{self.part}/" if self.part else ""
+
+  @property
+  def kept(self) -> adapt.Adapters:
+    """What its model is adapted by for whoever reads it, too."""
+    return adapt.unmerged(self.adapters)
 
   @property
   def extra_ids(self) -> int:
@@ -87,8 +95,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   bucket.check(path, where=where)
   if convert.kind_of(path) != "t2t":
     return _foreign(convert.open_foreign(path, where=where))
-  folder = store.checkpoint_folder(path, where=where)
-  run = store.read_config(folder)
+  folder = reading.checkpoint_folder(path, where=where)
+  run = reading.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)
   if unknown:
@@ -101,7 +109,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
   # them needs neither.
   model = TransformerConfig(**run["model"] | {"attention_kernel": "", "quantization": ""})
-  return Source(folder, model, run, _vocabulary(folder), adapters=adapters, part=part)
+  base = reading.read_base(folder)
+  return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
 
 def _foreign(found: "Foreign") -> Source:
@@ -232,9 +241,12 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
   config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
-  graphdef, state = nnx.split(
-    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
-  )
+
+  def build(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(transformer.build(config, rngs), source.kept, rngs)
+
+  graphdef, state = nnx.split(jax.eval_shape(build, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
   return Model(config, graphdef, params)
@@ -261,7 +273,7 @@ def load_params(source: Source, params: Params) -> Params:
     UserError: the checkpoint's parameters are not these.
   """
   if source.foreign is None and not (source.adapters or source.part):
-    return store.restore_params(source.path, params)
+    return reading.restore_params(source.path, params)
   from t2t.convert import tensors
 
   if source.foreign is not None:
@@ -281,7 +293,7 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
     heads_of: paths in another model: a class head there finds the checkpoint's pooler.
   """
   if source.foreign is None:
-    found = {_base(source, path): shape for path, shape in store.param_shapes(source.path).items()}
+    found = {_base(source, path): shape for path, shape in _saved_shapes(source).items()}
     return {path: shape for path, shape in found.items() if path is not None}
   from t2t.convert import tensors
 
@@ -290,9 +302,58 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 
 def _base(source: Source, path: str) -> str | None:
-  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
-  prefix = source.prefix
-  return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
+  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
+  prefix, merged = source.prefix, {name: x for name, x in source.adapters.items() if name not in source.kept}
+  return adapt.base_path(path.removeprefix(prefix), merged) if path.startswith(prefix) else None
+
+
+def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter as it was saved, or lies in the base."""
+  entries = {} if source.base is None else source.base.entries
+  return reading.param_shapes(source.path) | {path: entry.shape for path, entry in entries.items()}
+
+
+def base_of(source: Source) -> Source:
+  """What a checkpoint of an adapter lies on top of.
+
+  Raises:
+    UserError: it is not there any more, or cannot be read.
+  """
+  workdir = source.path.parent.parent
+  return open_base(source.base, source.base.found(workdir), where=f"{source.path}: its base: ")
+
+
+def open_base(base: bases.Base, path: str, *, where: str) -> Source:
+  """A base that lies at `path`, read as it was when an adapter was put on top of it; see `read_source`."""
+  return dataclasses.replace(read_source(path, where=where), part=base.part)
+
+
+def read_base(
+  base: bases.Base, source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]
+) -> dict[str, jax.Array]:
+  """Some parameters of what an adapter lies on top of, compared with what they were.
+
+  Args:
+    base: what they were.
+    source: where they are; see `open_base`.
+    wanted: name -> (path in the adapted model, its shape with a sharding); of another length than there a dimension is
+      cut off, or filled up, and the parameter is not compared.
+
+  Raises:
+    UserError: one has another digest.
+  """
+  found = read(source, {name: (base.entries[path].name, x) for name, (path, x) in wanted.items()})
+  whole = {path: found[name] for name, (path, x) in wanted.items() if x.shape == base.entries[path].shape}
+  base.check(bases.digests(whole), str(source.path))
+  return found
+
+
+def _read_saved(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """`reading.read_params`, of the base what lies there."""
+  entries = {} if source.base is None else source.base.entries
+  below = {name: each for name, each in wanted.items() if each[0] in entries}
+  found = reading.read_params(source.path, {name: each for name, each in wanted.items() if name not in below})
+  return found | (read_base(source.base, base_of(source), below) if below else {})
 
 
 def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
@@ -318,11 +379,11 @@ def read(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]])
 
 
 def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  saved = store.param_shapes(source.path)
+  saved = _saved_shapes(source)
   prefix = source.prefix
   places = {_base(source, path): path for path in saved}
-  if not source.adapters:
-    return store.read_params(source.path, {name: (places[path], x) for name, (path, x) in wanted.items()})
+  if source.kept == source.adapters:
+    return _read_saved(source, {name: (places[path], x) for name, (path, x) in wanted.items()})
   added: dict[str, list[str]] = {}  # by the path of the matrix that they are added to
   for path in saved:
     if path.startswith(prefix) and _base(source, path) is None:
@@ -340,7 +401,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
     for each in added.get(path, []):
       there = jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere)
       narrow[name + each.removeprefix(prefix + path)] = each, there
-  found = store.read_params(source.path, wide | narrow)
+  found = _read_saved(source, wide | narrow)
   merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
   # What comes out takes the memory of what goes in.
   merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})

@@ -9,7 +9,7 @@ from flax import traverse_util
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import going_back, pretrained, store
+from t2t.checkpoints import adapted, going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
@@ -51,11 +51,16 @@ def start(
         f"--workdir {checkpoints.directory.parent} is at step {step}, beyond config.train.steps={config.train.steps};"
         " give more steps to go on, or another workdir"
       )
-    state, saved = checkpoints.restore(step, program.state, batches.stream_names, going_back.BESIDE)
+    before, base = checkpoints.config(step), config.init.checkpoint
+    # Where it is the same, the very step that was taken from it, which may not be its last any more.
+    moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
+    state, saved = adapted.restore(
+      checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, moved_to=moved_to
+    )
     batches.restore(saved, step=step)
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.
-    changes = _changes(checkpoints.config(step), json.loads(json.dumps(config.to_dict())))
+    changes = _changes(before, json.loads(json.dumps(config.to_dict())))
     told = [f"with another {change}" for change in changes[:_SHOWN]]
     told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
     hosts.say("\n  ".join([f"resuming from step {step}", *told]))
@@ -77,6 +82,8 @@ def start(
       model=config.model,
     )
     _check_trained(taken.fresh_in(program.state.frozen_params), config)
+    if config.adapters:
+      checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
     state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
   for section in config.adapters:

@@ -1,22 +1,23 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import time
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import damage, manifest, outdated, patience, stream_files
+from t2t.checkpoints import base as bases
+from t2t.checkpoints import damage, manifest, outdated, patience, reading, stream_files
 from t2t.config import with_current_keys
-from t2t.params import Params, join_frozen, path_name
+from t2t.params import path_name
 from t2t.runtime import hosts
 from t2t.storage import bucket
 from t2t.training.train_state import TrainState
@@ -67,6 +68,7 @@ class Checkpoints:
       # On a disk they are made at once: of one that cannot be made the others would hear after five minutes.
       async_options=ocp.options.AsyncOptions(create_directories_asynchronously=bucket.is_remote(self.directory)),
     )
+    self.base: bases.Base | None = None  # what steps are saved on top of: of an adapter
     patience.without_tracebacks()
     self._error: Exception | None = None
     self._manager = self._open()
@@ -85,6 +87,7 @@ class Checkpoints:
         "state": ocp.StandardCheckpointHandler(),
         "streams": stream_files.Handler(),
         "config": ocp.JsonCheckpointHandler(),
+        bases.ITEM: ocp.JsonCheckpointHandler(),
       },
     )
     # For neither has Orbax an option.
@@ -153,11 +156,11 @@ class Checkpoints:
     Raises:
       UserError: saves have failed for too long; or this one, of several processes.
     """
-    args = ocp.args.Composite(
-      state=ocp.args.StandardSave(jax.tree.map(_apart, state)),
-      streams=stream_files.Save(streams),
-      config=ocp.args.JsonSave(config),
-    )
+    items = {"streams": stream_files.Save(streams), "config": ocp.args.JsonSave(config)}
+    if self.base is not None:
+      state = dataclasses.replace(state, frozen_params=self.base.without(state.frozen_params))
+      items[bases.ITEM] = ocp.args.JsonSave(self.base.to_dict())
+    args = ocp.args.Composite(state=ocp.args.StandardSave(jax.tree.map(_apart, state)), **items)
     if self._saving is not None:
       self._settle()
     self._last = step, {"args": args, "metrics": metrics}
@@ -231,6 +234,14 @@ class Checkpoints:
     saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
     return with_current_keys(saved)
 
+  def base_of(self, step: int) -> bases.Base | None:
+    """What `step` was saved on top of; None: it is whole by itself.
+
+    Raises:
+      UserError: its file says something else.
+    """
+    return reading.read_base(self.directory / str(step))
+
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
   ) -> tuple[TrainState, dict[str, bytes]]:
@@ -241,13 +252,15 @@ class Checkpoints:
         step, which one without a manifest says only now.
     """
     path = self.directory / str(step)
-    with _readable(path):
-      found = _shapes(self._manager.item_metadata(step).state)
-    unread = {name: x for name, x in found.items() if name.rpartition("/")[2] in UNREAD and "/heads/" not in name}
-    _check_shapes(path, {name: found[name] for name in found.keys() - unread}, _shapes(abstract))
+    with reading.readable(path):
+      found = reading.shapes(self._manager.item_metadata(step).state)
+    unread = {
+      name: x for name, x in found.items() if name.rpartition("/")[2] in reading.UNREAD and "/heads/" not in name
+    }
+    reading.check_shapes(path, {name: found[name] for name in found.keys() - unread}, reading.shapes(abstract))
     state = ocp.args.StandardRestore(_with_unread(abstract, unread))  # Orbax reads all or nothing
     args = ocp.args.Composite(state=state, streams=stream_files.Restore(stream_names, others))
-    with _readable(path):
+    with reading.readable(path):
       restored = self._manager.restore(step, args=args)
     if int(restored.state.step) != step:
       raise UserError(f"{path}: its arrays are of step {int(restored.state.step)}; move it away, or give it that name")
@@ -285,17 +298,6 @@ class Checkpoints:
         return
 
 
-@contextlib.contextmanager
-def _readable(path: epath.Path) -> Iterator[None]:
-  """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it."""
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
-    raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
-
-
 def _of_dicts(function: Callable[[str, dict], dict], state: TrainState) -> TrainState:
   """`function` of the path and the content of each outermost dict of a state: of parameters, or of moments by path."""
   is_dict = lambda x: isinstance(x, dict)
@@ -309,7 +311,7 @@ def _with_unread(abstract: TrainState, unread: Mapping[str, tuple[int, ...]]) ->
     return abstract
   everywhere = sharding.replicated(abstract.step.sharding.mesh)
   place = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
-  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in UNREAD if f"{path}/{name}" in unread}
+  own = lambda path: {name: place(unread[f"{path}/{name}"]) for name in reading.UNREAD if f"{path}/{name}" in unread}
   return _of_dicts(lambda path, x: x | own(path), abstract)
 
 
@@ -327,157 +329,3 @@ def _apart(x: jax.Array) -> jax.Array:
   if x.sharding.memory_kind != "pinned_host":
     return x
   return jax.device_put(x, x.sharding, may_alias=False)
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-  return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
-
-
-def _check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
-  differences = [
-    f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
-    # Parameters before the moments that follow from them.
-    for name in sorted(found.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
-    if found.get(name) != expected.get(name)
-  ]
-  if differences:
-    shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
-    raise UserError(
-      f"{path} is a checkpoint of another model or optimizer than the config says:\n{shown}\n"
-      "give the config that it was trained with (config.json stands in its workdir), or another workdir"
-    )
-
-
-def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
-  """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
-
-  Args:
-    path: local or gs://.
-    where: what the user named it with, for messages.
-
-  Raises:
-    UserError: there is none; says what was looked for.  Or it is damaged, as far as its small files show.
-  """
-  bucket.check(path, where=where)
-  root = bucket.absolute(path)
-  if any((root / name).exists() for name in ("state", manifest.NAME)):
-    if not ocp.path.step.is_path_finalized(root):
-      raise UserError(f"{where}{path}: {_UNFINISHED}")
-    damage.check(root, where=where, whole=False)
-    return root
-  unfinished = []
-  for folder in (root / "checkpoints", root):
-    steps = sorted(int(name) for name in bucket.names(folder, where=where.strip(" =")) if name.isdigit())
-    for step in reversed(steps):
-      child = folder / str(step)
-      if ocp.path.step.is_path_finalized(child) or child.is_file():
-        damage.check(child, where=where, whole=False)
-        return child
-      unfinished.append(child)
-  if unfinished:
-    raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
-  raise UserError(
-    f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
-    f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"
-    " checkpoint"
-  )
-
-
-_UNFINISHED = (
-  "was not saved to its end (in a bucket commit_success.txt is written last); give another step, or, if it was copied"
-  " whole from a disk, put an empty file of that name into the folder of the step"
-)
-
-
-# A key of config.model, and parameters, of BERTs that t2t trained before its heads had names: nothing read them.
-_POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
-
-
-def read_config(path: epath.Path) -> dict:
-  """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    config = with_current_keys(checkpointer.restore(path / "config"))
-  config["model"].pop(_POOLER, None)
-  return config
-
-
-def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of the checkpoint in folder `path`, whether it was trained or not."""
-  found = _shapes(join_frozen(*_saved_params(path)))
-  return {name: shape for name, shape in found.items() if name not in UNREAD}
-
-
-def _saved_params(path: epath.Path) -> tuple[Params, Params]:
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    found = checkpointer.metadata(path / "state").item_metadata
-  if found is None:
-    raise damage.Damaged(
-      f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
-    )
-  saved = found.tree
-  return saved["params"], saved.get("frozen_params") or {}
-
-
-def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
-
-  Args:
-    path: see `checkpoint_folder`.
-    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
-      saved with, a dimension is cut off, or filled up with zeros.
-
-  Returns:
-    Name -> array.
-
-  Raises:
-    UserError: the checkpoint is damaged.
-  """
-  damage.check(path)
-  with _readable(path):
-    return _read_params(path, wanted)
-
-
-def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
-  # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
-  frozen = _shapes(_saved_params(path)[1])
-  found, waiting = {}, dict(wanted)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    while waiting:
-      # What is wanted under several names is read as often.
-      names = {saved: name for name, (saved, _) in waiting.items()}
-      parts = {("frozen_params" if saved in frozen else "params", *saved.split("/")): saved for saved in names}
-      item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
-      restore_args = jax.tree.map(
-        lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape, strict=False), item
-      )
-      args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
-      restored = traverse_util.flatten_dict(checkpointer.restore(path / "state", args=args))
-      for part, saved in parts.items():
-        found[names[saved]] = restored[part]
-        del waiting[names[saved]]
-  return found
-
-
-def restore_params(path: epath.Path, params: Params) -> Params:
-  """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
-
-  Heads by name that are not asked for are passed over, and so is an old pooler.
-
-  Args:
-    path: see `checkpoint_folder`.
-    params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
-
-  Raises:
-    UserError: the checkpoint's parameters are not these; names the first that differ.  Or it is damaged.
-  """
-  damage.check(path)
-  # Heads that the model does not have, and what was never read, are passed over.
-  found = {name: shape for name, shape in param_shapes(path).items() if name in _shapes(params) or not _is_head(name)}
-  _check_shapes(path, found, _shapes(params))
-  wanted = traverse_util.flatten_dict(params, sep="/")
-  return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
-
-
-def _is_head(name: str) -> bool:
-  return name.startswith("heads/")

@@ -42,10 +42,14 @@ class Taken:
 
   params: nested dict of arrays, in the shapes and shards of the model; what is fresh is not there.
   shared: see `Plan`; beyond it `params` are zeros.
+  source: what was read.
+  names: path in the model -> in what was read, of all of `params`.
   """
 
   params: Params
   shared: Mapping[str, tuple[int, int]]
+  source: pretrained.Source
+  names: Mapping[str, str]
 
   def fresh_in(self, params: Params) -> list[str]:
     """Paths of those of some parameters of the model that are fresh, if only in new rows."""
@@ -144,7 +148,8 @@ def warm_start(
   hosts.say("\n".join(lines))
   read = pretrained.read(source, {path: (name, wanted[path]) for path, name in made.taken.items()})
   params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
-  return Taken(params, {places[path]: shared for path, shared in made.shared.items()})
+  names = {places[path]: name for path, name in made.taken.items()}
+  return Taken(params, {places[path]: shared for path, shared in made.shared.items()}, source, names)
 
 
 def _head(path: str) -> str:

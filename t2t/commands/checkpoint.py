@@ -15,7 +15,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import damage, inspection, manifest, outdated, store, writer
+from t2t.checkpoints import damage, inspection, manifest, outdated, reading, store, writer
 from t2t.runtime import progress
 from t2t.storage import bucket
 from t2t.training import writers
@@ -195,7 +195,7 @@ def _agreed(folder: epath.Path, what: str) -> bool:
 
 
 def _diff(options: argparse.Namespace) -> int:
-  one, other = (store.checkpoint_folder(path, where="") for path in (options.a, options.b))
+  one, other = (reading.checkpoint_folder(path, where="") for path in (options.a, options.b))
   console, same, found = _console(), 0, []
   for _, difference in inspection.parameters(one, other):
     same += difference is None

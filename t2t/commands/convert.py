@@ -13,7 +13,7 @@ from etils import epath
 import jax
 
 from t2t import UserError, convert, did_you_mean
-from t2t.checkpoints import converted, damage, store
+from t2t.checkpoints import converted, damage, reading
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, settings, t5x, tensors
 from t2t.storage import bucket
 
@@ -213,7 +213,7 @@ def _kind(path: str, given: str) -> str:
   if given or found != "t2t":
     return given or found
   try:
-    store.checkpoint_folder(path)
+    reading.checkpoint_folder(path)
   except damage.Damaged:
     raise
   except UserError as error:

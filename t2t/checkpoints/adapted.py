@@ -1,0 +1,68 @@
+"""Runs of adapters: what they are trained on top of is read where it lies, and is no part of what they save."""
+
+import dataclasses
+
+from etils import epath
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+
+from t2t.checkpoints import base as bases
+from t2t.checkpoints import pretrained, store
+from t2t.checkpoints.warm_start import Taken
+from t2t.params import Params, join_frozen
+from t2t.training.train_state import TrainState
+
+
+def base_of(taken: Taken, frozen: Params, workdir: epath.Path) -> bases.Base:
+  """What a run that begins lies on top of: all that it took and does not train, but for heads, which are small.
+
+  Args:
+    taken: what was read; not donated yet.
+    frozen: nested shapes of what is not trained.
+    workdir: of the run.
+  """
+  own = set(taken.fresh_in(frozen))
+  below = [path for path in traverse_util.flatten_dict(frozen, sep="/") if path not in own and "heads/" not in path]
+  params = traverse_util.flatten_dict(taken.params, sep="/")
+  digests = bases.digests({path: params[path] for path in below})
+  entries = {path: bases.Entry(taken.names[path], tuple(params[path].shape), digests[path]) for path in below}
+  path = str(taken.source.path)
+  return bases.Base(path, bases.beside(path, workdir), taken.source.part, entries)
+
+
+def restore(
+  checkpoints: store.Checkpoints,
+  step: int,
+  abstract: TrainState,
+  stream_names: tuple[str, ...],
+  others: tuple[str, ...] = (),
+  *,
+  moved_to: str = "",
+) -> tuple[TrainState, dict[str, bytes]]:
+  """`Checkpoints.restore`; of an adapter's step what it lies on top of is read besides, and noted for later steps.
+
+  Args:
+    checkpoints, step, abstract, stream_names, others: see there.
+    moved_to: where that is now; "": where it was.
+
+  Raises:
+    UserError: as there; or the base is gone, or another.
+  """
+  found = checkpoints.base_of(step)
+  if found is None:
+    return checkpoints.restore(step, abstract, stream_names, others)
+  workdir = checkpoints.directory.parent
+  where = "config.init.checkpoint=" if moved_to else f"{workdir}: its base: "
+  source = pretrained.open_base(found, moved_to or found.found(workdir), where=where)
+  path = str(source.path)
+  checkpoints.base = dataclasses.replace(found, path=path, beside=bases.beside(path, workdir))
+  own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))
+  state, streams = checkpoints.restore(step, own, stream_names, others)
+  frozen = traverse_util.flatten_dict(abstract.frozen_params, sep="/")
+  # Compared as they were, whatever they are kept in.
+  place = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+  wanted = {path: (path, place(x)) for path, x in frozen.items() if path in found.entries}
+  read = pretrained.read_base(found, source, wanted)
+  below = traverse_util.unflatten_dict({path: x.astype(frozen[path].dtype) for path, x in read.items()}, sep="/")
+  return dataclasses.replace(state, frozen_params=join_frozen(state.frozen_params, below)), streams

@@ -1,0 +1,180 @@
+"""The model that an adapter's checkpoints are of: named by its path, and known by a digest of each of its arrays.
+
+An adapter's step holds what is trained alone.  What it was trained on top of is read where it lies, and compared: a few
+small matrices on top of another model would give nonsense without a word.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import math
+import os
+from typing import Any
+
+from etils import epath
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.params import Params
+from t2t.storage import bucket
+
+ITEM = "base"  # of a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """An array of the base.
+
+  name: its path there.
+  shape: as the adapted model has it; of fewer rows than there it is the first of them.
+  digest: see `digests`.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+  """What a step lies on top of.
+
+  path: of the checkpoint, absolute or gs://.
+  beside: the same seen from the workdir of the adapter, "" where there is no such way: both may have been moved.
+  part: see `pretrained.Source`.
+  entries: path in the adapted model -> what it is of the base.
+  """
+
+  path: str
+  beside: str
+  part: str
+  entries: Mapping[str, Entry]
+
+  def to_dict(self) -> dict[str, Any]:
+    """As JSON has it."""
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_dict(cls, values: Mapping[str, Any], where: Any) -> "Base":
+    """The inverse of `to_dict`.
+
+    Raises:
+      UserError: it is something else.
+    """
+    try:
+      entries = {
+        str(path): Entry(str(entry["name"]), tuple(map(int, entry["shape"])), str(entry["digest"]))
+        for path, entry in values["entries"].items()
+      }
+      return cls(*(str(values[key]) for key in ("path", "beside", "part")), entries)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+      raise UserError(f"{where}/{ITEM}: does not say what the checkpoint lies on top of ({error!r})") from error
+
+  def found(self, workdir: epath.Path) -> str:
+    """Where it is now: at its path, or as far from the adapter's workdir as it was.
+
+    Raises:
+      UserError: at neither.
+    """
+    places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
+    for place in places:
+      if bucket.absolute(place).exists():
+        return place
+    raise UserError(
+      f"{workdir}: holds what adapts the model of {self.path}, which is not there any more; bring it back, or say where"
+      " it is: --base of `t2t adapt`, --checkpoint of `t2t infer --adapter`, --config.init.checkpoint of a run that"
+      " goes on"
+    )
+
+  def without(self, params: Params) -> Params:
+    """Nested parameters that are not of the base."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in self.entries}, sep="/")
+
+  def check(self, found: Mapping[str, str], where: str) -> None:
+    """Compares digests.
+
+    Args:
+      found: path in the adapted model -> digest of what was read for it.
+      where: it was read from.
+
+    Raises:
+      UserError: one is another; names the first.
+    """
+    wrong = [path for path, digest in found.items() if digest != self.entries[path].digest]
+    if wrong:
+      more = f" (and {len(wrong) - 1} more of {len(found)})" if len(wrong) > 1 else ""
+      raise UserError(
+        f"{where}: is another model than the adapter was trained on, which lay at {self.path}: {wrong[0]} has the"
+        f" digest {found[wrong[0]]}, and had {self.entries[wrong[0]].digest}{more}"
+      )
+
+
+def beside(path: str, workdir: epath.Path) -> str:
+  """The way from a workdir to a checkpoint; "" where either lies in a bucket."""
+  if bucket.is_remote(path) or bucket.is_remote(workdir):
+    return ""
+  return os.path.relpath(path, workdir)
+
+
+# ---- Digests ---------------------------------------------------------------------------------------------------------
+
+# Of each number its bits and its place are mixed, and all of it is added up modulo 2**32: a sum does not care in which
+# order and on how many devices, so that every mesh, and every format that a model is read from, gives the same.
+_SEEDS = (0x243F6A88, 0x85A308D3)  # two sums, 64 bits; pi's digits
+_STRIDE = 0x9E3779B1  # odd, so that no two of 2**32 places give the same
+_ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))  # Appleby 2008: the finalizer of MurmurHash3
+
+
+def _mixed(bits: Any, place: Any, seed: int) -> Any:
+  """uint32 -> uint32, of jax or numpy."""
+  x = bits ^ (place * np.uint32(_STRIDE) + np.uint32(seed))
+  for shift, factor in _ROUNDS:
+    x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+  return x ^ (x >> np.uint32(16))
+
+
+def _hex(sums: Iterable[Any]) -> str:
+  return "".join(f"{int(each) % 2**32:08x}" for each in sums)
+
+
+def digests(params: Mapping[str, jax.Array]) -> dict[str, str]:
+  """Name -> a digest of 64 bits of each float32 array, computed where it lies; the same on all hosts.
+
+  It is one against accidents, not against somebody who wants two models to have the same.
+  """
+  if not params:
+    return {}
+  names = list(params)
+  mesh = params[names[0]].sharding.mesh
+  sums = np.asarray(_program(mesh)([params[name] for name in names]))
+  return {name: _hex(row) for name, row in zip(names, sums, strict=True)}
+
+
+@functools.cache
+def _program(mesh: jax.sharding.Mesh):
+  def one(x: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    strides = [math.prod(x.shape[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
+    parts = (
+      jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides)
+    )
+    place = sum(parts, jnp.zeros((), jnp.uint32))
+    return jnp.stack([jnp.sum(_mixed(bits, place, seed), dtype=jnp.uint32) for seed in _SEEDS])
+
+  return jax.jit(lambda arrays: jnp.stack(list(map(one, arrays))), out_shardings=sharding.replicated(mesh))
+
+
+def digest_of_parts(parts: Iterable[np.ndarray]) -> str:
+  """The same of an array that is read part by part, along its first axis."""
+  sums, begin = [0] * len(_SEEDS), 0
+  for part in parts:
+    bits = np.ascontiguousarray(part, np.float32).reshape(-1).view(np.uint32)
+    place = (np.arange(begin, begin + bits.size) % 2**32).astype(np.uint32)
+    begin += bits.size
+    for index, seed in enumerate(_SEEDS):
+      sums[index] += int(np.sum(_mixed(bits, place, seed), dtype=np.uint64))
+  return _hex(sums)

@@ -1,0 +1,210 @@
+"""A saved step as others read it: where it is, its config, which parameters it has, and the parameters themselves."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+from typing import Any
+
+from etils import epath
+from flax import traverse_util
+import jax
+import orbax.checkpoint as ocp
+
+from t2t import UserError
+from t2t.checkpoints import base as bases
+from t2t.checkpoints import damage, manifest, patience
+from t2t.config import with_current_keys
+from t2t.params import Params, join_frozen, path_name
+from t2t.storage import bucket
+
+
+def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
+  """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.
+
+  Args:
+    path: local or gs://.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: there is none; says what was looked for.  Or it is damaged, as far as its small files show.
+  """
+  bucket.check(path, where=where)
+  root = bucket.absolute(path)
+  if any((root / name).exists() for name in ("state", manifest.NAME)):
+    if not ocp.path.step.is_path_finalized(root):
+      raise UserError(f"{where}{path}: {_UNFINISHED}")
+    damage.check(root, where=where, whole=False)
+    return root
+  unfinished = []
+  for folder in (root / "checkpoints", root):
+    steps = sorted(int(name) for name in bucket.names(folder, where=where.strip(" =")) if name.isdigit())
+    for step in reversed(steps):
+      child = folder / str(step)
+      if ocp.path.step.is_path_finalized(child) or child.is_file():
+        damage.check(child, where=where, whole=False)
+        return child
+      unfinished.append(child)
+  if unfinished:
+    raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
+  raise UserError(
+    f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
+    f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"
+    " checkpoint"
+  )
+
+
+_UNFINISHED = (
+  "was not saved to its end (in a bucket commit_success.txt is written last); give another step, or, if it was copied"
+  " whole from a disk, put an empty file of that name into the folder of the step"
+)
+
+
+# A key of config.model, and parameters, of BERTs that t2t trained before its heads had names: nothing read them.
+_POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
+
+
+def read_config(path: epath.Path) -> dict:
+  """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    config = with_current_keys(checkpointer.restore(path / "config"))
+  config["model"].pop(_POOLER, None)
+  return config
+
+
+def read_base(path: epath.Path) -> bases.Base | None:
+  """What the checkpoint in folder `path` was saved on top of; None: it is whole by itself.
+
+  Raises:
+    UserError: its file says something else.
+  """
+  if not (path / bases.ITEM).exists():
+    return None
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer, readable(path):
+    return bases.Base.from_dict(checkpointer.restore(path / bases.ITEM), path)
+
+
+def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of the checkpoint in folder `path`, whether it was trained or not.
+
+  Of an adapter's those of its base are not there.
+  """
+  found = shapes(join_frozen(*_saved_params(path)))
+  return {name: shape for name, shape in found.items() if name not in UNREAD}
+
+
+def _saved_params(path: epath.Path) -> tuple[Params, Params]:
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    found = checkpointer.metadata(path / "state").item_metadata
+  if found is None:
+    raise damage.Damaged(
+      f"{path}: what says which arrays there are cannot be read (state/_METADATA); give another step"
+    )
+  saved = found.tree
+  return saved["params"], saved.get("frozen_params") or {}
+
+
+def read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  """Some parameters of the checkpoint in folder `path`, each host reading what its own devices hold.
+
+  Args:
+    path: see `checkpoint_folder`.
+    wanted: name -> (path of the parameter in the checkpoint, its shape with a sharding). Of another length than it was
+      saved with, a dimension is cut off, or filled up with zeros.
+
+  Returns:
+    Name -> array.
+
+  Raises:
+    UserError: the checkpoint is damaged.
+  """
+  damage.check(path)
+  with readable(path):
+    return _read_params(path, wanted)
+
+
+def _read_params(path: epath.Path, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStruct]]) -> dict[str, jax.Array]:
+  # The checkpoint may have frozen other parameters than this run does: what is asked for is split as it was saved.
+  frozen = shapes(_saved_params(path)[1])
+  found, waiting = {}, dict(wanted)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    while waiting:
+      # What is wanted under several names is read as often.
+      names = {saved: name for name, (saved, _) in waiting.items()}
+      parts = {("frozen_params" if saved in frozen else "params", *saved.split("/")): saved for saved in names}
+      item = traverse_util.unflatten_dict({part: waiting[names[saved]][1] for part, saved in parts.items()})
+      restore_args = jax.tree.map(
+        lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype, global_shape=x.shape, strict=False), item
+      )
+      args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=True)
+      restored = traverse_util.flatten_dict(checkpointer.restore(path / "state", args=args))
+      for part, saved in parts.items():
+        found[names[saved]] = restored[part]
+        del waiting[names[saved]]
+  return found
+
+
+def restore_params(path: epath.Path, params: Params) -> Params:
+  """The parameters of the checkpoint in folder `path`, whatever its optimizer was.
+
+  Heads by name that are not asked for are passed over, and so is an old pooler.
+
+  Args:
+    path: see `checkpoint_folder`.
+    params: nested dict of `jax.ShapeDtypeStruct` with shardings: the arrays are read directly into them.
+
+  Raises:
+    UserError: the checkpoint's parameters are not these; names the first that differ.  Or it is damaged.
+  """
+  damage.check(path)
+  # Heads that the model does not have, and what was never read, are passed over.
+  found = {name: shape for name, shape in param_shapes(path).items() if name in shapes(params) or not _is_head(name)}
+  check_shapes(path, found, shapes(params))
+  wanted = traverse_util.flatten_dict(params, sep="/")
+  return traverse_util.unflatten_dict(read_params(path, {name: (name, x) for name, x in wanted.items()}), sep="/")
+
+
+def _is_head(name: str) -> bool:
+  return name.startswith("heads/")
+
+
+# ---- What may be wrong with it ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def readable(path: epath.Path) -> Iterator[None]:
+  """Says of arrays that no manifest speaks of that they are damaged, as far as TensorStore sees it.
+
+  Raises:
+    Damaged: what is done within cannot be read.
+  """
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:  # of TensorStore and Orbax, which have no class of their own for it
+    raise damage.Damaged(f"{path}: cannot be read ({patience.reason(error)}); move it away, or restore it") from error
+
+
+def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  """Path and shape of all in a tree that has one."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+  return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
+  """Compares path -> shape of what is in the checkpoint in folder `path` with that of what a config says.
+
+  Raises:
+    UserError: they differ; names the first.
+  """
+  differences = [
+    f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
+    # Parameters before the moments that follow from them.
+    for name in sorted(found.keys() | expected.keys(), key=lambda name: (name.startswith("opt_state"), name))
+    if found.get(name) != expected.get(name)
+  ]
+  if differences:
+    shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
+    raise UserError(
+      f"{path} is a checkpoint of another model or optimizer than the config says:\n{shown}\n"
+      "give the config that it was trained with (config.json stands in its workdir), or another workdir"
+    )

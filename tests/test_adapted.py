@@ -1,0 +1,177 @@
+import json
+import shutil
+
+from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import toy
+import trained
+
+from t2t import __main__ as command
+from t2t import sharding
+from t2t.checkpoints import base, pretrained, reading
+from t2t.convert import safetensors
+
+LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
+
+
+def adapt(start, workdir, *options):
+  """Trains an adapter on top of a checkpoint, by the command, and gives its exit status."""
+  text = trained.workdir("encoder_decoder")
+  fixed = ("--config=t5_1_1_small", "--config.init.inherit=True", f"--config.init.checkpoint={start}")
+  small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={text}.jsonl", "--workdir", str(workdir))
+  return command.main(["train", *fixed, *LORA, *small, *options])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A base and a workdir that was trained on top of it for two steps; to be copied before either is changed."""
+  folder = tmp_path_factory.mktemp("adapted")
+  shutil.copytree(trained.workdir("encoder_decoder"), folder / "base")
+  assert adapt(folder / "base", folder / "run") == 0
+  return folder
+
+
+@pytest.fixture
+def moved(run, tmp_path):
+  """A copy of both, whose originals are no longer where they were."""
+  shutil.copytree(run, tmp_path / "there", copy_function=shutil.copy)
+  run.rename(run.with_name("away"))
+  yield tmp_path / "there"
+  run.with_name("away").rename(run)
+
+
+def saved_arrays(folder):
+  """Paths of the arrays that a step holds."""
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    return set(reading.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
+
+
+def params(path):
+  """The parameters of a checkpoint as whoever uses it reads them."""
+  return toy.flat(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"fsdp": 8})).params)
+
+
+# ---- Digests ---------------------------------------------------------------------------------------------------------
+
+NUMBERS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=6), elements=st.floats(-9, 9, width=32))
+
+
+@given(NUMBERS, st.data())
+def test_a_digest_is_of_bits_and_places(x, data):
+  """Read in whatever parts it is the same; with one bit of one number turned it is another."""
+  digest = base.digest_of_parts([x])
+  assert base.digest_of_parts(list(x.reshape(len(x), -1))) == digest
+  turned = x.copy().reshape(-1).view(np.uint32)
+  turned[data.draw(st.integers(0, x.size - 1))] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
+  assert base.digest_of_parts([turned.view(np.float32)]) != digest
+
+
+@pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
+def test_a_digest_is_the_same_on_every_mesh(axes):
+  """Wherever the parts of an array lie."""
+  mesh = sharding.make_mesh(axes, devices=jax.devices()[: 1 if axes == {"data": 1} else 8])
+  x = np.random.default_rng(0).normal(size=(3, 16, 8)).astype(np.float32)
+  placed = jax.NamedSharding(mesh, jax.P(None, "fsdp", "tensor"))
+  assert base.digests({"x": jax.device_put(x, placed)}) == {"x": base.digest_of_parts(list(x))}
+
+
+def test_two_numbers_that_change_places_give_another_digest():
+  """A sum alone would not see it."""
+  assert base.digest_of_parts([np.float32([1, 2, 3])]) != base.digest_of_parts([np.float32([2, 1, 3])])
+
+
+# ---- What is saved, and read again -----------------------------------------------------------------------------------
+
+
+def test_a_step_of_an_adapter_holds_what_is_trained_and_names_its_base(run):
+  """Neither frozen parameters nor moments of them; each of the base's with a digest of 64 bits."""
+  folder = epath.Path(run / "run/checkpoints/2")
+  held = saved_arrays(folder)
+  assert {path.split("/")[0] for path in held} == {"step", "params", "opt_state"}
+  assert all("lora_" in path for path in held if path.startswith("params/"))
+  found = reading.read_base(folder)
+  assert found.path == str(run / "base/checkpoints/2") and found.beside == "../base/checkpoints/2"
+  whole = reading.param_shapes(epath.Path(run / "base/checkpoints/2"))
+  assert {entry.name: entry.shape for entry in found.entries.values()} == whole
+  own = params(run / "base")
+  assert all(entry.digest == base.digest_of_parts([own[entry.name]]) for entry in found.entries.values())
+
+
+def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
+  """Bit for bit, with what is frozen read from the base again."""
+  assert adapt(run / "base", tmp_path / "straight", "--config.train.steps=4") == 0
+  shutil.copytree(run / "run", tmp_path / "stopped")
+  assert adapt(run / "base", tmp_path / "stopped", "--config.train.steps=4") == 0
+  straight, stopped = (params(tmp_path / name) for name in ("straight", "stopped"))
+  for path, x in straight.items():
+    np.testing.assert_array_equal(stopped[path], x, err_msg=path)
+  assert any(np.any(x != params(run / "run")[path]) for path, x in straight.items())
+
+
+def test_both_may_be_moved_together(moved):
+  """The base is looked for as far from the adapter as it was; who moved it elsewhere says where it is."""
+  expected = params(moved / "run")
+  (moved / "base").rename(moved / "elsewhere")
+  assert adapt(moved / "elsewhere", moved / "run", "--config.train.steps=3") == 0
+  found = reading.read_base(epath.Path(moved / "run/checkpoints/3"))
+  assert found.path == str(moved / "elsewhere/checkpoints/2")
+  assert params(moved / "run").keys() == expected.keys()
+
+
+def test_a_base_that_is_gone_is_named(moved, capsys):
+  """With what would help."""
+  shutil.rmtree(moved / "base")
+  assert command.main(["convert", "--from", "t2t", str(moved / "run"), "--to", "hf", str(moved / "hf")]) == 2
+  said = " ".join(capsys.readouterr().err.split())
+  assert "holds what adapts the model of" in said and "which is not there any more" in said
+
+
+@pytest.mark.parametrize("way", ["resumed", "read", "converted"])
+def test_another_base_is_refused(run, tmp_path, capsys, way):
+  """One number of one parameter is enough; what was saved stays as it was."""
+  shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+  (tmp_path / "base").rename(tmp_path / "right")
+  assert command.main(["convert", "--from", "t2t", str(tmp_path / "right"), "--to", "hf", str(tmp_path / "base")]) == 0
+  weights = tmp_path / "base/model.safetensors"
+  entry = safetensors.read_header(epath.Path(weights))["encoder.block.0.layer.0.SelfAttention.q.weight"]
+  content = bytearray(weights.read_bytes())
+  size = int.from_bytes(content[:8], "little") + 8
+  begin = size + json.loads(content[8:size])["encoder.block.0.layer.0.SelfAttention.q.weight"]["data_offsets"][0]
+  assert entry.shape == (16, 16)
+  content[begin] ^= 1
+  weights.write_bytes(content)
+  record = tmp_path / "run/checkpoints/2/base/metadata"
+  record.write_text(record.read_text().replace(str(run), str(tmp_path)).replace("base/checkpoints/2", "base"))
+  (tmp_path / "run/checkpoints/2/manifest.json").unlink()
+  capsys.readouterr()
+  if way == "resumed":
+    assert adapt(tmp_path / "base", tmp_path / "run", "--config.train.steps=3") == 2
+  elif way == "read":
+    (tmp_path / "in.txt").write_text("the quick brown fox\n")
+    options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]
+    assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 2
+  else:
+    assert command.main(["convert", "--from", "t2t", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "hf")]) == 2
+  said = " ".join(capsys.readouterr().err.split())
+  assert "is another model than the adapter was trained on" in said
+  assert "encoder/layers/self_attention/query has the digest" in said.replace("/kernel", "")
+  assert (tmp_path / "run/checkpoints/2").exists() and not (tmp_path / "hf").exists()
+
+
+def test_an_adapter_may_lie_on_top_of_an_adapter(run, tmp_path):
+  """And that on top of a model of Hugging Face's: each names the one below it, and all are merged for a reader."""
+  hf, first, second = tmp_path / "hf", tmp_path / "first", tmp_path / "second"
+  assert command.main(["convert", "--from", "t2t", str(run / "base"), "--to", "hf", str(hf)]) == 0
+  assert adapt(hf, first) == 0 and adapt(first, second) == 0
+  assert reading.read_base(epath.Path(second / "checkpoints/2")).path == str(first / "checkpoints/2")
+  below, own = params(first), params(second)
+  changed = {path for path in own if np.any(own[path] != below[path])}
+  assert changed and all(path.endswith(("query", "value")) for path in changed)
+  assert command.main(["convert", "--from", "t2t", str(second), "--to", "hf", str(tmp_path / "out")]) == 0
+  toy.assert_trees_close(params(tmp_path / "out"), own, atol=1e-6)
