@@ -102,11 +102,11 @@ def attend(
   Args:
     query: [batch, heads, query, kv].
     keys, values: [batch, heads, key, kv].
-    mask: causal, window and segments; a prefix is given as ranks.
+    mask: causal, window and segments; ranks, and a prefix as ranks, are given apart.
     bias: None: nothing is added.
     dropout_rate: of single probabilities.
     seeds: int32 [batch, heads], of what is dropped.
-    ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones.
+    ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones, if the mask lets it.
     first_query: int32 [], where in their sequence the queries begin; a multiple of 128.
     whole_query_length: of that sequence.
     largest_block: positions of queries and of keys, a power of two from 128 on.
@@ -132,7 +132,7 @@ def attend(
     )
     return filled[:, :heads]
   key_length, device_kind = keys.shape[2], sharding.device_kind()
-  causal = mask.causal and ranks is None
+  causal = mask.causal
   hides = causal or bool(mask.window)
   if bias is None and hides:
     bias, learned = DistanceBias(jnp.zeros((heads, 3), jnp.float32)), False
