@@ -350,6 +350,7 @@ def run(
   where: str,
   max_compiles: int,
   budget: float | None = None,
+  seen: Sequence[Result] = (),
 ) -> Iterator[Result]:
   """Compiles candidates one after another and yields what came of each.
 
@@ -360,9 +361,12 @@ def run(
     where: names the devices, for the cache.
     max_compiles: how many may be compiled; what is in the cache does not count.
     budget: seconds after which no other compilation is started.
+    seen: what came of others before, which are not tried again.
   """
-  started, compiled, seen = time.monotonic(), 0, []
+  started, compiled, seen = time.monotonic(), 0, list(seen)
   for candidate in ordered:
+    if any(candidate == each.candidate for each in seen):
+      continue
     if any(candidate.is_slower(each.candidate) if each.fits else _fails_too(candidate, each) for each in seen):
       continue
     changed = candidate.apply(config)
@@ -454,14 +458,21 @@ def search(config: Config, options: argparse.Namespace) -> None:
     print(f"compiling up to {options.max_compiles} of {len(ordered)} candidates for {where}", file=sys.stderr)
     # What was found is told whatever ends the search.
     stack.callback(_finish, config, options, results)
-    started, kept_back = time.monotonic(), min(_MOST_ORDERS, options.max_compiles // 4)
-    # Only what came of the first says of which candidate another order is worth trying.
-    stages = (lambda: ordered, options.max_compiles - kept_back), (lambda: refined(results, devices), kept_back)
-    for propose, number in stages:
+    started = time.monotonic()
+
+    def compile_some(proposed: Iterable[Candidate], number: int) -> None:
       left = None if options.budget is None else options.budget - (time.monotonic() - started)
-      for result in run(config, propose(), make_plan, where=where, max_compiles=number, budget=left):
+      known = {"where": where, "seen": tuple(results)}
+      for result in run(config, proposed, make_plan, max_compiles=number, budget=left, **known):
         results.append(result)
         _say(len(results), result)
+
+    kept_back = min(_MOST_ORDERS, options.max_compiles // 4)
+    compile_some(ordered, options.max_compiles - kept_back)
+    # Only what came of these says of which candidate another order is worth trying.
+    reordered = refined(results, devices)[:kept_back]
+    compile_some(reordered, kept_back)
+    compile_some(ordered, kept_back - len(reordered))
 
 
 def _finish(config: Config, options: argparse.Namespace, results: Sequence[Result]) -> None:
