@@ -18,7 +18,7 @@ import statistics
 
 import jax
 
-from t2t import chips
+from t2t import UserError, chips
 from t2t.commands.options import config_parser, parse
 from t2t.config import records
 from t2t.models.flops import model_flops
@@ -115,7 +115,7 @@ def _compiled(run: Run, folder: pathlib.Path):
   if not path.exists():
     compiled = program.compile_step(config, mesh)
     if compiled.text is None:
-      raise SystemExit(f"{run.what} on {run.topology} needs {compiled.total / 1e9:.1f} GB a chip")
+      raise UserError(f"{run.what}, {run.topology}: {compiled.total / 1e9:.1f} GB a chip")
     path.with_suffix(".json").write_text(json.dumps({"total": compiled.total}))
     path.write_text(compiled.text)
   found = hlo_cost.analyse(path.read_text(), mesh.shape, unknown_trips=program.unknown_trips(config, mesh))
@@ -151,9 +151,10 @@ def table(found: list[dict]) -> str:
     "|---|---|---|---|---|---|---|---|---|",
   ]
   for each in found:
+    too_much = "" if each["fits"] else f", in {each['gigabytes']:.1f} GB"
     lines.append(
       f"| {each['half']} | {each['what']} | {each['topology']} | {each['rows']:,} x {each['length']:,} |"
-      f" {each['remat'].replace(',', ', ')} | {each['seconds']:.2f} s | {each['predicted']:.2f} s |"
+      f" {each['remat'].replace(',', ', ')} | {each['seconds']:.2f} s | {each['predicted']:.2f} s{too_much} |"
       f" {each['error']:+.0%} | {each['bound']} |"
     )
   lines.append("")
@@ -166,13 +167,22 @@ def table(found: list[dict]) -> str:
   return "\n".join(lines)
 
 
+def _refused(too_large: list[str]) -> str:
+  """Markdown about runs that libtpu does not compile as t2t has them."""
+  if not too_large:
+    return ""
+  return "\n".join(["", "", "More than libtpu compiles, as t2t has them:", "", *(f"- {each}" for each in too_large)])
+
+
 _HEAD = """# What `t2t plan` predicts, and what was measured
 
 Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
 compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
 `t2t/planning/roofline.py` are older than this table; who changes them does so on the runs called "fit", and "test" are
 held out.  "loose": the published table names neither batch nor remat policy, so that these are no test of anything but
-the order of magnitude.  Runs of the benchmark that are not in the table were not compiled yet.
+the order of magnitude.  Gigabytes stand where the plan counts more of them than a chip has: it says that such a program
+does not fit, though libtpu compiles it; of programs that are older than this column they were not kept.  Runs of the
+benchmark that are not in the table were not compiled yet.
 
 """
 
@@ -190,15 +200,21 @@ def main() -> None:
   jax.config.update("jax_platforms", "cpu")
   others = os.environ.get("LIBTPU_INIT_ARGS", "")
   os.environ["LIBTPU_INIT_ARGS"] = " ".join([*(f"--{name}=false" for name in _NOT_THEIRS), others])
-  found = []
+  found, too_large = [], []
   for run in RUNS:
     wanted = options.only in f"{run.what} {run.topology}"
     if wanted and (_program(run, folder).exists() or not options.no_compiling):
-      found.append(predict(run, folder))
-      print(json.dumps(found[-1]), flush=True)
-  print(table(found))
+      try:
+        found.append(predict(run, folder))
+      except UserError as error:
+        too_large.append(str(error))
+        print(error, flush=True)
+      else:
+        print(json.dumps(found[-1]), flush=True)
+  page = table(found) + _refused(too_large)
+  print(page)
   if options.markdown:
-    pathlib.Path(options.markdown).write_text(_HEAD + table(found) + "\n")
+    pathlib.Path(options.markdown).write_text(_HEAD + page + "\n")
 
 
 if __name__ == "__main__":

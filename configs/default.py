@@ -133,6 +133,7 @@ def get_config() -> ConfigDict:
   config.mesh.fsdp = 0  # batch and parameters are split; 0: as far as is sound, and the rest is data
   config.mesh.sequence = 1  # each sequence is split, for long ones; parameters as well
   config.mesh.tensor = 1  # heads, feed-forward and vocabulary are split
+  config.mesh.order = ()  # chips along each side of a slice that axes cover, neighbours first: "tensor:2x4,fsdp:4x2"
 
   config.lock()
   config.data.folders.unlock()  # a config may name any: config.data.folders.superglue = "SuperGLUE"

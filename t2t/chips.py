@@ -153,21 +153,13 @@ def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
     [number of blocks, size]; None where whole sides or nothing else will do, the devices fill no box, or nothing is
     known of their links.
   """
-  chip = CHIPS.get(devices[0].device_kind)
-  if chip is None or not chip.wraps_from or size < 4:
+  grid = None if size < 4 else _grid(devices)
+  if grid is None:
     return None
-  at = {tuple(device.coords): device for device in devices}
-  sides = tuple(np.max(list(at), axis=0) + 1)
-  if len(at) != len(devices) or math.prod(sides) != len(devices):
-    return None
-  grid = np.array([at[place] for place in np.ndindex(sides)], object).reshape(sides)
+  chip, sides = CHIPS[devices[0].device_kind], grid.shape
   best, most = None, (1,)
-  for block in itertools.product(*([n for n in range(1, side + 1) if side % n == 0] for side in sides)):
-    if math.prod(block) != size:
-      continue
-    # [blocks along each side ..., places in a block ...]
-    cut = grid.reshape([n for side, part in zip(sides, block, strict=True) for n in (side // part, part)])
-    cut = np.moveaxis(cut, range(1, cut.ndim, 2), range(cut.ndim // 2, cut.ndim)).reshape(-1, size)
+  for block in boxes(sides, size):
+    cut = _cut(grid, [block])
     links, is_whole = (
       _links(chip, block, sides, [1] * len(sides)),
       all(part in (1, side) for part, side in zip(block, sides, strict=True)),
@@ -176,6 +168,56 @@ def in_blocks(devices: Sequence[jax.Device], size: int) -> np.ndarray | None:
     if links > 1 and rank > most:
       best, most = None if is_whole else cut, rank
   return best
+
+
+def _grid(devices: Sequence[jax.Device]) -> np.ndarray | None:
+  """A slice's devices by their place in it, [chips along each side]; None: see `sides`."""
+  chip = CHIPS.get(devices[0].device_kind)
+  if chip is None or not chip.wraps_from:
+    return None
+  at = {tuple(device.coords): device for device in devices}
+  lengths = tuple(np.max(list(at), axis=0) + 1)
+  if len(at) != len(devices) or math.prod(lengths) != len(devices):
+    return None
+  return np.array([at[place] for place in np.ndindex(lengths)], object).reshape(lengths)
+
+
+def sides(devices: Sequence[jax.Device]) -> tuple[int, ...] | None:
+  """Chips along each side of a slice; None where its devices are not one on each place of a box, or no TPUs."""
+  grid = _grid(devices)
+  return None if grid is None else grid.shape
+
+
+def boxes(sides: Sequence[int], size: int) -> list[tuple[int, ...]]:
+  """The boxes of so many chips that whole numbers of fill a slice: of 4 in 2 x 4 they are 1 x 4 and 2 x 2."""
+  divisors = ([n for n in range(1, side + 1) if side % n == 0] for side in sides)
+  return [box for box in itertools.product(*divisors) if math.prod(box) == size]
+
+
+def _cut(grid: np.ndarray, nested: Sequence[Sequence[int]]) -> np.ndarray:
+  """[sides] -> [boxes of the last kind, ..., of the second kind in one of the next, chips in a box of the first]."""
+  shape, last = [], np.ones(grid.ndim, int)
+  for box in nested:
+    last = last * box
+  for side, whole, parts in zip(grid.shape, last, zip(*reversed(nested), strict=True), strict=True):
+    shape += [side // whole, *parts]
+  depth = len(nested) + 1
+  # Of each side by itself as it is cut, to each kind by itself as it lies along the sides.
+  cut = grid.reshape(shape).transpose([side * depth + kind for kind in range(depth) for side in range(grid.ndim)])
+  return cut.reshape(-1, *(math.prod(box) for box in reversed(nested)))
+
+
+def in_order(devices: Sequence[jax.Device], nested: Sequence[Sequence[int]]) -> np.ndarray:
+  """A slice's devices in boxes of neighbours, those in boxes of such boxes, and so on.
+
+  Args:
+    devices: of one slice that has `sides`, which the boxes together must divide.
+    nested: a box of chips; of such boxes; ...
+
+  Returns:
+    [boxes that are left, ..., chips in the first box].
+  """
+  return _cut(_grid(devices), nested)
 
 
 def _slice(device: jax.Device) -> int:

@@ -152,6 +152,12 @@ class MeshConfig:
   fsdp: int
   sequence: int
   tensor: int
+  order: tuple[str, ...] = ()
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    """Axis -> devices."""
+    return {name: size for name, size in dataclasses.asdict(self).items() if name != "order"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Models, losses and decoding name axes ("batch", "embed", "mlp", ...) and never d
 what a name means: for activations (`shard`) and for parameters (`param_shardings`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextvars
 import functools
 import math
@@ -83,7 +83,9 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
   return {axis: size for axis, size in sizes.items() if axis not in _OPTIONAL or size != 1}
 
 
-def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(
+  shape: Mapping[str, int], *, devices: list[jax.Device] | None = None, order: Sequence[str] = ()
+) -> jax.sharding.Mesh:
   """A mesh with axes data, fsdp and tensor, and where they are asked for dcn_data and sequence, over all devices.
 
   dcn_data goes from slice to slice (or, where there are no slices, from host to host): over the network of the data
@@ -92,9 +94,11 @@ def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = No
   Args:
     shape: size of each axis; an axis left out is 1, and one may be -1 (all devices that are left).
     devices: defaults to `jax.devices()`; devices of an ahead-of-time topology work too.
+    order: how it lies on a slice, "tensor:2x4": tensor covers 2 x 4 neighbours; then "fsdp:4x2": fsdp 4 x 2 such
+      boxes.  Axes that are not named share what is left, row by row; (): see `_placed`.
 
   Raises:
-    UserError: see `mesh_sizes`; or the slices are not as many as `dcn_data`.
+    UserError: see `mesh_sizes`; or the slices are not as many as `dcn_data`; or the slice cannot be covered so.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = mesh_sizes(shape, len(devices))
@@ -107,21 +111,61 @@ def make_mesh(shape: Mapping[str, int], *, devices: list[jax.Device] | None = No
       f" set --config.mesh.dcn_data={len(granules)}"
     )
   if wanted == 1 or len(granules) == 1:
-    return jax.sharding.Mesh(_placed(sizes, devices), tuple(sizes), axis_types=axis_types)
+    return jax.sharding.Mesh(_placed(sizes, devices, order), tuple(sizes), axis_types=axis_types)
   # Each slice in the order that suits its own links, one slice after another.
   inner = {axis: size for axis, size in sizes.items() if axis != "dcn_data"}
-  return jax.sharding.Mesh(np.stack([_placed(inner, g) for g in granules]), tuple(sizes), axis_types=axis_types)
+  return jax.sharding.Mesh(np.stack([_placed(inner, g, order) for g in granules]), tuple(sizes), axis_types=axis_types)
 
 
-def _placed(sizes: Mapping[str, int], devices: list[jax.Device]) -> np.ndarray:
+def _placed(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> np.ndarray:
   """A slice's devices by their place in a mesh, [sizes]: as JAX lays them, but a tensor axis on rings.
 
   It is waited for in every layer, and its devices hold the same rows of a batch, which few hosts should share.
   """
+  if order:
+    boxes = _boxes(sizes, devices, order)
+    rest = [axis for axis in sizes if axis not in boxes]
+    axes = [*rest, *reversed(boxes)]
+    placed = chips.in_order(devices, list(boxes.values())).reshape([sizes[axis] for axis in axes])
+    return placed.transpose([axes.index(axis) for axis in sizes])
   blocks = chips.in_blocks(devices, sizes["tensor"])
   if blocks is not None:
     return blocks.reshape(tuple(sizes.values()))
   return mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+
+
+def box_text(box: Sequence[int]) -> str:
+  """As `config.mesh.order` has it: (2, 4, 1) -> "2x4"."""
+  last = max([i for i, part in enumerate(box) if part > 1], default=0)
+  return "x".join(map(str, box[: max(last + 1, 2)]))
+
+
+def _boxes(sizes: Mapping[str, int], devices: list[jax.Device], order: Sequence[str]) -> dict[str, tuple[int, ...]]:
+  """Axis -> chips along each side, in the order of `config.mesh.order`."""
+  text, sides = f"config.mesh.order={','.join(order)}", chips.sides(devices)
+  if sides is None:
+    raise UserError(f"{text}: only for whole slices of TPUs with one device on a chip, which these devices are not")
+  left, found = list(sides), {}
+  for each in order:
+    axis, _, box = each.partition(":")
+    parts = [int(part) if part.isdecimal() else 0 for part in box.split("x")]
+    parts += [1] * (len(sides) - len(parts))  # a slice of two sides has a third of one chip
+    if axis not in sizes or axis in found:
+      known = f"is none of {', '.join(sizes)}"
+      raise UserError(f"{text}: {axis!r} {'is in it twice' if axis in found else known}")
+    if (
+      len(parts) != len(sides)
+      or math.prod(parts) != sizes[axis]
+      or any(not part or side % part for side, part in zip(left, parts, strict=True))
+    ):
+      works = ", ".join(box_text(one) for one in chips.boxes(left, sizes[axis]))
+      raise UserError(
+        f"{text}: {each} is no box of {axis}'s {sizes[axis]} device(s) in the {box_text(left)} that are left of"
+        f" a slice of {box_text(sides)}; {f'there are {works}' if works else 'no box has so many'}"
+      )
+    found[axis] = tuple(parts)
+    left = [side // part for side, part in zip(left, parts, strict=True)]
+  return found
 
 
 def _slice(device: jax.Device) -> int:

@@ -115,6 +115,58 @@ def test_heads_in_a_row_share_keys_and_values(platform):
   np.testing.assert_allclose(attention.attend(query, keys, values, mask=mask, bias=bias), expected, atol=1e-6)
 
 
+@settings(deadline=None, max_examples=20)
+@given(
+  data=strategies.data(),
+  length=strategies.integers(1, 9),
+  packed=strategies.booleans(),
+  window=strategies.integers(0, 4),
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_sees_keys_of_its_rank_and_lower_ones(data, length, packed, window, causal):
+  """Pair by pair, whatever the ranks, and where segments, a window and causality let it."""
+  draw = lambda low, high: np.array(
+    data.draw(strategies.lists(strategies.integers(low, high), min_size=length, max_size=length))
+  )
+  ranks, ids = draw(-3, 2**31 - 2), draw(0, 2) if packed else None
+  rows = None if ids is None else jnp.asarray(ids[None], jnp.int32)
+  mask = AttentionMask(rows, rows, ranks=jnp.asarray(ranks[None], jnp.int32), causal=causal, window=window)
+  found = np.asarray(mask.allowed(length, length))[0, 0]
+  for q in range(length):
+    for k in range(length):
+      near = (not window or abs(q - k) <= window) and (not causal or k <= q)
+      assert found[q, k] == (ranks[k] <= ranks[q] and near and (ids is None or ids[q] == ids[k]))
+
+
+def test_causality_and_a_prefix_are_ranks():
+  """0, 1, 2, ...; and 0 for all of a prefix."""
+  length, prefix = 7, np.array([[1, 1, 1, 0, 0, 0, 0]], np.int32)
+  for one, ranks in (
+    (AttentionMask(causal=True), np.arange(length)[None]),
+    (AttentionMask(causal=True, prefix=prefix), np.where(prefix, 0, np.arange(length))),
+  ):
+    np.testing.assert_array_equal(
+      one.allowed(length, length)[0, 0], AttentionMask(ranks=ranks).allowed(length, length)[0, 0]
+    )
+
+
+def test_no_gradient_comes_from_a_higher_rank(platform):
+  """What a query is given depends on all keys and values that it sees, and on no other."""
+  ranks = np.random.default_rng(3).permutation(6).astype(np.int32)[None]
+  query, keys, values = normal(1, 1, 6, 5), normal(1, 1, 6, 5, seed=1), normal(1, 1, 6, 5, seed=2)
+  of = lambda keys, values: attention.attend(query, keys, values, mask=AttentionMask(ranks=ranks)).sum((0, 1, 3))
+  seen = ranks[0][:, None] >= ranks[0][None, :]
+  by_keys, by_values = (np.abs(each).sum((1, 2, 4)) > 0 for each in jax.jacobian(of, argnums=(0, 1))(keys, values))
+  np.testing.assert_array_equal(by_values, seen)
+  np.testing.assert_array_equal(by_keys, seen & (seen.sum(1, keepdims=True) > 1))  # of a single key it is certain
+
+
+def test_ranks_are_of_a_sequence_and_itself():
+  """Of other queries or keys they say nothing."""
+  with pytest.raises(ValueError, match="no 1 queries' and no 4 keys'"):
+    AttentionMask(ranks=np.zeros((1, 4), np.int32)).allowed(1, 4)
+
+
 def test_what_is_not_allowed_has_no_weight(platform):
   """Keys that are masked could as well not be there."""
   query, keys, values = normal(2, 3, 4, 5), normal(2, 3, 6, 5, seed=1), normal(2, 3, 6, 5, seed=2)

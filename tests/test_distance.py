@@ -133,11 +133,35 @@ def test_a_query_that_sees_nothing():
   assert not result[0, :, 256:].any() and not result[1, :, 120:256].any()
 
 
+def test_a_query_of_any_rank_that_sees_nothing():
+  """Neither its own position, nor lower ranks, have its segment: zeros, and numbers for all the rest."""
+  queries = np.repeat([[1, 2]] * 2, [200, 100], axis=1).astype(np.int32)
+  keys = np.repeat([[1, 3], [3, 1]], [250, 50], axis=1).astype(np.int32)
+  result = assert_is_formula(AttentionMask(queries, keys, ranks=test_kernels.RANKS))
+  assert not result[:, :, 200:].any() and result[0, :, :200].any()
+
+
+@pytest.mark.parametrize("as_ranks", ["causal", "prefix"])
+def test_causality_and_prefixes_are_ranks(as_ranks):
+  """To the last bit: the kernel makes ranks of a prefix itself."""
+  prefix = test_kernels.UNPACKED_PREFIX if as_ranks == "prefix" else np.zeros((2, LENGTH), np.int32)
+  ranks = np.where(prefix > 0, 0, np.arange(LENGTH, dtype=np.int32))
+  query, keys, values, weights = operands(head_dim=64)
+  found = []
+  for mask in (AttentionMask(ranks=ranks), AttentionMask(causal=True, prefix=prefix)):
+    attend = lambda *x, mask=mask: kernels.attend(*x, mask, kernel="distance", bias=a_bias(2, 128), largest_block=128)
+    found.append(jax.tree.leaves(value_and_gradients(attend, weights, query, keys, values)))
+  for one, other in zip(*found, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "sequence": 2, "tensor": 2}])
-@pytest.mark.parametrize("name", ["packed", "packed causal", "packed prefix", "packed causal window"])
+@pytest.mark.parametrize(
+  "name", ["packed", "packed causal", "packed prefix", "packed causal window", "packed causal ranks window"]
+)
 def test_on_a_mesh(name, sizes):
   """Every device does its rows and heads, and of a split sequence its queries; one gradient of the bias for all."""
-  one = MASKS[name]
+  one = MASKS_OF_ALL[name]
   many = {field: np.repeat(value, 2, axis=0)[:, :256] for field, value in vars(one).items() if np.ndim(value) == 2}
   several = AttentionMask(**many, causal=one.causal, window=one.window)
   with jax.set_mesh(sharding.make_mesh(sizes)):

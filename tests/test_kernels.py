@@ -27,6 +27,8 @@ PREFIX = np.array(
   ],
   np.int32,
 )
+# Few, so that many positions share one, in no order.
+RANKS = np.random.default_rng(2).integers(0, 20, (2, LENGTH)).astype(np.int32)
 UNPACKED = (np.arange(LENGTH) < [[270], [LENGTH]]).astype(np.int32)
 UNPACKED_PREFIX = (np.arange(LENGTH) < [[200], [1]]).astype(np.int32)
 
@@ -50,8 +52,12 @@ MASKS = {
   "packed window": mask(SEGMENTS, window=150),
   "packed causal window": mask(SEGMENTS, causal=True, window=150),
 }
-# Splash has no kernel for the last.
-CUDNN_MASKS = MASKS | {"packed prefix window": mask(SEGMENTS, causal=True, prefix=PREFIX, window=40)}
+# Splash has no kernel for these.
+CUDNN_MASKS = MASKS | {
+  "packed prefix window": mask(SEGMENTS, causal=True, prefix=PREFIX, window=40),
+  "ranks": mask(ranks=RANKS),
+  "packed causal ranks window": mask(SEGMENTS, causal=True, ranks=RANKS, window=150),
+}
 
 
 def seen(mask, query_length, key_length):
@@ -62,6 +68,8 @@ def seen(mask, query_length, key_length):
     pairs = pairs & (k <= q)
     if mask.prefix is not None:
       pairs = pairs | ((mask.prefix[:, :, None] == 1) & (mask.prefix[:, None, :] == 1))
+  if mask.ranks is not None:
+    pairs = pairs & (mask.ranks[:, None, :] <= mask.ranks[:, :, None])
   if mask.window:
     pairs = pairs & (abs(q - k) <= mask.window)
   if mask.query_segments is not None:
@@ -340,6 +348,11 @@ def test_the_choice_and_its_reason():
   assert chosen("tpu", lengths=(1, 512)) == "plain (length 1, a block has 128)"
   assert chosen("tpu", mask=prefix_window) == "distance (TPU, window and prefix)"
   assert chosen("tpu", mask=window, lengths=(512, 1024)) == "distance (TPU, window over another sequence)"
+  ranks, both = CUDNN_MASKS["ranks"], mask(ranks=RANKS, causal=True, prefix=PREFIX)
+  assert chosen("tpu", mask=ranks) == "distance (TPU, ranks)"
+  assert chosen("tpu", mask=both) == "plain (ranks and prefix, TPU, ranks)"
+  assert chosen("gpu", mask=ranks, lengths=(512, 512)) == "cudnn (GPU, no bias)"
+  assert chosen("gpu", mask=ranks, lengths=(511, 511)) == "plain (odd length with a mask)"
   assert chosen("gpu", dtype="float32") == "plain (float32)"
   assert chosen("gpu", head_dim=80) == "cudnn (GPU, no bias)"
   assert chosen("gpu", head_dim=100).startswith("plain (head_dim 100")

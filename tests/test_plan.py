@@ -295,7 +295,8 @@ def chips_of(kind: str, *sides: int) -> list:
   """Devices of a slice, of which hosts have 2 x 2 each."""
   places = [(*place, *[0] * (3 - len(sides))) for place in np.ndindex(sides)]
   host = lambda x, y, z: (x // 2 * 100 + y // 2) * 100 + z
-  return [types.SimpleNamespace(device_kind=kind, coords=at, process_index=host(*at)) for at in places]
+  known = {"device_kind": kind, "platform": "tpu", "core_on_chip": 0}
+  return [types.SimpleNamespace(**known, coords=at, process_index=host(*at)) for at in places]
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,44 @@ def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
     assert tuple(extent[: len(block)]) == block
   mesh = types.SimpleNamespace(devices=found, shape={"fsdp": len(found), "tensor": size})
   assert chips.send_seconds(chips.CHIPS[kind], mesh, ("tensor",), 2 * chips.CHIPS[kind].link_bandwidth) == 1
+
+
+@pytest.mark.parametrize(
+  ("kind", "sides", "mesh", "order"),
+  [
+    ("TPU v5 lite", (4, 8), {"fsdp": 4, "tensor": 8}, ("tensor:1x8",)),
+    ("TPU v5 lite", (4, 8), {"fsdp": 4, "tensor": 8}, ("fsdp:2x2", "tensor:2x4")),
+    ("TPU v5", (4, 4, 8), {"data": 2, "fsdp": 16, "tensor": 4}, ("tensor:1x1x4", "data:1x1x2")),
+  ],
+)
+def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
+  """Each chip has one place, and the first axis of the order a box of neighbours in which only it changes."""
+  devices = chips_of(kind, *sides)
+  placed = sharding._placed(mesh, devices, order)
+  assert placed.shape == tuple(mesh.values())
+  assert {id(device) for device in placed.flat} == {id(device) for device in devices}
+  axis, _, box = order[0].partition(":")
+  for group in np.moveaxis(placed, list(mesh).index(axis), -1).reshape(-1, mesh[axis]):
+    extent = np.ptp([device.coords for device in group], axis=0) + 1
+    assert "x".join(map(str, extent[: len(sides)])) == box
+
+
+@pytest.mark.parametrize(
+  ("order", "message"),
+  [
+    (("tensor:3x4",), r"no box of tensor's 8 device\(s\) in the 4x8 .* there are 1x8, 2x4, 4x2"),
+    (("fsdp:1x4", "tensor:2x4"), r"in the 4x2 that are left of a slice of 4x8; there are 4x2"),
+    (("heads:2x4",), "'heads' is none of fsdp, tensor"),
+    (("tensor:2x4", "tensor:2x1"), "'tensor' is in it twice"),
+    (("tensor",), "no box of tensor's 8"),
+  ],
+)
+def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
+  """With the boxes that there are."""
+  with pytest.raises(UserError, match=f"config.mesh.order=.*{message}"):
+    sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
+  with pytest.raises(UserError, match="only for whole slices of TPUs"):
+    sharding._placed({"fsdp": 1, "tensor": 8}, jax.devices(), order)
 
 
 def test_every_chip_has_its_peak():
@@ -400,7 +439,12 @@ def test_narrow_matrices_take_as_long_as_wide_ones():
 def on_a_tpu(small: plan.Plan, **memory: float) -> plan.Plan:
   """A plan as it would be with a prediction."""
   times = {"compute": 0.5, "memory": 0.25, "host": 0.1, "links": {"fsdp": 0.125, "fsdp+tensor": 1e-5}}
-  found = small | {"seconds_at_peak": times, "exposed_seconds": 0.1, "host_bytes_per_step": 1e9}
+  found = small | {
+    "seconds_at_peak": times,
+    "exposed_seconds": 0.1,
+    "waiting_seconds": {"fsdp": 0.1},
+    "host_bytes_per_step": 1e9,
+  }
   found |= {"predicted_step_seconds": 0.75, "bound": "matmuls"}
   found |= {"predicted_mfu": 0.4, "tokens_per_second": small["tokens_per_step"] / 0.75, "device": "8 x TPU v5 lite"}
   found["memory_per_chip"] = small["memory_per_chip"] | memory

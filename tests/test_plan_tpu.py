@@ -9,7 +9,7 @@ import jax
 import pytest
 import toy
 
-from t2t import chips, sharding
+from t2t import UserError, chips, sharding
 from t2t.config import load_config, override, records
 from t2t.planning import plan, program
 
@@ -46,6 +46,16 @@ def test_any_mesh_lies_on_a_slice(topology, shape):
   devices = list(program.devices(topology))
   mesh = sharding.make_mesh({"fsdp": -1} | shape, devices=devices)
   assert {id(device) for device in mesh.devices.flat} == {id(device) for device in devices}
+
+
+def test_axes_lie_over_a_slice_as_they_are_told():
+  """Of real devices, on each of two slices; the two devices of one TPU7x have no places of their own."""
+  shape, order = {"dcn_data": 2, "fsdp": 2, "tensor": 4}, ("tensor:1x4",)
+  mesh = sharding.make_mesh(shape, devices=list(program.devices("v5e:2x4", slices=2)), order=order)
+  for group in mesh.devices.reshape(4, 4):
+    assert len({(device.slice_index, device.coords[0]) for device in group}) == 1
+  with pytest.raises(UserError, match="config.mesh.order=tensor:1x4: only for whole slices"):
+    sharding.make_mesh({"tensor": 8}, devices=list(program.devices("tpu7x:2x2x1")), order=order)
 
 
 def test_several_slices():

@@ -29,7 +29,9 @@ def _parser() -> argparse.ArgumentParser:
   parser = config_parser("t2t plan", __doc__, epilog=_EPILOG)
   parser.add_argument("--topology", help="TPU slice to compile for: v5e:16x16, v5p:8x8x16, ...; without: what is here")
   parser.add_argument("--slices", type=int, default=1, help="so many such slices, connected by the network")
-  parser.add_argument("--search", action="store_true", help="try meshes, remat, microbatches and batches; rank them")
+  parser.add_argument(
+    "--search", action="store_true", help="try meshes, their orders, remat, microbatches and batches; rank them"
+  )
   parser.add_argument("--max_compiles", type=int, default=12, help="of --search; each takes up to a minute or two")
   parser.add_argument("--budget", type=float, help="seconds that --search may take; it ends after the compile in hand")
   parser.add_argument("--tokens", type=float, help="says the hours and chip-hours of so many tokens")

@@ -16,6 +16,9 @@ class AttentionMask:
     packing a sequence is one segment, so these are `tokens > 0`. None: all of them.
   prefix: int [batch, length], 1 for the positions of a causal sequence that all see each other. None: there are none.
   query_offset: int [], position of the first query among the keys (when decoding).
+  ranks: int32 [batch, length], below 2**31 - 1, of a sequence that attends to itself: a query sees the keys of its own
+    rank and of lower ones (Yang et al. 2019, whose ranks are places in a permutation).  Causality is ranks of 0, 1, 2,
+    ...; a prefix has 0 all along.  Whatever else is said of a mask hides keys besides.  None: there are none.
   ancestors: int [batch, beams, length], which of the keys of each position belongs to a beam's own past, -1 where none
     does.  The queries are beams, all at one position; keys lie as `key_positions` says.  None: there are no beams.
   causal: a query sees no key to its right.
@@ -25,6 +28,7 @@ class AttentionMask:
   query_segments: jax.Array | None = None
   key_segments: jax.Array | None = None
   prefix: jax.Array | None = None
+  ranks: jax.Array | None = None
   query_offset: jax.Array | int = 0
   ancestors: jax.Array | None = None
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -41,6 +45,11 @@ class AttentionMask:
       allowed = distance >= 0
       if self.prefix is not None:
         allowed |= (self.prefix[:, None, :, None] > 0) & (self.prefix[:, None, None, :] > 0)
+    if self.ranks is not None:
+      if not query_length == key_length == self.ranks.shape[1]:
+        raise ValueError(f"ranks {self.ranks.shape} are no {query_length} queries' and no {key_length} keys'")
+      before = self.ranks[:, None, :, None] >= self.ranks[:, None, None, :]
+      allowed = before if allowed is None else allowed & before
     if self.window:
       near = jnp.abs(distance) <= self.window
       allowed = near if allowed is None else allowed & near

@@ -133,6 +133,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
       "links": times.links,
     },
     "exposed_seconds": times.exposed,
+    "waiting_seconds": times.waiting,
     "bound": times.bound,
     "predicted_step_seconds": times.predicted,
     "predicted_mfu": plan["flops_per_step"] / times.predicted / (peak * mesh.size),

@@ -48,7 +48,8 @@ class Times:
   compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks.
   host: bytes to and from the host at the published bandwidth of that way.
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
-  overlapped, exposed: of `links`, by whether they run beside other work.
+  waiting: of `links`, those that all wait for.
+  overlapped, exposed: all of `links`, by whether they run beside other work.
   predicted: see the rule above.
   bound: a key of `BOUNDS`.
   """
@@ -57,6 +58,7 @@ class Times:
   memory: float
   host: float
   links: dict[str, float]
+  waiting: dict[str, float]
   overlapped: float
   exposed: float
   predicted: float
@@ -82,11 +84,14 @@ def times(
   """
   per_byte = {axes: chips.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}}
   links: dict[str, float] = {}
-  waiting = {True: 0.0, False: 0.0}
+  waiting: dict[str, float] = {}
   for each in program.collectives:
     seconds = each.times * each.bytes * per_byte[each.axes]
     links[name(each.axes)] = links.get(name(each.axes), 0.0) + seconds
-    waiting[each.overlaps] += seconds
+    if not each.overlaps:
+      waiting[name(each.axes)] = waiting.get(name(each.axes), 0.0) + seconds
+  exposed = sum(waiting.values())
+  overlapped = sum(links.values()) - exposed
   stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
   # GPUs have small units.
   narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
@@ -103,7 +108,7 @@ def times(
     max(took, key=took.get): work,
     "copies": program.bytes / stream,
     "host": host / BANDWIDTH_SHARE,
-    "links": waiting[True],
+    "links": overlapped,
   }
   longest = max(beside, key=beside.get)
   return Times(
@@ -111,8 +116,9 @@ def times(
     memory=program.bytes / chip.hbm_bandwidth,
     host=host,
     links=links,
-    overlapped=waiting[True],
-    exposed=waiting[False],
-    predicted=beside[longest] + waiting[False],
-    bound=longest if waiting[False] < max(beside[longest] / 2, *took.values()) else "waiting",
+    waiting=waiting,
+    overlapped=overlapped,
+    exposed=exposed,
+    predicted=beside[longest] + exposed,
+    bound=longest if exposed < max(beside[longest] / 2, *took.values()) else "waiting",
   )

@@ -25,7 +25,7 @@ from t2t import UserError, chips, sharding
 from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
-from t2t.planning import plan, program, roofline
+from t2t.planning import orders, plan, program, roofline
 from t2t.sections import Config
 from t2t.training import recipe, writers
 
@@ -37,6 +37,8 @@ _MICROBATCHES = (1, 2, 4, 8, 16)
 _RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
 _REMATS = tuple(_RECOMPUTES)
 _WORTH_OFFLOADING = 0.02  # of a device's memory
+# Orders of axes of the best candidate that are compiled, if so much of its step is to be saved.
+_MOST_ORDERS, _WORTH_AN_ORDER = 2, 0.01
 # As the table names them.
 _SHORT = {ATTENTION_KEPT: "qkv", ATTENTION_ON_HOST: "on host"}
 
@@ -52,6 +54,7 @@ class Candidate:
 
   mesh: (axis, size) for every axis.
   offload_optimizer: its moments wait in the host's memory.
+  order: of the mesh's axes over a slice, see `config.mesh.order`.
   """
 
   mesh: tuple[tuple[str, int], ...]
@@ -59,11 +62,12 @@ class Candidate:
   microbatches: int
   remat: str
   offload_optimizer: bool = False
+  order: orders.Order = ()
 
   def apply(self, config: Config) -> Config:
     """The config with this in it."""
     return config.with_(
-      mesh=dict(self.mesh),
+      mesh=dict(self.mesh) | {"order": self.order},
       train={
         "batch_size": self.batch_size,
         "microbatches": self.microbatches,
@@ -92,7 +96,7 @@ class Candidate:
   def is_slower(self, other: "Candidate") -> bool:
     """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
     return other.remat != ATTENTION_ON_HOST and (
-      (self.mesh, self.batch_size) == (other.mesh, other.batch_size)
+      (self.mesh, self.order, self.batch_size) == (other.mesh, other.order, other.batch_size)
       and self.microbatches >= other.microbatches
       and _recomputes(self.remat) >= _recomputes(other.remat)
       and self.offload_optimizer >= other.offload_optimizer
@@ -101,6 +105,7 @@ class Candidate:
   def flags(self) -> str:
     """What to type for it."""
     mesh = " ".join(f"--config.mesh.{axis}={size}" for axis, size in self.mesh if size > 1)
+    mesh += f" --config.mesh.order={','.join(self.order)}" if self.order else ""
     return (
       f"{mesh} --config.train.batch_size={self.batch_size} --config.train.microbatches={self.microbatches}"
       f" --config.model.remat={self.remat}{' --config.train.offload_optimizer=True' * self.offload_optimizer}"
@@ -133,7 +138,7 @@ def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
 
   Axes besides these three stay as the config has them.
   """
-  sizes = sharding.mesh_sizes({**dataclasses.asdict(config.mesh), "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
+  sizes = sharding.mesh_sizes({**config.mesh.sizes, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
   others = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
   free = num_devices // math.prod(others.values())
   kv_heads = config.model.num_kv_heads or config.model.num_heads
@@ -345,6 +350,7 @@ def run(
   where: str,
   max_compiles: int,
   budget: float | None = None,
+  seen: Sequence[Result] = (),
 ) -> Iterator[Result]:
   """Compiles candidates one after another and yields what came of each.
 
@@ -355,9 +361,12 @@ def run(
     where: names the devices, for the cache.
     max_compiles: how many may be compiled; what is in the cache does not count.
     budget: seconds after which no other compilation is started.
+    seen: what came of others before, which are not tried again.
   """
-  started, compiled, seen = time.monotonic(), 0, []
+  started, compiled, seen = time.monotonic(), 0, list(seen)
   for candidate in ordered:
+    if any(candidate == each.candidate for each in seen):
+      continue
     if any(candidate.is_slower(each.candidate) if each.fits else _fails_too(candidate, each) for each in seen):
       continue
     changed = candidate.apply(config)
@@ -372,6 +381,16 @@ def run(
       result = Result(candidate, None, str(error).splitlines()[0])
     seen.append(result)
     yield result
+
+
+def refined(results: Sequence[Result], devices: Sequence[jax.Device]) -> list[Candidate]:
+  """The fastest candidate that fits in other orders of its axes, those that should be faster; the fastest first."""
+  best = next(iter(ranked(results)), None)
+  if best is None or best.plan["seconds_at_peak"] is None:
+    return []
+  mesh = sharding.make_mesh(dict(best.candidate.mesh), devices=devices)
+  found = orders.promising(best.plan, mesh, gain=_WORTH_AN_ORDER)
+  return [dataclasses.replace(best.candidate, order=order) for order in found]
 
 
 def _fails_too(candidate: Candidate, result: Result) -> bool:
@@ -407,6 +426,8 @@ def table(results: Sequence[Result]) -> str:
         speed = writers.with_unit(each.plan["tokens_per_second"], digits=3)
         line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>7} {each.plan['bound']}"
     lines += line.splitlines()
+    if each.candidate.order:
+      lines.append(f"    in the order {','.join(each.candidate.order)}")
   return "\n".join(lines)
 
 
@@ -437,11 +458,21 @@ def search(config: Config, options: argparse.Namespace) -> None:
     print(f"compiling up to {options.max_compiles} of {len(ordered)} candidates for {where}", file=sys.stderr)
     # What was found is told whatever ends the search.
     stack.callback(_finish, config, options, results)
-    for result in run(
-      config, ordered, make_plan, where=where, max_compiles=options.max_compiles, budget=options.budget
-    ):
-      results.append(result)
-      _say(len(results), result)
+    started = time.monotonic()
+
+    def compile_some(proposed: Iterable[Candidate], number: int) -> None:
+      left = None if options.budget is None else options.budget - (time.monotonic() - started)
+      known = {"where": where, "seen": tuple(results)}
+      for result in run(config, proposed, make_plan, max_compiles=number, budget=left, **known):
+        results.append(result)
+        _say(len(results), result)
+
+    kept_back = min(_MOST_ORDERS, options.max_compiles // 4)
+    compile_some(ordered, options.max_compiles - kept_back)
+    # Only what came of these says of which candidate another order is worth trying.
+    reordered = refined(results, devices)[:kept_back]
+    compile_some(reordered, kept_back)
+    compile_some(ordered, kept_back - len(reordered))
 
 
 def _finish(config: Config, options: argparse.Namespace, results: Sequence[Result]) -> None:

@@ -1,7 +1,6 @@
 """Which mesh a config gets: what its keys say, and what is left to be chosen from the model and the devices."""
 
 from collections.abc import Sequence
-import dataclasses
 import math
 
 from flax import nnx
@@ -32,7 +31,7 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
   Raises:
     UserError: sizes that do not fit the devices; see `sharding.mesh_sizes`.
   """
-  shape = dataclasses.asdict(config.mesh)
+  shape = config.mesh.sizes
   if shape["fsdp"] != 0:
     return sharding.mesh_sizes(shape, num_devices), ""
   if -1 in shape.values():
@@ -60,7 +59,7 @@ def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tupl
   """The mesh that a config gets, over devices that are here or of a topology, and why (see `choose`)."""
   devices = jax.devices() if devices is None else list(devices)
   sizes, why = choose(config, len(devices), device_kind=devices[0].device_kind)
-  return sharding.make_mesh(sizes, devices=devices), why
+  return sharding.make_mesh(sizes, devices=devices, order=config.mesh.order), why
 
 
 def _state_bytes(config: Config) -> int:

@@ -99,6 +99,7 @@ def choose(
       (asked == "distance", "as config.model.attention_kernel says"),
       (bias, "bias by distance"),
       (dropout == "each", "dropout of probabilities"),
+      (mask.ranks is not None, "ranks"),
       (mask.window and mask.causal and mask.prefix is not None, "window and prefix"),
       (mask.window and query_length != key_length, "window over another sequence"),
       (mask.window and length_shards > 1, "window over a split sequence"),
@@ -120,6 +121,7 @@ def choose(
         device_kind=device_kind,
       )
       refusals += [
+        (mask.ranks is not None and mask.causal and mask.prefix is not None, f"ranks and prefix, {why}"),
         (distance.LANES % head_dim and head_dim % distance.LANES, f"head_dim {head_dim}, {why}"),
         (
           length_shards > 1 and query_length // length_shards % SMALLEST,
@@ -215,17 +217,18 @@ def attend(
   if mask.causal and not mask.window and sharding.num_shards("length") > 1:
     reach = positions_seen(mask, query.shape[0], query.shape[2])
 
-  def part(query, keys, values, query_segments, key_segments, prefix, reach, bias):
-    local = dataclasses.replace(
-      mask, query_segments=query_segments, key_segments=key_segments, prefix=prefix, query_offset=0
-    )
+  def part(query, keys, values, query_segments, key_segments, prefix, ranks, reach, bias):
+    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": prefix, "ranks": ranks}
+    local = dataclasses.replace(mask, **own, query_offset=0)
     given = {"reach": reach, "bias": bias}
     return function(query, keys, values, local, **{name: x for name, x in given.items() if x is not None})
 
   queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
   ids, all_ids, pairs = ("batch", "length"), ("batch", None), (None, "heads", "length", None)
-  run = sharding.per_device(part, in_axes=(queries, memory, memory, ids, all_ids, ids, ids, pairs), out_axes=queries)
-  attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix, reach, bias)
+  run = sharding.per_device(
+    part, in_axes=(queries, memory, memory, ids, all_ids, ids, ids, ids, pairs), out_axes=queries
+  )
+  attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix, mask.ranks, reach, bias)
   if mask.key_segments is None:
     return attended
   # For such queries the kernels' probabilities do not sum to one in the backward pass.
@@ -246,32 +249,38 @@ def _on_distance(
 ) -> jax.Array:
   """See `attend`; every head has keys of its own."""
   batch, heads, whole_length, _ = query.shape
-  ranks = seeds = starts = None
-  if mask.causal and mask.prefix is not None:
+  ranks, key_ranks = mask.ranks, mask.ranks
+  seeds = starts = None
+  has_prefix = mask.causal and mask.prefix is not None
+  if has_prefix:
+    if ranks is not None:
+      raise ValueError("the kernel takes ranks, or a prefix, which it makes ranks of")
     ranks = positions_seen(mask, batch, whole_length)
   if dropout_rate:
     seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (batch, heads)), jnp.int32)
   if sharding.num_shards("length") > 1:
     starts = jnp.arange(whole_length, dtype=jnp.int32)
 
-  def part(query, keys, values, query_segments, key_segments, ranks, by_distance, seeds, starts):
-    if ranks is not None:  # of keys, where they are
-      ranks = ranks, jnp.broadcast_to(jnp.arange(keys.shape[2], dtype=jnp.int32), (len(keys), keys.shape[2]))
+  def part(query, keys, values, query_segments, key_segments, ranks, key_ranks, by_distance, seeds, starts):
+    if has_prefix:  # of keys, where they are
+      key_ranks = jnp.broadcast_to(jnp.arange(keys.shape[2], dtype=jnp.int32), (len(keys), keys.shape[2]))
+    own = {"query_segments": query_segments, "key_segments": key_segments, "prefix": None, "ranks": None}
     return distance.attend(
       *(query, keys, values),
-      dataclasses.replace(mask, query_segments=query_segments, key_segments=key_segments, prefix=None, query_offset=0),
+      dataclasses.replace(mask, **own, causal=mask.causal and not has_prefix, query_offset=0),
       bias=None if by_distance is None else DistanceBias(by_distance),
       dropout_rate=dropout_rate,
       seeds=seeds,
-      ranks=ranks,
+      ranks=None if ranks is None else (ranks, key_ranks),
       first_query=None if starts is None else starts[0],
       whole_query_length=whole_length,
       largest_block=largest_block,
     )
 
   queries, memory = ("batch", "heads", "length", "kv"), ("batch", "heads", None, "kv")
-  ids = ("batch", "length")
-  axes = (queries, memory, memory, ids, ("batch", None), ids, ("heads", None), ("batch", "heads"), ("length",))
+  ids, all_ids = ("batch", "length"), ("batch", None)
+  axes = (queries, memory, memory, ids, all_ids, ids, all_ids, ("heads", None), ("batch", "heads"), ("length",))
   run = sharding.per_device(part, in_axes=axes, out_axes=queries)
   by_distance = None if bias is None else bias.values
-  return run(query, keys, values, mask.query_segments, mask.key_segments, ranks, by_distance, seeds, starts)
+  segments = mask.query_segments, mask.key_segments
+  return run(query, keys, values, *segments, ranks, key_ranks, by_distance, seeds, starts)

@@ -19,7 +19,7 @@ from t2t.models.masks import AttentionMask
 
 def is_structure(mask: AttentionMask) -> bool:
   """Whether cuDNN knows this mask by its name: causal or none, with a window only if it is causal."""
-  return mask.key_segments is None and (mask.prefix is None if mask.causal else not mask.window)
+  return mask.key_segments is None and mask.ranks is None and (mask.prefix is None if mask.causal else not mask.window)
 
 
 def has_triton() -> bool:

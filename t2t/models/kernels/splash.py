@@ -53,6 +53,8 @@ def attend(
   lengths = query.shape[2], keys.shape[2]
 
   has_prefix = mask.causal and mask.prefix is not None
+  if mask.ranks is not None:
+    raise ValueError("splash attention has no ranks")
   if has_prefix and mask.window:
     raise ValueError("splash attention has no window with a prefix")
   # A window's blocks are few, and known before.

@@ -1,0 +1,90 @@
+"""In which orders a mesh's axes may lie over a slice, and what another one would make of a step that was compiled.
+
+Which numbers are sent along which axis hardly depends on the order; over how many links they go does.
+"""
+
+from collections.abc import Iterator, Mapping
+import itertools
+import math
+from typing import Any
+
+import jax
+
+from t2t import chips, sharding
+from t2t.planning import roofline
+
+Order = tuple[str, ...]
+
+
+def _nested(left: tuple[int, ...], axes: tuple[str, ...], sizes: Mapping[str, int]) -> Iterator[Order]:
+  """Boxes for all axes but the last, which has what they leave; neighbours first."""
+  if len(axes) < 2:
+    yield ()
+    return
+  for box in chips.boxes(left, sizes[axes[0]]):
+    rest = tuple(side // part for side, part in zip(left, box, strict=True))
+    for others in _nested(rest, axes[1:], sizes):
+      yield (f"{axes[0]}:{sharding.box_text(box)}", *others)
+
+
+def speeds(mesh: jax.sharding.Mesh) -> dict[str, float]:
+  """Axes of a mesh, alone and together as reports name them -> seconds for a byte that a chip sends along them."""
+  chip = chips.CHIPS[mesh.devices.flat[0].device_kind]
+  split = [axis for axis, size in mesh.shape.items() if size > 1]
+  groups = itertools.chain.from_iterable(itertools.combinations(split, n) for n in range(1, len(split) + 1))
+  return {roofline.name(axes): chips.send_seconds(chip, mesh, axes, 1.0) for axes in groups}
+
+
+def all_orders(mesh: jax.sharding.Mesh) -> dict[Order, dict[str, float]]:
+  """The orders of a mesh in which some axis has other links than in each of the others -> `speeds`; none but for TPUs.
+
+  `mesh`'s own order is (), whether or not a config names it.
+  """
+  devices = list(mesh.devices[0].flat if "dcn_data" in mesh.shape else mesh.devices.flat)
+  sides, sizes = chips.sides(devices), dict(mesh.shape)
+  if sides is None:
+    return {}
+  found = {(): speeds(mesh)}
+  axes = [axis for axis, size in sizes.items() if size > 1 and axis != "dcn_data"]
+  for permuted in itertools.permutations(reversed(axes)):
+    for order in _nested(sides, permuted, sizes):
+      if order:
+        its = speeds(sharding.make_mesh(sizes, devices=list(mesh.devices.flat), order=order))
+        is_new = all(any(not math.isclose(its[name], one[name]) for name in its) for one in found.values())
+        found |= {order: its} if is_new else {}
+  return found
+
+
+def seconds(plan: Mapping[str, Any], own: Mapping[str, float], other: Mapping[str, float]) -> float:
+  """What the step of a plan would take if its collectives had another order's links, by the rule of roofline.py.
+
+  Args:
+    plan: of `plan.make_plan`, with a prediction.
+    own: `speeds` of its mesh.
+    other: those of the mesh in another order.
+  """
+  at_peak = plan["seconds_at_peak"]
+  in_order = lambda links: sum(took * other[name] / own[name] for name, took in links.items())
+  waited, links = plan["waiting_seconds"], at_peak["links"]
+  overlapped = in_order({name: took - waited.get(name, 0.0) for name, took in links.items()})
+  if plan["bound"] == "links":  # then the plan does not say how long the rest took
+    beside = max(at_peak["compute"] / roofline.MATMUL_SHARE, at_peak["memory"] / roofline.BANDWIDTH_SHARE)
+  else:
+    beside = plan["predicted_step_seconds"] - plan["exposed_seconds"]
+  return max(beside, overlapped) + in_order(waited)
+
+
+def promising(plan: Mapping[str, Any], mesh: jax.sharding.Mesh, *, gain: float) -> list[Order]:
+  """Orders in which a step should take less time than in its own, the fastest first.
+
+  Args:
+    plan: of the step, with a prediction.
+    mesh: that it was compiled for.
+    gain: share of the step that an order must save to be worth a compilation.
+  """
+  found = all_orders(mesh)
+  if len(found) < 2:
+    return []
+  took = {order: seconds(plan, found[()], its) for order, its in found.items()}
+  worth = [order for order in took if took[order] < (1 - gain) * took[()]]
+  return sorted(worth, key=took.get)

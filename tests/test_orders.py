@@ -1,0 +1,97 @@
+"""Orders of a mesh's axes over a slice: which there are, and what another one makes of a step."""
+
+import types
+
+import pytest
+from test_plan import chips_of
+
+from t2t import sharding
+from t2t.planning import orders, search
+
+_V5E, _V5P = "TPU v5 lite", "TPU v5"
+
+
+@pytest.fixture(autouse=True)
+def meshes_of_chips(monkeypatch):
+  """Meshes of devices that are descriptions alone, which JAX would not take."""
+
+  def make(sizes, *, devices, order=()):
+    sizes = sharding.mesh_sizes(sizes, len(devices))
+    return types.SimpleNamespace(devices=sharding._placed(sizes, devices, order), shape=sizes)
+
+  monkeypatch.setattr(sharding, "make_mesh", make)
+
+
+def mesh(kind: str, *sides: int, **sizes: int):
+  return sharding.make_mesh(sizes, devices=chips_of(kind, *sides))
+
+
+def a_plan(its, *, work: float, sent: dict[str, float], bound: str = "matmuls") -> dict:
+  """Of a step whose collectives all wait for."""
+  links = {name: its[name] * number for name, number in sent.items()}
+  waited = sum(links.values())
+  return {
+    "seconds_at_peak": {"compute": 0.8 * work, "memory": 0.0, "links": links},
+    "waiting_seconds": links,
+    "exposed_seconds": waited,
+    "predicted_step_seconds": work + waited,
+    "bound": bound,
+  }
+
+
+@pytest.mark.parametrize(
+  ("kind", "sides", "sizes"),
+  [
+    (_V5E, (8, 8), {"fsdp": 8, "tensor": 8}),
+    (_V5E, (4, 8), {"data": 2, "fsdp": 4, "tensor": 4}),
+    (_V5P, (4, 4, 4), {"fsdp": 16, "tensor": 4}),
+  ],
+)
+def test_every_order_has_links_of_its_own(kind, sides, sizes):
+  """And a config that names it gets a mesh that sends as fast."""
+  one = mesh(kind, *sides, **sizes)
+  found = orders.all_orders(one)
+  seen = [tuple(round(1e15 * its[name]) for name in sorted(its)) for its in found.values()]
+  assert () in found and len(set(seen)) == len(seen)
+  assert all(orders.speeds(sharding.make_mesh(sizes, devices=list(one.devices.flat), order=o)) == its
+             for o, its in found.items() if o)  # fmt: skip
+
+
+def test_a_step_in_another_order_waits_as_long_as_its_links_take():
+  """Twice the links, half the time, of what waits; what is computed stays."""
+  own, other = {"fsdp": 1.0, "tensor": 1.0}, {"fsdp": 2.0, "tensor": 0.5}
+  found = a_plan(own, work=10.0, sent={"fsdp": 2.0, "tensor": 4.0})
+  assert orders.seconds(found, own, own) == pytest.approx(found["predicted_step_seconds"])
+  assert orders.seconds(found, own, other) == pytest.approx(10.0 + 4.0 + 2.0)
+  # All but a second of fsdp runs beside the work, until it takes longer.
+  beside = found | {"waiting_seconds": {"tensor": 4.0}, "exposed_seconds": 4.0, "predicted_step_seconds": 14.0}
+  assert orders.seconds(beside, own, other) == pytest.approx(10.0 + 2.0)
+  assert orders.seconds(beside, own, other | {"fsdp": 8.0}) == pytest.approx(16.0 + 2.0)
+
+
+def test_the_axis_that_sends_most_is_given_the_neighbours():
+  """Where fsdp sends all there is, it; where tensor does, the order that a mesh has anyway is the best."""
+  one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
+  own = orders.speeds(one)
+  best = orders.promising(a_plan(own, work=1.0, sent={"fsdp": 100e9}), one, gain=0.01)
+  assert best[0][0].startswith("fsdp:")
+  assert orders.promising(a_plan(own, work=1.0, sent={"tensor": 100e9}), one, gain=0.01) == []
+  # A hundredth of the step is not worth a compilation.
+  assert orders.promising(a_plan(own, work=1000.0, sent={"fsdp": 100e9}), one, gain=0.01) == []
+
+
+def test_the_search_tries_orders_of_the_best(monkeypatch):
+  """Of the fastest candidate that fits, with its flags; a plan without a prediction has none."""
+  one = mesh(_V5E, 8, 8, fsdp=8, tensor=8)
+  devices, own = list(one.devices.flat), orders.speeds(one)
+  sizes = (("data", 1), ("fsdp", 8), ("tensor", 8))
+  results = [
+    search.Result(search.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
+                  | {"fits": True, "tokens_per_second": float(rows)}) for rows in (16, 32)
+  ]  # fmt: skip
+  found = search.refined(results, devices)
+  assert found and all(each.order and each.batch_size == 32 for each in found)
+  assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
+  assert not found[0].is_slower(results[1].candidate)
+  results[1].plan["seconds_at_peak"] = None
+  assert search.refined(results, devices) == []
