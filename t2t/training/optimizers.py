@@ -1,12 +1,10 @@
-"""Optimizers and schedules, from optax wherever optax has them.
+"""Optimizers, from optax wherever optax has them.
 
 An optimizer sees parameters as a flat dict, "encoder/layers/mlp/up" -> array, so that a pattern can name them, and
 treats each layer of a stack on its own: what is measured per parameter (Adafactor's factors, the size of an update, the
 size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
-from collections.abc import Callable
-import dataclasses
 import functools
 import math
 
@@ -19,53 +17,7 @@ import optax.contrib
 from t2t import UserError, did_you_mean
 from t2t.params import Params, matches, stack_of
 from t2t.sections import OptimizerConfig
-
-
-def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Flat for the warm-up, then falling with 1/sqrt(step): T5's 1/sqrt(max(step, 10,000)) at its defaults."""
-  del num_steps
-  warmup = max(config.warmup_steps, 1)
-  return lambda step: config.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, warmup))
-
-
-def inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then falling with 1/sqrt(step)."""
-  flat = t5_inverse_sqrt(config, num_steps)
-  return lambda step: flat(step) * jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
-
-
-def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Schedule:
-  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
-  # One step ahead: the first update is not thrown away on a learning rate of zero.
-  return optax.join_schedules([lambda step: warmup(step + 1), schedule], [config.warmup_steps])
-
-
-def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then half a cosine down to `final_ratio` of the top at the last step."""
-  steps = max(num_steps - config.warmup_steps, 1)
-  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.final_ratio))
-
-
-def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then a line down to `final_ratio` of the top at the last step."""
-  steps = max(num_steps - config.warmup_steps, 1)
-  final = config.learning_rate * config.final_ratio
-  return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
-
-
-def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then the same for ever."""
-  del num_steps
-  return _after_warmup(config, optax.constant_schedule(config.learning_rate))
-
-
-SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
-  "t5_inverse_sqrt": t5_inverse_sqrt,
-  "inverse_sqrt": inverse_sqrt,
-  "cosine": cosine,
-  "linear": linear,
-  "constant": constant,
-}
+from t2t.training import schedules
 
 
 def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -125,12 +77,51 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [updates, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
 
 
+def _lion(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Lion (Chen et al. 2023): the sign of a momentum; wants a third to a tenth of AdamW's rate, and b2=0.99."""
+  lion = optax.scale_by_lion(config.b1, config.b2)
+  scale = _parameter_scale(config)
+  return [lion, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+
+
+def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW whose rate falls where gradients outgrow their average.
+
+  By the root mean square of gradient / sqrt(second moment), of each layer's parameter by itself, if it is above 1:
+  Adafactor's clipping of updates.  The decay is at the same rate.
+  """
+  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
+  inner = optax.chain(adam, *_parameter_scale(config), *_weight_decay(config))
+
+  def update(updates, state, params=None):
+    gradients = updates
+    updates, state = inner.update(gradients, state, params)
+    # What the update is divided by, with Adam's correction of its bias.
+    moments = optax.tree.bias_correction(state[0].nu, config.b2, state[0].count)
+
+    def slowed(update: jax.Array, gradient: jax.Array, moment: jax.Array) -> jax.Array:
+      rms = jnp.sqrt(jnp.mean(jnp.square(gradient) / jnp.maximum(moment, config.epsilon**2)))
+      return update / jnp.maximum(1.0, rms)
+
+    return jax.tree.map(slowed, updates, gradients, moments), state
+
+  return [_per_layer(optax.GradientTransformation(inner.init, update))]
+
+
 def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """The gradient itself."""
   return _weight_decay(config)
 
 
-OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "muon": _muon, "sgd": _sgd}
+OPTIMIZERS = {
+  "adafactor": _adafactor,
+  "adamw": _adamw,
+  "lamb": _lamb,
+  "lion": _lion,
+  "muon": _muon,
+  "sgd": _sgd,
+  "stable_adamw": _stable_adamw,
+}
 
 
 def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -215,6 +206,9 @@ _RANGES = {
   "warmup_ratio": (0.0, 1.0),
   "layer_decay": (0.0, 1.0),
   "final_ratio": (0.0, 1.0),
+  "decay_share": (0.0, 1.0),
+  "rise": (0.0, 1.0),
+  "rise_ratio": (1.0, math.inf),
   "clip_norm": (0.0, math.inf),
   "weight_decay": (0.0, math.inf),
   "adafactor_decay_rate": (0.0, math.inf),
@@ -232,22 +226,21 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
 
   Args:
     config: see `OptimizerConfig`.
-    num_steps: length of the run; cosine and linear end there.
+    num_steps: length of the run; most schedules end there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.  Or a number out of its range.
+    UserError: an unknown name; lists those that are known.  Or a number out of its range, or a schedule that does not
+      go with the others.
   """
-  for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
-    if name not in table:
-      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+  if config.name not in OPTIMIZERS:
+    near = did_you_mean(config.name, OPTIMIZERS)
+    raise UserError(f"config.optimizer.name={config.name!r}: known are {', '.join(OPTIMIZERS)}{near}")
   for key, (low, high) in _RANGES.items():
     value = getattr(config, key)
     if not low <= value <= high or not math.isfinite(value):
       wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
       raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
-  if config.warmup_ratio:
-    config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
-  schedule = SCHEDULES[config.schedule](config, num_steps)
+  schedule = schedules.make_schedule(config, num_steps)
   parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
   parts += OPTIMIZERS[config.name](config)
   parts += [_scaled_by_layer(config.layer_decay)] if config.layer_decay < 1.0 else []
