@@ -105,6 +105,8 @@ def get_config() -> ConfigDict:
   config.optimizer.epsilon = 1e-8  # as b1, but for lion
   config.optimizer.muon_momentum = 0.95  # of the matrices that muon makes orthogonal
   config.optimizer.muon_iterations = 5  # of Newton and Schulz, by which it does; small models need fewer
+  config.optimizer.paths = ()  # "PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md
+  config.optimizer.log_distance = False  # how far each layer is from where it began; keeps the values it began with
 
   config.eval = ConfigDict()
   config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch

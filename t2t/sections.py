@@ -108,6 +108,8 @@ class OptimizerConfig:
   epsilon: float
   muon_momentum: float
   muon_iterations: int
+  paths: tuple[str, ...]
+  log_distance: bool
 
 
 @dataclasses.dataclass(frozen=True)

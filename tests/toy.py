@@ -158,6 +158,8 @@ def optimizer_config(**fields) -> OptimizerConfig:
     epsilon=1e-8,
     muon_momentum=0.95,
     muon_iterations=5,
+    paths=(),
+    log_distance=False,
   )
   return OptimizerConfig(**(defaults | fields))
 

@@ -11,13 +11,14 @@ import math
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
 from t2t.params import Params, matches, stack_of
 from t2t.sections import OptimizerConfig
-from t2t.training import schedules
+from t2t.training import anchors, paths, schedules
 
 
 def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -26,14 +27,12 @@ def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
     optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
     optax.clip_by_block_rms(config.adafactor_clip),
   ]
-  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config))), *_weight_decay(config)]
+  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config)), config), *_weight_decay(config)]
 
 
 def _adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """AdamW; with updates scaled by the parameter's root mean square it trains T5 (Nawrot 2023, nanoT5)."""
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
-  scale = _parameter_scale(config)
-  return [adam, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+  return [_adam(config), *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
 def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -43,7 +42,7 @@ def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   lamb_optimizer.py: exclude_from_layer_adaptation).
   """
   ratio = optax.masked(optax.scale_by_trust_ratio(), functools.partial(_decayed, config))
-  return [optax.scale_by_adam(config.b1, config.b2, config.epsilon), *_weight_decay(config), _per_layer(ratio)]
+  return [_adam(config), *_weight_decay(config), _per_layer(ratio, config)]
 
 
 # How large Adam's updates are, as a root mean square: where Muon's are as large, AdamW's rates and decays do for both
@@ -71,17 +70,14 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
     ns_steps=config.muon_iterations, beta=config.muon_momentum, weight_dimension_numbers=dimensions
   )
   on_matrices = optax.chain(orthogonal, optax.stateless(as_large_as_adams))
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
-  scale = _parameter_scale(config)
-  updates = optax.partition({"muon": on_matrices, "adam": adam}, kinds)
-  return [updates, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+  updates = optax.partition({"muon": _with_moments(on_matrices, config), "adam": _adam(config)}, kinds)
+  return [updates, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
 def _lion(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """Lion (Chen et al. 2023): the sign of a momentum; wants a third to a tenth of AdamW's rate, and b2=0.99."""
-  lion = optax.scale_by_lion(config.b1, config.b2)
-  scale = _parameter_scale(config)
-  return [lion, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+  lion = _with_moments(optax.scale_by_lion(config.b1, config.b2), config)
+  return [lion, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
 def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -105,7 +101,8 @@ def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]
 
     return jax.tree.map(slowed, updates, gradients, moments), state
 
-  return [_per_layer(optax.GradientTransformation(inner.init, update))]
+  slower = optax.GradientTransformation(inner.init, update)
+  return [_per_layer(_first_moments_as_set(slower, config), config)]
 
 
 def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -124,17 +121,69 @@ OPTIMIZERS = {
 }
 
 
+# Those that keep a first moment, whose dtype the table may set.
+_WITH_FIRST_MOMENT = ("adamw", "lamb", "lion", "muon", "stable_adamw")
+
+
+def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+  return _with_moments(optax.scale_by_adam(config.b1, config.b2, config.epsilon), config)
+
+
+def _with_moments(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` whose moments are in the dtype, and begin with the step, that the table sets."""
+  tx = _first_moments_as_set(tx, config)
+  # Whose first update comes late has had none: Adam corrects the bias of its moments by their own number of updates.
+  return _per_layer(tx, config) if paths.sets(config, "from_step", "unfreeze_every") else tx
+
+
+def _first_moments_as_set(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` whose first moments wait between updates in the dtype that the table sets.
+
+  Second moments stay float32: by steps of 1 - b2, 0.1 %, bfloat16's 8 bits would not change.
+  """
+  if not paths.sets(config, "moments"):
+    return tx
+
+  def cast(state: optax.OptState, *, waits: bool) -> optax.OptState:
+    def one(path: tuple, x: jax.Array) -> jax.Array:
+      is_first = any(getattr(key, "name", "") == "mu" for key in path)
+      if not is_first or paths.setting(config, path[-1].key, "moments") != "bfloat16":
+        return x
+      return x.astype(jnp.bfloat16 if waits else jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+  def update(updates, state, params=None):
+    updates, state = tx.update(updates, cast(state, waits=False), params)
+    return updates, cast(state, waits=True)
+
+  return optax.GradientTransformation(lambda params: cast(tx.init(params), waits=True), update)
+
+
+def _parameter_scale_per_layer(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  return [_per_layer(scale, config) for scale in _parameter_scale(config)]
+
+
 def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [optax.scale_by_param_block_rms(min_scale=1e-3)] if config.scale_by_parameter else []
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  return {path: not matches(config.no_decay, path) for path in params}
+  own = {path: paths.setting(config, path, "decay") for path in params}
+  return {path: not matches(config.no_decay, path) if own[path] is None else own[path] > 0 for path in params}
 
 
 def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   mask = functools.partial(_decayed, config)
-  return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
+  if not paths.sets(config, "decay"):
+    return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
+
+  def decayed(updates, params):
+    strengths = {path: paths.setting(config, path, "decay") or config.weight_decay for path in params}
+    is_decayed = mask(params)
+    return {path: x + strengths[path] * params[path] if is_decayed[path] else x for path, x in updates.items()}
+
+  return [optax.stateless(decayed)]
 
 
 def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
@@ -142,50 +191,91 @@ def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
   return x.ndim == (3 if stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
-def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """`tx` on a flat dict, with each layer of a stack as a parameter of its own."""
+def _per_layer(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` on a flat dict, with each layer of a stack as a parameter of its own.
+
+  Of what the table has trained from a later step on, the state of each layer stays as it was at first until then.
+  """
+  gated = paths.sets(config, "from_step", "unfreeze_every")
 
   def groups(flat):
-    names = sorted({stack_of(path) for path in flat})
-    return {name: {path: x for path, x in flat.items() if stack_of(path) == name} for name in names}
+    """Name -> (the stack, when it is updated, what is in it); what `optax.partition` gave to others is in none."""
+    there = {path: x for path, x in flat.items() if jax.tree.leaves(x)}
+    opened = paths.openings(config, {path: x.shape for path, x in there.items()}) if gated else {}
+    found = {}
+    for path, x in there.items():
+      opening = opened.get(path)
+      name = stack_of(path)
+      if opening is not None:
+        name += f" from step {opening.min()}" + (f" to {opening.max()}" if opening.ndim else "")
+      found.setdefault(name, (stack_of(path), opening, {}))[2][path] = x
+    return dict(sorted(found.items()))
 
   def init(params):
-    return {name: (jax.vmap(tx.init) if name else tx.init)(group) for name, group in groups(params).items()}
+    states = {name: (jax.vmap(tx.init) if stack else tx.init)(x) for name, (stack, _, x) in groups(params).items()}
+    return (_first_step(), states) if gated else states
 
   def update(updates, state, params=None):
-    new_updates, new_state = {}, {}
-    params = groups(params)
-    for name, group in groups(updates).items():
-      one = jax.vmap(tx.update) if name else tx.update
-      group, new_state[name] = one(group, state[name], params[name])
+    step, states = state if gated else (None, state)
+    new_updates, new_states = dict(updates), {}
+    of_params = groups(params)
+    for name, (stack, opening, group) in groups(updates).items():
+      one = jax.vmap(tx.update) if stack else tx.update
+      group, new = one(group, states[name], of_params[name][2])
+      if opening is not None:
+        new = jax.tree.map(functools.partial(_if_open, step.count >= opening), new, states[name])
+      new_states[name] = new
       new_updates |= group
-    return new_updates, new_state
+    return new_updates, (_next_step(step), new_states) if gated else new_states
 
   return optax.GradientTransformation(init, update)
 
 
-def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
-  """Updates times decay for each layer that lies above: what tokens are embedded by changes least.
+def _first_step() -> optax.ScaleByScheduleState:
+  """What counts the run's steps: those whose update is left out, too (see `train_state`)."""
+  return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
-  A stack's last layer has decay ** 2, its first decay ** (layers + 1), and the embedding one more; heads and what
-  stands behind the layers have 1, as in the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
-  """
+
+def _next_step(state: optax.ScaleByScheduleState) -> optax.ScaleByScheduleState:
+  return optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+
+def _if_open(is_open: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
+  """`x` where `is_open`, bool [] or [layers]."""
+  return jnp.where(_beside(is_open, x), x, other)
+
+
+def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.ndarray:
+  """What is [] or [layers] with as many dimensions as `x`, whose first are the layers."""
+  return of_layers.reshape((*of_layers.shape, *[1] * (x.ndim - of_layers.ndim)))
+
+
+def _opened(config: OptimizerConfig) -> optax.GradientTransformation:
+  """Nothing for what the table has trained from a later step on."""
 
   def update(updates, state, params=None):
     del params
-    depths = {stack_of(path): x.shape[0] for path, x in updates.items() if stack_of(path)}
-    deepest = max(depths.values(), default=0)
+    for path, opening in paths.openings(config, {path: x.shape for path, x in updates.items()}).items():
+      x = updates[path]
+      updates = updates | {path: _if_open(state.count >= opening, x, jnp.zeros_like(x))}
+    return updates, _next_step(state)
 
-    def scaled(path: str, x: jax.Array) -> jax.Array:
-      if stack_of(path):
-        exponents = depths[stack_of(path)] + 1 - jnp.arange(x.shape[0])
-        return x * (decay**exponents).reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
-      below = "embed" in path.split("/") or "position_bias" in path
-      return x * decay ** (deepest + 2) if below else x
+  return optax.GradientTransformation(lambda params: _first_step(), update)
 
-    return {path: scaled(path, x) for path, x in updates.items()}, state
 
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+def _at_own_rates(config: OptimizerConfig) -> optax.GradientTransformation:
+  """Updates times the factors that `paths.rates` has."""
+
+  def scaled(updates, params):
+    del params
+    factors = paths.rates(config, {path: x.shape for path, x in updates.items()})
+
+    def one(path: str, x: jax.Array) -> jax.Array:
+      return x * _beside(factors[path], x).astype(x.dtype) if path in factors else x
+
+    return {path: one(path, x) for path, x in updates.items()}
+
+  return optax.stateless(scaled)
 
 
 def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -241,7 +331,17 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
       wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
       raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
   schedule = schedules.make_schedule(config, num_steps)
-  parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+  if paths.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
+    raise UserError(
+      f"config.optimizer.paths: moments: {config.name} (config.optimizer.name) keeps no first moment;"
+      f" {', '.join(_WITH_FIRST_MOMENT)} do"
+    )
+  # At first for what is measured over all gradients, and at last for what decays without one.
+  opened = [_opened(config)] if paths.sets(config, "from_step", "unfreeze_every") else []
+  parts = [*opened, *([optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else [])]
   parts += OPTIMIZERS[config.name](config)
-  parts += [_scaled_by_layer(config.layer_decay)] if config.layer_decay < 1.0 else []
-  return _on_flat_dict(optax.chain(*parts, optax.scale_by_learning_rate(schedule))), schedule
+  if paths.sets(config, "anchor") or config.log_distance:
+    strength = lambda path: paths.setting(config, path, "anchor") or 0.0
+    parts += [anchors.towards_initial(strength, is_kept=lambda path: config.log_distance or strength(path) > 0)]
+  parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or paths.sets(config, "rate", "depth") else []
+  return _on_flat_dict(optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))), schedule
