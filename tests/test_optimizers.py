@@ -1,3 +1,4 @@
+import functools
 import math
 
 from flax import traverse_util
@@ -10,10 +11,10 @@ import optax.contrib
 import pytest
 import toy
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t.config import load_config, records
 from t2t.params import join_frozen, path_name, split_frozen
-from t2t.training import optimizers, recipe, schedules
+from t2t.training import optimizers, orthogonal, recipe, schedules
 
 
 def rms(x):
@@ -139,6 +140,23 @@ def test_muon_is_optax_muon_on_each_layer():
   toy.assert_trees_close(
     updated, toy.flat(run(expected, unstacked(params), [unstacked(g) for g in gradients])), rtol=1e-3
   )
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"data": 8}], ids=str)
+def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
+  """Three of one size and their transposes, others of their own, some of fewer rows than devices: optax's of each."""
+  random = np.random.default_rng(0)
+  sizes = {"b/layers/up": (3, 16, 24), "a/layers/down": (3, 24, 16), "c/layers/lora": (2, 24, 3), "layer/out": (8, 16)}
+  matrices = {path: random.normal(size=size).astype(np.float32) for path, size in sizes.items()}
+  with jax.set_mesh(sharding.make_mesh(mesh)):
+    found = jax.jit(functools.partial(orthogonal.orthogonalize, iterations=5))(matrices)
+  assert list(found) == sorted(matrices)  # jit's order
+  for path, x in matrices.items():
+    tx = optax.contrib.scale_by_muon(
+      beta=0.0, nesterov=False, weight_dimension_numbers={path: optax.contrib.MuonDimensionNumbers(-2, -1)}
+    )
+    expected, _ = tx.update({path: x}, tx.init({path: x}))
+    np.testing.assert_allclose(found[path], expected[path], atol=1e-4, err_msg=path)
 
 
 def test_muon_treats_a_shared_layer_as_a_stack_of_one():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 from hypothesis import given, settings, strategies
 import jax
@@ -10,8 +11,10 @@ import numpy as np
 import optax
 import pytest
 import toy
+import trained
 
 from t2t import UserError, sharding
+from t2t import __main__ as command
 from t2t.config import load_config, override, records
 from t2t.params import split_frozen
 from t2t.training import anchors, optimizers, paths, recipe
@@ -255,3 +258,23 @@ def test_rules_are_typed_and_read_again():
     ".: anchor=0.01",
   )
   assert recipe.make(config).freeze == ("^embed",)
+
+
+def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
+  """Begun from a checkpoint and broken off: bit for bit the losses and distances of a whole run, and by layer."""
+  rules = "^embed: frozen=bfloat16,layers: anchor=0.5 depth=0.9,decoder/layers: from_step=1 moments=bfloat16"
+
+  def train(workdir, steps):
+    options = (f"--config.train.steps={steps}", "--config.optimizer.name=adamw", f"--config.optimizer.paths={rules}")
+    start = f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"
+    assert command.main([*trained.arguments("encoder_decoder", workdir), *options, start]) == 0
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+  names = [f"train/{name}" for name in ("distance/encoder/0", "distance/decoder/0", "loss")]
+  told = lambda rows: [[row[name] for name in names] for row in rows if names[0] in row]
+  for steps in (2, 4):
+    parts = train(tmp_path / "parts", steps)
+  assert told(parts) == told(train(tmp_path / "whole", 4))
+  encoder, decoder, _ = zip(*told(parts), strict=True)
+  assert all(x > 0 for x in encoder) and [x > 0 for x in decoder] == [False, True, True, True]
+  assert "train/distance/embed" not in parts[0]

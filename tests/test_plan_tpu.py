@@ -48,6 +48,16 @@ def test_any_mesh_lies_on_a_slice(topology, shape):
   assert {id(device) for device in mesh.devices.flat} == {id(device) for device in devices}
 
 
+def test_a_matrix_is_made_orthogonal_on_one_device():
+  """Of Muon's iterations none sends anything: as much is sent by five as by two, and five compute more."""
+  few, many = (
+    compiled("v5e", "tiny_t5", "--config.optimizer.name=muon", f"--config.optimizer.muon_iterations={number}")
+    for number in (2, 5)
+  )
+  assert few["collective_bytes"] == many["collective_bytes"]
+  assert many["executed_flops_per_step"] > few["executed_flops_per_step"]
+
+
 def test_several_slices():
   """Two of them, told apart by the device."""
   devices = program.devices("v5e:2x2", slices=2)

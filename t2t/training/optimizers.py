@@ -19,6 +19,7 @@ from t2t import UserError, did_you_mean
 from t2t.params import Params, matches, stack_of
 from t2t.sections import OptimizerConfig
 from t2t.training import anchors, paths, schedules
+from t2t.training import orthogonal as orthogonal_lib
 
 
 def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -62,14 +63,16 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   def dimensions(updates: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
 
-  def as_large_as_adams(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+  def orthogonal(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
     del params
-    return jax.tree.map(lambda x: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x, updates)
+    there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
+    made = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
+    # As large as Adam's.
+    return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in made.items()}
 
-  orthogonal = optax.contrib.scale_by_muon(
-    ns_steps=config.muon_iterations, beta=config.muon_momentum, weight_dimension_numbers=dimensions
-  )
-  on_matrices = optax.chain(orthogonal, optax.stateless(as_large_as_adams))
+  # The momentum alone; what follows is where the matrices are whole.
+  momentum = optax.contrib.scale_by_muon(ns_steps=0, beta=config.muon_momentum, weight_dimension_numbers=dimensions)
+  on_matrices = optax.chain(momentum, optax.stateless(orthogonal))
   updates = optax.partition({"muon": _with_moments(on_matrices, config), "adam": _adam(config)}, kinds)
   return [updates, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
