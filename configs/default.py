@@ -81,24 +81,30 @@ def get_config() -> ConfigDict:
   config.numbers.spike = "warn"  # at a spike: warn, stop, or back
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, muon, sgd
+  config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, lion, muon, sgd, stable_adamw
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
-  config.optimizer.schedule = "t5_inverse_sqrt"  # flat, then falling; or inverse_sqrt, cosine, linear, constant
+  config.optimizer.schedule = "t5_inverse_sqrt"  # inverse_sqrt,cosine,linear,constant,wsd,slanted_triangle,one_cycle
   config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
   config.optimizer.warmup_ratio = 0.0  # the same as a share of all steps; 0: warmup_steps count
   config.optimizer.layer_decay = 1.0  # times the rate of each layer below: 0.9 for fine-tuning (Clark et al. 2020)
-  config.optimizer.final_ratio = 0.0  # cosine, linear: last learning rate as a share of the top
+  config.optimizer.final_ratio = 0.0  # cosine, linear, wsd, one_cycle: last learning rate as a share of the top
+  config.optimizer.decay_share = 0.2  # wsd: share of all steps, the last, in which the rate falls
+  config.optimizer.decay_shape = "linear"  # wsd: how it falls; or 1-sqrt
+  config.optimizer.rise = 0.1  # slanted_triangle, one_cycle: share of all steps, the first, in which the rate rises
+  config.optimizer.rise_ratio = 32.0  # slanted_triangle, one_cycle: top of the rate over the first
   config.optimizer.clip_norm = 0.0  # global norm of the gradient; 0 does not clip
   config.optimizer.scale_by_parameter = True  # updates relative to each parameter's root mean square
   config.optimizer.weight_decay = 0.0  # times the learning rate
   config.optimizer.no_decay = ("norm", "bias")  # parameters whose path matches are not decayed
   config.optimizer.adafactor_decay_rate = 0.8  # second moments are averaged with 1 - step**-rate
   config.optimizer.adafactor_clip = 1.0  # root mean square of an update, before scaling
-  config.optimizer.b1 = 0.9  # adamw, lamb, and what muon leaves to Adam
-  config.optimizer.b2 = 0.999  # as b1
-  config.optimizer.epsilon = 1e-8  # as b1
+  config.optimizer.b1 = 0.9  # adamw, stable_adamw, lamb, lion, and what muon leaves to Adam
+  config.optimizer.b2 = 0.999  # as b1; lion wants 0.99
+  config.optimizer.epsilon = 1e-8  # as b1, but for lion
   config.optimizer.muon_momentum = 0.95  # of the matrices that muon makes orthogonal
   config.optimizer.muon_iterations = 5  # of Newton and Schulz, by which it does; small models need fewer
+  config.optimizer.paths = ()  # "PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md
+  config.optimizer.log_distance = False  # how far each layer is from where it began; keeps the values it began with
 
   config.eval = ConfigDict()
   config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch

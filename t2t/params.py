@@ -4,6 +4,7 @@ import re
 
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 
 from t2t import UserError
 
@@ -15,8 +16,13 @@ def matches(patterns: tuple[str, ...], path: str) -> bool:
   return any(re.search(pattern, path) for pattern in patterns)
 
 
-def split_frozen(params: Params, patterns: tuple[str, ...]) -> tuple[Params, Params]:
+def split_frozen(params: Params, patterns: tuple[str, ...], *, halved: tuple[str, ...] = ()) -> tuple[Params, Params]:
   """The parameters that are trained, and those that are not: whose path matches one of `patterns`.
+
+  Args:
+    params: of arrays, or with `halved` empty of anything else.
+    patterns: of what is not trained.
+    halved: of what is held in bfloat16 of that.
 
   Raises:
     UserError: a pattern that matches nothing, or nothing left to train.
@@ -29,6 +35,7 @@ def split_frozen(params: Params, patterns: tuple[str, ...]) -> tuple[Params, Par
   if len(frozen) == len(flat):
     raise UserError(f"config.train.freeze={patterns}: every parameter is frozen; nothing is left to train")
   trained = {path: x for path, x in flat.items() if path not in frozen}
+  frozen = {path: x.astype(jnp.bfloat16) if matches(halved, path) else x for path, x in frozen.items()}
   return traverse_util.unflatten_dict(trained, sep="/"), traverse_util.unflatten_dict(frozen, sep="/")
 
 

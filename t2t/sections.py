@@ -93,6 +93,10 @@ class OptimizerConfig:
   warmup_ratio: float
   layer_decay: float
   final_ratio: float
+  decay_share: float
+  decay_shape: str
+  rise: float
+  rise_ratio: float
   clip_norm: float
   scale_by_parameter: bool
   weight_decay: float
@@ -104,6 +108,8 @@ class OptimizerConfig:
   epsilon: float
   muon_momentum: float
   muon_iterations: int
+  paths: tuple[str, ...]
+  log_distance: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,9 @@ RULES: dict[str, tuple[str | tuple[str, ...] | None, str | tuple[str, ...] | Non
   "segments": (None, None),
   "factor": (None, _PARAMETER),
   "rank": (None, None),
+  # Of an update that is made matrix by matrix: whole ones over a slice's devices, and before and after by their rows.
+  "matrices": ((*_PARAMETER, "tensor", "data"), None),
+  "matrix_rows": (_PARAMETER, None),
 }
 
 

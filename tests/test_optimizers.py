@@ -1,3 +1,4 @@
+import functools
 import math
 
 from flax import traverse_util
@@ -10,10 +11,10 @@ import optax.contrib
 import pytest
 import toy
 
-from t2t import UserError
+from t2t import UserError, sharding
 from t2t.config import load_config, records
 from t2t.params import join_frozen, path_name, split_frozen
-from t2t.training import optimizers, recipe
+from t2t.training import optimizers, orthogonal, recipe, schedules
 
 
 def rms(x):
@@ -141,6 +142,23 @@ def test_muon_is_optax_muon_on_each_layer():
   )
 
 
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"data": 8}], ids=str)
+def test_orthogonal_matrices_do_not_depend_on_the_mesh(mesh):
+  """Three of one size and their transposes, others of their own, some of fewer rows than devices: optax's of each."""
+  random = np.random.default_rng(0)
+  sizes = {"b/layers/up": (3, 16, 24), "a/layers/down": (3, 24, 16), "c/layers/lora": (2, 24, 3), "layer/out": (8, 16)}
+  matrices = {path: random.normal(size=size).astype(np.float32) for path, size in sizes.items()}
+  with jax.set_mesh(sharding.make_mesh(mesh)):
+    found = jax.jit(functools.partial(orthogonal.orthogonalize, iterations=5))(matrices)
+  assert list(found) == sorted(matrices)  # jit's order
+  for path, x in matrices.items():
+    tx = optax.contrib.scale_by_muon(
+      beta=0.0, nesterov=False, weight_dimension_numbers={path: optax.contrib.MuonDimensionNumbers(-2, -1)}
+    )
+    expected, _ = tx.update({path: x}, tx.init({path: x}))
+    np.testing.assert_allclose(found[path], expected[path], atol=1e-4, err_msg=path)
+
+
 def test_muon_treats_a_shared_layer_as_a_stack_of_one():
   """ALBERT's only layer has matrices as any other, and no vector of it nor the table of position biases is one."""
   random = np.random.default_rng(0)
@@ -156,6 +174,9 @@ def test_muon_treats_a_shared_layer_as_a_stack_of_one():
   toy.assert_trees_close(stack(shared["encoder"]["layer"]), alone["encoder"]["layers"])
   moved = np.abs(shared["encoder"]["position_bias"]["table"] - tables[0]["position_bias"]["table"])
   np.testing.assert_allclose(moved, 0.1, rtol=1e-4)  # Adam's first update: the sign of the gradient
+
+
+RISING = ("slanted_triangle", "one_cycle")  # which have no warm-up, but a rise of their own
 
 
 def schedule_at(steps, *, num_steps=110, **fields):
@@ -194,10 +215,65 @@ def test_cosine_is_a_cosine():
   np.testing.assert_allclose(values, [(1 + np.cos(np.pi / 4)) / 2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", list(optimizers.SCHEDULES))
+@pytest.mark.parametrize("schedule", [name for name in schedules.SCHEDULES if name not in RISING])
 def test_no_warmup_starts_at_the_top(schedule):
   """warmup_steps=0 is no step at a learning rate of zero."""
   assert schedule_at([0], schedule=schedule, learning_rate=0.3) == pytest.approx([0.3])
+
+
+def test_the_slanted_triangle_is_ulmfits():
+  """One step of ten up from a 32nd of the top, then a line down, by the formula of Howard & Ruder (2018)."""
+  values = schedule_at(range(0, 101, 10), num_steps=100, schedule="slanted_triangle", learning_rate=3.2)
+  np.testing.assert_allclose(values[:3], [0.1, 3.2, 3.2 * (1 + (8 / 9) * 31) / 32], rtol=1e-5)
+  np.testing.assert_allclose(values[5::5], [3.2 * (1 + (5 / 9) * 31) / 32, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "middle"), [("linear", 0.55), ("1-sqrt", 1 - 0.9 * 0.5**0.5)])
+def test_wsd_is_stable_until_it_decays(shape, middle):
+  """Up in ten steps, the top until step 80, then down to the final ratio in twenty."""
+  fields = dict(schedule="wsd", decay_shape=shape, learning_rate=1.0, warmup_steps=10, final_ratio=0.1)
+  values = schedule_at([0, 9, 10, 79, 80, 90, 100, 500], num_steps=100, **fields)
+  np.testing.assert_allclose(values, [0.1, 1.0, 1.0, 1.0, 1.0, middle, 0.1, 0.1], rtol=1e-5)
+
+
+def test_one_cycle_goes_up_and_down_by_cosines():
+  """From a 25th of the top at first, half of it after half of the rise, and a hundredth at the end."""
+  fields = dict(schedule="one_cycle", rise=0.3, rise_ratio=25.0, final_ratio=0.01, learning_rate=1.0)
+  values = schedule_at([0, 15, 30, 65, 100], num_steps=100, **fields)
+  np.testing.assert_allclose(values, [0.04, 0.52, 1.0, 0.505, 0.01], rtol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", RISING)
+def test_a_rise_within_a_step_is_one_step(schedule):
+  """A run of three steps has no tenth; its rates are numbers all the same."""
+  assert schedule_at([1], num_steps=3, schedule=schedule, learning_rate=0.5) == pytest.approx([0.5])
+
+
+def test_lion_is_the_sign_of_what_it_remembers():
+  """By its paper's algorithm: sign(b1 m + (1 - b1) g), and only then m = b2 m + (1 - b2) g."""
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="lion", b1=0.5, b2=0.9, weight_decay=0.1), 10)
+  # 1 - 0.1 (1 + 0.1), then m is 0.2: 0.1 - 0.05 is above 0, then m is 0.17: 0.085 - 0.5 is below.
+  updated = run(tx, {"a": jnp.array(1.0)}, [{"a": jnp.array(x)} for x in (2.0, -0.1, -1.0)])
+  np.testing.assert_allclose(updated["a"], ((0.89 * 0.99 - 0.1) * 0.99) + 0.1, rtol=1e-6)
+
+
+def test_stable_adamw_is_the_papers_on_each_layer():
+  """Three steps equal algorithm 2 of Wortsman et al. (2023) on every layer of a stack by itself."""
+  params, gradients = three_steps()
+  fields = dict(learning_rate=0.1, b1=0.8, b2=0.9, epsilon=1e-6, weight_decay=0.3)
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="stable_adamw", **fields), 10)
+  updated = toy.flat(unstacked(run(tx, params, gradients)))
+  slowest = 1.0
+  for name, param in toy.flat(unstacked(params)).items():
+    v = u = 0.0
+    for t, g in enumerate((toy.flat(unstacked(g))[name].astype(np.float64) for g in gradients), start=1):
+      v, u = 0.8 * v + 0.2 * g, 0.9 * u + 0.1 * g**2
+      corrected = u / (1 - 0.9**t)
+      rate = 0.1 / max(1.0, rms(g / np.sqrt(np.maximum(corrected, 1e-12))))
+      slowest = min(slowest, rate)
+      param = param - rate * (0.3 * param + v / (1 - 0.8**t) / (np.sqrt(corrected) + 1e-6))
+    np.testing.assert_allclose(updated[name], param, rtol=1e-3, atol=1e-4 * rms(param), err_msg=name)
+  assert slowest < 0.08  # somewhere it was slowed
 
 
 def test_weight_decay_spares_what_it_is_told_to():
@@ -223,14 +299,17 @@ def test_gradients_are_clipped_by_their_norm_together():
   [
     (
       {"name": "adafctor"},
-      "config.optimizer.name='adafctor': known are adafactor, adamw, lamb, muon, sgd; did you mean adafactor?",
+      "config.optimizer.name='adafctor': known are adafactor, adamw, .*, stable_adamw; did you mean adafactor?",
     ),
     ({"schedule": "cosin"}, "config.optimizer.schedule='cosin'.*did you mean cosine?"),
-    ({"name": "?"}, r"known are adafactor, adamw, lamb, muon, sgd$"),
+    ({"name": "?"}, r"known are adafactor, adamw, lamb, lion, muon, sgd, stable_adamw$"),
     ({"learning_rate": -1.0}, "config.optimizer.learning_rate=-1.0: must be at least 0.0"),
     ({"learning_rate": math.nan}, "config.optimizer.learning_rate=nan: must be at least 0.0"),
     ({"clip_norm": math.inf}, "config.optimizer.clip_norm=inf: must be at least 0.0"),
     ({"b2": 1.5}, "config.optimizer.b2=1.5: must be from 0.0 to 1.0"),
+    ({"rise_ratio": 0.5}, "config.optimizer.rise_ratio=0.5: must be at least 1.0"),
+    ({"decay_shape": "sqrt"}, "config.optimizer.decay_shape='sqrt': known are linear, 1-sqrt; did you mean 1-sqrt?"),
+    ({"schedule": "wsd", "warmup_steps": 9}, "decay_share=0.2: the decay would begin at step 8 of 10, within the warm"),
     ({"muon_iterations": 0}, "config.optimizer.muon_iterations=0: must be from 1 to 20"),
   ],
 )

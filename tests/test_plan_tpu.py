@@ -58,6 +58,16 @@ def test_axes_lie_over_a_slice_as_they_are_told():
     sharding.make_mesh({"tensor": 8}, devices=list(program.devices("tpu7x:2x2x1")), order=order)
 
 
+def test_a_matrix_is_made_orthogonal_on_one_device():
+  """Of Muon's iterations none sends anything: as much is sent by five as by two, and five compute more."""
+  few, many = (
+    compiled("v5e", "tiny_t5", "--config.optimizer.name=muon", f"--config.optimizer.muon_iterations={number}")
+    for number in (2, 5)
+  )
+  assert few["collective_bytes"] == many["collective_bytes"]
+  assert many["executed_flops_per_step"] > few["executed_flops_per_step"]
+
+
 def test_several_slices():
   """Two of them, told apart by the device."""
   devices = program.devices("v5e:2x2", slices=2)

@@ -143,6 +143,10 @@ def optimizer_config(**fields) -> OptimizerConfig:
     warmup_ratio=0.0,
     layer_decay=1.0,
     final_ratio=0.0,
+    decay_share=0.2,
+    decay_shape="linear",
+    rise=0.1,
+    rise_ratio=32.0,
     clip_norm=0.0,
     scale_by_parameter=False,
     weight_decay=0.0,
@@ -154,6 +158,8 @@ def optimizer_config(**fields) -> OptimizerConfig:
     epsilon=1e-8,
     muon_momentum=0.95,
     muon_iterations=5,
+    paths=(),
+    log_distance=False,
   )
   return OptimizerConfig(**(defaults | fields))
 

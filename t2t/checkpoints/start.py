@@ -126,6 +126,7 @@ def _check_trained(fresh: Sequence[str], config: Config) -> None:
   if idle:
     keys = [f"add {idle[0]} to config.{name}.also_train" for name in config.adapters]
     keys += ["take it out of config.train.freeze"] if matches(config.train.freeze, idle[0]) else []
+    keys += ["add a rule to config.optimizer.paths, 'PATTERN: trained'"] if config.optimizer.paths else []
     more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
     raise UserError(
       f"config.init: {idle[0]}{more} begins fresh, in whole or in new rows, and is not trained: {', or '.join(keys)}"

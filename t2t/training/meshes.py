@@ -68,7 +68,7 @@ def _state_bytes(config: Config) -> int:
 
   def make(key):
     params = nnx.to_pure_dict(nnx.split(made.model_fn(key), graph=False)[1])
-    trained, frozen = split_frozen(params, made.freeze)
+    trained, frozen = split_frozen(params, made.freeze, halved=made.halved)
     return frozen, trained, trained, () if config.train.offload_optimizer else made.tx.init(trained)
 
   shapes = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))

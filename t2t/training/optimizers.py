@@ -1,71 +1,25 @@
-"""Optimizers and schedules, from optax wherever optax has them.
+"""Optimizers, from optax wherever optax has them.
 
 An optimizer sees parameters as a flat dict, "encoder/layers/mlp/up" -> array, so that a pattern can name them, and
 treats each layer of a stack on its own: what is measured per parameter (Adafactor's factors, the size of an update, the
 size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
-from collections.abc import Callable
-import dataclasses
 import functools
 import math
 
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
 from t2t.params import Params, matches, stack_of
 from t2t.sections import OptimizerConfig
-
-
-def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Flat for the warm-up, then falling with 1/sqrt(step): T5's 1/sqrt(max(step, 10,000)) at its defaults."""
-  del num_steps
-  warmup = max(config.warmup_steps, 1)
-  return lambda step: config.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, warmup))
-
-
-def inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then falling with 1/sqrt(step)."""
-  flat = t5_inverse_sqrt(config, num_steps)
-  return lambda step: flat(step) * jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
-
-
-def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Schedule:
-  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
-  # One step ahead: the first update is not thrown away on a learning rate of zero.
-  return optax.join_schedules([lambda step: warmup(step + 1), schedule], [config.warmup_steps])
-
-
-def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then half a cosine down to `final_ratio` of the top at the last step."""
-  steps = max(num_steps - config.warmup_steps, 1)
-  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.final_ratio))
-
-
-def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then a line down to `final_ratio` of the top at the last step."""
-  steps = max(num_steps - config.warmup_steps, 1)
-  final = config.learning_rate * config.final_ratio
-  return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
-
-
-def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """A linear warm-up, then the same for ever."""
-  del num_steps
-  return _after_warmup(config, optax.constant_schedule(config.learning_rate))
-
-
-SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
-  "t5_inverse_sqrt": t5_inverse_sqrt,
-  "inverse_sqrt": inverse_sqrt,
-  "cosine": cosine,
-  "linear": linear,
-  "constant": constant,
-}
+from t2t.training import anchors, paths, schedules
+from t2t.training import orthogonal as orthogonal_lib
 
 
 def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -74,14 +28,12 @@ def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
     optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
     optax.clip_by_block_rms(config.adafactor_clip),
   ]
-  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config))), *_weight_decay(config)]
+  return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config)), config), *_weight_decay(config)]
 
 
 def _adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   """AdamW; with updates scaled by the parameter's root mean square it trains T5 (Nawrot 2023, nanoT5)."""
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
-  scale = _parameter_scale(config)
-  return [adam, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+  return [_adam(config), *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
 def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -91,7 +43,7 @@ def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   lamb_optimizer.py: exclude_from_layer_adaptation).
   """
   ratio = optax.masked(optax.scale_by_trust_ratio(), functools.partial(_decayed, config))
-  return [optax.scale_by_adam(config.b1, config.b2, config.epsilon), *_weight_decay(config), _per_layer(ratio)]
+  return [_adam(config), *_weight_decay(config), _per_layer(ratio, config)]
 
 
 # How large Adam's updates are, as a root mean square: where Muon's are as large, AdamW's rates and decays do for both
@@ -111,18 +63,49 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   def dimensions(updates: optax.Updates) -> optax.Updates:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1), updates)
 
-  def as_large_as_adams(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+  def orthogonal(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
     del params
-    return jax.tree.map(lambda x: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x, updates)
+    there = {path: x for path, x in updates.items() if jax.tree.leaves(x)}  # the others are Adam's
+    made = orthogonal_lib.orthogonalize(there, iterations=config.muon_iterations)
+    # As large as Adam's.
+    return updates | {path: _ADAM_RMS * max(x.shape[-2:]) ** 0.5 * x for path, x in made.items()}
 
-  orthogonal = optax.contrib.scale_by_muon(
-    ns_steps=config.muon_iterations, beta=config.muon_momentum, weight_dimension_numbers=dimensions
-  )
-  on_matrices = optax.chain(orthogonal, optax.stateless(as_large_as_adams))
+  # The momentum alone; what follows is where the matrices are whole.
+  momentum = optax.contrib.scale_by_muon(ns_steps=0, beta=config.muon_momentum, weight_dimension_numbers=dimensions)
+  on_matrices = optax.chain(momentum, optax.stateless(orthogonal))
+  updates = optax.partition({"muon": _with_moments(on_matrices, config), "adam": _adam(config)}, kinds)
+  return [updates, *_parameter_scale_per_layer(config), *_weight_decay(config)]
+
+
+def _lion(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """Lion (Chen et al. 2023): the sign of a momentum; wants a third to a tenth of AdamW's rate, and b2=0.99."""
+  lion = _with_moments(optax.scale_by_lion(config.b1, config.b2), config)
+  return [lion, *_parameter_scale_per_layer(config), *_weight_decay(config)]
+
+
+def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW whose rate falls where gradients outgrow their average.
+
+  By the root mean square of gradient / sqrt(second moment), of each layer's parameter by itself, if it is above 1:
+  Adafactor's clipping of updates.  The decay is at the same rate.
+  """
   adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
-  scale = _parameter_scale(config)
-  updates = optax.partition({"muon": on_matrices, "adam": adam}, kinds)
-  return [updates, *([_per_layer(scale[0])] if scale else []), *_weight_decay(config)]
+  inner = optax.chain(adam, *_parameter_scale(config), *_weight_decay(config))
+
+  def update(updates, state, params=None):
+    gradients = updates
+    updates, state = inner.update(gradients, state, params)
+    # What the update is divided by, with Adam's correction of its bias.
+    moments = optax.tree.bias_correction(state[0].nu, config.b2, state[0].count)
+
+    def slowed(update: jax.Array, gradient: jax.Array, moment: jax.Array) -> jax.Array:
+      rms = jnp.sqrt(jnp.mean(jnp.square(gradient) / jnp.maximum(moment, config.epsilon**2)))
+      return update / jnp.maximum(1.0, rms)
+
+    return jax.tree.map(slowed, updates, gradients, moments), state
+
+  slower = optax.GradientTransformation(inner.init, update)
+  return [_per_layer(_first_moments_as_set(slower, config), config)]
 
 
 def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -130,7 +113,58 @@ def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return _weight_decay(config)
 
 
-OPTIMIZERS = {"adafactor": _adafactor, "adamw": _adamw, "lamb": _lamb, "muon": _muon, "sgd": _sgd}
+OPTIMIZERS = {
+  "adafactor": _adafactor,
+  "adamw": _adamw,
+  "lamb": _lamb,
+  "lion": _lion,
+  "muon": _muon,
+  "sgd": _sgd,
+  "stable_adamw": _stable_adamw,
+}
+
+
+# Those that keep a first moment, whose dtype the table may set.
+_WITH_FIRST_MOMENT = ("adamw", "lamb", "lion", "muon", "stable_adamw")
+
+
+def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+  return _with_moments(optax.scale_by_adam(config.b1, config.b2, config.epsilon), config)
+
+
+def _with_moments(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` whose moments are in the dtype, and begin with the step, that the table sets."""
+  tx = _first_moments_as_set(tx, config)
+  # Whose first update comes late has had none: Adam corrects the bias of its moments by their own number of updates.
+  return _per_layer(tx, config) if paths.sets(config, "from_step", "unfreeze_every") else tx
+
+
+def _first_moments_as_set(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` whose first moments wait between updates in the dtype that the table sets.
+
+  Second moments stay float32: by steps of 1 - b2, 0.1 %, bfloat16's 8 bits would not change.
+  """
+  if not paths.sets(config, "moments"):
+    return tx
+
+  def cast(state: optax.OptState, *, waits: bool) -> optax.OptState:
+    def one(path: tuple, x: jax.Array) -> jax.Array:
+      is_first = any(getattr(key, "name", "") == "mu" for key in path)
+      if not is_first or paths.setting(config, path[-1].key, "moments") != "bfloat16":
+        return x
+      return x.astype(jnp.bfloat16 if waits else jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(one, state)
+
+  def update(updates, state, params=None):
+    updates, state = tx.update(updates, cast(state, waits=False), params)
+    return updates, cast(state, waits=True)
+
+  return optax.GradientTransformation(lambda params: cast(tx.init(params), waits=True), update)
+
+
+def _parameter_scale_per_layer(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  return [_per_layer(scale, config) for scale in _parameter_scale(config)]
 
 
 def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
@@ -138,12 +172,21 @@ def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformati
 
 
 def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
-  return {path: not matches(config.no_decay, path) for path in params}
+  own = {path: paths.setting(config, path, "decay") for path in params}
+  return {path: not matches(config.no_decay, path) if own[path] is None else own[path] > 0 for path in params}
 
 
 def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   mask = functools.partial(_decayed, config)
-  return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
+  if not paths.sets(config, "decay"):
+    return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
+
+  def decayed(updates, params):
+    strengths = {path: paths.setting(config, path, "decay") or config.weight_decay for path in params}
+    is_decayed = mask(params)
+    return {path: x + strengths[path] * params[path] if is_decayed[path] else x for path, x in updates.items()}
+
+  return [optax.stateless(decayed)]
 
 
 def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
@@ -151,50 +194,91 @@ def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
   return x.ndim == (3 if stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
-def _per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-  """`tx` on a flat dict, with each layer of a stack as a parameter of its own."""
+def _per_layer(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+  """`tx` on a flat dict, with each layer of a stack as a parameter of its own.
+
+  Of what the table has trained from a later step on, the state of each layer stays as it was at first until then.
+  """
+  gated = paths.sets(config, "from_step", "unfreeze_every")
 
   def groups(flat):
-    names = sorted({stack_of(path) for path in flat})
-    return {name: {path: x for path, x in flat.items() if stack_of(path) == name} for name in names}
+    """Name -> (the stack, when it is updated, what is in it); what `optax.partition` gave to others is in none."""
+    there = {path: x for path, x in flat.items() if jax.tree.leaves(x)}
+    opened = paths.openings(config, {path: x.shape for path, x in there.items()}) if gated else {}
+    found = {}
+    for path, x in there.items():
+      opening = opened.get(path)
+      name = stack_of(path)
+      if opening is not None:
+        name += f" from step {opening.min()}" + (f" to {opening.max()}" if opening.ndim else "")
+      found.setdefault(name, (stack_of(path), opening, {}))[2][path] = x
+    return dict(sorted(found.items()))
 
   def init(params):
-    return {name: (jax.vmap(tx.init) if name else tx.init)(group) for name, group in groups(params).items()}
+    states = {name: (jax.vmap(tx.init) if stack else tx.init)(x) for name, (stack, _, x) in groups(params).items()}
+    return (_first_step(), states) if gated else states
 
   def update(updates, state, params=None):
-    new_updates, new_state = {}, {}
-    params = groups(params)
-    for name, group in groups(updates).items():
-      one = jax.vmap(tx.update) if name else tx.update
-      group, new_state[name] = one(group, state[name], params[name])
+    step, states = state if gated else (None, state)
+    new_updates, new_states = dict(updates), {}
+    of_params = groups(params)
+    for name, (stack, opening, group) in groups(updates).items():
+      one = jax.vmap(tx.update) if stack else tx.update
+      group, new = one(group, states[name], of_params[name][2])
+      if opening is not None:
+        new = jax.tree.map(functools.partial(_if_open, step.count >= opening), new, states[name])
+      new_states[name] = new
       new_updates |= group
-    return new_updates, new_state
+    return new_updates, (_next_step(step), new_states) if gated else new_states
 
   return optax.GradientTransformation(init, update)
 
 
-def _scaled_by_layer(decay: float) -> optax.GradientTransformation:
-  """Updates times decay for each layer that lies above: what tokens are embedded by changes least.
+def _first_step() -> optax.ScaleByScheduleState:
+  """What counts the run's steps: those whose update is left out, too (see `train_state`)."""
+  return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
-  A stack's last layer has decay ** 2, its first decay ** (layers + 1), and the embedding one more; heads and what
-  stands behind the layers have 1, as in the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
-  """
+
+def _next_step(state: optax.ScaleByScheduleState) -> optax.ScaleByScheduleState:
+  return optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+
+def _if_open(is_open: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
+  """`x` where `is_open`, bool [] or [layers]."""
+  return jnp.where(_beside(is_open, x), x, other)
+
+
+def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.ndarray:
+  """What is [] or [layers] with as many dimensions as `x`, whose first are the layers."""
+  return of_layers.reshape((*of_layers.shape, *[1] * (x.ndim - of_layers.ndim)))
+
+
+def _opened(config: OptimizerConfig) -> optax.GradientTransformation:
+  """Nothing for what the table has trained from a later step on."""
 
   def update(updates, state, params=None):
     del params
-    depths = {stack_of(path): x.shape[0] for path, x in updates.items() if stack_of(path)}
-    deepest = max(depths.values(), default=0)
+    for path, opening in paths.openings(config, {path: x.shape for path, x in updates.items()}).items():
+      x = updates[path]
+      updates = updates | {path: _if_open(state.count >= opening, x, jnp.zeros_like(x))}
+    return updates, _next_step(state)
 
-    def scaled(path: str, x: jax.Array) -> jax.Array:
-      if stack_of(path):
-        exponents = depths[stack_of(path)] + 1 - jnp.arange(x.shape[0])
-        return x * (decay**exponents).reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
-      below = "embed" in path.split("/") or "position_bias" in path
-      return x * decay ** (deepest + 2) if below else x
+  return optax.GradientTransformation(lambda params: _first_step(), update)
 
-    return {path: scaled(path, x) for path, x in updates.items()}, state
 
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+def _at_own_rates(config: OptimizerConfig) -> optax.GradientTransformation:
+  """Updates times the factors that `paths.rates` has."""
+
+  def scaled(updates, params):
+    del params
+    factors = paths.rates(config, {path: x.shape for path, x in updates.items()})
+
+    def one(path: str, x: jax.Array) -> jax.Array:
+      return x * _beside(factors[path], x).astype(x.dtype) if path in factors else x
+
+    return {path: one(path, x) for path, x in updates.items()}
+
+  return optax.stateless(scaled)
 
 
 def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -215,6 +299,9 @@ _RANGES = {
   "warmup_ratio": (0.0, 1.0),
   "layer_decay": (0.0, 1.0),
   "final_ratio": (0.0, 1.0),
+  "decay_share": (0.0, 1.0),
+  "rise": (0.0, 1.0),
+  "rise_ratio": (1.0, math.inf),
   "clip_norm": (0.0, math.inf),
   "weight_decay": (0.0, math.inf),
   "adafactor_decay_rate": (0.0, math.inf),
@@ -232,23 +319,32 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
 
   Args:
     config: see `OptimizerConfig`.
-    num_steps: length of the run; cosine and linear end there.
+    num_steps: length of the run; most schedules end there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.  Or a number out of its range.
+    UserError: an unknown name; lists those that are known.  Or a number out of its range, or a schedule that does not
+      go with the others.
   """
-  for key, name, table in (("name", config.name, OPTIMIZERS), ("schedule", config.schedule, SCHEDULES)):
-    if name not in table:
-      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+  if config.name not in OPTIMIZERS:
+    near = did_you_mean(config.name, OPTIMIZERS)
+    raise UserError(f"config.optimizer.name={config.name!r}: known are {', '.join(OPTIMIZERS)}{near}")
   for key, (low, high) in _RANGES.items():
     value = getattr(config, key)
     if not low <= value <= high or not math.isfinite(value):
       wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
       raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
-  if config.warmup_ratio:
-    config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
-  schedule = SCHEDULES[config.schedule](config, num_steps)
-  parts = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+  schedule = schedules.make_schedule(config, num_steps)
+  if paths.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
+    raise UserError(
+      f"config.optimizer.paths: moments: {config.name} (config.optimizer.name) keeps no first moment;"
+      f" {', '.join(_WITH_FIRST_MOMENT)} do"
+    )
+  # At first for what is measured over all gradients, and at last for what decays without one.
+  opened = [_opened(config)] if paths.sets(config, "from_step", "unfreeze_every") else []
+  parts = [*opened, *([optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else [])]
   parts += OPTIMIZERS[config.name](config)
-  parts += [_scaled_by_layer(config.layer_decay)] if config.layer_decay < 1.0 else []
-  return _on_flat_dict(optax.chain(*parts, optax.scale_by_learning_rate(schedule))), schedule
+  if paths.sets(config, "anchor") or config.log_distance:
+    strength = lambda path: paths.setting(config, path, "anchor") or 0.0
+    parts += [anchors.towards_initial(strength, is_kept=lambda path: config.log_distance or strength(path) > 0)]
+  parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or paths.sets(config, "rate", "depth") else []
+  return _on_flat_dict(optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))), schedule

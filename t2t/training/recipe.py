@@ -6,6 +6,7 @@ yields.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -14,9 +15,9 @@ import optax
 
 from t2t import UserError, features, losses, sharding
 from t2t.models import adapt
-from t2t.params import Params, join_frozen, split_frozen
+from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
-from t2t.training import numbers, optimizers, train_state
+from t2t.training import anchors, numbers, optimizers, paths, train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +42,42 @@ class Recipe:
       UserError: sizes that the mesh does not divide, or patterns that match no parameter.
     """
     return train_state.abstract_train_state(
-      self.model_fn, self.tx, mesh, freeze=self.freeze, offload_optimizer=self.config.train.offload_optimizer
+      self.model_fn,
+      self.tx,
+      mesh,
+      freeze=self.freeze,
+      halved=self.halved,
+      offload_optimizer=self.config.train.offload_optimizer,
     )
 
-  @property
+  @functools.cached_property
   def freeze(self) -> tuple[str, ...]:
-    """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads."""
+    """Patterns of what is not trained: those of the config, what adapters leave alone, and idle heads.
+
+    Raises:
+      UserError: rules over paths that do not fit the model, or contradict each other; see `paths.check`.
+    """
+    never = self._never_trained
+    if self.config.optimizer.paths:
+      key = jax.eval_shape(lambda: jax.random.key(0))
+      params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
+      leaves = jax.tree_util.tree_leaves_with_path(params)
+      paths.check(self.config, {path_name(path): x.shape for path, x in leaves}, never=never)
+    return (*paths.frozen_patterns(self.config), *never)
+
+  @property
+  def halved(self) -> tuple[str, ...]:
+    """Patterns of what of it is held in bfloat16."""
+    return paths.halved_patterns(self.config)
+
+  @property
+  def _never_trained(self) -> tuple[str, ...]:
+    """What adapters leave alone, and idle heads."""
     model = self.config.model
     there = {head.name for head in model.heads if model.has_parameters(head)}
     idle = (f"(^|/)heads/{name}/" for name in self.idle_heads if name in there)
     idle = (*idle, *self.loss.idle(model))
-    return (*self.config.train.freeze, *adapt.frozen(self.config.adapters), *idle)
+    return (*adapt.frozen(self.config.adapters), *idle)
 
   @property
   def idle_heads(self) -> tuple[str, ...]:
@@ -86,7 +112,7 @@ class Recipe:
     reader = graphdef
     if self.config.model.attention_kernel:
       reader, _, _ = make(self.config.with_(model={"attention_kernel": ""})).state(mesh)
-    return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze)
+    return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze, self.halved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +135,7 @@ class Program:
   train_step: Callable
   eval_step: Callable
   freeze: tuple[str, ...]
+  halved: tuple[str, ...]
 
   def fresh(self) -> Callable[[jax.Array], train_state.TrainState]:
     """The compiled key -> state, each array made in its shards."""
@@ -129,8 +156,9 @@ class Program:
     def make(params: Params, key: jax.Array) -> train_state.TrainState:
       state = self.make_state(key)
       params = over(join_frozen(state.params, state.frozen_params), params)
-      trained, frozen = split_frozen(params, self.freeze)
-      return dataclasses.replace(state, params=trained, frozen_params=frozen)
+      trained, frozen = split_frozen(params, self.freeze, halved=self.halved)
+      begun = anchors.starting_from(state.opt_state, trained)
+      return dataclasses.replace(state, params=trained, frozen_params=frozen, opt_state=begun)
 
     return jax.jit(make, donate_argnums=0, out_shardings=self.shardings)
 

@@ -15,7 +15,7 @@ from t2t.losses import Loss, Weights, gradient
 from t2t.metrics import Metrics
 from t2t.models.architecture import Batch, real_positions, sides
 from t2t.params import Params, join_frozen, path_name, split_frozen
-from t2t.training import places
+from t2t.training import anchors, places
 
 
 @jax.tree_util.register_dataclass
@@ -24,7 +24,7 @@ class TrainState:
   """All that training changes: what a checkpoint holds, apart from the position in the data.
 
   step: int32 [], how many updates have been made.
-  params, frozen_params: nested dicts of float32 arrays; together they are the model's.
+  params, frozen_params: nested dicts of float32 arrays, of what is frozen also bfloat16; together they are the model's.
   opt_state: optax's.
   """
 
@@ -66,16 +66,17 @@ def abstract_train_state(
   mesh: jax.sharding.Mesh,
   *,
   freeze: tuple[str, ...] = (),
+  halved: tuple[str, ...] = (),
   offload_optimizer: bool = False,
 ) -> tuple[nnx.GraphDef, TrainState, Callable[[jax.Array], TrainState]]:
   """The state's shapes, each with its sharding, without a device; and the function that makes the state itself.
 
-  Args: see `init_train_state`.
+  Args: see `init_train_state`, and `split_frozen` for `halved`.
   """
 
   def make(key: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.split(model_fn(key), graph=False)[1])
-    params, frozen = split_frozen(params, freeze)
+    params, frozen = split_frozen(params, freeze, halved=halved)
     return TrainState(jnp.zeros((), jnp.int32), params, frozen, tx.init(params))
 
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -194,7 +195,8 @@ def make_train_step(
 
   Returns:
     Metrics are those of the loss, and grad_norm, param_norm (of the next state), tokens (without padding), skipped (1
-    where the update was left out), and grad_squares, the sums of the gradient's squares by `places`.
+    where the update was left out), grad_squares, the sums of the gradient's squares by `places`, and where the initial
+    values are kept `anchors.distances`.
   """
 
   def gradients(weights: Weights, state: TrainState, batch: Batch, key: jax.Array) -> tuple[Params, Metrics]:
@@ -250,6 +252,8 @@ def make_train_step(
     metrics["tokens"] = metrics_lib.WeightedSum(_num_tokens(batch), one)
     # Of the new parameters: the old ones would have to be kept for it, though their memory is to be used again.
     metrics["param_norm"] = metrics_lib.WeightedSum(optax.tree.norm(params), one)
+    for name, distance in anchors.distances(new_opt_state, params).items():
+      metrics[name] = metrics_lib.WeightedSum(distance, one)
     return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=new_opt_state), metrics
 
   return jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings, None))

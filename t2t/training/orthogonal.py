@@ -1,0 +1,64 @@
+"""Matrices made orthogonal, for Muon: many at a time, each whole on one device."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from t2t import sharding
+
+# Jordan 2024, "Muon": the quintic whose slope at zero is steepest.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict[str, jax.Array]:
+  """Each matrix with singular values near 1, by so many iterations of Newton and Schulz.
+
+  What has the same sizes goes through as one batch, whose matrices the devices share: a matrix that is split would be
+  added up over devices in each product of each iteration, and one that is copied computed on every device alike.
+
+  Args:
+    matrices: path -> [rows, columns], or of a stack [layers, rows, columns].
+    iterations: see above.
+
+  Returns:
+    As `matrices`.
+  """
+  groups: dict[tuple[int, int], list[str]] = {}
+  for path, x in matrices.items():
+    groups.setdefault(tuple(sorted(x.shape[-2:])), []).append(path)
+  found = {}
+  for paths in groups.values():
+    wide = [_wide(matrices[path]).reshape(-1, *_wide(matrices[path]).shape[-2:]) for path in paths]
+    made = _batch(jnp.concatenate(wide), iterations=iterations)
+    start = 0
+    for path, part in zip(paths, wide, strict=True):
+      x = matrices[path]
+      one = made[start : start + part.shape[0]]
+      found[path] = (jnp.swapaxes(one, -1, -2) if x.shape[-2] > x.shape[-1] else one).reshape(x.shape)
+      start += part.shape[0]
+  return {path: found[path] for path in matrices}
+
+
+def _wide(x: jax.Array) -> jax.Array:
+  """Without more rows than columns: f(X^T) is f(X)^T, and X X^T is smaller."""
+  return jnp.swapaxes(x, -1, -2) if x.shape[-2] > x.shape[-1] else x
+
+
+def _batch(x: jax.Array, *, iterations: int) -> jax.Array:
+  """[matrices, rows, columns], rows <= columns."""
+  number = x.shape[0]
+  missing = -number % sharding.num_shards("matrices")
+  # In parts of rows and in whole matrices, and back: between them nothing but an exchange.
+  x = sharding.shard(x, None, "matrix_rows", None)
+  x = sharding.shard(jnp.pad(x, ((0, missing), (0, 0), (0, 0))), "matrices", None, None)
+  x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + 1e-8)
+  a, b, c = _COEFFICIENTS
+
+  def iteration(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+    squares = x @ jnp.swapaxes(x, -1, -2)
+    x = a * x + (b * squares + c * squares @ squares) @ x
+    return sharding.shard(x, "matrices", None, None), None
+
+  x, _ = jax.lax.scan(iteration, x, None, length=iterations)
+  return sharding.shard(x, None, "matrix_rows", None)[:number]

@@ -1,0 +1,122 @@
+"""Schedules of the learning rate, from optax wherever optax has them."""
+
+from collections.abc import Callable
+import dataclasses
+
+import jax.numpy as jnp
+import optax
+
+from t2t import UserError, did_you_mean
+from t2t.sections import OptimizerConfig
+
+
+def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Flat for the warm-up, then falling with 1/sqrt(step): T5's 1/sqrt(max(step, 10,000)) at its defaults."""
+  del num_steps
+  warmup = max(config.warmup_steps, 1)
+  return lambda step: config.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, warmup))
+
+
+def inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then falling with 1/sqrt(step)."""
+  flat = t5_inverse_sqrt(config, num_steps)
+  return lambda step: flat(step) * jnp.minimum(1.0, (step + 1) / max(config.warmup_steps, 1))
+
+
+def _after_warmup(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Schedule:
+  warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+  # One step ahead: the first update is not thrown away on a learning rate of zero.
+  return optax.join_schedules([lambda step: warmup(step + 1), schedule], [config.warmup_steps])
+
+
+def cosine(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then half a cosine down to `final_ratio` of the top at the last step."""
+  steps = max(num_steps - config.warmup_steps, 1)
+  return _after_warmup(config, optax.cosine_decay_schedule(config.learning_rate, steps, config.final_ratio))
+
+
+def linear(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then a line down to `final_ratio` of the top at the last step."""
+  steps = max(num_steps - config.warmup_steps, 1)
+  final = config.learning_rate * config.final_ratio
+  return _after_warmup(config, optax.linear_schedule(config.learning_rate, final, steps))
+
+
+def constant(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """A linear warm-up, then the same for ever."""
+  del num_steps
+  return _after_warmup(config, optax.constant_schedule(config.learning_rate))
+
+
+def wsd(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): down to `final_ratio` in the last `decay_share` of the steps.
+
+  By a line, or by 1 - sqrt of the share that has passed (Hägele et al. 2024).
+  """
+  steps = max(round(config.decay_share * num_steps), 1)
+  start = num_steps - steps
+  if start < config.warmup_steps:
+    raise UserError(
+      f"config.optimizer.decay_share={config.decay_share}: the decay would begin at step {start} of {num_steps}, within"
+      f" the warm-up of {config.warmup_steps} (config.optimizer.warmup_steps, warmup_ratio); one of them must be less"
+    )
+  top, final = config.learning_rate, config.learning_rate * config.final_ratio
+  decay = optax.linear_schedule(top, final, steps)
+  if config.decay_shape == "1-sqrt":
+    decay = lambda step: top - (top - final) * jnp.sqrt(jnp.clip(step / steps, 0.0, 1.0))
+  stable = optax.join_schedules([optax.constant_schedule(top), decay], [start - config.warmup_steps])
+  return _after_warmup(config, stable)
+
+
+def slanted_triangle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Up from top / rise_ratio in the first `rise` of the steps, then down to it (Howard & Ruder 2018, ULMFiT)."""
+  cut, lowest = _rise(config, num_steps), config.learning_rate / config.rise_ratio
+  up = optax.linear_schedule(lowest, config.learning_rate, cut)
+  down = optax.linear_schedule(config.learning_rate, lowest, max(num_steps - cut, 1))
+  return optax.join_schedules([up, down], [cut])
+
+
+def one_cycle(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Half a cosine up from top / rise_ratio in the first `rise` of the steps, and another down (Smith & Topin 2018).
+
+  It ends at `final_ratio` of the top; where that is 0, at the first rate / 10,000, as optax has it.
+  """
+  share = (_rise(config, num_steps) + 0.5) / num_steps  # optax rounds down
+  final = 1 / (config.rise_ratio * config.final_ratio) if config.final_ratio else 1e4
+  return optax.cosine_onecycle_schedule(num_steps, config.learning_rate, share, config.rise_ratio, final)
+
+
+def _rise(config: OptimizerConfig, num_steps: int) -> int:
+  return min(max(int(config.rise * num_steps), 1), max(num_steps - 1, 1))
+
+
+SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
+  "t5_inverse_sqrt": t5_inverse_sqrt,
+  "inverse_sqrt": inverse_sqrt,
+  "cosine": cosine,
+  "linear": linear,
+  "constant": constant,
+  "wsd": wsd,
+  "slanted_triangle": slanted_triangle,
+  "one_cycle": one_cycle,
+}
+
+_SHAPES = ("linear", "1-sqrt")
+
+
+def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """The learning rate by step.
+
+  Args:
+    config: see `OptimizerConfig`; its numbers are within their ranges.
+    num_steps: length of the run; all but the first two and constant end there.
+
+  Raises:
+    UserError: an unknown name; lists those that are known.  Or a decay that would begin within the warm-up.
+  """
+  for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
+    if name not in table:
+      raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
+  if config.warmup_ratio:
+    config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
+  return SCHEDULES[config.schedule](config, num_steps)

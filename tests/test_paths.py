@@ -1,0 +1,280 @@
+"""The table over parameters' paths, and what each setting does to a model of a few numbers."""
+
+import dataclasses
+import functools
+import json
+
+from hypothesis import given, settings, strategies
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy
+import trained
+
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.config import load_config, override, records
+from t2t.params import split_frozen
+from t2t.training import anchors, optimizers, paths, recipe
+
+ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}
+
+
+def run(*rules, steps, gradient=1.0, **fields):
+  """What a model of four numbers is after each step, path -> [steps, ...], and the optimizer's state at the end."""
+  config = toy.optimizer_config(**(dict(learning_rate=1.0, paths=rules) | fields))
+  tx, _ = optimizers.make_optimizer(config, 100)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ONES)
+  state, update, found = tx.init(params), jax.jit(tx.update), []
+  for _ in range(steps):
+    updates, state = update(jax.tree.map(lambda x: jnp.full_like(x, gradient), params), state, params)
+    params = optax.apply_updates(params, updates)
+    found.append(toy.flat(params))
+  return {path: np.array([step[path] for step in found]) for path in found[0]}, state
+
+
+def test_rates_are_discriminative():
+  """ULMFiT's: each layer has the rate of the one above it by 2.6, and a rule of its own for the heads on top."""
+  found, _ = run(".: depth=0.5", "heads: rate=0.25", steps=2)
+  np.testing.assert_allclose(found["heads/sure"], [0.75, 0.5])
+  np.testing.assert_allclose(found["encoder/layers/up"], [[0.75, 0.5], [0.5, 0.0]])
+  np.testing.assert_allclose(found["embed"], [0.875, 0.75])
+
+
+def test_a_rule_of_its_own_takes_the_place_of_layer_decay():
+  """`layer_decay` counts a layer more, as ELECTRA's code does; where a rule has a depth it has no say."""
+  found, _ = run("embed: depth=1.0 rate=0.5", layer_decay=0.5, steps=1)
+  np.testing.assert_allclose(found["encoder/layers/up"], [[1 - 0.5**3, 1 - 0.5**2]])
+  np.testing.assert_allclose((found["embed"], found["heads/sure"]), [[0.5], [0.0]])
+
+
+def test_layers_are_unfrozen_from_the_last():
+  """Heads at once, the last layer two steps later, the first after two more; until then there is no decay either."""
+  found, _ = run(".: unfreeze_every=2", "embed: from_step=1", steps=6, gradient=0.0, weight_decay=0.5)
+  np.testing.assert_allclose(found["heads/sure"], 0.5 ** np.arange(1, 7))
+  np.testing.assert_allclose(found["encoder/layers/up"][:, 1], [1, 1, 0.5, 0.25, 0.125, 0.0625])
+  np.testing.assert_allclose(found["encoder/layers/up"][:, 0], [1, 1, 1, 1, 0.5, 0.25])
+  np.testing.assert_allclose(found["embed"], 1.0)  # from step 1 + 3 * 2
+
+
+ADAPTIVE = [name for name in optimizers.OPTIMIZERS if name != "sgd"]
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_what_begins_late_begins_afresh(name):
+  """Its first updates are those that it would have had at the start: moments and their number have waited."""
+  fields = dict(name=name, learning_rate=0.1, gradient=0.5, weight_decay=0.1, b2=0.9)
+  always, _ = run(steps=3, **fields)
+  late, _ = run("layers|embed: from_step=4", steps=7, **fields)
+  for path in ("encoder/layers/up", "embed"):
+    np.testing.assert_array_equal(late[path][:4], 1.0)
+    np.testing.assert_allclose(late[path][4:], always[path], rtol=1e-6, err_msg=path)
+
+
+def test_gradients_of_what_waits_are_not_clipped_with():
+  """The norm of 2 is that of four numbers, and of the one that is trained it is 1."""
+  found, _ = run("layers|embed: from_step=9", steps=1, clip_norm=1.0)
+  np.testing.assert_allclose(found["heads/sure"], [0.0])
+
+
+def test_decay_of_its_own():
+  """Also of what `no_decay` spares, and none by 0; the others have that of the config."""
+  rules = ("heads: decay=0.25", "layers: decay=0")
+  found, _ = run(*rules, steps=1, gradient=0.0, weight_decay=0.5, no_decay=("heads",))
+  np.testing.assert_allclose(found["heads/sure"], [0.75])
+  np.testing.assert_allclose(found["encoder/layers/up"], [[1.0, 1.0]])
+  np.testing.assert_allclose(found["embed"], [0.5])
+
+
+def test_an_anchor_is_the_gradient_of_its_penalty():
+  """Steps down the loss and 0.3 / 2 |now - at first|**2, by autodiff, are the same; the rest has no anchor."""
+  found, state = run("layers: anchor=0.3", steps=4, gradient=0.25)
+  now = first = jnp.ones(2)
+  penalised = jax.grad(lambda x: jnp.sum(0.25 * x) + 0.3 / 2 * jnp.sum((x - first) ** 2))
+  for step in range(4):
+    now = now - penalised(now)
+    np.testing.assert_allclose(found["encoder/layers/up"][step], now, rtol=1e-6)
+  np.testing.assert_allclose(found["embed"], [0.75, 0.5, 0.25, 0.0])
+  kept = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, anchors.Anchors)) if isinstance(x, tuple)]
+  assert any(isinstance(x, anchors.Anchors) and list(x.initial) == ["encoder/layers/up"] for x in kept)
+
+
+def test_later_rules_win_setting_by_setting():
+  """The first rule's decay stays, its rate does not."""
+  found, _ = run(".: rate=0.25 decay=0.5", "embed: rate=0.5", steps=1, gradient=0.0)
+  np.testing.assert_allclose(found["heads/sure"], [1 - 0.25 * 0.5])
+  np.testing.assert_allclose(found["embed"], [1 - 0.5 * 0.5])
+
+
+@pytest.mark.parametrize("name", optimizers._WITH_FIRST_MOMENT)
+def test_first_moments_may_be_halved(name):
+  """Of what the rule names, and second moments of nothing; one step of an exact momentum is the same."""
+  fields = dict(name=name, steps=1, gradient=0.5, b1=0.5, b2=0.5, learning_rate=0.1)
+  plain, _ = run(**fields)
+  found, state = run("layers: moments=bfloat16", **fields)
+  assert (
+    {path for path, x in toy.flat(state).items() if x.dtype == jnp.bfloat16}
+    == {path for path in toy.flat(state) if "mu" in path.split("/") and path.endswith("encoder/layers/up")}
+    != set()
+  )
+  toy.assert_trees_close(found, plain)
+
+
+def test_an_optimizer_without_first_moments_cannot_halve_them():
+  with pytest.raises(UserError, match="moments: adafactor .* keeps no first moment; adamw, lamb, lion"):
+    run(".: moments=bfloat16", name="adafactor", steps=1)
+
+
+@pytest.mark.parametrize(
+  ("rules", "message"),
+  [
+    (("embed",), "'embed': a rule is PATTERN: SETTING"),
+    (("embed:",), "'embed:': a rule is PATTERN: SETTING"),
+    (("(: frozen",), r"'\(' is no regular expression"),
+    (("embed: frosen",), "no setting 'frosen'; there are frozen, .*; did you mean frozen?"),
+    (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; what is not to change is frozen"),
+    (("embed: rate=nan",), "rate=nan: give a factor"),
+    (("embed: rate",), "rate: give a factor"),
+    (("embed: depth=1.5",), "depth=1.5: give a factor on the rate for each layer"),
+    (("embed: from_step=1.5",), "from_step=1.5: give the step, a whole number"),
+    (("embed: frozen=",), "frozen=: give frozen, or frozen=bfloat16"),
+    (("embed: moments=float16",), "moments=float16: give bfloat16 or float32"),
+    (("embed: rate=0.1 rate=0.2",), "rate is set twice for 'embed'"),
+    (("embed: rate=0.1", "embed: rate=0.2"), "'embed: rate=0.2': rate is set twice for 'embed'"),
+    (("embed: frozen rate=0.1",), "what is frozen has no rate"),
+  ],
+)
+def test_what_is_no_rule_is_refused(rules, message):
+  """By its line, with what would be right."""
+  with pytest.raises(UserError, match=f"config.optimizer.paths: .*{message}"):
+    optimizers.make_optimizer(toy.optimizer_config(paths=rules), 10)
+
+
+def tiny(*rules, **sections):
+  config = records(override(load_config("tiny_t5"), ["--config.train.steps=10"]))
+  sections["optimizer"] = sections.get("optimizer", {}) | {"paths": rules}
+  return config.with_(**sections)
+
+
+@pytest.mark.parametrize(
+  ("rules", "message"),
+  [
+    (("enocder: rate=0.1",), "'enocder' matches no parameter; did you mean encoder?"),
+    (("^encoder/layer/mlp: frozen",), "did you mean encoder/layers/mlp?"),
+    (("encoder: frozen", "encoder/layers: rate=0.1"), "'encoder/layers: rate=0.1': none .* of .*'encoder: frozen'"),
+    (("encoder: frozen", "enc: trained"), "'encoder: frozen': later rules take it back"),
+    (("^embed: frozen", "embed/table: anchor=0.1"), "'embed/table: anchor=0.1': none of its parameters is trained"),
+    (("encoder/norm: depth=0.5",), "depth is by layers, and .*encoder/norm/scale belongs to none"),
+    (("encoder: from_step=10",), "encoder/.* would be trained from step 10, and the run has 10"),
+    (("encoder: unfreeze_every=5",), "encoder/.* would be trained from step 15"),
+  ],
+)
+def test_rules_that_do_not_fit_the_model_are_refused(rules, message):
+  """Before anything is computed, with the nearest name or the rule that contradicts."""
+  with pytest.raises(UserError, match=message):
+    _ = recipe.make(tiny(*rules)).freeze
+
+
+def test_the_key_of_old_is_a_rule():
+  """`config.train.freeze` freezes what the table does, is contradicted by it, and may be taken back in part."""
+  made = recipe.make(tiny("^encoder: frozen"))
+  assert made.freeze == recipe.make(tiny(train={"freeze": ("^encoder",)})).freeze
+  with pytest.raises(UserError, match="'mlp: rate=0.1': none .* because of config.train.freeze: 'layers'"):
+    _ = recipe.make(tiny("mlp: rate=0.1", train={"freeze": ("layers",)})).freeze
+  back = recipe.make(tiny("mlp: trained", train={"freeze": ("^encoder",)}))
+  params = {"encoder": {"layers": {"mlp": 1, "norm": 2}}, "decoder": 3}
+  assert split_frozen(params, back.freeze)[1] == {"encoder": {"layers": {"norm": 2}}}
+
+
+PARTS = ("embed", "encoder/layers/mlp/up", "encoder/layers/norm", "decoder/layers/mlp/up")
+RULES = strategies.tuples(strategies.sampled_from(("^e", "mlp", "layers", ".")), strategies.booleans())
+
+
+@settings(deadline=None)
+@given(strategies.lists(RULES, max_size=5, unique=True))
+def test_the_last_rule_that_matches_decides_what_is_frozen(rules):
+  """Whatever rules stand before it."""
+  lines = tuple(f"{pattern}: {'frozen' if frozen else 'trained'}" for pattern, frozen in rules)
+  config = dataclasses.replace(TINY(), optimizer=toy.optimizer_config(paths=lines))
+  patterns = paths.frozen_patterns(config)
+  for path in PARTS:
+    last = [frozen for pattern, frozen in rules if optimizers.matches((pattern,), path)]
+    assert optimizers.matches(patterns, path) == bool(last and last[-1]), path
+
+
+TINY = functools.cache(tiny)
+
+
+def test_what_is_frozen_may_be_held_in_half_the_memory():
+  """In bfloat16, as the run's state and as a plan counts it; what is trained is not."""
+  mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  with jax.set_mesh(mesh):
+    whole, half = (
+      recipe.make(tiny(f"^encoder: {how}", "encoder/norm: trained")).state(mesh)[1]
+      for how in ("frozen", "frozen=bfloat16")
+    )
+  assert size(half.params) == size(whole.params)
+  assert 2 * size(half.frozen_params) == size(whole.frozen_params) > 0
+  assert "encoder/norm/scale" in toy.flat(half.params)
+
+
+def test_training_begins_from_what_a_checkpoint_gave():
+  """Anchors are the parameters that were taken; then distances are told by layer, of what has moved."""
+  config = tiny("decoder: frozen", optimizer={"log_distance": True}, train={"batch_size": 2})
+  config = config.with_(data={"inputs_length": 16, "targets_length": 16}, model={"vocab_size": 64})
+  made, mesh = recipe.make(config), sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    program = made.on(mesh)
+    params = jax.tree.map(lambda x: x + 1, program.fresh()(jax.random.key(1)))
+    taken = recipe.join_frozen(params.params, params.frozen_params)
+    expected = toy.flat(jax.tree.map(np.asarray, params.params))
+    state = program.warm()(taken, jax.random.key(0))
+    found = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, anchors.Anchors))]
+    (kept,) = (x for x in found if isinstance(x, anchors.Anchors))
+    assert kept.initial.keys() == expected.keys()
+    for path, x in kept.initial.items():
+      np.testing.assert_array_equal(x, expected[path])
+    batch = {name: jnp.ones(x.shape, x.dtype) for name, x in recipe.batch(config).items()}
+    state, metrics = program.train_step(state, batch, jax.random.key(0))
+  told = {name: float(x.value()) for name, x in metrics.items() if name.startswith("distance/")}
+  layers = [f"distance/encoder/{layer}" for layer in range(config.model.num_encoder_layers)]
+  assert {*layers, "distance/encoder", "distance/embed"} <= told.keys()
+  assert not any("decoder" in name for name in told)
+  now = toy.flat(state.params)["embed/table"]
+  assert told["distance/embed"] == pytest.approx(np.linalg.norm(now - expected["embed/table"]), rel=1e-5)
+  assert all(value > 0 for name, value in told.items())
+
+
+def test_rules_are_typed_and_read_again():
+  """As one reads them in the help and in config.json."""
+  typed = "--config.optimizer.paths=^embed: frozen,encoder/layers: rate=0.1 depth=0.9 from_step=3,.: anchor=0.01"
+  config = records(override(load_config("tiny_t5"), [typed, "--config.train.steps=10"]))
+  assert config.optimizer.paths == (
+    "^embed: frozen",
+    "encoder/layers: rate=0.1 depth=0.9 from_step=3",
+    ".: anchor=0.01",
+  )
+  assert recipe.make(config).freeze == ("^embed",)
+
+
+def test_a_run_that_keeps_near_its_start_goes_on(tmp_path):
+  """Begun from a checkpoint and broken off: bit for bit the losses and distances of a whole run, and by layer."""
+  rules = "^embed: frozen=bfloat16,layers: anchor=0.5 depth=0.9,decoder/layers: from_step=1 moments=bfloat16"
+
+  def train(workdir, steps):
+    options = (f"--config.train.steps={steps}", "--config.optimizer.name=adamw", f"--config.optimizer.paths={rules}")
+    start = f"--config.init.checkpoint={trained.workdir('encoder_decoder')}"
+    assert command.main([*trained.arguments("encoder_decoder", workdir), *options, start]) == 0
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+  names = [f"train/{name}" for name in ("distance/encoder/0", "distance/decoder/0", "loss")]
+  told = lambda rows: [[row[name] for name in names] for row in rows if names[0] in row]
+  for steps in (2, 4):
+    parts = train(tmp_path / "parts", steps)
+  assert told(parts) == told(train(tmp_path / "whole", 4))
+  encoder, decoder, _ = zip(*told(parts), strict=True)
+  assert all(x > 0 for x in encoder) and [x > 0 for x in decoder] == [False, True, True, True]
+  assert "train/distance/embed" not in parts[0]
