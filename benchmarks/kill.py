@@ -153,6 +153,8 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
     return Attempt(argv, arguments.processes, folder / name, environment)
 
   def outcome(name: str) -> killed.Outcome:
+    if gcs:  # what was there when it was looked at before, and is gone
+      shutil.rmtree(folder / name / "out", ignore_errors=True)
     for path in gcs.sizes(f"{name}/") if gcs else ():
       if path.endswith("/"):  # what TensorFlow takes for a folder
         continue

@@ -122,7 +122,7 @@ def training(output: pathlib.Path) -> Outcome:
   found["metrics.jsonl"] = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
   found["events"] = [
     (event.step, value.simple_value)
-    for path in sorted((output / "tensorboard").iterdir())
+    for path in sorted((output / "tensorboard").glob("*tfevents*"))  # as TensorBoard does
     for event in map(event_pb2.Event.FromString, records.read(io.BytesIO(path.read_bytes())))
     for value in event.summary.value
     if value.tag == "train/loss"
