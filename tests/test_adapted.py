@@ -14,7 +14,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import base, pretrained, reading
+from t2t.checkpoints import adapted, base, pretrained, reading
 from t2t.convert import safetensors
 
 LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
@@ -112,6 +112,18 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
   for path, x in straight.items():
     np.testing.assert_array_equal(stopped[path], x, err_msg=path)
   assert any(np.any(x != params(run / "run")[path]) for path, x in straight.items())
+
+
+def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch):
+  """Its steps hold all parameters, and so do those that follow."""
+  monkeypatch.setattr(adapted, "base_of", lambda *_: None)
+  assert adapt(run / "base", tmp_path / "run") == 0
+  monkeypatch.undo()
+  assert adapt(run / "base", tmp_path / "run", "--config.train.steps=3") == 0
+  folder = epath.Path(tmp_path / "run/checkpoints/3")
+  assert reading.read_base(folder) is None
+  assert any(path.startswith("frozen_params/") for path in saved_arrays(folder))
+  assert params(folder).keys() == params(run / "run").keys()
 
 
 def test_both_may_be_moved_together(moved):
