@@ -14,7 +14,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t import sharding
-from t2t.checkpoints import adapted, base, pretrained, reading
+from t2t.checkpoints import adapted, bases, pretrained, reading
 from t2t.convert import safetensors
 
 LORA = ("--config.lora.rank=2", "--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
@@ -65,11 +65,11 @@ NUMBERS = arrays.arrays(np.float32, arrays.array_shapes(max_dims=3, max_side=6),
 @given(NUMBERS, st.data())
 def test_a_digest_is_of_bits_and_places(x, data):
   """Read in whatever parts it is the same; with one bit of one number turned it is another."""
-  digest = base.digest_of_parts([x])
-  assert base.digest_of_parts(list(x.reshape(len(x), -1))) == digest
+  digest = bases.digest_of_parts([x])
+  assert bases.digest_of_parts(list(x.reshape(len(x), -1))) == digest
   turned = x.copy().reshape(-1).view(np.uint32)
   turned[data.draw(st.integers(0, x.size - 1))] ^= np.uint32(1 << data.draw(st.integers(0, 31)))
-  assert base.digest_of_parts([turned.view(np.float32)]) != digest
+  assert bases.digest_of_parts([turned.view(np.float32)]) != digest
 
 
 @pytest.mark.parametrize("axes", [{"data": 1}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
@@ -78,12 +78,12 @@ def test_a_digest_is_the_same_on_every_mesh(axes):
   mesh = sharding.make_mesh(axes, devices=jax.devices()[: 1 if axes == {"data": 1} else 8])
   x = np.random.default_rng(0).normal(size=(3, 16, 8)).astype(np.float32)
   placed = jax.NamedSharding(mesh, jax.P(None, "fsdp", "tensor"))
-  assert base.digests({"x": jax.device_put(x, placed)}) == {"x": base.digest_of_parts(list(x))}
+  assert bases.digests({"x": jax.device_put(x, placed)}) == {"x": bases.digest_of_parts(list(x))}
 
 
 def test_two_numbers_that_change_places_give_another_digest():
   """A sum alone would not see it."""
-  assert base.digest_of_parts([np.float32([1, 2, 3])]) != base.digest_of_parts([np.float32([2, 1, 3])])
+  assert bases.digest_of_parts([np.float32([1, 2, 3])]) != bases.digest_of_parts([np.float32([2, 1, 3])])
 
 
 # ---- What is saved, and read again -----------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_step_of_an_adapter_holds_what_is_trained_and_names_its_base(run):
   whole = reading.param_shapes(epath.Path(run / "base/checkpoints/2"))
   assert {entry.name: entry.shape for entry in found.entries.values()} == whole
   own = params(run / "base")
-  assert all(entry.digest == base.digest_of_parts([own[entry.name]]) for entry in found.entries.values())
+  assert all(entry.digest == bases.digest_of_parts([own[entry.name]]) for entry in found.entries.values())
 
 
 def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
@@ -112,6 +112,16 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(run, tmp_path):
   for path, x in straight.items():
     np.testing.assert_array_equal(stopped[path], x, err_msg=path)
   assert any(np.any(x != params(run / "run")[path]) for path, x in straight.items())
+
+
+def test_what_is_frozen_may_be_held_in_half_of_its_memory(run, tmp_path, capsys):
+  """And is compared as it was: a run that goes on finds it the same."""
+  halved = "--config.optimizer.paths=^embed: frozen=bfloat16"
+  assert adapt(run / "base", tmp_path / "run", halved) == 0
+  assert adapt(run / "base", tmp_path / "run", halved, "--config.train.steps=3") == 0
+  assert "resuming from step 2" in capsys.readouterr().err
+  entries = reading.read_base(epath.Path(tmp_path / "run/checkpoints/3")).entries
+  assert entries == reading.read_base(epath.Path(run / "run/checkpoints/2")).entries
 
 
 def test_a_run_that_an_earlier_version_began_goes_on(run, tmp_path, monkeypatch):

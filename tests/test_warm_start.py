@@ -390,7 +390,7 @@ def test_the_command(tmp_path, capsys):
 def test_what_begins_fresh_is_trained():
   """An adapter, or a pattern, that leaves it as it was drawn is refused; heads are the loss's business."""
   shape = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-  taken = Taken({"embed": {"table": shape(5, 4)}, "up": shape(2, 4)}, {"embed/table": (0, 3)})
+  taken = Taken({"embed": {"table": shape(5, 4)}, "up": shape(2, 4)}, {"embed/table": (0, 3)}, None, {})
   frozen = {"embed": {"table": shape(5, 4)}, "up": shape(2, 4), "down": shape(4, 2)}
   assert taken.fresh_in(frozen) == ["embed/table", "down"]
   assert taken.fresh_in({"embed": {"table": shape(3, 4)}}) == []

@@ -7,8 +7,7 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
-from t2t.checkpoints import base as bases
-from t2t.checkpoints import pretrained, store
+from t2t.checkpoints import bases, pretrained, store
 from t2t.checkpoints.warm_start import Taken
 from t2t.params import Params, join_frozen
 from t2t.training.train_state import TrainState

@@ -19,8 +19,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from t2t import UserError
-from t2t.checkpoints import base as bases
-from t2t.checkpoints import damage, manifest, pretrained, reading, store
+from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
 from t2t.models import adapt

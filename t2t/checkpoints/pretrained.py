@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from t2t import UserError, losses, sharding
-from t2t.checkpoints import base as bases
-from t2t.checkpoints import reading, store
+from t2t.checkpoints import bases, reading, store
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params

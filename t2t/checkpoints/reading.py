@@ -10,8 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from t2t import UserError
-from t2t.checkpoints import base as bases
-from t2t.checkpoints import damage, manifest, patience
+from t2t.checkpoints import bases, damage, manifest, patience
 from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket

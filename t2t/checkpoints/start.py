@@ -7,6 +7,7 @@ from typing import Any
 
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.checkpoints import adapted, going_back, pretrained, store
@@ -70,6 +71,8 @@ def start(
   if config.init.checkpoint and config.init.parameters:
     source = pretrained.read_source(config.init.checkpoint, where="config.init.checkpoint=")
     initial = join_frozen(program.state.params, program.state.frozen_params)
+    if config.adapters:  # of which digests are made: as they were, whatever they will be held in
+      initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
     _check_vocabulary(source, config, vocabulary, initial)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
     taken = warm_start(

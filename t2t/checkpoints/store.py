@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from t2t import UserError, sharding
-from t2t.checkpoints import base as bases
-from t2t.checkpoints import damage, manifest, outdated, patience, reading, stream_files
+from t2t.checkpoints import bases, damage, manifest, outdated, patience, reading, stream_files
 from t2t.config import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts

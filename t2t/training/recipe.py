@@ -135,7 +135,7 @@ class Program:
   train_step: Callable
   eval_step: Callable
   freeze: tuple[str, ...]
-  halved: tuple[str, ...]
+  halved: tuple[str, ...] = ()
 
   def fresh(self) -> Callable[[jax.Array], train_state.TrainState]:
     """The compiled key -> state, each array made in its shards."""
