@@ -14,7 +14,6 @@ import pytest
 import trained
 
 from t2t import __main__ as command
-from t2t import sharding
 from t2t.checkpoints import manifest, pretrained
 from t2t.config import load_config, override, records
 from t2t.evaluation import evaluate, results
@@ -420,7 +419,7 @@ def test_meshes_give_the_same_answers(module):
   other = evaluate.prepare(records(config), source, tasks=(), split="validation")
   assert other.mesh.shape["tensor"] == 2 and jax.device_count() == 8
   texts = lambda asked, params: [answer.text for answer in asked.run(params)[0].answers]
-  assert texts(found, params) == texts(other, pretrained.load(source, sharding.make_mesh(config.mesh)).params)
+  assert texts(found, params) == texts(other, pretrained.load(source, other.mesh).params)
 
 
 @pytest.mark.parametrize(
