@@ -7,7 +7,7 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
-from t2t.checkpoints import bases, pretrained, store
+from t2t.checkpoints import bases, pretrained, reading, store
 from t2t.checkpoints.warm_start import Taken
 from t2t.params import Params, join_frozen
 from t2t.training.train_state import TrainState
@@ -43,17 +43,17 @@ def restore(
 
   Args:
     checkpoints, step, abstract, stream_names, others: see there.
-    moved_to: where that is now; "": where it was.
+    moved_to: where that is now; "": where it was, or was found when the run began.
 
   Raises:
     UserError: as there; or the base is gone, or another.
   """
-  found = checkpoints.base_of(step)
+  found = reading.read_base(checkpoints.directory / str(step))
   if found is None:
     return checkpoints.restore(step, abstract, stream_names, others)
   workdir = checkpoints.directory.parent
   where = "config.init.checkpoint=" if moved_to else f"{workdir}: its base: "
-  source = pretrained.open_base(found, moved_to or found.found(workdir), where=where)
+  source = pretrained.open_base(found, moved_to or (checkpoints.base or found).found(workdir), where=where)
   path = str(source.path)
   checkpoints.base = dataclasses.replace(found, path=path, beside=bases.beside(path, workdir))
   own = dataclasses.replace(abstract, frozen_params=found.without(abstract.frozen_params))

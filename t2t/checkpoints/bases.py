@@ -84,9 +84,8 @@ class Base:
       if bucket.absolute(place).exists():
         return place
     raise UserError(
-      f"{workdir}: holds what adapts the model of {self.path}, which is not there any more; bring it back, or say where"
-      " it is: --base of `t2t adapt`, --checkpoint of `t2t infer --adapter`, --config.init.checkpoint of a run that"
-      " goes on"
+      f"{workdir}: holds what adapts the model of {self.path}, which is not there any more; bring it back, or, if it is"
+      " elsewhere, let the run go on from --config.init.checkpoint=PLACE: what it saves from then on names that"
     )
 
   def without(self, params: Params) -> Params:

@@ -18,7 +18,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
@@ -160,14 +159,9 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none, it is damaged, or was adapted by what cannot be merged.
+    UserError: there is none, it is damaged, or not on top of what it was.
   """
   source = pretrained.read_source(path, where=where)
-  for name in source.kept:
-    raise UserError(
-      f"{where}{path}: its model is adapted by config.{name}, which no model without it is equal to; t2t itself reads"
-      " it as it is"
-    )
   found, beside = _tensors(source, where)
   found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""

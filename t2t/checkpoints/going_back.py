@@ -121,8 +121,7 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  moved_to = checkpoints.base.path if checkpoints.base else ""
-  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE, moved_to=moved_to)
+  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

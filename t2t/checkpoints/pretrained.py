@@ -36,7 +36,7 @@ class Source:
   run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
-  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them, where it can be.
+  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   """
@@ -54,11 +54,6 @@ class Source:
   def prefix(self) -> str:
     """What paths of the model's parameters begin with where they were saved."""
     return f"{self.part}/" if self.part else ""
-
-  @property
-  def kept(self) -> adapt.Adapters:
-    """What its model is adapted by for whoever reads it, too."""
-    return adapt.unmerged(self.adapters)
 
   @property
   def extra_ids(self) -> int:
@@ -240,12 +235,9 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
   config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
-
-  def build(key: jax.Array) -> nnx.Module:
-    rngs = nnx.Rngs(key)
-    return adapt.adapt(transformer.build(config, rngs), source.kept, rngs)
-
-  graphdef, state = nnx.split(jax.eval_shape(build, jax.random.key(0)), graph=False)
+  graphdef, state = nnx.split(
+    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
+  )
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
   return Model(config, graphdef, params)
@@ -301,9 +293,9 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 
 def _base(source: Source, path: str) -> str | None:
-  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
-  prefix, merged = source.prefix, {name: x for name, x in source.adapters.items() if name not in source.kept}
-  return adapt.base_path(path.removeprefix(prefix), merged) if path.startswith(prefix) else None
+  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
+  prefix = source.prefix
+  return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
 
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
@@ -381,7 +373,7 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   saved = _saved_shapes(source)
   prefix = source.prefix
   places = {_base(source, path): path for path in saved}
-  if source.kept == source.adapters:
+  if not source.adapters:
     return _read_saved(source, {name: (places[path], x) for name, (path, x) in wanted.items()})
   added: dict[str, list[str]] = {}  # by the path of the matrix that they are added to
   for path in saved:

@@ -63,8 +63,7 @@ _POOLER, UNREAD = "pooler", ("pooler", "pooler_bias")
 
 def read_config(path: epath.Path) -> dict:
   """The config that the checkpoint in folder `path` was saved with, by the keys of today."""
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-    config = with_current_keys(checkpointer.restore(path / "config"))
+  config = with_current_keys(_read_json(path / "config"))
   config["model"].pop(_POOLER, None)
   return config
 
@@ -77,8 +76,13 @@ def read_base(path: epath.Path) -> bases.Base | None:
   """
   if not (path / bases.ITEM).exists():
     return None
-  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer, readable(path):
-    return bases.Base.from_dict(checkpointer.restore(path / bases.ITEM), path)
+  with readable(path):
+    return bases.Base.from_dict(_read_json(path / bases.ITEM), path)
+
+
+def _read_json(item: epath.Path) -> dict:
+  with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(item)
 
 
 def param_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:

@@ -233,14 +233,6 @@ class Checkpoints:
     saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
     return with_current_keys(saved)
 
-  def base_of(self, step: int) -> bases.Base | None:
-    """What `step` was saved on top of; None: it is whole by itself.
-
-    Raises:
-      UserError: its file says something else.
-    """
-    return reading.read_base(self.directory / str(step))
-
   def restore(
     self, step: int, abstract: TrainState, stream_names: tuple[str, ...], others: tuple[str, ...] = ()
   ) -> tuple[TrainState, dict[str, bytes]]:

@@ -29,7 +29,8 @@ def orthogonalize(matrices: Mapping[str, jax.Array], *, iterations: int) -> dict
     groups.setdefault(tuple(sorted(x.shape[-2:])), []).append(path)
   found = {}
   for paths in groups.values():
-    wide = [_wide(matrices[path]).reshape(-1, *_wide(matrices[path]).shape[-2:]) for path in paths]
+    wide = [_wide(matrices[path]) for path in paths]
+    wide = [x.reshape(-1, *x.shape[-2:]) for x in wide]
     made = _batch(jnp.concatenate(wide), iterations=iterations)
     start = 0
     for path, part in zip(paths, wide, strict=True):

@@ -24,15 +24,14 @@ class Adapter:
   adapt: (model, config, rngs) -> the adapted model; gives the same as the model before anything is trained.
   added: pattern of the paths of the parameters that it adds.
   base_path: path of a parameter -> where it was before; None: it is added.
-  merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter; None: no such model
-    computes the same.
+  merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter.
   """
 
   config: type
   adapt: Callable[[nnx.Module, Any, nnx.Rngs], nnx.Module]
   added: str
   base_path: Callable[[str], str | None]
-  merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]] | None
+  merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]]
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -56,11 +55,6 @@ def base_path(path: str, adapters: Adapters) -> str | None:
   for name in adapters:
     path = path if path is None else ADAPTERS[name].base_path(path)
   return path
-
-
-def unmerged(adapters: Adapters) -> Adapters:
-  """Those that stay part of a model, whoever reads its parameters."""
-  return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is None}
 
 
 def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.Array]:
