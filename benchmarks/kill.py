@@ -197,7 +197,7 @@ def _kill(arguments: argparse.Namespace, overrides: list[str], folder: pathlib.P
       # What was killed between its last file and its end says that all is there already.
       ended = all(status == 0 for status in statuses)
       ended = ended or (all(status == 2 for status in statuses) and not differences(outcome(name), expected))
-      went_on = -9 in statuses or (gcs and all(status in (0, 1, 2, 75) for status in statuses))
+      went_on = -9 in statuses or (gcs and all(status in (0, 2, 75) for status in statuses))
       if ended or not went_on:
         break
       fresh = False

@@ -12,6 +12,7 @@ import traceback
 
 from t2t import UserError
 from t2t.runtime import exit_codes, stopping, telling
+from t2t.storage import outage
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -110,8 +111,9 @@ def _run(command: str, rest: list[str]) -> int:
     if "--debug" in rest:
       traceback.print_exc()
     telling.told_of(f"t2t {command}: error: {error}")
-    _end_others(str(error), error.exit_code)
-    return error.exit_code
+    code = exit_codes.LOST if outage.reason(error) else error.exit_code
+    _end_others(str(error), code)
+    return code
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -121,18 +123,27 @@ def _run(command: str, rest: list[str]) -> int:
     telling.tell(f"t2t {command}: interrupted")
     _end_others("was interrupted", exit_codes.INTERRUPTED)
     return exit_codes.INTERRUPTED
-  except OSError as error:
-    if error.errno not in _MACHINE or "--debug" in rest:
-      _end_others(f"OSError: {error}", exit_codes.FAILED, traceback.format_exc())
-      raise
+  except Exception as error:
+    return _of_others(command, rest, error)
+  return 0
+
+
+def _of_others(command: str, rest: list[str], error: Exception) -> int:
+  """The exit code of an error that is not the user's; it is raised again where only its traceback says what it is."""
+  if why := outage.reason(error):
+    if "--debug" in rest:
+      traceback.print_exc()
+    why = f"a bucket does not answer ({why}); what was saved before is as it was, and the same command goes on from it"
+    telling.told_of(f"t2t {command}: error: {why}")
+    _end_others(why, exit_codes.LOST)
+    return exit_codes.LOST
+  if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in rest:
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
     telling.told_of(f"t2t {command}: error: {why}")
     _end_others(why, exit_codes.REFUSED)
     return exit_codes.REFUSED
-  except Exception as error:
-    _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
-    raise
-  return 0
+  _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
+  raise error
 
 
 def _end_others(why: str, code: int, trace: str = "") -> None:

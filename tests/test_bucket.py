@@ -10,9 +10,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 from etils import epath
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -21,12 +24,13 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.checkpoints import damage, reading, store
+from t2t.checkpoints import damage, patience, reading, store
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
-from t2t.storage import bucket, records
+from t2t.storage import bucket, outage, records
 from t2t.training import writers
+from t2t.training.train_state import TrainState
 
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
 import fake_gcs  # noqa: E402
@@ -383,3 +387,47 @@ def test_a_run_in_a_bucket_goes_back_and_its_step_is_done_again(gcs, monkeypatch
   assert command.main(["replay", "gs://bucket/went_back", "--step", "3"]) == 0
   assert "replayed from step 2" in (out := capsys.readouterr().out) and "bit for bit as it was recorded" in out
   assert gcs.sizes("went_back/") == before
+
+
+# ---- Saves while the bucket is away ----------------------------------------------------------------------------------
+
+
+def small_state() -> TrainState:
+  zero = lambda: jax.numpy.zeros(3)
+  return TrainState(jax.numpy.array(3, jax.numpy.int32), {"a": zero()}, {}, {"a": zero()})
+
+
+def saver(workdir: str) -> store.Checkpoints:
+  return store.Checkpoints(epath.Path(workdir), keep=2, retry_seconds=100.0)
+
+
+def test_a_folder_that_cannot_be_made_keeps_no_thread_waiting(gcs, monkeypatch, capsys):
+  """Orbax's threads that write arrays would wait for it for five minutes, and whoever closes for them."""
+  monkeypatch.setattr(patience, "_FIRST_WAIT", 0.0)
+  checkpoints = saver("gs://bucket/not_made")
+  gcs.faults.append(Fault("name=not_made/checkpoints/3/state/", status=403))
+  checkpoints.save(3, small_state(), {"a": b"x"}, {}, metrics=None)
+  checkpoints._settle()
+  assert not [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
+  assert damage.steps(checkpoints.directory) == []
+  gcs.faults.clear()
+  checkpoints.wait()
+  checkpoints.close()
+  said = capsys.readouterr().err
+  assert "step 3 could not be saved (" in said and "saving works again" in said
+  assert damage.steps(checkpoints.directory) == [3] and not damage.of_step(checkpoints.directory / "3")
+
+
+def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
+  """What TensorFlow's client makes of a folder when the bucket is away: there is none."""
+  checkpoints = saver("gs://bucket/listed")
+  checkpoints.save(3, small_state(), {"a": b"x"}, {}, metrics=None)
+  checkpoints.wait()
+  checkpoints.close()
+  with monkeypatch.context() as patch:
+    patch.setattr(ocp.CheckpointManager, "all_steps", lambda *arguments, **options: [])
+    with pytest.raises(outage.Outage, match=r"lacked step 3, which is there.*goes on from what was saved"):
+      saver("gs://bucket/listed")
+  again = saver("gs://bucket/listed")
+  assert again.latest_step() == 3
+  again.close()

@@ -265,8 +265,30 @@ def _sealing(base: type[ocp.path.atomicity.TemporaryPathBase]) -> type[ocp.path.
   return Sealing
 
 
+class _Lenient(ocp.path.atomicity.CommitFileTemporaryPath):
+  """A way that tells only at the end of a folder that could not be made.
+
+  Folders in a bucket are made in the background, and of one that is not, whoever writes there would hear after five
+  minutes.  A bucket takes objects without: what is written meanwhile is no checkpoint, for it is never given its name.
+  """
+
+  _error: Exception | None = None
+
+  async def create(self) -> epath.Path:
+    try:
+      return await super().create()
+    except Exception as error:
+      self._error = error
+      return self.get()
+
+  async def finalize(self) -> None:
+    if self._error is not None:
+      raise self._error
+    await super().finalize()
+
+
 _OnDisk = _sealing(ocp.path.atomicity.AtomicRenameTemporaryPath)
-_InBucket = _sealing(ocp.path.atomicity.CommitFileTemporaryPath)
+_InBucket = _sealing(_Lenient)
 
 
 def temporary_path_class(folder: epath.Path) -> type[ocp.path.atomicity.TemporaryPathBase]:

@@ -1,6 +1,6 @@
 """Saves and restores the state, the position in the data and the config, with Orbax."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from t2t.checkpoints import bases, damage, manifest, outdated, patience, reading
 from t2t.config import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
-from t2t.storage import bucket
+from t2t.storage import bucket, outage
 from t2t.training.train_state import TrainState
 
 _LOOK_SECONDS = 1.0  # between looks for what has failed
@@ -92,7 +92,22 @@ class Checkpoints:
     # For neither has Orbax an option.
     manager._checkpoint_deleter = outdated.Deleter(self.directory)
     manager._checkpointer.wait_until_finished = self._noting_errors(manager._checkpointer.wait_until_finished)
+    if bucket.is_remote(self.directory) and not self._options.read_only:
+      self._check_listing(manager.all_steps())
     return manager
+
+  def _check_listing(self, found: Sequence[int]) -> None:
+    """Whether Orbax knows all steps that there are: TensorFlow's client, when the bucket does not answer, knows none.
+
+    Raises:
+      Outage: it does not; the run would begin anew, on top of what is there.
+    """
+    unknown = sorted(set(damage.steps(self.directory)) - set(found))
+    if unknown:
+      raise outage.Outage(
+        f"{self.directory}: a listing of it lacked step {', '.join(map(str, unknown))}, which is there: the bucket does"
+        " not answer as it should; the same command again goes on from what was saved"
+      )
 
   def _noting_errors(self, wait: Callable[[], None]) -> Callable[[], None]:
     """`wait`, which a thread of Orbax calls before it waits for the other processes, perhaps in vain."""

@@ -3,7 +3,9 @@
 DONE = 0  # all steps are made
 FAILED = 1  # an error of the code, with its traceback
 REFUSED = 2  # what the user gave cannot be used
-LOST = 75  # another process of the run is gone, stands still, or could not save; EX_TEMPFAIL of sysexits.h
+# Another process of the run is gone, stands still, or could not save, or a bucket does not answer; EX_TEMPFAIL of
+# sysexits.h.
+LOST = 75
 HUNG_UP = 129  # saved and stopped because the terminal or the connection was closed: SIGHUP
 INTERRUPTED = 130  # saved and stopped by a person: SIGINT, Ctrl-C
 TERMINATED = 143  # saved and stopped by whoever takes the machine: SIGTERM

@@ -1,0 +1,63 @@
+"""Whether an error is that a bucket does not answer for now, whichever of its three clients says so.
+
+Such an error is nobody's fault, and goes away: who starts the same command again comes further, which launchers do.
+"""
+
+from collections.abc import Iterator
+
+from t2t import UserError
+from t2t.runtime import exit_codes
+
+_LONGEST = 200  # characters of a reason
+
+# Names of TensorFlow's errors, and words in front of TensorStore's: what both say of servers, and of the way there.
+_TENSORFLOW = ("AbortedError", "DeadlineExceededError", "InternalError", "ResourceExhaustedError", "UnavailableError")
+_TENSORSTORE = ("ABORTED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+
+
+class Outage(UserError):
+  """A bucket does not answer for now, or not truly."""
+
+  exit_code = exit_codes.LOST
+
+
+def reason(error: BaseException) -> str | None:
+  """Why a bucket does not answer, in a line, if that is what an error or one of its causes is about; None: it is not.
+
+  What a user must mend, such as a name that no bucket has or a right that is missing, is no outage.
+  """
+  for each in _causes(error):
+    if isinstance(each, Outage) or _is_tensorflows(each) or _is_tensorstores(each) or _is_googles(each):
+      line = " ".join((str(each) or type(each).__name__).partition(" [")[0].split())
+      return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+  return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+  while error is not None:
+    yield error
+    error = error.__cause__
+
+
+def _is_tensorflows(error: BaseException) -> bool:
+  if not type(error).__module__.startswith("tensorflow."):
+    return False
+  text = str(error)
+  return type(error).__name__ in _TENSORFLOW and ("HTTP" in text or "gs://" in text)
+
+
+def _is_tensorstores(error: BaseException) -> bool:
+  text = str(error)
+  return text.partition(":")[0] in _TENSORSTORE and "gs://" in text
+
+
+def _is_googles(error: BaseException) -> bool:
+  package = type(error).__module__.partition(".")[0]
+  if package not in ("google", "requests"):  # neither is imported for errors that cannot be its own
+    return False
+  import google.api_core.exceptions as api
+  import google.auth.exceptions as auth
+  import requests
+
+  servers = api.RetryError | api.ServerError | api.TooManyRequests
+  return isinstance(error, servers | auth.TransportError | requests.ConnectionError | requests.Timeout)

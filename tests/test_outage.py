@@ -1,0 +1,106 @@
+"""What is an outage of a bucket, by errors of the real clients on a port where nobody listens."""
+
+import socket
+
+import pytest
+import tensorflow as tf
+import tensorstore as ts
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.storage import bucket, outage
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+  """All clients go to where nobody answers, and t2t's own does not ask for long."""
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "x")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.1)
+    bucket._client.cache_clear()
+    yield
+  bucket._client.cache_clear()
+
+
+def listed():
+  bucket.names("gs://bucket/folder", where="--workdir")
+
+
+def read():
+  bucket.read("gs://bucket/folder/file")
+
+
+def array():
+  kvstore = {"driver": "gcs", "bucket": "bucket", "path": "a/"}
+  few = ts.Context({"gcs_request_retries": {"max_retries": 1}})
+  ts.open({"driver": "zarr", "kvstore": kvstore}, context=few).result()
+
+
+def tensorflow():
+  """In its own words, which come after two minutes."""
+  said = "All 10 retry attempts failed. The last failure: Error executing an HTTP request: libcurl code 7 meaning"
+  raise tf.errors.AbortedError(None, None, f"{said} 'Could not connect'\n\t when reading metadata of gs://bucket/a")
+
+
+@pytest.mark.parametrize("ask", [listed, read, array, tensorflow])
+def test_each_client_of_a_bucket_that_is_away_is_known(nobody, ask):
+  with pytest.raises(Exception) as caught:
+    ask()
+  reason = outage.reason(caught.value)
+  assert reason and "\n" not in reason and len(reason) < 210
+  wrapped = UserError("what t2t makes of it")
+  wrapped.__cause__ = caught.value
+  assert outage.reason(wrapped) == reason
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    UserError("--workdir gs://bucket/a: is a file"),
+    FileNotFoundError("gs://bucket/a"),
+    PermissionError(13, "Permission denied"),
+    ValueError("NOT_FOUND: Error opening gs://bucket/a/.zarray"),
+    ValueError("INTERNAL: a program of XLA"),
+    tf.errors.InternalError(None, None, "a function of tf.data"),
+    tf.errors.NotFoundError(None, None, "gs://bucket/a"),
+  ],
+)
+def test_what_a_user_or_the_code_has_done_is_none(error):
+  assert outage.reason(error) is None
+
+
+def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
+  from google.api_core import exceptions
+
+  def refuse(*arguments, **options):
+    raise exceptions.NotFound("no such bucket")
+
+  monkeypatch.setattr(bucket, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
+  with pytest.raises(UserError, match="there is no bucket") as caught:
+    listed()
+  assert outage.reason(caught.value) is None
+
+
+@pytest.mark.parametrize("ask", [listed, tensorflow])
+def test_the_command_ends_with_what_launchers_start_again_at(nobody, monkeypatch, capsys, ask):
+  """Without a traceback, whoever has raised what."""
+  monkeypatch.setitem(command.SUBCOMMANDS, "train", ("test_outage", ""))
+  monkeypatch.setattr(f"{__name__}.main", lambda rest: ask(), raising=False)
+  assert command.main(["train"]) == 75
+  said = capsys.readouterr().err
+  assert "t2t train: error: " in said and "Traceback" not in said and "bucket" in said
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+  def fail(rest):
+    raise RuntimeError("of the code")
+
+  monkeypatch.setitem(command.SUBCOMMANDS, "train", ("test_outage", ""))
+  monkeypatch.setattr(f"{__name__}.main", fail, raising=False)
+  with pytest.raises(RuntimeError, match="of the code"):
+    command.main(["train"])
