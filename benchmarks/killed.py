@@ -139,6 +139,25 @@ def files(output: pathlib.Path) -> Outcome:
   return {str(path.relative_to(own)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 
 
+def cache(output: pathlib.Path) -> Outcome:
+  """As `files`, but "examples" are those of all record files together, and t2t.json is without the cache's own name.
+
+  Beam draws anew each time into which file an example goes, and an example's features have no order of their own;
+  each time a cache is written it gets another name.
+  """
+  from tensorflow.core.example import example_pb2  # and TensorFlow with it, of which the other commands need nothing
+
+  found = dict(files(output))
+  paths = sorted(output.rglob("*.tfrecord-*"))
+  found |= {str(path.relative_to(output.parent)): "records" for path in paths}
+  parse = example_pb2.Example.FromString
+  read = (record for path in paths for record in records.read(io.BytesIO(path.read_bytes())))
+  found["examples"] = sorted(parse(record).SerializeToString(deterministic=True) for record in read)
+  for path in output.rglob("t2t.json"):
+    found[str(path.relative_to(output.parent))] = json.loads(path.read_text()) | {"id": ""}
+  return found
+
+
 def _leaderboard(output: pathlib.Path) -> Outcome:
   """What SuperGLUE's site is given, the table, every prediction, and the model."""
   with zipfile.ZipFile(output / "super_glue.zip") as archive:
@@ -170,7 +189,7 @@ COMMANDS = {
       *("cache", "--mixture=killed", f"--task_modules={folder / 'tasks_killed.py'}", f"--output_dir={output}"),
       *("--vocabulary=bytes", "--num_shards=4"),
     ],
-    files,
+    cache,
     trains=False,
   ),
 }
