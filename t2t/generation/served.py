@@ -15,7 +15,7 @@ import numpy as np
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.generation import decoding, line_files, lines, predictor, prompting, writing
-from t2t.training import writers
+from t2t.runtime import amounts
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 _MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K = 1_024, 16, 1_000_000
@@ -184,7 +184,7 @@ def facts(source: pretrained.Source, model: pretrained.Model) -> dict[str, Any]:
   run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
   return {
     "architecture": model.config.architecture.replace("_", "-"),
-    "parameters": writers.compact_count(number),
+    "parameters": amounts.compact_count(number),
     "checkpoint": run,
     "step": int(step) if step.isdigit() else None,
   }
