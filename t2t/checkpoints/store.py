@@ -125,12 +125,20 @@ class Checkpoints:
     return next((identity for identity in found if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
-    """What each step that is kept was measured at; None where nothing was."""
-    return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}
+    """What each step that is kept was measured at; None where nothing was.
+
+    Raises:
+      UserError: it cannot be read, however often it was tried.
+    """
+    return {step: self._measured(step) for step in self._manager.all_steps()}
+
+  def _measured(self, step: int) -> dict[str, float] | None:
+    # Orbax's own way gives up where a bucket is away for some seconds.
+    return damage.noted(self.directory / str(step) / "metrics" / "metrics", surely=True) or None
 
   def was_measured(self, step: int) -> bool:
     """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
-    return hosts.share(bool(self._manager.metrics(step)))
+    return hosts.share(bool(self._measured(step)))
 
   def save(
     self,
