@@ -106,8 +106,10 @@ def _superglue(folder: pathlib.Path, output: str) -> list[str]:
 
 
 def training(output: pathlib.Path) -> Outcome:
-  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each."""
-  steps = [int(path.name) for path in (output / "checkpoints").iterdir() if path.name.isdigit()]
+  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each; {} before the first."""
+  steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdigit()]
+  if not steps:  # as where the bucket was away at the start, which is refused
+    return {}
   folder = output / "checkpoints" / str(max(steps)) / "state"
   logging.set_verbosity(logging.ERROR)  # Orbax looks for a file that a step of ours has elsewhere
   with ocp.PyTreeCheckpointer() as checkpointer:
