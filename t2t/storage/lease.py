@@ -85,7 +85,7 @@ class Lease:
     on_lost: called in a thread, with a sentence, when another has taken it over.
 
   Raises:
-    UserError: another holds it, or the bucket cannot be written.
+    UserError: another holds it; `bucket.Away`, it cannot be written.
   """
 
   def __init__(self, path: Any, *, on_lost: Callable[[str], None]):
@@ -96,7 +96,7 @@ class Lease:
     try:
       self._generation = self._take()
     except OSError as error:
-      raise UserError(f"{path} cannot be written ({error}); whoever trains holds it, so that no two write") from error
+      raise bucket.Away(f"{path} cannot be written ({error}); whoever trains holds it, so that no two write") from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
   def _content(self) -> bytes:
