@@ -12,6 +12,7 @@ import traceback
 
 from t2t import UserError
 from t2t.runtime import exit_codes, stopping, telling
+from t2t.storage import away
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -107,11 +108,7 @@ def _run(command: str, rest: list[str]) -> int:
       raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
     return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
-    if "--debug" in rest:
-      traceback.print_exc()
-    telling.told_of(f"t2t {command}: error: {error}")
-    _end_others(str(error), error.exit_code)
-    return error.exit_code
+    return _told(command, rest, error)
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,9 +127,20 @@ def _run(command: str, rest: list[str]) -> int:
     _end_others(why, exit_codes.REFUSED)
     return exit_codes.REFUSED
   except Exception as error:
+    if (unreachable := away.said_by(error)) is not None:
+      return _told(command, rest, unreachable)
     _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
     raise
   return 0
+
+
+def _told(command: str, rest: list[str], error: UserError) -> int:
+  """Ends with an error that needs no traceback."""
+  if "--debug" in rest:
+    traceback.print_exc()
+  telling.told_of(f"t2t {command}: error: {error}")
+  _end_others(str(error), error.exit_code)
+  return error.exit_code
 
 
 def _end_others(why: str, code: int, trace: str = "") -> None:

@@ -29,6 +29,7 @@ from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
 from t2t.runtime import exit_codes
 from t2t.storage import bucket, lease, records
+from t2t.storage.away import Away
 from t2t.training import writers
 
 pytest.importorskip("gcp_storage_emulator", reason="gcp-storage-emulator is not installed (the extra `test`)")
@@ -323,9 +324,9 @@ def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatc
   retry = bucket._patience()["retry"]
   monkeypatch.setattr(bucket, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
   gcs.faults[:] = [Fault("/b/bucket/o", dropped=True, times=10**6)]
-  with pytest.raises(bucket.Away, match="config.data.files=gs://bucket/a: bucket 'bucket' cannot be reached") as away:
+  with pytest.raises(Away, match="config.data.files=gs://bucket/a: bucket 'bucket' cannot be reached") as away:
     bucket.check("gs://bucket/a", where="config.data.files=")
-  with pytest.raises(bucket.Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
+  with pytest.raises(Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
     lease.Lease("gs://bucket/run/.lock", on_lost=print)
   gcs.faults.clear()
   with pytest.raises(UserError, match="there is no bucket 'gone'") as gone:

@@ -18,7 +18,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
-from t2t.runtime import exit_codes
+from t2t.storage.away import Away
 
 # One request is given this long; what may be tried again is, until the other is over.
 _REQUEST_SECONDS = 20
@@ -60,12 +60,6 @@ def _patience(seconds: float | None = None) -> Mapping[str, Any]:
 
   tries = retry.DEFAULT_RETRY.with_timeout(seconds or RETRY_SECONDS).with_delay(maximum=_LONGEST_WAIT)
   return {"retry": tries, "timeout": _REQUEST_SECONDS}
-
-
-class Away(UserError):
-  """A bucket does not answer, however often it is asked: the same command may come further when it does."""
-
-  exit_code = exit_codes.LOST
 
 
 def _errors() -> tuple[type[Exception], ...]:
