@@ -30,6 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 from etils import epath  # noqa: E402
 import foreign  # noqa: E402
+import seqio  # noqa: E402
 import t5x_files  # noqa: E402
 import test_checkpoint  # noqa: E402
 import test_sources  # noqa: E402
@@ -110,6 +111,7 @@ def _vocabulary(kind: str, name: str) -> Reader:
     # What was read from a path is not read from there again.
     with tempfile.TemporaryDirectory(dir=folder.parent) as elsewhere:
       ids.load(shutil.copy(folder / name, elsewhere)).encode("some text")
+    seqio.vocabularies._load_model_internal.cache_clear()  # which would keep every model that was ever read
 
   return Reader(lambda folder: train(test_sources.TEXTS * 3, size=size, output_dir=folder), read)
 

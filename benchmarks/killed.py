@@ -106,8 +106,10 @@ def _superglue(folder: pathlib.Path, output: str) -> list[str]:
 
 
 def training(output: pathlib.Path) -> Outcome:
-  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each."""
-  steps = [int(path.name) for path in (output / "checkpoints").iterdir() if path.name.isdigit()]
+  """Arrays of the last checkpoint by name; "metrics.jsonl" and "events": (step, loss) of each; {} before the first."""
+  steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdigit()]
+  if not steps:  # as where the bucket was away at the start, which is refused
+    return {}
   folder = output / "checkpoints" / str(max(steps)) / "state"
   logging.set_verbosity(logging.ERROR)  # Orbax looks for a file that a step of ours has elsewhere
   with ocp.PyTreeCheckpointer() as checkpointer:
@@ -137,6 +139,25 @@ def files(output: pathlib.Path) -> Outcome:
     path: path.read_bytes().replace(own.encode(), b"") for path in sorted(output.parent.rglob("*")) if path.is_file()
   }
   return {str(path.relative_to(own)): hashlib.sha256(content).hexdigest() for path, content in contents.items()}
+
+
+def cache(output: pathlib.Path) -> Outcome:
+  """As `files`, but "examples" are those of all record files together, and t2t.json is without the cache's own name.
+
+  Beam draws anew each time into which file an example goes, and an example's features have no order of their own;
+  each time a cache is written it gets another name.
+  """
+  from tensorflow.core.example import example_pb2  # and TensorFlow with it, of which the other commands need nothing
+
+  found = dict(files(output))
+  paths = sorted(output.rglob("*.tfrecord-*"))
+  found |= {str(path.relative_to(output.parent)): "records" for path in paths}
+  parse = example_pb2.Example.FromString
+  read = (record for path in paths for record in records.read(io.BytesIO(path.read_bytes())))
+  found["examples"] = sorted(parse(record).SerializeToString(deterministic=True) for record in read)
+  for path in output.rglob("t2t.json"):
+    found[str(path.relative_to(output.parent))] = json.loads(path.read_text()) | {"id": ""}
+  return found
 
 
 def _leaderboard(output: pathlib.Path) -> Outcome:
@@ -170,7 +191,7 @@ COMMANDS = {
       *("cache", "--mixture=killed", f"--task_modules={folder / 'tasks_killed.py'}", f"--output_dir={output}"),
       *("--vocabulary=bytes", "--num_shards=4"),
     ],
-    files,
+    cache,
     trains=False,
   ),
 }

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from t2t import UserError, losses, train
 from t2t.config import load_config, records
 from t2t.data import objectives, pipeline
-from t2t.runtime import memory
+from t2t.runtime import amounts, memory
 from t2t.training import writers
 
 # Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
@@ -129,7 +129,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
       if found:
         lines.append(
           f"{objective:<22}{row:<17}{found['held_out_loss']:>9.3f}{found['unigram_loss']:>9.3f}"
-          f"{found['steps_per_second']:>9.2f}{writers.compact_count(found['tokens']):>10}"
+          f"{found['steps_per_second']:>9.2f}{amounts.compact_count(found['tokens']):>10}"
         )
   return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import traceback
 
 from t2t import UserError
 from t2t.runtime import exit_codes, stopping, telling
-from t2t.storage import outage
+from t2t.storage import away
 
 # name -> (module with main(argv), what it does)
 SUBCOMMANDS = {
@@ -108,12 +108,8 @@ def _run(command: str, rest: list[str]) -> int:
       raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
     return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
-    if "--debug" in rest:
-      traceback.print_exc()
-    telling.told_of(f"t2t {command}: error: {error}")
-    code = exit_codes.LOST if outage.reason(error) else error.exit_code
-    _end_others(str(error), code)
-    return code
+    # A folder that cannot be listed, or checkpoints that cannot be saved, because its bucket is away.
+    return _told(command, rest, str(error), exit_codes.LOST if away.reason(error) else error.exit_code)
   except BrokenPipeError:
     # Who reads the output (`| head`) has seen enough; what is still buffered must not fail at exit, either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,20 +126,23 @@ def _run(command: str, rest: list[str]) -> int:
 
 def _of_others(command: str, rest: list[str], error: Exception) -> int:
   """The exit code of an error that is not the user's; it is raised again where only its traceback says what it is."""
-  if why := outage.reason(error):
-    if "--debug" in rest:
-      traceback.print_exc()
+  if why := away.reason(error):
     why = f"a bucket does not answer ({why}); what was saved before is as it was, and the same command goes on from it"
-    telling.told_of(f"t2t {command}: error: {why}")
-    _end_others(why, exit_codes.LOST)
-    return exit_codes.LOST
+    return _told(command, rest, why, exit_codes.LOST)
   if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in rest:
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
-    telling.told_of(f"t2t {command}: error: {why}")
-    _end_others(why, exit_codes.REFUSED)
-    return exit_codes.REFUSED
+    return _told(command, rest, why, exit_codes.REFUSED)
   _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
   raise error
+
+
+def _told(command: str, rest: list[str], why: str, code: int) -> int:
+  """Ends with an error that needs no traceback."""
+  if "--debug" in rest:
+    traceback.print_exc()
+  telling.told_of(f"t2t {command}: error: {why}")
+  _end_others(why, code)
+  return code
 
 
 def _end_others(why: str, code: int, trace: str = "") -> None:

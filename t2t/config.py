@@ -273,4 +273,7 @@ def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   missing = [key for key in needed if key not in config[name]]
   if missing:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
+  for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
+    if not all(isinstance(each, str) for each in config[name][key]):
+      raise UserError(f"config.{name}.{key}={config[name][key]}: must be texts, separated by commas")
   return cls(**config[name])

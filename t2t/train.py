@@ -19,10 +19,10 @@ from t2t.generation.shown import show
 from t2t.models import kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
-from t2t.runtime import hosts, stopping, watchdog
+from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
-from t2t.training import finite, meshes, numbers, recipe, writers
+from t2t.training import finite, meshes, numbers, recipe
 from t2t.training import report as reports
 from t2t.training.ahead import Ahead
 from t2t.training.throughput import Throughput
@@ -172,9 +172,9 @@ def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) 
   """How large the model is, what of it is not trained, and where it lies."""
   trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-  number = f"{writers.compact_count(trained + frozen)} parameters"
+  number = f"{amounts.compact_count(trained + frozen)} parameters"
   if frozen:
-    number += f" ({writers.compact_count(frozen)} of them not trained)"
+    number += f" ({amounts.compact_count(frozen)} of them not trained)"
   where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
   if made.idle_heads:
     where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"

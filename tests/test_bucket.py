@@ -7,10 +7,12 @@ import io
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
 import threading
+import types
 
 from etils import epath
 import jax
@@ -28,7 +30,9 @@ from t2t.checkpoints import damage, patience, reading, store
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
-from t2t.storage import bucket, outage, records
+from t2t.runtime import exit_codes
+from t2t.storage import bucket, lease, records
+from t2t.storage.away import Away
 from t2t.training import writers
 from t2t.training.train_state import TrainState
 
@@ -301,6 +305,40 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
     list(text_files.read_texts(path, field="text"))
 
 
+def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):
+  """However long the waits between tries are drawn."""
+  now = [0.0]
+  clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+  for name in ("retry_base", "retry_unary"):
+    monkeypatch.setattr(f"google.api_core.retry.{name}.time", clock)
+
+  def ask():
+    if now[0] < until:
+      raise ConnectionError
+    return "it answers"
+
+  for seed in range(20):
+    random.seed(seed)
+    until = now[0] + bucket.RETRY_SECONDS - 10
+    assert bucket._patience()["retry"](ask)() == "it answers"
+
+
+def test_a_bucket_that_is_away_is_asked_again_by_who_starts_runs(gcs, monkeypatch):
+  """The exit code says that the same command may come further; of one that is not there it does not."""
+  retry = bucket._patience()["retry"]
+  monkeypatch.setattr(bucket, "_patience", lambda seconds=None: {"retry": retry.with_timeout(0.1), "timeout": 5})
+  gcs.faults[:] = [Fault("/b/bucket/o", dropped=True, times=10**6)]
+  with pytest.raises(Away, match="config.data.files=gs://bucket/a: bucket 'bucket' cannot be reached") as away:
+    bucket.check("gs://bucket/a", where="config.data.files=")
+  with pytest.raises(Away, match="gs://bucket/run/.lock cannot be written") as unwritten:
+    lease.Lease("gs://bucket/run/.lock", on_lost=print)
+  gcs.faults.clear()
+  with pytest.raises(UserError, match="there is no bucket 'gone'") as gone:
+    bucket.check("gs://gone/a", where="")
+  codes = [each.value.exit_code for each in (away, unwritten, gone)]
+  assert [exit_codes.goes_on(code) for code in codes] == [True, True, False]
+
+
 def test_what_is_added_is_there_once(gcs):
   """Though the answer to each request that adds it is lost, and it is asked for again."""
   grows = bucket.Object(f"gs://{fake_gcs.BUCKET}/grows.txt", "text/plain")
@@ -310,6 +348,14 @@ def test_what_is_added_is_there_once(gcs):
     grows.append(row)
   assert grows.read() == b"one\ntwo\nthree\n"
   grows.close()
+
+
+def test_an_object_that_is_not_there_is_as_a_file(gcs):
+  """It is not waited for: steps that nothing was measured at have no metrics."""
+  gcs.requests.clear()
+  with pytest.raises(FileNotFoundError, match="404 Not Found"):
+    bucket.read(epath.Path("gs://bucket/gone"))
+  assert damage.noted(epath.Path("gs://bucket/gone"), surely=True) == {} and len(gcs.requests) == 2
 
 
 def test_an_object_that_is_gone_is_named(gcs):
@@ -426,7 +472,7 @@ def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
   checkpoints.close()
   with monkeypatch.context() as patch:
     patch.setattr(ocp.CheckpointManager, "all_steps", lambda *arguments, **options: [])
-    with pytest.raises(outage.Outage, match=r"lacked step 3, which is there.*goes on from what was saved"):
+    with pytest.raises(Away, match=r"lacked step 3, which is there.*goes on from what was saved"):
       saver("gs://bucket/listed")
   again = saver("gs://bucket/listed")
   assert again.latest_step() == 3

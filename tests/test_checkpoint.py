@@ -14,10 +14,11 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.checkpoints import outdated, reading, start, store, writer
+from t2t.checkpoints import manifest, outdated, reading, start, store, writer
 from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
+from t2t.storage import bucket
 from t2t.training import optimizers, train_state, writers
 
 STREAMS = {"stream-0": b"at 17", "stream-1": b"\x00\xff"}
@@ -63,6 +64,26 @@ def reopened(workdir, keep=3):
 
 def assert_same(actual, expected):
   toy.assert_trees_close(actual, expected, atol=0, rtol=0)
+
+
+def test_what_a_step_was_measured_at_is_read_again(tmp_path, monkeypatch):
+  """A disk or bucket that is away for a while costs a run that has ended nothing; one that stays away is told."""
+  save(tmp_path, (5, 0.25))
+  monkeypatch.setattr(manifest, "_WAITS", (0.0, 0.0))
+  left, read = [2], bucket.read
+
+  def failing(path):
+    if left[0]:
+      left[0] -= 1
+      raise OSError("the bucket is away")
+    return read(path)
+
+  monkeypatch.setattr(bucket, "read", failing)
+  checkpoints = reopened(tmp_path)
+  assert checkpoints.metrics() == {5: {"loss": 0.25}} and left == [0]
+  left[0] = 3
+  with pytest.raises(UserError, match="metrics/metrics: cannot be read .the bucket is away., however often"):
+    checkpoints.was_measured(5)
 
 
 def test_what_was_saved_is_restored(tmp_path):

@@ -183,6 +183,13 @@ def test_what_cannot_be_applied_is_refused(argument, message):
     loaded(argument)
 
 
+@pytest.mark.parametrize("value", ["(1,)", "{}", "('a', None)"])
+def test_texts_that_are_none_are_refused(value):
+  """Before any of the files that read them takes them for what they are not."""
+  with pytest.raises(UserError, match=r"config.optimizer.paths=\(.*\): must be texts, separated by commas"):
+    records(loaded(f"--config.optimizer.paths={value}"))
+
+
 @pytest.mark.parametrize(
   ("spec", "message", "listing"),
   [

@@ -10,7 +10,7 @@ import test_faults
 import test_sources
 
 from t2t import UserError, sharding
-from t2t.data import pipeline
+from t2t.data import identity, pipeline, streams
 from t2t.data.sources import contents, text_files
 from t2t.sections import DataConfig
 
@@ -78,14 +78,53 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
 
   with pytest.raises(UserError, match="b.txt has another content .* config.data.files_may_change=True"):
     resumed(state)
-  (name,) = state
-  older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key != "contents"}).encode()}
+  (name,), said = state, ("contents", "digests")
+  older = {name: json.dumps({key: x for key, x in json.loads(state[name]).items() if key not in said}).encode()}
   resumed(older)
   test_sources.write(tmp_path, "c.txt", TEXTS)
   with pytest.raises(UserError, match="config.data.files is .*, but the checkpoint's data position belongs to"):
     resumed(older)
   resumed(state, files_may_change=True)
   assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
+
+
+def test_each_host_compares_its_own_files(tmp_path, capfd):
+  """On disks of their own, also when there are more hosts than before; what other disks hold is no matter."""
+  for host in ("first", "second"):
+    (tmp_path / host).mkdir()
+    for name in ("a.txt", "b.txt"):
+      test_sources.write(tmp_path / host, name, [f"{text} on the {host}" for text in TEXTS])
+
+  def iterator(host: str, *own: int, **options) -> streams.BatchIterator:
+    text_files.sizes.cache_clear()
+    data = DataConfig(files=f"{tmp_path}/{host}/*.txt", vocabulary="bytes", inputs_length=32, targets_length=16)
+    task = pipeline.load_task(data)
+    return streams.BatchIterator(
+      pipeline.plan(data, "encoder_decoder", task, train=True, seed=1),
+      own,
+      num_streams=4,
+      batch_size=4,
+      batch_sharding=sharding.batch_sharding(sharding.make_mesh({"fsdp": -1}, devices=jax.devices()[:1])),
+      identity={},
+      files=identity.files(data, task),
+      **options,
+    )
+
+  state = iterator("first", 0, 1).state(0) | iterator("second", 2, 3).state(0)
+  for host, own in (("first", (0, 1)), ("second", (2, 3)), ("second", (3,))):
+    iterator(host, *own).restore(state, step=0)
+  path = tmp_path / "second" / "b.txt"
+  path.write_text(path.read_text().replace("number 7 ", "number 8 "))
+  iterator("first", 0, 1).restore(state, step=0)
+  with pytest.raises(UserError, match="config.data.files are not those .*: b.txt has another content of as many bytes"):
+    iterator("second", 2, 3).restore(state, step=0)
+  with pytest.raises(UserError, match="config.data.files are not those .*: what they hold, on this host"):
+    iterator("second", 3).restore(state, step=0)
+  iterator("second", 3, files_may_change=True).restore(state, step=0)
+  assert "config.data.files have changed since the checkpoint: what they hold, on this host" in capfd.readouterr().err
+  copied = {name: {"each": 2**20, "sorts": ["crc32c"], "digest": "0"} for name in ("config.data.files",)}
+  moved = {name: json.dumps(json.loads(x) | {"digests": copied}).encode() for name, x in state.items()}
+  iterator("second", 3).restore(moved, step=0)  # a bucket's checksums tell nothing of what a disk holds
 
 
 @pytest.mark.parametrize("key", ["eval_files", "folders.superglue"])

@@ -136,6 +136,8 @@ def test_from_t5x(stored, convert, tmp_path):
   assert len(params_of(tmp_path / "t2t")) == len(theirs.tensors)
   for note in theirs.notes:
     assert note in " ".join(said.split())
+  told = said[said.index("note: ") : said.index("next:")].splitlines()
+  assert len(told) > len(theirs.notes) and max(map(len, told)) <= 80
 
 
 def test_the_older_single_file_of_t5x(convert, tmp_path):

@@ -1,9 +1,11 @@
 """T5X checkpoints, written here as the format is described, are the model that T5X would run."""
 
+import gc
 import pathlib
 import struct
 
 from flax import nnx, serialization, traverse_util
+import foreign
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -386,3 +388,14 @@ def test_what_is_no_checkpoint_of_t5x(tmp_path):
   (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1000000"\n')
   assert not t5x.is_t5x(str(tmp_path))
   fails(tmp_path, "is a TensorFlow checkpoint")
+
+
+def test_what_was_read_leaves_nothing_behind(tmp_path):
+  """However many checkpoints a process looks at."""
+  folder = files.write(tmp_path / "checkpoint_7", files.parameters())
+  counts = []
+  for _ in range(3):
+    foreign.read(t5x.open_foreign(str(folder)))
+    gc.collect()
+    counts.append(len(gc.get_objects()))
+  assert counts[2] - counts[1] < 100

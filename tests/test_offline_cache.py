@@ -342,7 +342,7 @@ def test_caches_and_trains(data, capsys, tmp_path):
   code, output, error = cache(capsys, data, mixture="cache_test_both")
   assert code == 0, error
   assert "caching with DirectRunner, 1 of 2: cache_test_pairs (train, validation)" in output
-  assert "cache_test_pairs train: 60 examples, " in output and " tokens, 0.0 MB in 3 files" in output
+  assert "cache_test_pairs train: 60 examples, " in output and " kB in 3 files" in output
   assert f"--config.data.mixture=cache_test_both --config.data.cache_dir={data.cache_dir}" in output
   assert not {name for name in set(seqio.TaskRegistry.names()) - registered if name.endswith(".cached")}
   for split in ("train", "validation"):

@@ -465,8 +465,9 @@ def test_a_report_is_80_columns_wide(small):
   tight["would_fit"] = plan.would_fit(tight)
   for each in (small, plan.with_budget(on_a_tpu(small), 1e12, 4.2), tight):
     assert max(len(line) for line in plan.report(each).splitlines()) <= 80
-  assert "it does NOT fit: 14.00 GB too much for each chip" in plan.report(tight)
+  assert "it does NOT fit: 14 GB too much for each chip" in plan.report(tight)
   assert "prediction (not a measurement" in plan.report(on_a_tpu(small))
+  assert " 0 GB" not in plan.report(small) and re.search(r"parameters +\d+\.?\d* [kM]B\n", plan.report(small))
   assert "attention: encoder plain (CPU); decoder plain (CPU); cross plain (CPU)" in plan.report(small).splitlines()
 
 

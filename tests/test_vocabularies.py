@@ -75,6 +75,10 @@ def test_files_that_are_no_vocabulary(tmp_path):
   (tmp_path / "text.model").write_text("not a model")
   with pytest.raises(UserError, match="text.model: not a SentencePiece model"):
     vocabularies.load(str(tmp_path / "text.model"))
+  model = pathlib.Path(trained(tmp_path))
+  model.write_bytes(model.read_bytes().replace("▁".encode(), b"\xffaa", 1))  # a piece that is no UTF-8
+  with pytest.raises(UserError, match="other.model: not a SentencePiece model"):
+    vocabularies.load(str(model))
   with pytest.raises(UserError, match='config.data.vocabulary is empty: give "bytes"'):
     vocabularies.load("")
 

@@ -1,7 +1,7 @@
 import json
 
 from etils import epath
-from hypothesis import example, given, strategies
+from hypothesis import given, strategies
 import pytest
 import tensorboardX
 from tensorboardX.proto import event_pb2
@@ -9,33 +9,6 @@ from tensorboardX.proto import event_pb2
 from t2t import losses
 from t2t.storage import logs, records
 from t2t.training import writers
-
-
-@pytest.mark.parametrize(
-  ("seconds", "text"),
-  [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (754, "12:34"), (3600, "1:00:00"), (90061, "25:01:01")],
-)
-def test_duration(seconds, text):
-  """Minutes and seconds, and hours if there are any."""
-  assert writers.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-  ("number", "text"),
-  [(0, "0"), (950, "950"), (1234, "1.23k"), (12_345, "12.3k"), (123_456, "123k"), (4.56e6, "4.56M"), (2e9, "2.00G")],
-)
-def test_compact_count(number, text):
-  """Three digits and a unit."""
-  assert writers.compact_count(number) == text
-
-
-@given(strategies.floats(min_value=0, max_value=9.9e11))
-@example(999.7)
-@example(9_999.0)
-@example(99_999.0)
-def test_a_compact_count_is_short(number):
-  """At most five characters, whatever the rounding does."""
-  assert len(writers.compact_count(number)) <= 5
 
 
 def test_wrapped_lines_have_a_width():
@@ -48,14 +21,6 @@ def test_wrapped_lines_have_a_width():
 def test_an_empty_text_keeps_its_label(text):
   """And is told to be empty."""
   assert writers.wrapped("prediction", text) == "  prediction   (empty)"
-
-
-@pytest.mark.parametrize(
-  ("number", "text"), [(950, "950 B"), (1_000, "1 kB"), (123_456, "123 kB"), (2.5e6, "2.5 MB"), (3e12, "3 TB")]
-)
-def test_bytes_have_a_unit(number, text):
-  """Of thousands."""
-  assert writers.with_unit(number, "B", digits=3) == text
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch, capsys):

@@ -18,7 +18,8 @@ from t2t.checkpoints import bases, damage, manifest, outdated, patience, reading
 from t2t.config import with_current_keys
 from t2t.params import path_name
 from t2t.runtime import hosts
-from t2t.storage import bucket, outage
+from t2t.storage import bucket
+from t2t.storage.away import Away
 from t2t.training.train_state import TrainState
 
 _LOOK_SECONDS = 1.0  # between looks for what has failed
@@ -100,11 +101,11 @@ class Checkpoints:
     """Whether Orbax knows all steps that there are: TensorFlow's client, when the bucket does not answer, knows none.
 
     Raises:
-      Outage: it does not; the run would begin anew, on top of what is there.
+      Away: it does not; the run would begin anew, on top of what is there.
     """
     unknown = sorted(set(damage.steps(self.directory)) - set(found))
     if unknown:
-      raise outage.Outage(
+      raise Away(
         f"{self.directory}: a listing of it lacked step {', '.join(map(str, unknown))}, which is there: the bucket does"
         " not answer as it should; the same command again goes on from what was saved"
       )
@@ -140,12 +141,20 @@ class Checkpoints:
     return next((identity for identity in found if isinstance(identity, dict)), {})
 
   def metrics(self) -> dict[int, Mapping[str, float] | None]:
-    """What each step that is kept was measured at; None where nothing was."""
-    return {step: self._manager.metrics(step) or None for step in self._manager.all_steps()}
+    """What each step that is kept was measured at; None where nothing was.
+
+    Raises:
+      UserError: it cannot be read, however often it was tried.
+    """
+    return {step: self._measured(step) for step in self._manager.all_steps()}
+
+  def _measured(self, step: int) -> dict[str, float] | None:
+    # Orbax's own way gives up where a bucket is away for some seconds.
+    return damage.noted(self.directory / str(step) / "metrics" / "metrics", surely=True) or None
 
   def was_measured(self, step: int) -> bool:
     """Whether a step that is kept was saved with what it was measured at; the same on all hosts."""
-    return hosts.share(bool(self._manager.metrics(step)))
+    return hosts.share(bool(self._measured(step)))
 
   def save(
     self,

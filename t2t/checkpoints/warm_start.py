@@ -15,8 +15,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.models.config import TransformerConfig
 from t2t.params import Params, matches
-from t2t.runtime import hosts
-from t2t.training import writers
+from t2t.runtime import amounts, hosts
 
 Shape = tuple[int, ...]
 
@@ -396,11 +395,11 @@ def _report(
       pair = heads if path in poolers else _differ(path, name)
       renamed[pair] = renamed.setdefault(pair, 0) + math.prod(ours[path])
   taken = _cover(same, [path for path in ours if path not in same])
-  taken += [f"{old} as {new} ({writers.compact_count(number)})" for (new, old), number in renamed.items()]
+  taken += [f"{old} as {new} ({amounts.compact_count(number)})" for (new, old), number in renamed.items()]
   resized, new_rows, number = [], 0, sum(math.prod(ours[path]) for path in made.taken)
   for path, (dimension, length) in made.shared.items():
     before, after = theirs[made.taken[path]][dimension], ours[path][dimension]
-    resized.append(f"{path} {before} to {after} ({writers.compact_count(math.prod(ours[path]))})")
+    resized.append(f"{path} {before} to {after} ({amounts.compact_count(math.prod(ours[path]))})")
     new_rows += math.prod(ours[path]) // after * (after - length)
   number -= new_rows
   sizes = sum(map(math.prod, ours.values())) - number, sum(math.prod(theirs[name]) for name in left)
@@ -409,13 +408,13 @@ def _report(
   }
   begun = ({"new rows": new_rows} if new_rows else {}) | begun
   lines = {
-    f"taken: {writers.compact_count(number)} parameters in": taken,
+    f"taken: {amounts.compact_count(number)} parameters in": taken,
     "resized:": resized,
-    f"fresh: {writers.compact_count(sizes[0])} in": [f"{x} ({writers.compact_count(n)})" for x, n in begun.items()],
+    f"fresh: {amounts.compact_count(sizes[0])} in": [f"{x} ({amounts.compact_count(n)})" for x, n in begun.items()],
   }
   found = [line for label, names in lines.items() if names for line in _lines(label, names)]
   # What is left behind changes nothing in the model.
-  return [*found, *([_line(f"left behind: {writers.compact_count(sizes[1])} in", _cover(left, used))] if left else [])]
+  return [*found, *([_line(f"left behind: {amounts.compact_count(sizes[1])} in", _cover(left, used))] if left else [])]
 
 
 def _differ(path: str, name: str) -> tuple[str, str]:

@@ -16,9 +16,8 @@ import rich.table
 
 from t2t import UserError
 from t2t.checkpoints import damage, inspection, manifest, outdated, reading, store, writer
-from t2t.runtime import progress
+from t2t.runtime import amounts, progress
 from t2t.storage import bucket
-from t2t.training import writers
 
 _WIDEST = 120  # columns
 _SHOWN = 20  # differences
@@ -112,7 +111,7 @@ def _list(options: argparse.Namespace) -> int:
     table.add_row(
       str(each.step),
       "" if each.saved is None else f"{each.saved:%Y-%m-%d %H:%M}",
-      writers.with_unit(each.size, "B", digits=3),
+      amounts.nbytes(each.size),
       "" if math.isnan(loss) else f"{loss:.4f}",
       " ".join(best.get(each.step, ())),
       state if each.whole else "DAMAGED",
@@ -138,7 +137,7 @@ def _verify(options: argparse.Namespace) -> int:
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
     found = damage.of_step(path, step=step)
-    seconds, size = time.monotonic() - started, writers.with_unit(manifest.size(path), "B", digits=3)
+    seconds, size = time.monotonic() - started, amounts.nbytes(manifest.size(path))
     if found and step not in damage.steps(folder):
       print(f"{step}: was deleted meanwhile, by a run that keeps it no longer")
     elif found:
@@ -177,7 +176,7 @@ def _prune(options: argparse.Namespace) -> int:
     if not found:
       print("nothing to delete: all are of the last, the best, or the last that is sound")
       return 0
-    size = writers.with_unit(sum(each.size for each in found), "B", digits=3)
+    size = amounts.nbytes(sum(each.size for each in found))
     what = f"{', '.join(str(each.step) for each in found)} ({size})"
     if not options.yes and not _agreed(folder, what):
       print("nothing was deleted")

@@ -15,6 +15,7 @@ import jax
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, damage, reading
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, settings, t5x, tensors
+from t2t.runtime import amounts
 from t2t.storage import bucket
 
 # What --from names -> what it is called in a message.
@@ -91,18 +92,13 @@ def _report(foreign: tensors.Foreign, job: Job, notes: list[str]) -> Iterator[st
   yield f"to            {out}, {KINDS[job.target]}"
   yield f"architecture  {model.architecture}, {layers} layers of width {model.embed_dim:,}, {model.num_heads} heads"
   yield f"parameters    {parameters:,}, {'float32' if job.target == 't2t' else job.dtype}"
-  yield f"size          {_bytes(written)}"
+  yield f"size          {amounts.nbytes(written)}"
   for note in notes:
     # A path or an option that is cut in two cannot be copied.
-    yield textwrap.fill(f"note: {note}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    yield textwrap.fill(f"note: {note}", 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
   yield "next:"
   for command in _commands(foreign, job):
     yield f"  {command}"
-
-
-def _bytes(number: int) -> str:
-  unit = max((unit for unit, size in _UNITS.items() if unit and size <= number), key=_UNITS.get, default="KB")
-  return f"{number / _UNITS[unit]:.2f} {unit}"
 
 
 def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:

@@ -168,8 +168,6 @@ def main(argv: list[str]) -> None:
     top_p=options.top_p,
     top_k=options.top_k,
   )
-  if options.server and options.min_length is not None:
-    raise UserError(f"--min_length {options.min_length}: is for files; leave it out of --server")
   if options.server:
     memory.keep_freed_memory()  # the page is one process's
   else:

@@ -16,6 +16,7 @@ import rich.console
 import rich.progress
 
 from t2t import UserError
+from t2t.runtime import amounts
 
 Progress = Callable[[int, int], None]  # is told how many bytes and tensors were written since the last call
 
@@ -42,7 +43,8 @@ def check(out: epath.Path, nbytes: int) -> None:
   free, needed = shutil.disk_usage(folder).free, int(nbytes * (1 + _SPARE))
   if free < needed:
     raise UserError(
-      f"{out}: no space left: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on the disk of {folder}"
+      f"{out}: no space left: {amounts.nbytes(needed)} are needed, {amounts.nbytes(free)} are free on the disk of"
+      f" {folder}"
     )
 
 
@@ -142,7 +144,8 @@ def progress(nbytes: int, num_tensors: int) -> Iterator[Progress]:
 
   def text() -> str:
     rate = done[0] / max(time.monotonic() - started, 1e-3)
-    return f"{done[1]}/{num_tensors} tensors  {done[0] / 1e9:.2f}/{nbytes / 1e9:.2f} GB  {rate / 1e9:.2f} GB/s"
+    size = f"{amounts.nbytes(done[0])} of {amounts.nbytes(nbytes)}"
+    return f"{done[1]}/{num_tensors} tensors  {size}  {amounts.nbytes(rate)}/s"
 
   columns = [rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()]
   columns += [rich.progress.TimeRemainingColumn(), rich.progress.TextColumn("left")]

@@ -120,8 +120,11 @@ def _zarr(folder: epath.Path) -> dict:
   return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{path}/"}}
 
 
-def _check_header(name: str, folder: epath.Path) -> None:
+def _check_header(name: str, folder: epath.Path) -> bool:
   """What TensorStore is not asked to find out: it waits for pipes, and makes room for whatever is said.
+
+  Returns:
+    Whether the array has a fill value.  TensorStore, asked for it, keeps what it answers for ever.
 
   Raises:
     UserError: sizes, or a dtype, that no array of parameters has.
@@ -139,20 +142,21 @@ def _check_header(name: str, folder: epath.Path) -> None:
     raise wrong(f"it has chunks of {str(chunks)[:40]} for an array of {str(shape)[:40]}")
   if dtype not in _ZARR_DTYPES:
     raise wrong(f"its dtype is {str(dtype)[:40]!r}, and that of parameters one of {', '.join(_ZARR_DTYPES)}")
+  fills = header.get("fill_value") is not None
   if "://" in str(folder):
-    return
+    return fills
   stored = 0
   for child in folder.iterdir():
     if not child.name.startswith("."):
       stored += untrusted.size(child)
   if math.prod(shape) > max(_SMALL, _MOST_PACKED * stored):
     raise wrong(f"it says an array of {shape}, but its chunks have {stored:,} bytes in all")
+  return fills
 
 
 def _open_all(folders: Mapping[str, epath.Path]) -> dict[str, _Array]:
   """The arrays in folders of their own, all opened at once."""
-  for name, folder in folders.items():
-    _check_header(name, folder)
+  fills = {name: _check_header(name, folder) for name, folder in folders.items()}
   opening = {name: tensorstore.open(_zarr(folder), open=True, read=True) for name, folder in folders.items()}
   stores = {}
   for name, future in opening.items():
@@ -162,7 +166,8 @@ def _open_all(folders: Mapping[str, epath.Path]) -> dict[str, _Array]:
       raise UserError(f"{folders[name]}: cannot be read as a zarr array of {name}: {_first_line(error)}") from error
   listing = {name: store.kvstore.list() for name, store in stores.items()}
   for name, store in stores.items():
-    _check_whole(folders[name], store, listing[name].result())
+    if not fills[name]:
+      _check_whole(folders[name], store, listing[name].result())
   return {name: _stored(folders[name], store) for name, store in stores.items()}
 
 
@@ -172,8 +177,6 @@ def _first_line(error: Exception) -> str:
 
 def _check_whole(folder: epath.Path, store: tensorstore.TensorStore, keys: list[bytes]) -> None:
   """TensorStore takes a chunk whose file is gone for zeros; without a fill value every chunk has been written."""
-  if store.spec().to_json()["metadata"].get("fill_value") is not None:
-    return
   chunks = store.chunk_layout.read_chunk.shape
   wanted = int(np.prod([-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True)], dtype=np.int64))
   found = sum(not key.rpartition(b"/")[2].startswith(b".") for key in keys)

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import offline_cache, registry, selection, vocabularies
+from t2t.runtime import amounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +294,7 @@ def _summary(task: seqio.Task, job: Job) -> Iterator[str]:
     tokens = sum(stats[key] for key in (f"{name}_tokens" for name in task.output_features) if key in stats)
     files = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(folder, split)}-*")
     size = sum(tf.io.gfile.stat(path).length for path in files)
-    counted = f"{stats['examples']:,} examples, {tokens:,} tokens, {size / 1e6:,.1f} MB in {len(files)} files"
+    counted = f"{stats['examples']:,} examples, {tokens:,} tokens, {amounts.nbytes(size)} in {len(files)} files"
     yield f"  {task.name} {split}: {counted}"
 
 

@@ -261,7 +261,7 @@ def train_batches(
   return streams.BatchIterator(
     plan(data, architecture, task, train=True, seed=seed),
     own,
-    files=identity.files(data, task, evaluated=measured) if 0 in own else None,
+    files=identity.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
     tally=task.source.tally(_split(data, train=True)) if data.files else None,
     num_streams=total,

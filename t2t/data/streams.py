@@ -185,8 +185,8 @@ class BatchIterator:
       batch_sharding: how its rows lie on the devices.
       identity: what the order of the data depends on, saved with the position and compared when it is restored.
       saved: of `streams` those whose position this host saves, where several hosts share one; None: all.
-      files: what is read, by the configuration key that names it: told apart, when a position is restored, by who
-        reads the first stream.
+      files: what this host reads, which may have disks of its own, by the configuration key that names it: told apart
+        when a position is restored.
       files_may_change: whether one may go on with others than it began with.
       tally: of the records that are read, if they are counted; it is saved with the positions.
     """
@@ -270,8 +270,11 @@ class BatchIterator:
     if self._tally is not None:
       for stream, part in zip(saved, self._tally.shared_out(max(1, len(saved))), strict=False):
         saved[stream]["records"] = part
-    if self._files and 0 in saved:
-      saved[0]["contents"] = {key: files.saved() for key, files in self._files.items()}
+    if self._files and saved:
+      # The list once for each host, and in each stream whether it is another: hosts may be more when the run goes on.
+      saved[min(saved)]["contents"] = {key: files.saved() for key, files in self._files.items()}
+      for each in saved.values():
+        each["digests"] = {key: files.short() for key, files in self._files.items()}
     return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
@@ -301,12 +304,17 @@ class BatchIterator:
     self._iterator = None
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
-    """Whether the files are those of the checkpoint; older ones do not say it, or of those that are trained on."""
-    content = state.get(stream_name(0, self.num_streams), b"1 ")
-    saved = {} if content.startswith(b"1 ") else json.loads(content)
-    before = saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {})
+    """Whether this host's files are those of its streams; older checkpoints do not say it, or of the first stream."""
+    found = [json.loads(state[name]) for name in self.stream_names if not state[name].startswith(b"1 ")]
+    listed = [
+      saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {}) for saved in found
+    ]
     for key, files in self._files.items():
-      differences = files.differences(before[key]) if key in before else []
+      differences = sorted({line for before in listed if key in before for line in files.differences(before[key])})
+      if not differences and any(
+        files.differ(each["digests"][key]) for each in found if key in each.get("digests", {})
+      ):
+        differences = ["what they hold, on this host"]  # which files, a host knows that saved the list
       if not differences:
         continue
       shown = contents.shown(differences)

@@ -16,8 +16,7 @@ from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.generation import line_files
 from t2t.params import Params
-from t2t.runtime import hosts, stopping
-from t2t.training import writers
+from t2t.runtime import amounts, hosts, stopping
 
 # Batches whose lines are read, sorted by length and written together: more of them leave fewer rows of a batch empty,
 # fewer lose less when a run is killed.
@@ -313,7 +312,7 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
-  print(f"{way.unit:<14} {progress.tokens:,} in {writers.duration(progress.seconds)} ({speed})", file=file)
+  print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
   if job.output != line_files.PIPE:
     print(f"{job.called:<14} {job.output}", file=file)
 
@@ -363,9 +362,9 @@ class _Progress:
     before, at = self._batches[0]
     if now > at:
       per_second = (self._new_lines - before) / (now - at)
-      text += f"  {writers.compact_count(per_second)} lines/s  {writers.compact_count(self.speed)} {self._unit}/s"
+      text += f"  {amounts.compact_count(per_second)} lines/s  {amounts.compact_count(self.speed)} {self._unit}/s"
       if self._total:
-        text += f"  {writers.duration((self._total - self._lines) / per_second)} left"
+        text += f"  {amounts.duration((self._total - self._lines) / per_second)} left"
     if self._bar is not None:
       self._bar.update(self._task, completed=self._lines, description=text)
     elif now - self._printed >= self._EVERY_SECONDS:

@@ -15,7 +15,7 @@ import numpy as np
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
 from t2t.generation import decoding, line_files, lines, predictor, prompting, writing
-from t2t.training import writers
+from t2t.runtime import amounts
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 _MAX_LENGTH, _MAX_BEAMS, _MAX_TOP_K = 1_024, 16, 1_000_000
@@ -31,29 +31,23 @@ Event = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is to be written; see `t2t infer --help` for the options.
+  """What is to be written.
 
-  mode: greedy, sample or beam, as the others say.
+  decode: how; its lengths are those that were asked for, whatever the model has room for.
+  seed: of what is drawn.
   """
 
   inputs: str
-  max_length: int = 64
-  beam: int = 1
-  length_penalty: float = 0.6
-  temperature: float = 0.0
-  top_p: float = 1.0
-  top_k: int = 0
+  decode: decoding.DecodeConfig
   seed: int = 0
 
-  @property
-  def mode(self) -> str:
-    """Which of the three ways to write it asks for."""
-    return "beam" if self.beam > 1 else "sample" if self.temperature else "greedy"
 
+_LENGTH = 64  # that is written at most, if a request does not say
 
-# option -> the least and the greatest value
+# option of `t2t infer`, which says what each is -> the least and the greatest value
 _RANGES: dict[str, tuple[float, float]] = {
   "max_length": (1, _MAX_LENGTH),
+  "min_length": (0, _MAX_LENGTH),
   "beam": (1, _MAX_BEAMS),
   "length_penalty": (-10, 10),
   "temperature": (0, 100),
@@ -67,26 +61,29 @@ def parse(body: bytes) -> Request:
   """The request that a JSON object makes.
 
   In:  b'{"inputs": "2 + 2 =", "beam": 4}'
-  Out: Request(inputs="2 + 2 =", beam=4)
+  Out: Request("2 + 2 =", DecodeConfig(max_length=64, min_length=1, num_beams=4))
 
   Raises:
     UserError: what cannot be used, and what would be right.
   """
   fields = _fields(body)
-  types = {field.name: field.type for field in dataclasses.fields(Request)}
   for name, value in fields.items():
-    if name not in types:
-      raise UserError(f"{name!r}: no such option; there are {', '.join(types)}")
-    accepted = (int, float) if types[name] is float else types[name]
+    if name not in ("inputs", *_RANGES):
+      raise UserError(f"{name!r}: no such option; there are {', '.join(('inputs', *_RANGES))}")
+    accepted, kind = (str, "string") if name == "inputs" else _NUMBERS[name in _FRACTIONS]
     if not isinstance(value, accepted) or isinstance(value, bool):
-      raise UserError(f"{name}: is {json.dumps(value)[:40]}; give a {_TYPES[types[name]]}")
+      raise UserError(f"{name}: is {json.dumps(value)[:40]}; give a {kind}")
     if name == "temperature" and 0 < value < decoding.LEAST_TEMPERATURE:
       raise UserError(f"{name}: is {value}; give {decoding.LEAST_TEMPERATURE} to 100, or 0 for the likeliest token")
     if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
       raise UserError(f"{name}: is {value}; give {_RANGES[name][0]} to {_RANGES[name][1]}")
-  if not _is_text(fields.get("inputs", "")):
+  inputs, seed = fields.pop("inputs", ""), fields.pop("seed", 0)
+  if not _is_text(inputs):
     raise UserError("inputs: there is nothing to read; write something")
-  return Request(**fields)
+  try:
+    return Request(inputs, writing.decode_config(**({"max_length": _LENGTH} | fields)), seed)
+  except UserError as error:  # options that have nothing to do with each other, called as those of the command
+    raise UserError(str(error).replace("--", "")) from None
 
 
 class TooLarge(UserError):
@@ -124,7 +121,8 @@ def _fields(body: bytes) -> dict[str, Any]:
   return fields
 
 
-_TYPES = {str: "string", int: "whole number", float: "number"}
+_FRACTIONS = ("length_penalty", "temperature", "top_p")
+_NUMBERS = {True: ((int, float), "number"), False: (int, "whole number")}
 
 
 def _is_text(text: str) -> bool:
@@ -184,7 +182,7 @@ def facts(source: pretrained.Source, model: pretrained.Model) -> dict[str, Any]:
   run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
   return {
     "architecture": model.config.architecture.replace("_", "-"),
-    "parameters": writers.compact_count(number),
+    "parameters": amounts.compact_count(number),
     "checkpoint": run,
     "step": int(step) if step.isdigit() else None,
   }
@@ -230,11 +228,13 @@ class Writer:
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it offers."""
     defaults = self._defaults
-    chosen = Request("", defaults.max_length, defaults.num_beams, temperature=defaults.temperature)
-    shown = {"mode": chosen.mode, "max_length": defaults.max_length}
-    if chosen.mode == "beam":
+    mode = "beam" if defaults.num_beams > 1 else "sample" if defaults.temperature else "greedy"
+    shown = {"mode": mode, "max_length": defaults.max_length}
+    if defaults.min_length != (mode == "beam"):  # what a request gets that does not say
+      shown["min_length"] = defaults.min_length
+    if mode == "beam":
       shown |= {"beam": defaults.num_beams, "length_penalty": defaults.length_penalty}
-    if chosen.mode == "sample":
+    if mode == "sample":
       shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
     return facts(self._source, self._model) | {
       "asks": "write",
@@ -258,16 +258,14 @@ class Writer:
       tokens, cut = self._prompts(request.inputs)
       if cut:
         yield {"cut": cut}
-      yield from (self._search if request.beam > 1 else self._write)(tokens, request)
+      yield from (self._search if request.decode.num_beams > 1 else self._write)(tokens, request)
     finally:
       self._device.release()
 
   # ---- With beams ----------------------------------------------------------
 
   def _search(self, tokens: list[int], request: Request) -> Iterator[Event]:
-    config = writing.decode_config(
-      max_length=self._room(request.max_length), beam=request.beam, length_penalty=request.length_penalty
-    )
+    config = self._within(request.decode, self._room(request.decode.max_length))
     predictor = self._beams(config)
     seen = self._seen(config, len(tokens))
     yield {"state": "searching" if seen else "compiling"}
@@ -293,11 +291,10 @@ class Writer:
   # ---- Token by token ------------------------------------------------------
 
   def _write(self, tokens: list[int], request: Request) -> Iterator[Event]:
-    limit = self._room(request.max_length)
+    limit = self._room(request.decode.max_length)
     # Room for more than is asked for: the options' program then serves all lengths up to that.
     room = self._room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
-    drawing = dict(temperature=request.temperature, top_p=request.top_p, top_k=request.top_k)
-    config = writing.decode_config(max_length=room, **(drawing if request.temperature else {}))
+    config = dataclasses.replace(self._within(request.decode, limit), max_length=room)
     begin, advance = self._stream(config)
     if not self._seen(config, len(tokens)):
       yield {"state": "compiling"}
@@ -339,6 +336,10 @@ class Writer:
     if self._source.model.kind.continues:
       most //= 2  # the other half is the prompt's
     return min(max_length, most) if most else max_length
+
+  def _within(self, config: decoding.DecodeConfig, limit: int) -> decoding.DecodeConfig:
+    """How a text is written that has no more tokens, whose least number is not more, either."""
+    return dataclasses.replace(config, max_length=limit, min_length=min(config.min_length, limit))
 
   def _seen(self, config: decoding.DecodeConfig, length: int) -> bool:
     """Whether this has been asked for before; if not, it has to be compiled."""

@@ -6,6 +6,7 @@ is read off that program.  Without --topology it is compiled for the devices tha
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -25,9 +26,9 @@ from t2t.models import kernels, transformer
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
-from t2t.runtime import cache_folder
+from t2t.runtime import amounts, cache_folder
 from t2t.sections import Config
-from t2t.training import meshes, recipe, writers
+from t2t.training import meshes, recipe
 
 Plan = dict[str, Any]
 
@@ -248,6 +249,9 @@ def seconds(number: float) -> str:
   return f"{number * 1e3:.3g} ms" if number >= 1e-3 else f"{number * 1e6:.3g} us"
 
 
+_bytes = functools.partial(amounts.nbytes, digits=4)  # of a chip that is nearly full the fourth says whether it is
+
+
 def report(plan: Plan) -> str:
   """A plan as text, at most 80 columns wide."""
   memory = plan["memory_per_chip"]
@@ -264,17 +268,16 @@ def report(plan: Plan) -> str:
     "memory of one chip" if not plan["device"].endswith("TPU7x") else "memory of half a chip, which is one device",
   ]
   row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
-  gigabytes = lambda number: f"{number / 1e9:.2f} GB"
-  row("parameters", gigabytes(memory["parameters"]))
-  row("optimizer", gigabytes(memory["optimizer"]))
-  row("batch", gigabytes(memory["batch"]))
+  row("parameters", _bytes(memory["parameters"]))
+  row("optimizer", _bytes(memory["optimizer"]))
+  row("batch", _bytes(memory["batch"]))
   if memory["activations"] is not None:
-    row("activations", gigabytes(memory["activations"]), "kept by layers for the backward pass")
-    row("other temporaries", gigabytes(memory["temporaries"] - memory["activations"]), "gradients among them")
+    row("activations", _bytes(memory["activations"]), "kept by layers for the backward pass")
+    row("other temporaries", _bytes(memory["temporaries"] - memory["activations"]), "gradients among them")
   else:
-    row("temporaries", gigabytes(memory["temporaries"]))
-  share = f"of {gigabytes(memory['capacity'])}" if memory["capacity"] else "of an unknown capacity"
-  row("total", gigabytes(memory["total"]), share)
+    row("temporaries", _bytes(memory["temporaries"]))
+  share = f"of {_bytes(memory['capacity'])}" if memory["capacity"] else "of an unknown capacity"
+  row("total", _bytes(memory["total"]), share)
   lines += ["", *_verdict(plan)]
   if plan["collective_bytes"] is not None:
     lines += ["", *_work(plan)]
@@ -287,8 +290,8 @@ def _verdict(plan: Plan) -> list[str]:
     return ["whether it fits is not known: the memory of this device is not"]
   if plan["fits"]:
     free = memory["capacity"] - memory["total"]
-    return [f"it fits, with {free / 1e9:.2f} GB to spare ({free / memory['capacity']:.0%})"]
-  lines = [f"it does NOT fit: {(memory['total'] - memory['capacity']) / 1e9:.2f} GB too much for each chip"]
+    return [f"it fits, with {_bytes(free)} to spare ({free / memory['capacity']:.0%})"]
+  lines = [f"it does NOT fit: {_bytes(memory['total'] - memory['capacity'])} too much for each chip"]
   lines.append("what should make it fit (arithmetic; --search compiles what it proposes):")
   for change in plan["would_fit"]:
     lines += textwrap.wrap(change, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
@@ -300,23 +303,27 @@ def _work(plan: Plan) -> list[str]:
   row = lambda label, value, note="": lines.append(f"  {label:<25}{value:>12}  {note}".rstrip())
   row("tokens", f"{plan['tokens_per_step']:,}", "positions of inputs and targets")
   row(
-    "model FLOPs", writers.with_unit(plan["flops_per_step"]), f"{writers.with_unit(plan['flops_per_token'])} per token"
+    "model FLOPs",
+    amounts.with_prefix(plan["flops_per_step"]),
+    f"{amounts.with_prefix(plan['flops_per_token'])} per token",
   )
   row("", "", "6 x weights of matmuls, and attention")
   repeated = plan["executed_flops_per_step"] / plan["flops_per_step"]
   row(
-    "executed FLOPs", writers.with_unit(plan["executed_flops_per_step"]), f"{repeated:.2f} x the model's, loops counted"
+    "executed FLOPs",
+    amounts.with_prefix(plan["executed_flops_per_step"]),
+    f"{repeated:.2f} x the model's, loops counted",
   )
-  row("memory traffic, a chip", writers.with_unit(plan["bytes_per_step"], "B"), "estimate")
+  row("memory traffic, a chip", _bytes(plan["bytes_per_step"]), "estimate")
   if plan["host_bytes_per_step"]:
-    row("to and from the host", writers.with_unit(plan["host_bytes_per_step"], "B"), "a chip")
+    row("to and from the host", _bytes(plan["host_bytes_per_step"]), "a chip")
   if plan["uncounted_kernels"]:
     row("not counted", "", ", ".join(plan["uncounted_kernels"]))
   if plan["collective_bytes"]:
     lines += ["", "sent by each chip"]
     for kind, by_axes in sorted(plan["collective_bytes"].items()):
       for axes, number in sorted(by_axes.items()):
-        row(kind, writers.with_unit(number, "B"), f"over {axes}")
+        row(kind, _bytes(number), f"over {axes}")
   times = plan["seconds_at_peak"]
   if times is None:
     return [*lines, "", "no prediction: the peaks of this device are not in t2t/chips.py"]
@@ -334,7 +341,9 @@ def _work(plan: Plan) -> list[str]:
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:
     row(
-      f"{writers.with_unit(plan['tokens'])} tokens", f"{plan['hours']:,.1f} h", f"{plan['chip_hours']:,.0f} chip-hours"
+      f"{amounts.with_prefix(plan['tokens'])} tokens",
+      f"{plan['hours']:,.1f} h",
+      f"{plan['chip_hours']:,.0f} chip-hours",
     )
   if "cost" in plan:
     row("cost", f"{plan['cost']:,.0f}", "at the price given per chip-hour")

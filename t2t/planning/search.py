@@ -26,8 +26,9 @@ from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, plan, program, roofline
+from t2t.runtime import amounts
 from t2t.sections import Config
-from t2t.training import recipe, writers
+from t2t.training import recipe
 
 _MOST_TENSOR = 16
 _BATCHES = (1, 2, 4)  # times config.train.batch_size
@@ -418,12 +419,12 @@ def table(results: Sequence[Result]) -> str:
     if each.plan is None:
       line += "    fails:\n" + textwrap.fill(each.failure, 80, initial_indent="    ", subsequent_indent="    ")
     else:
-      line += f"{each.plan['memory_per_chip']['total'] / 1e9:>5.1f} GB"
+      line += f"{amounts.nbytes(each.plan['memory_per_chip']['total']):>8}"
       if not each.fits:
         line += "  does not fit"
       elif each.plan["predicted_step_seconds"] is not None:
         seconds = plan.seconds(each.plan["predicted_step_seconds"])
-        speed = writers.with_unit(each.plan["tokens_per_second"], digits=3)
+        speed = amounts.with_prefix(each.plan["tokens_per_second"], digits=3)
         line += f"{seconds:>8}{each.plan['predicted_mfu']:>5.0%}{speed:>7} {each.plan['bound']}"
     lines += line.splitlines()
     if each.candidate.order:

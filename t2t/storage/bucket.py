@@ -18,10 +18,12 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
+from t2t.storage.away import Away
 
 # One request is given this long; what may be tried again is, until the other is over.
 _REQUEST_SECONDS = 20
 RETRY_SECONDS = 60
+_LONGEST_WAIT = 5.0  # between tries, which end where one that is drawn would be too late: of the client's, up to 60 s
 
 _READ_AT_ONCE = 4 * 2**20  # bytes: a request takes 30 ms or so, whatever its size
 _MOVED_AT_ONCE = 8  # objects
@@ -56,7 +58,8 @@ def _client():
 def _patience(seconds: float | None = None) -> Mapping[str, Any]:
   from google.cloud.storage import retry
 
-  return {"retry": retry.DEFAULT_RETRY.with_timeout(seconds or RETRY_SECONDS), "timeout": _REQUEST_SECONDS}
+  tries = retry.DEFAULT_RETRY.with_timeout(seconds or RETRY_SECONDS).with_delay(maximum=_LONGEST_WAIT)
+  return {"retry": tries, "timeout": _REQUEST_SECONDS}
 
 
 def _errors() -> tuple[type[Exception], ...]:
@@ -93,18 +96,19 @@ def _as_os_errors() -> Iterator[None]:
   try:
     yield
   except _errors() as error:
-    raise OSError(_reason(error)) from error
+    raise (FileNotFoundError if _reason(error).startswith("404") else OSError)(_reason(error)) from error
 
 
 def check(path: Any, *, where: str) -> None:
-  """Asks once whether the bucket of `path` is there and may be read; a local path is always right.
+  """Asks whether the bucket of `path` is there and may be read; a local path is always right.
 
   Args:
     path: local or gs://.
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is no such bucket, no right to it, or no way to it.
+    UserError: there is no such bucket, or no right to it.
+    Away: there is no way to it.
   """
   if not is_remote(path):
     return
@@ -112,7 +116,7 @@ def check(path: Any, *, where: str) -> None:
     for _ in _client().list_blobs(_split(path)[0], max_results=1, fields="items(name)", **_patience(15)):
       pass
   except (*_errors(), *_NO_NAME) as error:
-    raise UserError(f"{where}{path}: {_refusal(error, path)}") from error
+    raise _refusal(error, path, f"{where}{path}") from error
 
 
 def check_folder(path: Any, *, where: str) -> None:
@@ -129,18 +133,18 @@ def check_folder(path: Any, *, where: str) -> None:
     raise UserError(f"{where}{path}: is a file; give a folder, which is made where there is none")
 
 
-def _refusal(error: Exception, path: Any) -> str:
+def _refusal(error: Exception, path: Any, what: str) -> UserError:
   from google.api_core import exceptions
 
   name = _split(path)[0]
   if isinstance(error, (exceptions.NotFound, exceptions.BadRequest, *_NO_NAME)):
-    return f"there is no bucket {name!r}; `gcloud storage ls` shows those there are"
+    return UserError(f"{what}: there is no bucket {name!r}; `gcloud storage ls` shows those there are")
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
-    return (
-      f"no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
+    return UserError(
+      f"{what}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
       " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (launch/README.md)"
     )
-  return f"bucket {name!r} cannot be reached ({_reason(error)})"
+  return Away(f"{what}: bucket {name!r} cannot be reached ({_reason(error)})")
 
 
 # ---- What is there ---------------------------------------------------------------------------------------------------
@@ -227,7 +231,7 @@ def _list(name: str, prefix: str, *, where: str, path: Any, **options) -> tuple[
     pages = _client().list_blobs(name, prefix=prefix, fields=fields, **options, **_patience())
     return list(pages), pages.prefixes
   except (*_errors(), *_NO_NAME) as error:
-    raise UserError(f"{where}: {path}: {_refusal(error, path)}") from error
+    raise _refusal(error, path, f"{where}: {path}") from error
 
 
 def move(folder: Any, target: Any, *, first: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import jax
 
 from t2t import chips, sharding
 from t2t.params import split_frozen
+from t2t.runtime import amounts
 from t2t.sections import Config
 from t2t.training import recipe
 
@@ -49,7 +50,7 @@ def choose(config: Config, num_devices: int, *, device_kind: str = "") -> tuple[
     state = _state_bytes(config)
     if state / fsdp > room:
       fsdp = min((n for n in works if state / n <= room), default=max(works))
-      why = f"so many, for the {state / 1e9:.3g} GB of parameters, gradients and optimizer"
+      why = f"so many, for the {amounts.nbytes(state)} of parameters, gradients and optimizer"
   sizes |= {"fsdp": fsdp, "data": sizes["data"] * (most // fsdp)}
   rest = f"; the rest is data {sizes['data']}" if sizes["data"] > 1 else ""
   return sizes, f"fsdp {fsdp}, {why}{rest}" if most > 1 else ""

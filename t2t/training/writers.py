@@ -18,33 +18,10 @@ import rich.progress
 
 from t2t import UserError
 from t2t.losses import Baseline
-from t2t.runtime import telling
+from t2t.runtime import amounts, telling
 from t2t.storage import bucket, logs, records
 
 EMPTY = "(empty)"  # in place of a text that has nothing to read
-
-
-def duration(seconds: float) -> str:
-  """Seconds as m:ss or h:mm:ss."""
-  minutes, seconds = divmod(int(seconds + 0.5), 60)
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def compact_count(number: float) -> str:
-  """A count in at most five characters: 950, 12.3k, 4.56M."""
-  for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if number >= 0.9995 * limit:  # what three digits round up to the next unit is shown in it
-      return f"{number / limit:#.3g}".rstrip(".") + unit
-  return f"{number:.0f}"
-
-
-def with_unit(number: float, unit: str = "", *, digits: int = 4) -> str:
-  """Some digits and a prefix: 1.234 G; thousands, not 1,024s."""
-  for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-    if abs(number) >= size:
-      return f"{number / size:.{digits}g} {prefix}{unit}"
-  return f"{number:.{digits}g} {unit}".rstrip()
 
 
 def wrapped(label: str, text: str, *, width: int = 80) -> str:
@@ -76,8 +53,8 @@ class ProgressLine:
 
   def update(self, step: int, *, loss: float, tokens_per_second: float | None, seconds_left: float | None) -> None:
     """Shows that `step` steps are done."""
-    speed = "" if tokens_per_second is None else f"  {compact_count(tokens_per_second)} tokens/s"
-    left = "" if seconds_left is None else f"  {duration(seconds_left)} left"
+    speed = "" if tokens_per_second is None else f"  {amounts.compact_count(tokens_per_second)} tokens/s"
+    left = "" if seconds_left is None else f"  {amounts.duration(seconds_left)} left"
     text = f"loss {loss:.3f}{speed}{left}"
     if self._progress is not None:
       with telling.unheeded():

@@ -40,9 +40,24 @@ class Contents:
     """
     return {"each": self._each, "files": [list(row) for row in self._found.result()]}
 
+  def short(self) -> dict[str, Any]:
+    """All of `saved` in one digest, to stand wherever somebody may look who finds no list.
+
+    Out: {"each": 1048576, "sorts": ["blake2b"], "digest": "5c1d6c0ab3e28b4f"}
+    """
+    return {"each": self._each, **_short(self._found.result())}
+
+  def differ(self, short: Mapping[str, Any]) -> bool:
+    """Whether they are not as they were when `short` was; False as well where digests of other sorts cannot tell."""
+    now = _short(self._rows(short["each"]))
+    return now["sorts"] == short["sorts"] and now["digest"] != short["digest"]
+
+  def _rows(self, each: int) -> list[tuple[str, int, str]]:
+    return self._found.result() if each == self._each else self._digests(self._files, each)
+
   def differences(self, saved: Mapping[str, Any]) -> list[str]:
     """What of them is not as it was when `saved` was: a few words for each file."""
-    now = self._found.result() if saved["each"] == self._each else self._digests(self._files, saved["each"])
+    now = self._rows(saved["each"])
     before, after = ({name: (size, digest) for name, size, digest in rows} for rows in (saved["files"], now))
     found = []
     for name in sorted(before.keys() | after.keys()):
@@ -60,6 +75,11 @@ class Contents:
 def _differ(before: str, after: str) -> bool:
   """Whether two digests are of one sort, and not the same: what is copied to a bucket gets one of another sort."""
   return before != after and before.partition(":")[0] == after.partition(":")[0]
+
+
+def _short(rows: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+  digest = hashlib.blake2b(json.dumps(sorted(rows)).encode(), digest_size=8).hexdigest()
+  return {"sorts": sorted({digest.partition(":")[0] for _, _, digest in rows}), "digest": digest}
 
 
 def summary(files: Sequence[str]) -> str:

@@ -78,9 +78,9 @@ def _check_model(path: epath.Path, extra_ids: int, where: str) -> None:
     raise UserError(f"{where}: cannot be read ({error.strerror or error})") from error
   try:
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
-  except RuntimeError as error:
+    pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+  except (RuntimeError, UnicodeDecodeError) as error:
     raise UserError(f"{where}: not a SentencePiece model; `t2t vocab train` makes one") from error
-  pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
   sentinels = [i for i, piece in enumerate(pieces) if vocabulary_files.SENTINEL.fullmatch(piece)]
   if sentinels and extra_ids:
     raise UserError(

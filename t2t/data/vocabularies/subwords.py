@@ -320,7 +320,7 @@ def _text(path: epath.Path, where: str) -> str:
 def _json(path: epath.Path, where: str) -> dict:
   try:
     content = json.loads(_text(path, where))
-  except json.JSONDecodeError as error:
+  except (ValueError, RecursionError) as error:  # or one in another by the thousand, or a number of as many digits
     raise UserError(f"{where}: {path.name} is not JSON ({error})") from error
   if not isinstance(content, dict):
     raise UserError(f"{where}: {path.name} holds no JSON object")

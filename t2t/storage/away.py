@@ -1,6 +1,6 @@
-"""Whether an error is that a bucket does not answer for now, whichever of its three clients says so.
+"""A bucket that does not answer for now, whichever of its three clients says so.
 
-Such an error is nobody's fault, and goes away: who starts the same command again comes further, which launchers do.
+It is nobody's fault, and goes away: who starts the same command again comes further, which launchers do.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ _TENSORFLOW = ("AbortedError", "DeadlineExceededError", "InternalError", "Resour
 _TENSORSTORE = ("ABORTED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
-class Outage(UserError):
-  """A bucket does not answer for now, or not truly."""
+class Away(UserError):
+  """A bucket does not answer, however often it is asked."""
 
   exit_code = exit_codes.LOST
 
@@ -27,7 +27,7 @@ def reason(error: BaseException) -> str | None:
   What a user must mend, such as a name that no bucket has or a right that is missing, is no outage.
   """
   for each in _causes(error):
-    if isinstance(each, Outage) or _is_tensorflows(each) or _is_tensorstores(each) or _is_googles(each):
+    if isinstance(each, Away) or _is_tensorflows(each) or _is_tensorstores(each) or _is_googles(each):
       line = " ".join((str(each) or type(each).__name__).partition(" [")[0].split())
       return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
   return None

@@ -1,4 +1,4 @@
-"""What is an outage of a bucket, by errors of the real clients on a port where nobody listens."""
+"""What tells that a bucket is away: errors of the real clients on a port where nobody listens."""
 
 import socket
 
@@ -8,7 +8,7 @@ import tensorstore as ts
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.storage import bucket, outage
+from t2t.storage import away, bucket
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def tensorflow():
 def test_each_client_of_a_bucket_that_is_away_is_known(nobody, ask):
   with pytest.raises(Exception) as caught:
     ask()
-  reason = outage.reason(caught.value)
+  reason = away.reason(caught.value)
   assert reason and "\n" not in reason and len(reason) < 210
   wrapped = UserError("what t2t makes of it")
   wrapped.__cause__ = caught.value
-  assert outage.reason(wrapped) == reason
+  assert away.reason(wrapped) == reason
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_each_client_of_a_bucket_that_is_away_is_known(nobody, ask):
   ],
 )
 def test_what_a_user_or_the_code_has_done_is_none(error):
-  assert outage.reason(error) is None
+  assert away.reason(error) is None
 
 
 def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
@@ -83,13 +83,13 @@ def test_a_bucket_that_does_not_exist_is_none(monkeypatch):
   monkeypatch.setattr(bucket, "_client", lambda: type("Client", (), {"list_blobs": refuse})())
   with pytest.raises(UserError, match="there is no bucket") as caught:
     listed()
-  assert outage.reason(caught.value) is None
+  assert away.reason(caught.value) is None
 
 
 @pytest.mark.parametrize("ask", [listed, tensorflow])
 def test_the_command_ends_with_what_launchers_start_again_at(nobody, monkeypatch, capsys, ask):
   """Without a traceback, whoever has raised what."""
-  monkeypatch.setitem(command.SUBCOMMANDS, "train", ("test_outage", ""))
+  monkeypatch.setitem(command.SUBCOMMANDS, "train", (__name__, ""))
   monkeypatch.setattr(f"{__name__}.main", lambda rest: ask(), raising=False)
   assert command.main(["train"]) == 75
   said = capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
   def fail(rest):
     raise RuntimeError("of the code")
 
-  monkeypatch.setitem(command.SUBCOMMANDS, "train", ("test_outage", ""))
+  monkeypatch.setitem(command.SUBCOMMANDS, "train", (__name__, ""))
   monkeypatch.setattr(f"{__name__}.main", fail, raising=False)
   with pytest.raises(RuntimeError, match="of the code"):
     command.main(["train"])
