@@ -162,6 +162,8 @@ def test_connections_and_requests_are_bounded(monkeypatch):
     assert b"200" in first.recv(100)
     status, headers, _ = ask(found.server_port, "POST", "/generate", ASKED)
     assert status == 503 and headers["Retry-After"]
+    while found._connections._value < 2:  # until the server has let go of it, or it would refuse one of the next
+      time.sleep(0.01)
     idle = [send(found.server_port, head) for head in (b"GET", POST + b"Content-Length: 15\r\n\r\n{")]
     while found._connections._value:  # until the server has taken both
       time.sleep(0.01)
