@@ -4,6 +4,7 @@ What is written is what Orbax writes for a `TrainState` without an optimizer, so
 want every array in memory at once; here a handler of its own reads a parameter, writes it, and forgets it.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -99,7 +100,13 @@ def _layout(tensor: Tensor) -> dict[str, Any]:
   return {"metadata": metadata, "store_data_equal_to_fill_value": True}
 
 
-def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda *_: None) -> None:
+def save(
+  foreign: Foreign,
+  out: epath.Path,
+  *,
+  config: Mapping[str, Any] | None = None,
+  advance: output.Progress = lambda *_: None,
+) -> None:
   """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
 
   No more than one layer or matrix is in memory at a time.  What was interrupted leaves nothing under the name `out`.
@@ -107,12 +114,13 @@ def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda
   Args:
     foreign: the checkpoint, checked.
     out: a folder that is not there yet, or is empty.
+    config: of the run that it was; None: see `run_config`.
     advance: see `output.Progress`.
 
   Raises:
     UserError: there is something at `out`, or no space for it.
   """
-  config = run_config(foreign, out)
+  config = run_config(foreign, out) if config is None else config
   with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
       given_vocabulary.save(foreign, folder / store.VOCABULARY)
@@ -143,9 +151,14 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
   config.model.update(dataclasses.asdict(foreign.model))
   config.data.update(foreign.lengths)
   config.data.objective = _OBJECTIVES[foreign.model.architecture]
-  config.data.extra_ids = foreign.extra_ids
-  config.data.vocabulary = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  config.data.update(vocabulary_keys(foreign, out))
   return json.loads(config.to_json_best_effort())
+
+
+def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
+  """Keys of config.data that name the vocabulary which is written beside the parameters."""
+  spec = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  return {"extra_ids": foreign.extra_ids, "vocabulary": spec}
 
 
 # ---- The way back ----------------------------------------------------------------------------------------------------
