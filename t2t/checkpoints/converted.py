@@ -105,6 +105,7 @@ def save(
   out: epath.Path,
   *,
   config: Mapping[str, Any] | None = None,
+  base: bases.Base | None = None,
   advance: output.Progress = lambda *_: None,
 ) -> None:
   """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
@@ -115,6 +116,7 @@ def save(
     foreign: the checkpoint, checked.
     out: a folder that is not there yet, or is empty.
     config: of the run that it was; None: see `run_config`.
+    base: what the parameters lie on top of; None: they are all of the model.
     advance: see `output.Progress`.
 
   Raises:
@@ -130,12 +132,13 @@ def save(
       "step": jnp.zeros((), jnp.int32),
       "params": traverse_util.unflatten_dict(dict(foreign.tensors), sep="/"),
     }
-    handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), config=ocp.JsonCheckpointHandler())
+    items: dict[str, Any] = {"state": _StateSave(state), "config": ocp.args.JsonSave(config)}
+    if base is not None:
+      items[bases.ITEM] = ocp.args.JsonSave(base.to_dict())
+    as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
+    handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), **as_json)
     with ocp.Checkpointer(handler) as checkpointer:
-      checkpointer.save(
-        folder / "checkpoints" / "0",
-        args=ocp.args.Composite(state=_StateSave(state), config=ocp.args.JsonSave(config)),
-      )
+      checkpointer.save(folder / "checkpoints" / "0", args=ocp.args.Composite(**items))
     manifest.write(folder / "checkpoints" / "0", 0)
 
 
@@ -192,23 +195,39 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
   Raises:
     UserError: it is damaged, or not on top of what it was.
   """
-  damage.check(source.path, where=where)
-  with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(source.path / "state").item_metadata.tree
-  # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.
-  found, prefix = {}, source.prefix
-  for part in ("params", "frozen_params"):
-    for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape") and name not in reading.UNREAD and name.startswith(prefix):
-        stored = f"{part}.{name.replace('/', '.')}"
-        found[name.removeprefix(prefix)] = _saved_tensor(
-          source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name
-        )
+  trained, frozen, beside = saved(source, where)
+  found, prefix = trained | frozen, source.prefix
   if source.base is not None:
     below = _of_base(source.base, pretrained.base_of(source))
     found |= {path.removeprefix(prefix): x for path, x in below.items() if path.startswith(prefix)}
-  beside = sorted({name.split("/")[0] for name in saved.get("params") or {}} - {source.part}) if source.part else []
   return found, beside
+
+
+def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+  """What a checkpoint holds itself of its model: what was trained and what was not; and what else was trained beside.
+
+  Raises:
+    UserError: it is damaged.
+  """
+  damage.check(source.path, where=where)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    tree = checkpointer.metadata(source.path / "state").item_metadata.tree
+
+  def part(name: str) -> dict[str, Tensor]:
+    # What was only trained beside the model is no part of it.
+    found, prefix = {}, source.prefix
+    for path, array in traverse_util.flatten_dict(tree.get(name) or {}, sep="/").items():
+      if hasattr(array, "shape") and path not in reading.UNREAD and path.startswith(prefix):
+        found[path.removeprefix(prefix)] = _saved_tensor(
+          source.path / "state",
+          f"{name}.{path.replace('/', '.')}",
+          tuple(array.shape),
+          stacked="/layers/" in path,
+        )
+    return found
+
+  beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
+  return part("params"), part("frozen_params"), beside
 
 
 def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
