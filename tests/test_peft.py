@@ -13,7 +13,7 @@ from t2t.convert import peft
 from t2t.models.adapt.lora import LoraConfig
 
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
-SOME = LoraConfig(rank=2, alpha=2.5, targets=("attention/query", "attention/value"))
+SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))
 CLASS = ({"name": "nli", "kind": "class", "num_classes": 3, "labels": ("no", "yes", "maybe")},)
 SQUARE = dict(head_dim=4, init_scale=0.02)  # as all of theirs are
 BERT, ALBERT, GPT2 = (dataclasses.replace(toy.KINDS[name], **SQUARE) for name in ("bert", "albert", "gpt2"))
@@ -30,13 +30,16 @@ KINDS = {
 def written(config, lora, folder, **options):
   """A folder of theirs with random numbers, and these by their paths here."""
   arrays = shared.random_adapter(config, {"lora": lora})
-  peft.save(config, {"lora": lora}, shared.tensors(arrays), epath.Path(folder), where="RUN", **options)
+  below = shared.tensors(foreign.random_params(config))
+  peft.save(config, {"lora": lora}, shared.tensors(arrays), below, epath.Path(folder), where="RUN", **options)
   return arrays
 
 
-def base_of(config):
-  """The model below an adapter, which has no head for the task yet."""
-  return dataclasses.replace(config, heads=(), vocabulary_head=True)
+def open_adapter(folder, config, **options):
+  """On top of a model of random numbers, which has no head for the task yet."""
+  config = dataclasses.replace(config, heads=(), vocabulary_head=True)
+  base = dataclasses.replace(foreign.in_memory(config, foreign.random_params(config)), path=epath.Path("BASE"))
+  return peft.open_adapter(str(folder), base, **options)
 
 
 @pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
@@ -45,15 +48,35 @@ def test_there_and_back_every_bit_is_the_same(kind, lora, tmp_path):
   """Ranks, alpha, what is adapted, and the numbers."""
   config = KINDS[kind]
   arrays = written(config, lora, tmp_path / "out")
-  found = peft.open_adapter(str(tmp_path / "out"), base_of(config), "BASE", head="nli" if config.heads else "")
+  found = open_adapter(tmp_path / "out", config, head="nli" if config.heads else "")
   assert found.section == "lora" and found.model.architecture == config.architecture and not found.kept
   assert [head.kind for head in found.model.heads] == [head.kind for head in config.heads]
   again = LoraConfig(**found.config)
-  assert (again.rank, again.alpha) == (lora.rank, lora.alpha)
+  assert dataclasses.replace(again, targets=()) == dataclasses.replace(lora, targets=())
   assert shared.adapted_shapes(found.model, {"lora": again}) == shared.adapted_shapes(config, {"lora": lora})
   assert found.tensors.keys() == arrays.keys()
   for path, tensor in found.tensors.items():
     np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
+
+
+def test_of_columns_theirs_has_the_length_and_ours_what_it_is_more(tmp_path):
+  """As many bits as the sum has; theirs come back as they were where no column is half or twice as long as it was."""
+  config, lora = KINDS["t5_1_1"], dataclasses.replace(SOME, dora=True)
+  arrays = written(config, lora, tmp_path / "out")
+  lengths = np.linalg.norm(foreign.random_params(config)["encoder/layers/self_attention/value"][1], axis=0)
+  name = "base_model.model.encoder.block.1.layer.0.SelfAttention.v.lora_magnitude_vector"
+  path = "encoder/layers/self_attention/value/lora_magnitude"
+  theirs = foreign.safetensors(tmp_path / "out")[name]
+  np.testing.assert_allclose(theirs, lengths + arrays[path][1], rtol=1e-6)
+  found = open_adapter(tmp_path / "out", config)
+  assert LoraConfig(**found.config).dora
+  for path, tensor in found.tensors.items():
+    np.testing.assert_allclose(tensor.read(), arrays[path], atol=1e-6, err_msg=path)
+  model, below = found.model, shared.tensors(foreign.random_params(config))
+  peft.save(model, {"lora": lora}, found.tensors, below, epath.Path(tmp_path / "again"), where="RUN")
+  assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == (
+    tmp_path / "out/adapter_model.safetensors"
+  ).read_bytes()
 
 
 def test_the_file_is_as_theirs(tmp_path):
@@ -102,8 +125,8 @@ def test_what_is_one_matrix_there_has_one_product(tmp_path):
     arrays[f"decoder/layers/self_attention/{part}/lora_down"] = arrays["decoder/layers/self_attention/out/lora_down"][
       :, :16
     ]
-  peft.save(config, {"lora": ALL}, shared.tensors(arrays), epath.Path(tmp_path / "out"), where="RUN")
-  found = peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+  peft.save(config, {"lora": ALL}, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  found = open_adapter(tmp_path / "out", config)
   for path, tensor in found.tensors.items():
     np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
 
@@ -127,6 +150,9 @@ def spoil(folder, **fields):
     ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
     ({"r": 0}, "r=0: must be a whole number, at least 1"),
     ({"r": True}, "r='True': must be a number"),
+    ({"lora_dropout": 1.0}, "lora_dropout=1.0: must be at least 0 and below 1"),
+    ({"use_dora": "yes"}, "use_dora='yes': must be true or false"),
+    ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
     ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
     ({"lora_alpha": "16"}, "lora_alpha='16': must be a number"),
   ],
@@ -136,10 +162,10 @@ def test_a_field_that_says_what_t2t_cannot_is_named(fields, message, tmp_path):
   config = KINDS["t5_1_1"]
   written(config, SOME, tmp_path / "out")
   spoil(tmp_path / "out", peft_version="0.21.2", megatron_core="megatron.core", qalora_group_size=16, loftq_config={})
-  peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+  open_adapter(tmp_path / "out", config)
   spoil(tmp_path / "out", **fields)
   with pytest.raises(UserError, match=message):
-    peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+    open_adapter(tmp_path / "out", config)
 
 
 NAME = "base_model.model.encoder.block.{}.layer.0.SelfAttention.q.lora_{}.weight"
@@ -167,7 +193,7 @@ def test_tensors_that_do_not_belong_together_are_refused(change, message, tmp_pa
   change(found)
   foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", found)
   with pytest.raises(UserError, match=message):
-    peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+    open_adapter(tmp_path / "out", config)
 
 
 def test_files_of_others_are_read_within_bounds(tmp_path):
@@ -178,12 +204,10 @@ def test_files_of_others_are_read_within_bounds(tmp_path):
   content[NAME.format(0, "A")] = np.full((2, 16), np.nan, np.float32)
   foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", content)
   with pytest.raises(UserError, match="32 of its 32 numbers are NaN"):
-    peft.open_adapter(str(tmp_path / "out"), config, "BASE").tensors[
-      "encoder/layers/self_attention/query/lora_down"
-    ].read()
+    open_adapter(tmp_path / "out", config).tensors["encoder/layers/self_attention/query/lora_down"].read()
   (tmp_path / "out/adapter_model.safetensors").rename(tmp_path / "out/adapter_model.bin")
   with pytest.raises(UserError, match="its weights are pickled"):
-    peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+    open_adapter(tmp_path / "out", config)
   (tmp_path / "out/adapter_config.json").write_text("[" * 100_000)
   with pytest.raises(UserError, match="cannot be read as JSON"):
-    peft.open_adapter(str(tmp_path / "out"), config, "BASE")
+    open_adapter(tmp_path / "out", config)

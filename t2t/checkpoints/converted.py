@@ -196,11 +196,8 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
     UserError: it is damaged, or not on top of what it was.
   """
   trained, frozen, beside = saved(source, where)
-  found, prefix = trained | frozen, source.prefix
-  if source.base is not None:
-    below = _of_base(source.base, pretrained.base_of(source))
-    found |= {path.removeprefix(prefix): x for path, x in below.items() if path.startswith(prefix)}
-  return found, beside
+  found = trained | frozen
+  return found | of_base(source), beside
 
 
 def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
@@ -230,12 +227,15 @@ def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dic
   return part("params"), part("frozen_params"), beside
 
 
-def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
-  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor.
+def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
+  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor; or nothing.
 
   Raises:
     UserError: it is another.
   """
+  if adapted.base is None:
+    return {}
+  base, source = adapted.base, pretrained.base_of(adapted)
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:
@@ -243,7 +243,8 @@ def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
   found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
   for path, tensor in found.items():
     base.check({path: bases.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
-  return found
+  prefix = adapted.prefix
+  return {path.removeprefix(prefix): tensor for path, tensor in found.items() if path.startswith(prefix)}
 
 
 def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

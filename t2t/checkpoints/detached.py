@@ -15,15 +15,20 @@ from t2t.models import adapt, transformer
 from t2t.storage import bucket
 
 
-def trained(source: pretrained.Source, *, where: str = "") -> dict[str, Tensor]:
-  """What an adapter's run trained: path in the adapted model -> parameter, to be read one by one.
+def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+  """What an adapter's run trained, and what it lies on top of, to be read one by one.
+
+  Returns:
+    Path in the adapted model -> parameter; path in the base -> parameter.
 
   Raises:
-    UserError: its checkpoint has no adapter, or is damaged.
+    UserError: its checkpoint has no adapter, or is damaged; or it is not on top of what it was.
   """
   if not source.adapters:
     raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
-  return converted.saved(source, where)[0]
+  own, frozen, _ = converted.saved(source, where)
+  below = frozen | converted.of_base(source)
+  return own, {adapt.base_path(path, source.adapters): tensor for path, tensor in below.items()}
 
 
 def base_folder(source: pretrained.Source) -> str:

@@ -95,7 +95,7 @@ def _take_adapter(job: Job) -> None:
   tensors.check(base)
   if job.vocabulary:
     base = given_vocabulary.give(base, job.vocabulary, extra_ids=job.extra_ids)
-  adapter = peft.open_adapter(job.source, base.model, str(base.path), head=job.head)
+  adapter = peft.open_adapter(job.source, base, head=job.head)
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
   with output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
     written = detached.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
@@ -108,12 +108,13 @@ def _take_adapter(job: Job) -> None:
 def _give_adapter(job: Job) -> None:
   """From a run of t2t's that trained an adapter to PEFT's folder."""
   source = pretrained.read_source(job.source, where="")
-  trained, base = detached.trained(source), detached.base_folder(source)
+  (trained, below), base = detached.trained(source), detached.base_folder(source)
   with output.progress(sum(tensor.nbytes for tensor in trained.values()), len(trained)) as advance:
     notes = peft.save(
       source.model,
       source.adapters,
       trained,
+      below,
       bucket.absolute(job.out),
       where=str(source.path),
       base=base,

@@ -1,10 +1,9 @@
 """Adapters of Hugging Face's PEFT library, adapter_config.json and adapter_model.safetensors, as t2t's and back.
 
 A folder of theirs has what was trained alone, by the names that the modules have in transformers; which modules that
-is the tensors say.  What the numbers mean adapter_config.json says, and no field of it is passed over that would
-change them.
+is the tensors say; what the numbers mean, adapter_config.json (peft_settings.py).
 
-Source: PEFT 0.21, src/peft/tuners/lora/config.py, src/peft/utils/save_and_load.py.
+Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,133 +18,24 @@ import numpy as np
 
 from t2t import UserError
 from t2t.convert import heads as heads_lib
-from t2t.convert import huggingface, output, safetensors
+from t2t.convert import huggingface, output, peft_settings, safetensors
 from t2t.convert import settings as settings_lib
-from t2t.convert.families import Family, Settings, Task
+from t2t.convert.families import Family, Task
 from t2t.convert.huggingface import Place
 from t2t.convert.safetensors import Entry
-from t2t.convert.tensors import Tensor, check_finite, compare
-from t2t.models.adapt.lora import LoraConfig
+from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
 from t2t.models.config import TransformerConfig
-from t2t.storage import bucket, untrusted
+from t2t.storage import bucket
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = peft_settings.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _IN_FRONT = "base_model.model."  # of the names of modules
-
-# Their task type -> the kinds of heads that it trains; none: tokens are predicted.
-_TASKS: dict[str | None, tuple[str, ...]] = {
-  "CAUSAL_LM": (),
-  "SEQ_2_SEQ_LM": (),
-  "SEQ_CLS": ("class", "score"),
-  "TOKEN_CLS": ("tag",),
-  None: (),
-}
-_TASK_OF = {"encoder_decoder": "SEQ_2_SEQ_LM", "decoder_only": "CAUSAL_LM", "encoder_only": None}
 
 
 def is_peft(path: str) -> bool:
   """Whether a folder of PEFT's is at `path`; looks at names alone."""
   folder = bucket.absolute(path)
   return folder.is_dir() and (folder / CONFIG).exists()
-
-
-# ---- What adapter_config.json says -----------------------------------------------------------------------------------
-
-# Which modules there are the tensors say; how they began, and where, is of no consequence once they are trained.
-_SAID_BY_TENSORS = ("target_modules", "exclude_modules", "modules_to_save", "fan_in_fan_out")
-_OF_NO_CONSEQUENCE = ("peft_version", "inference_mode", "auto_mapping", "revision", "megatron_core", "runtime_config")
-_OF_NO_CONSEQUENCE += ("qalora_group_size", "eva_config", "ensure_weight_tying", "velora_config")
-# Field -> the values that say no more than t2t's adapter does.
-_MUST: dict[str, tuple[Any, ...]] = {
-  "bias": ("none",),
-  # Others change the base's own matrices.
-  "init_lora_weights": (True, False, "gaussian", "eva"),
-}
-
-
-def _lora(settings: Settings, where: str) -> dict[str, Any]:
-  """Fields of `LoraConfig`, but for what is adapted."""
-  rank = _number(settings, "r", 8, where)
-  if type(rank) is not int or rank < 1:
-    raise UserError(f"{where}: r={rank}: must be a whole number, at least 1")
-  alpha = _number(settings, "lora_alpha", 8, where)
-  if not 0 < alpha < math.inf:
-    raise UserError(f"{where}: lora_alpha={alpha}: must be a number above 0")
-  return {"rank": rank, "alpha": float(alpha)}
-
-
-def _number(settings: Settings, key: str, default: float, where: str) -> Any:
-  value = settings.get(key, default)
-  if isinstance(value, bool) or not isinstance(value, int | float):
-    raise UserError(f"{where}: {key}={str(value)[:40]!r}: must be a number")
-  return value
-
-
-def _written_lora(config: LoraConfig) -> dict[str, Any]:
-  alpha = int(config.alpha) if config.alpha == int(config.alpha) else config.alpha
-  return {"r": config.rank, "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none", "init_lora_weights": True}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-  """A tuner of theirs that t2t has a counterpart of.
-
-  section: of t2t's config.
-  fields: adapter_config.json -> fields of the section, but for what is adapted.
-  known: the fields that it reads.
-  write: the section's record -> fields of adapter_config.json.
-  parts: what theirs calls the parameters of a module -> what t2t does, behind the path of the matrix.
-  """
-
-  section: str
-  fields: Callable[[Settings, str], dict[str, Any]]
-  known: tuple[str, ...]
-  write: Callable[[Any], dict[str, Any]]
-  parts: Mapping[str, str]
-
-
-_KINDS = {
-  "LORA": _Kind(
-    "lora",
-    _lora,
-    ("r", "lora_alpha", "lora_dropout"),
-    _written_lora,
-    {"lora_A.weight": "lora_down", "lora_B.weight": "lora_up"},
-  )
-}
-
-
-def _read_settings(folder: epath.Path) -> tuple[_Kind, Settings, str | None]:
-  """What kind a folder is of, its adapter_config.json, and its task type.
-
-  Raises:
-    UserError: a field says what t2t's adapter cannot; names it.
-  """
-  where = f"{folder}/{CONFIG}"
-  settings = untrusted.read_json(folder / CONFIG)
-  name, task = settings.get("peft_type"), settings.get("task_type")
-  if not isinstance(name, str) or name not in _KINDS:
-    raise UserError(f"{where}: peft_type={str(name)[:40]!r}: t2t reads {', '.join(_KINDS)}")
-  if not isinstance(task, str | None) or task not in _TASKS:
-    raise UserError(f"{where}: task_type={str(task)[:40]!r}: t2t reads {', '.join(filter(None, _TASKS))}, or none")
-  kind = _KINDS[name]
-  passed = {"peft_type", "task_type", "base_model_name_or_path", *_SAID_BY_TENSORS, *_OF_NO_CONSEQUENCE, *kind.known}
-  for field, value in settings.items():
-    if field in passed:
-      continue
-    # What is off, or empty, says nothing.
-    harmless = _MUST.get(field, (None, False, 0, "", [], {}))
-    if not any(value == each and type(value) is type(each) for each in harmless):
-      said = json.dumps(value)[:60]
-      raise UserError(f"{where}: {field}={said}: config.{kind.section} has nothing like it; it is not read")
-  return kind, settings, task
-
-
-def base_named(path: str) -> str:
-  """Where a folder says that its base lies: a path, a name on a hub, or ""."""
-  said = untrusted.read_json(bucket.absolute(path) / CONFIG).get("base_model_name_or_path")
-  return said if isinstance(said, str) else ""
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
@@ -206,20 +96,19 @@ class Adapter:
   kept: tuple[str, ...] = ()
 
 
-def open_adapter(path: str, base: TransformerConfig, base_path: str, *, head: str = "") -> Adapter:
+def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
   """A folder of theirs on top of a model; headers are read, no tensors.
 
   Args:
     path: the folder, local or gs://.
     base: the model that it lies on top of.
-    base_path: where that is, for messages.
     head: what a head that was trained is called; "": as the base's, or by its kind.
 
   Raises:
     UserError: it cannot be read, says what t2t's adapter cannot, or lies on top of another model.
   """
   folder = bucket.absolute(path)
-  kind, settings, task_type = _read_settings(folder)
+  kind, settings, task_type = peft_settings.read(folder)
   where = f"{folder}/{CONFIG}"
   if not (folder / WEIGHTS).exists():
     if (folder / _PICKLE).exists():
@@ -229,16 +118,16 @@ def open_adapter(path: str, base: TransformerConfig, base_path: str, *, head: st
       )
     raise UserError(f"{folder}: no weights there; looked for {WEIGHTS}")
   entries = safetensors.read_header(folder / WEIGHTS)
-  family = settings_lib.family_of(base, base_path)
-  model = _with_head(base, family, _TASKS[task_type], entries, where, head)
-  wanted = _TASK_OF[base.architecture]
+  family = settings_lib.family_of(base.model, str(base.path))
+  model = _with_head(base.model, family, peft_settings.TASKS[task_type], entries, where, head)
+  wanted = peft_settings.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
-      f"{where}: task_type={task_type!r}: {base_path} is {base.architecture.replace('_', '-')}, whose task type is"
+      f"{where}: task_type={task_type!r}: {base.path} is {model.architecture.replace('_', '-')}, whose task type is"
       f" {wanted or 'left out'}"
     )
   fields = kind.fields(settings, where)
-  found, kept = _tensors(folder, family, model, kind, fields, entries)
+  found, kept = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
   targets = sorted({path.rpartition("/")[0] for path in found if not path.startswith("heads/")})
   config = fields | {"targets": tuple(f"^{each}$" for each in targets)}
   return Adapter(folder, model, kind.section, config, found, kept)
@@ -273,32 +162,51 @@ def _with_head(
   raise UserError(f"{where}: t2t knows no {family.model_type} of transformers with a {' or '.join(kinds)} head")
 
 
-def _shape(part: str, place: Place, rank: int) -> tuple[int, ...]:
+def _shape(part: str, place: Place, fields: Mapping[str, Any]) -> tuple[int, ...]:
   """Of their tensor for a module."""
   rows, columns = place.shape[::-1] if place.transposed else place.shape  # what comes in, and what goes out
-  return {"lora_down": (rank, rows), "lora_up": (columns, rank)}[part]
+  return {
+    "lora_down": lambda: (fields["rank"], rows),
+    "lora_up": lambda: (columns, fields["rank"]),
+    "lora_magnitude": lambda: (columns,),
+  }[part]()
 
 
-def _ours(part: str, place: Place, index: int, value: np.ndarray) -> np.ndarray:
+def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
   """The part of their tensor that is `place.ours[index]`'s, as ours lies."""
+  begin = sum(place.widths[:index])
+  columns = slice(begin, begin + place.widths[index])
   if part == "lora_down":
     return value.T  # what comes in is the same for all of a matrix's parts
-  begin = sum(place.widths[:index])
-  return value.T[:, begin : begin + place.widths[index]]
+  if part == "lora_magnitude":
+    # Theirs is a length, ours how much more it is than the base's.
+    return value[columns].astype(np.float32) - _lengths(below[place.ours[index]], place.layer)
+  return value.T[:, columns]
 
 
-def _theirs(part: str, values: list[np.ndarray]) -> np.ndarray:
+def _theirs(part: str, place: Place, values: list[np.ndarray], below: Mapping[str, Tensor]) -> np.ndarray:
   """The inverse of `_ours`, of all parts of a matrix."""
-  return values[0].T if part == "lora_down" else np.concatenate(values, axis=-1).T
+  if part == "lora_down":
+    return values[0].T
+  if part == "lora_magnitude":
+    values = [x + _lengths(below[path], place.layer) for path, x in zip(place.ours, values, strict=True)]
+  return np.concatenate(values, axis=-1).T
+
+
+def _lengths(matrix: Tensor, layer: int | None) -> np.ndarray:
+  """Of the columns of a base's matrix, float32 [out]."""
+  whole = matrix.read() if layer is None else matrix.read_layer(layer)
+  return np.linalg.norm(np.asarray(whole, np.float64), axis=0).astype(np.float32)
 
 
 def _tensors(
   folder: epath.Path,
   family: Family,
   model: TransformerConfig,
-  kind: _Kind,
+  parts: Mapping[str, str],
   fields: Mapping[str, Any],
   entries: Mapping[str, Entry],
+  below: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
   """What was trained, by paths in the adapted model, and which parameters of its head were not.
 
@@ -308,11 +216,9 @@ def _tensors(
   places = huggingface.written(family, model)
   modules = _modules(places)
   theirs = lambda module, part: f"{_IN_FRONT}{module}.{part}"
-  adapted = [module for module in modules if any(theirs(module, part) in entries for part in kind.parts)]
+  adapted = [module for module in modules if any(theirs(module, part) in entries for part in parts)]
   wanted = {
-    theirs(module, part): _shape(ours, modules[module], fields["rank"])
-    for module in adapted
-    for part, ours in kind.parts.items()
+    theirs(module, part): _shape(ours, modules[module], fields) for module in adapted for part, ours in parts.items()
   }
   of_head = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
   wanted |= {f"{_IN_FRONT}{name}": place.shape for name, place in of_head.items() if f"{_IN_FRONT}{name}" in entries}
@@ -330,18 +236,18 @@ def _tensors(
   shapes: dict[str, tuple[int, ...]] = {}
   for module in adapted:
     place = modules[module]
-    for part, ours in kind.parts.items():
-      entry, (first, second) = entries[theirs(module, part)], wanted[theirs(module, part)]
+    for part, ours in parts.items():
+      entry, shape = entries[theirs(module, part)], wanted[theirs(module, part)]
       for index, path in enumerate(place.ours):
         own = f"{path}/{ours}"
-        readers.setdefault(own, {})[place.layer] = functools.partial(_read, entry, ours, place, index)
-        shapes[own] = (second, first) if ours == "lora_down" else (second, place.widths[index])
+        readers.setdefault(own, {})[place.layer] = functools.partial(_read, entry, ours, place, index, below)
+        shapes[own] = shape[::-1] if ours == "lora_down" else (*shape[1:], place.widths[index])
   found = {}
   for path, of_layers in readers.items():
     stacked = None not in of_layers
     shape = (len(of_layers), *shapes[path]) if stacked else shapes[path]
-    parts = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
-    found[path] = Tensor(shape, np.dtype(np.float32), parts, stacked=stacked)
+    each = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
+    found[path] = Tensor(shape, np.dtype(np.float32), each, stacked=stacked)
   for name, place in of_head.items():
     if f"{_IN_FRONT}{name}" in entries:
       shape = place.shape[::-1] if place.transposed else place.shape
@@ -358,10 +264,10 @@ def _check_all_layers(folder: epath.Path, modules: Mapping[str, Place], adapted:
       raise UserError(f"{folder}/{WEIGHTS}: adapts {other} and not {module}; t2t adapts a matrix in all layers or none")
 
 
-def _read(entry: Entry, part: str, place: Place, index: int) -> np.ndarray:
+def _read(entry: Entry, part: str, place: Place, index: int, below: Mapping[str, Tensor]) -> np.ndarray:
   value = entry.read()
   check_finite(value, f"{entry.path}: {entry.name}")
-  return _ours(part, place, index, value)
+  return _ours(part, place, index, value, below)
 
 
 def _read_of_head(entry: Entry, place: Place) -> np.ndarray:
@@ -377,6 +283,7 @@ def save(
   model: TransformerConfig,
   adapters: Mapping[str, Any],
   trained: Mapping[str, Tensor],
+  below: Mapping[str, Tensor],
   out: epath.Path,
   *,
   where: str,
@@ -390,6 +297,7 @@ def save(
     model: the base's, with the heads that were trained.
     adapters: section of the config -> its record.
     trained: path in the adapted model -> what the run trained.
+    below: path in the base -> parameter, of the matrices that are adapted with `dora`.
     out: not there yet, or an empty folder.
     where: the run, for messages.
     base: what the folder says that its base is: a path, or "".
@@ -402,7 +310,7 @@ def save(
   Raises:
     UserError: PEFT has no such adapter, transformers no such model, `out` is taken, or no space is left.
   """
-  of_section = {kind.section: name for name, kind in _KINDS.items()}
+  of_section = {kind.section: name for name, kind in peft_settings.KINDS.items()}
   for section in adapters:
     if section not in of_section:
       raise UserError(
@@ -410,11 +318,12 @@ def save(
         " adapter; --to hf writes the model itself, if it can be merged"
       )
   ((section, config),) = adapters.items()
-  kind = _KINDS[of_section[section]]
+  kind = peft_settings.KINDS[of_section[section]]
   family, part, model_class, _ = settings_lib.written_as(model, where, head=head)
   places = huggingface.written(family, part)
   modules = _modules(places)
-  own = lambda path: [f"{path}/{ours}" for ours in kind.parts.values()]
+  parts = kind.parts(vars(config))
+  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
   is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
   adapted = {module: place for module, place in modules.items() if is_adapted(place)}
   heads = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
@@ -425,18 +334,18 @@ def save(
     raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
   tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
   for module, place in adapted.items():
-    for theirs, ours in kind.parts.items():
-      read = functools.partial(_value, trained, ours, place, module, where)
-      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, config.rank), read
+    for theirs, ours in parts.items():
+      read = functools.partial(_value, trained, below, ours, place, module, where)
+      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
   for name, place in heads.items():
     read = lambda place=place: place.theirs_of([trained[place.ours[0]].read()])
     tensors[f"{_IN_FRONT}{name}"] = place.shape, read
-  task = next((name for name, kinds in _TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
+  task = next((name for name, kinds in peft_settings.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
   settings = kind.write(config) | {
     "peft_type": of_section[section],
-    "task_type": task if part.heads else _TASK_OF[model.architecture],
+    "task_type": task if part.heads else peft_settings.TASK_OF[model.architecture],
     "base_model_name_or_path": base or None,
     "target_modules": _shortest(adapted, _all_modules(family, places)),
     "modules_to_save": _saved_whole(heads) or None,
@@ -454,7 +363,9 @@ def save(
   return [f"written for a {model_class}", *notes]
 
 
-def _value(trained: Mapping[str, Tensor], part: str, place: Place, module: str, where: str) -> np.ndarray:
+def _value(
+  trained: Mapping[str, Tensor], below: Mapping[str, Tensor], part: str, place: Place, module: str, where: str
+) -> np.ndarray:
   """Their tensor of a module.
 
   Raises:
@@ -468,7 +379,7 @@ def _value(trained: Mapping[str, Tensor], part: str, place: Place, module: str, 
       f"{where}: {module} is one matrix there, {', '.join(path.rpartition('/')[2] for path in place.ours)} here, each"
       " adapted by itself: PEFT has one product for all of it; --to hf writes the merged model"
     )
-  return _theirs(part, values)
+  return _theirs(part, place, values, below)
 
 
 def _all_modules(family: Family, places: Mapping[str, Place]) -> set[str]:

@@ -17,6 +17,7 @@ import pytest
 import toy
 
 from t2t.convert import peft as peft_lib
+from t2t.convert import peft_settings
 from t2t.models.adapt.lora import LoraConfig
 
 peft = pytest.importorskip("peft", reason="needs peft: tests/parity-requirements.txt")
@@ -50,20 +51,27 @@ def assert_same(found, expected, at):
   np.testing.assert_allclose(found[at], expected[at], atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "bert"])
-def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, tmp_path):
+VARIANTS = {"rslora": dict(rslora=True), "dora": dict(dora=True)}
+
+
+@pytest.mark.parametrize(
+  ("kind", "variant"), [("t5_1_1", ""), ("llama", ""), ("bert", ""), ("t5_1_1", "rslora"), ("llama", "dora")]
+)
+def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, variant, tmp_path):
   """`from_pretrained` of the adapter on top of the exported base, which it is far from."""
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
-  arrays = shared.random_adapter(config, {"lora": LORA})
-  peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), epath.Path(tmp_path / "adapter"), where="RUN")
+  adapters = {"lora": dataclasses.replace(LORA, **VARIANTS.get(variant, {}))}
+  arrays = shared.random_adapter(config, adapters)
+  below = shared.tensors(params)
+  peft_lib.save(config, adapters, shared.tensors(arrays), below, epath.Path(tmp_path / "adapter"), where="RUN")
   batch = toy.batch(architecture=config.architecture)
   before = theirs(base, kind, batch)
   with warnings.catch_warnings():
     warnings.simplefilter("error", UserWarning)  # of keys that are missing, or that nothing reads
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-  found = ours(config, shared.merged(params, arrays, {"lora": LORA}), batch)
+  found = ours(config, shared.merged(params, arrays, adapters), batch)
   at = parity.real(batch)
   assert_same(found, theirs(adapted, kind, batch), at)
   assert np.max(np.abs(found - before)[at]) > 0.1
@@ -75,7 +83,7 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
   config = KINDS[kind]
   params = foreign.random_params(config)
   base = parity.load(parity.exported(config, tmp_path / "base"))
-  task = peft_lib._TASK_OF[config.architecture]
+  task = peft_settings.TASK_OF[config.architecture]
   torch.manual_seed(0)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -83,7 +91,7 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
       base, peft.LoraConfig(task_type=task, r=3, lora_alpha=6, init_lora_weights=False)
     ).eval()
   adapted.save_pretrained(tmp_path / "adapter")
-  found = peft_lib.open_adapter(str(tmp_path / "adapter"), config, "BASE")
+  found = peft_lib.open_adapter(str(tmp_path / "adapter"), foreign.in_memory(config, params))
   arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
   batch = toy.batch(architecture=config.architecture)
   params = shared.merged(params, arrays, {"lora": LoraConfig(**found.config)})
@@ -94,7 +102,7 @@ def test_a_head_is_written_for_their_class(tmp_path):
   """Of BERT, SEQ_CLS: its pooler and its classifier lie in the folder, and are found."""
   config = KINDS["bert_class"]
   arrays = shared.random_adapter(config, {"lora": LORA})
-  peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), epath.Path(tmp_path / "adapter"), where="RUN")
+  peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
   base = parity.load(parity.exported(config, tmp_path / "base"))
   batch = toy.batch(architecture="encoder_only")
   with warnings.catch_warnings():
