@@ -1,3 +1,4 @@
+import json
 import shutil
 
 from flax import nnx
