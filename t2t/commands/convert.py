@@ -14,7 +14,7 @@ import jax
 
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, damage, detached, pretrained, reading
-from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, settings, t5x, tensors
+from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
 from t2t.storage import bucket
 
 # What --from names -> what it is called in a message.
@@ -87,7 +87,7 @@ def run(job: Job) -> None:
 
 def _take_adapter(job: Job) -> None:
   """From PEFT's folder to a run of t2t's."""
-  said = peft.base_named(job.source)
+  said = peft_settings.base_named(job.source)
   if not job.base and not (said and bucket.absolute(said).exists()):
     named = f"{said!r}, which is no folder here" if said else "no base"
     raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
@@ -217,7 +217,13 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder that is not there yet")
   add = parser.add_argument
   add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x or t2t; default: what is there")
-  add("--to", dest="target", default="", metavar="KIND", help="t2t, hf or peft; default: t2t, and hf of one of t2t")
+  add(
+    "--to",
+    dest="target",
+    default="",
+    metavar="KIND",
+    help="t2t, hf or peft; default: t2t, and hf of a checkpoint of t2t",
+  )
   add("--gin", default="", metavar="FILE", help="of T5X: print the config that says the same, and what it cannot say")
   words = parser.add_argument_group("vocabulary")
   add = words.add_argument

@@ -119,7 +119,7 @@ def base_path(path: str) -> str | None:
 
 
 def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.Array]:
-  """Path -> array of a model with plain matrices, W + scale * down up, with `dora` of columns that are as long as it says.
+  """Path -> array of a model with plain matrices, W + scale * down up, with `dora` of columns as long as it says.
 
   Each of them may be of one layer, or of a stack.
   """
