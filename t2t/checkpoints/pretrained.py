@@ -39,6 +39,7 @@ class Source:
   adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
+  keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
   """
 
   path: epath.Path
@@ -49,6 +50,12 @@ class Source:
   adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
   base: bases.Base | None = None
   part: str = ""
+  keeps: bool = False
+
+  @property
+  def merged(self) -> adapt.Adapters:
+    """Those of the adapters that nobody sees who reads the parameters."""
+    return {} if self.keeps else self.adapters
 
   @property
   def prefix(self) -> str:
@@ -235,9 +242,13 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
   config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
-  graphdef, state = nnx.split(
-    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
-  )
+
+  def make(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    kept = {name: x for name, x in source.adapters.items() if name not in source.merged}
+    return adapt.adapt(transformer.build(config, rngs), kept, rngs)
+
+  graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
   return Model(config, graphdef, params)

@@ -89,7 +89,7 @@ class Layer(nnx.Module):
     """`x` and what the cross-attention finds in `memory`."""
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
-      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory))
+      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
     return self._add(x, update, "cross_attention", keys[1])
 
@@ -120,7 +120,8 @@ class Layer(nnx.Module):
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
-    own = attention.KVCache(*self.self_attention.keys_and_values(normed, positions.angles))
+    own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
+    own = attention.KVCache(*own)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, "self_attention", keys[1])
