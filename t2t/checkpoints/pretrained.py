@@ -36,7 +36,7 @@ class Source:
   run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
-  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
+  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them, if it can be.
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   """
@@ -54,6 +54,11 @@ class Source:
   def prefix(self) -> str:
     """What paths of the model's parameters begin with where they were saved."""
     return f"{self.part}/" if self.part else ""
+
+  @property
+  def merged(self) -> adapt.Adapters:
+    """Those of the adapters that nobody sees who reads the parameters."""
+    return adapt.mergeable(self.adapters)
 
   @property
   def extra_ids(self) -> int:
@@ -235,9 +240,12 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
   config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
-  graphdef, state = nnx.split(
-    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
-  )
+
+  def make(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(transformer.build(config, rngs), adapt.kept(source.adapters), rngs)
+
+  graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
   return Model(config, graphdef, params)
@@ -254,7 +262,7 @@ def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
 
 
 def load_params(source: Source, params: Params) -> Params:
-  """The parameters of a checkpoint; what its model was adapted by is merged into them.
+  """The parameters of a checkpoint; what its model was adapted by is merged into them, or among them.
 
   Args:
     source: the checkpoint.
@@ -277,7 +285,7 @@ def load_params(source: Source, params: Params) -> Params:
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of a checkpoint's model, without what it was adapted by.
+  """Path and shape of each parameter of a checkpoint's model, without what is merged into them.
 
   Args:
     source: the checkpoint.
@@ -293,9 +301,9 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 
 def _base(source: Source, path: str) -> str | None:
-  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
+  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
   prefix = source.prefix
-  return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
+  return adapt.base_path(path.removeprefix(prefix), source.merged) if path.startswith(prefix) else None
 
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
@@ -373,12 +381,13 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   saved = _saved_shapes(source)
   prefix = source.prefix
   places = {_base(source, path): path for path in saved}
-  if not source.adapters:
+  if not source.merged:
     return _read_saved(source, {name: (places[path], x) for name, (path, x) in wanted.items()})
-  added: dict[str, list[str]] = {}  # by the path of the matrix that they are added to
+  added: dict[str, list[str]] = {}  # by the path of the parameter that they are merged into
   for path in saved:
     if path.startswith(prefix) and _base(source, path) is None:
-      added.setdefault(path.removeprefix(prefix).rpartition("/")[0], []).append(path)
+      for base in adapt.merged_into(path.removeprefix(prefix), source.merged):
+        added.setdefault(base, []).append(path)
   wide, narrow = {}, {}
   for name, (path, x) in wanted.items():
     ending = places[path].removeprefix(prefix + path)
@@ -391,9 +400,11 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
       )
     for each in added.get(path, []):
       there = jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere)
-      narrow[name + each.removeprefix(prefix + path)] = each, there
+      # From the module that both lie in.
+      beside = each.removeprefix(prefix + path[: path.rfind("/") + 1])
+      narrow[name[: name.rfind("/") + 1] + beside] = each, there
   found = _read_saved(source, wide | narrow)
-  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
+  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.merged)
   # What comes out takes the memory of what goes in.
   merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})
   return merged({name: found[name] for name in wide}, {name: found[name] for name in narrow})
