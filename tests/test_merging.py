@@ -89,12 +89,15 @@ def test_every_command_takes_it(tmp_path, capsys):
   [
     ("adapter", "there", (), "exists and is not an empty folder"),
     ("base", "merged", (), "nothing adapts this model"),
+    ("houlsby", "merged", (), "has what config.houlsby added, which no model without it computes"),
     ("adapter", "merged", ("--step", "1"), "--step 1: .* has no such checkpoint; there are 2"),
   ],
 )
 def test_what_cannot_be_merged_is_refused(run, out, options, message, tmp_path, capsys):
   """In one line, and nothing is written."""
-  folder = trained.workdir("encoder_decoder") if run == "base" else trained.adapter("encoder_decoder", *LORA)
+  options_of = {"adapter": LORA, "houlsby": ("--config.houlsby.bottleneck=2",)}
+  base = trained.workdir("encoder_decoder")
+  folder = base if run == "base" else trained.adapter("encoder_decoder", *options_of[run])
   (tmp_path / "there").mkdir()
   (tmp_path / "there/file").touch()
   assert merge(folder, tmp_path / out, *options) == 2

@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
@@ -175,9 +176,14 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none, it is damaged, or not on top of what it was.
+    UserError: there is none, it is damaged, or not on top of what it was; or its adapter cannot be merged.
   """
   source = pretrained.read_source(path, where=where)
+  if there := adapt.kept(source.adapters):
+    raise UserError(
+      f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it computes, and no"
+      " other format holds; eval, infer and embed read it as it is"
+    )
   found, beside = _tensors(source, where)
   found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""
@@ -259,10 +265,12 @@ def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:
   """The parameters of the model without its adapter, merged layer by layer when they are read."""
   groups: dict[str, dict[str, Tensor]] = {}
-  for path in found:
-    base = adapt.base_path(path, adapters)
-    if base is not None:
-      groups[base] = {name: x for name, x in found.items() if path == base == name or name.startswith(f"{base}/")}
+  bases_of = {path: adapt.base_path(path, adapters) for path in found}
+  for path, base in bases_of.items():
+    for each in adapt.merged_into(path, adapters) if base is None else (base,):
+      groups.setdefault(each, {})[path] = found[path]
+  # A bias that an adapter would be merged into may not be there.
+  groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
   def read(base: str, index: int) -> np.ndarray:
     arrays = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
@@ -271,7 +279,7 @@ def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Ten
   merged = {}
   for base, group in groups.items():
     # The others add to the one that lies in its place.
-    own = next(x for path, x in group.items() if adapt.base_path(path, adapters) == base)
+    own = next(x for path, x in group.items() if bases_of[path] == base)
     parts = tuple(functools.partial(read, base, index) for index in range(len(own.parts)))
     merged[base] = own if len(group) == 1 else Tensor(own.shape, own.dtype, parts, stacked=own.stacked)
   return merged

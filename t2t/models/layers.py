@@ -145,9 +145,22 @@ class LowRank(nnx.Module):
     return y + added
 
 
+class Scaled(nnx.Module):
+  """A matrix, and by how much more than once each of its outputs counts, or of what it `reads`; see `adapt.ia3`."""
+
+  def __init__(self, kernel: nnx.Param, ia3: nnx.Param, *, reads: bool):
+    self.kernel = kernel
+    self.ia3 = ia3
+    self.reads = reads
+
+  def scale(self, x: jax.Array) -> jax.Array:
+    """[..., size] -> the same, in the dtype of `x`."""
+    return (x * (1.0 + self.ia3[...])).astype(x.dtype)
+
+
 def dense(
   x: jax.Array,
-  kernel: nnx.Param | LowRank,
+  kernel: nnx.Param | LowRank | Scaled,
   bias: nnx.Param | None = None,
   *,
   gradient_dtype: str = "",
@@ -163,6 +176,10 @@ def dense(
     dropout_key: of an adapted kernel's dropout; None at evaluation.
   """
   product = functools.partial(products.product, gradient_dtype=gradient_dtype)
+  if isinstance(kernel, Scaled):
+    plain = functools.partial(dense, kernel=kernel.kernel, bias=bias, gradient_dtype=gradient_dtype)
+    y = plain(kernel.scale(x) if kernel.reads else x, quantization=quantization)
+    return y if kernel.reads else kernel.scale(y)
   if isinstance(kernel, LowRank):
     y = kernel(x, product, quantization=quantization, dropout_key=dropout_key)
   else:

@@ -67,6 +67,7 @@ class Layer(nnx.Module):
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
     made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     self.branch_norms = made
+    self.adapters = None  # branch -> a small layer behind it: of an adapted model
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
     """What a branch reads of the residual sum `x`, which may be normed already."""
@@ -76,7 +77,10 @@ class Layer(nnx.Module):
   def _add(self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None) -> jax.Array:
     update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
-    x = x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
+    update = layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
+    if self.adapters is not None and branch in self.adapters:
+      update = self.adapters[branch](update)
+    x = x + update
     return getattr(self, f"{branch}_norm")(x) if self.post_norm else x
 
   def _add_memory(

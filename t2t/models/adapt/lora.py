@@ -4,23 +4,21 @@ With `rslora` it counts alpha / sqrt(rank) times (Kalajdzievski 2023), so that a
 each column of the sum has a length of its own, and the product changes where it points (Liu et al. 2024).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
-import re
 
-from flax import nnx, traverse_util
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t import UserError, did_you_mean
-from t2t.models import attention, layers
+from t2t import UserError
+from t2t.models import layers
+from t2t.models.adapt import patterns
 from t2t.params import matches
 
 # Of `layers.LowRank`:
 _KERNEL, _DOWN, _UP, _MAGNITUDE = "kernel", "lora_down", "lora_up", "lora_magnitude"
 ADDED = f"/({_DOWN}|{_UP}|{_MAGNITUDE})$"
-
-_ADAPTED = (attention.Attention, layers.Mlp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +53,6 @@ class LoraConfig:
       object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-def _kernels(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module, str]]:
-  """Path, owner and name of every matrix of attentions and feed-forward layers; these go through `layers.dense`."""
-  for name, child in sorted(vars(module).items()):
-    if isinstance(child, nnx.Module):
-      yield from _kernels(child, f"{prefix}{name}/")
-    elif isinstance(child, nnx.Param) and isinstance(module, _ADAPTED) and len(child.get_metadata()["axes"]) == 2:
-      yield f"{prefix}{name}", module, name
-
-
 def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: int) -> layers.LowRank:
   *stack, rows, columns = kernel[...].shape  # of layers that are stacked all at once
   row_axis, column_axis = kernel.get_metadata()["axes"]
@@ -88,28 +77,18 @@ def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
   Raises:
     UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
   """
-  graphdef, state = nnx.split(model, graph=False)
-  model = nnx.merge(graphdef, state)  # the one that was given stays as it is
-  kernels = list(_kernels(model))
-  _check(config.targets, "targets", [path for path, _, _ in kernels])
-  for number, (path, module, name) in enumerate(kernels):
-    if matches(config.targets, path):
-      setattr(module, name, _low_rank(getattr(module, name), config, rngs, number=number))
-  # By the paths that its patterns are set against.
-  paths = list(traverse_util.flatten_dict(nnx.to_pure_dict(nnx.split(model, graph=False)[1]), sep="/"))
-  _check(config.also_train, "also_train", paths)
-  return model
-
-
-def _check(patterns: tuple[str, ...], key: str, paths: list[str]) -> None:
-  if key == "targets" and not patterns:
+  if not config.targets:
     raise UserError(
       "config.lora.targets=(): nothing would be adapted; give patterns, as attention/query,attention/value"
     )
-  for pattern in patterns:
-    if not any(re.search(pattern, path) for path in paths):
-      near = did_you_mean(pattern, paths + sorted({part for path in paths for part in path.split("/")}))
-      raise UserError(f"config.lora.{key}: {pattern!r} matches none of {', '.join(paths)}{near}")
+  model = patterns.copy_of(model)
+  matrices = list(patterns.matrices(model))
+  patterns.check(config.targets, "config.lora.targets", [path for path, _, _ in matrices])
+  for number, (path, module, name) in enumerate(matrices):
+    if matches(config.targets, path):
+      setattr(module, name, _low_rank(getattr(module, name), config, rngs, number=number))
+  patterns.check(config.also_train, "config.lora.also_train", patterns.paths_of(model))
+  return model
 
 
 def base_path(path: str) -> str | None:
@@ -119,7 +98,7 @@ def base_path(path: str) -> str | None:
 
 
 def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.Array]:
-  """Path -> array of a model with plain matrices, W + scale * down up, with `dora` of columns as long as it says.
+  """Path -> array of a model with plain matrices, W + scale * down up; with `dora` its columns are as long as it says.
 
   Each of them may be of one layer, or of a stack.
   """
