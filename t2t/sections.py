@@ -6,7 +6,11 @@ from typing import Any
 
 from t2t import UserError
 from t2t.models.adapt import ADAPTERS, Adapters
+from t2t.models.adapt.bitfit import BitFitConfig
+from t2t.models.adapt.houlsby import HoulsbyConfig
+from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapt.pfeiffer import PfeifferConfig
 from t2t.models.config import TransformerConfig
 
 
@@ -223,6 +227,15 @@ class Config:
   electra: ElectraConfig | None = None
   contrastive: ContrastiveConfig | None = None
   lora: LoraConfig | None = None
+  bitfit: BitFitConfig | None = None
+  ia3: Ia3Config | None = None
+  houlsby: HoulsbyConfig | None = None
+  pfeiffer: PfeifferConfig | None = None
+
+  def __post_init__(self) -> None:
+    if len(self.adapters) > 1:
+      named = " and ".join(f"config.{name}" for name in self.adapters)
+      raise UserError(f"{named}: a run adapts its model in one way; leave all of these sections but one out")
 
   @property
   def adapters(self) -> Adapters:

@@ -284,7 +284,7 @@ def test_a_filling_is_as_likely_as_the_model_says():
   way = filling.Filling(source, mesh, top=359, longest=48, batch_size=2)
   params = pretrained.load(source, mesh).params
   given = [[100, 358, 104, 1], [100, 101, 102, 103, 104, 358, 105, 358, 1]]  # bytes; the last id is the mask
-  rows = way.answer(params, given, first=0, done=None)
+  rows = way.answer(params, given, numbers=range(len(given)), done=None)
   model = nnx.merge(pretrained.abstract(source, mesh).graphdef, params)
   for ids, row in zip(given, rows, strict=True):
     batch = {"encoder_input_tokens": np.array([ids]), "encoder_segment_ids": np.ones((1, len(ids)), np.int32)}

@@ -16,12 +16,13 @@ from t2t import __main__ as command
 from t2t.checkpoints import converted, pretrained, start, store
 from t2t.config import override, records
 from t2t.configs import default
-from t2t.models import adapt, transformer
+from t2t.models import adapt, layers, transformer
 from t2t.models.adapt.lora import LoraConfig
 from t2t.params import split_frozen
 from t2t.training import optimizers, train_state
 
 EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
+WAYS = {"lora": EVERYTHING, "dora": dataclasses.replace(EVERYTHING, rslora=True, dora=True, dropout=0.3)}
 KINDS = pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "bert", "shared_everything"])
 
 
@@ -30,7 +31,8 @@ def adapted(model, config):
   graphdef, params = toy.split(adapt.adapt(model, {"lora": config}, nnx.Rngs(toy.key(1))))
   random = np.random.default_rng(0)
   flat = traverse_util.flatten_dict(params, sep="/")
-  changed = lambda path, x: jnp.asarray(random.normal(size=x.shape), x.dtype) / 8 if path.endswith("lora_up") else x
+  zero = ("lora_up", "lora_magnitude")
+  changed = lambda path, x: jnp.asarray(random.normal(size=x.shape), x.dtype) / 8 if path.endswith(zero) else x
   return graphdef, traverse_util.unflatten_dict({path: changed(path, x) for path, x in flat.items()}, sep="/")
 
 
@@ -53,6 +55,17 @@ def test_an_adapted_model_starts_as_the_model(kind):
   assert {path.rpartition("/")[2] for path in added} == names
 
 
+@KINDS
+def test_with_dora_it_starts_as_the_model_as_well(kind):
+  """Bit for bit, operation by operation; what XLA makes one of several it may round otherwise in a larger program."""
+  config = dataclasses.replace(toy.KINDS[kind], dropout_rate=0.1)
+  model, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  new = adapt.adapt(model, {"lora": WAYS["dora"]}, nnx.Rngs(toy.key(1)))
+  with jax.disable_jit():
+    plain, found = (each.logits(each(batch, dropout_key=toy.key())) for each in (model, new))
+  np.testing.assert_array_equal(found, plain)
+
+
 def test_a_merge_is_exact_on_every_device():
   """A TPU multiplies float32 in bfloat16 unless it is told otherwise, and what is merged is there for good."""
   flat = {"up/kernel": (4, 6), "up/lora_down": (4, 3), "up/lora_up": (3, 6)}
@@ -63,14 +76,15 @@ def test_a_merge_is_exact_on_every_device():
   assert [set(equation.params["precision"]) for equation in found] == [{jax.lax.Precision.HIGHEST}]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @KINDS
-def test_merged_is_the_same_model_without_an_adapter(kind):
+def test_merged_is_the_same_model_without_an_adapter(kind, way):
   """Paths, shapes and logits; which are not those of the model that was adapted."""
   config = toy.KINDS[kind]
   plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
-  graphdef, params = adapted(plain, EVERYTHING)
+  graphdef, params = adapted(plain, WAYS[way])
   plain_graphdef, plain_params = toy.split(plain)
-  found = merged(params, EVERYTHING)
+  found = merged(params, WAYS[way])
   assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, plain_params)
   logits = toy.logits(nnx.merge(graphdef, params), batch)
   np.testing.assert_allclose(toy.logits(nnx.merge(plain_graphdef, found), batch), logits, atol=1e-3)
@@ -88,14 +102,87 @@ def test_what_is_added_is_the_product_times_alpha_over_rank():
     np.testing.assert_allclose(found[layer], expected, atol=1e-5)
 
 
+@pytest.fixture
+def low_rank():
+  """An adapted matrix [12, 10] of which every number counts, its config, and vectors that it is given, [5, 12]."""
+  config = LoraConfig(rank=4, alpha=3.0, rslora=True, dora=True, dropout=0.5)
+  draw = lambda seed, *shape: nnx.Param(jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32))
+  kernel, down, up, longer = draw(0, 12, 10), draw(1, 12, 4), draw(2, 4, 10), draw(3, 10)
+  made = layers.LowRank(kernel, down, up, config.scale, magnitude=longer, dropout_rate=config.dropout)
+  return made, config, draw(4, 5, 12)[...]
+
+
+def test_with_rslora_what_is_added_counts_by_the_root_of_the_rank():
+  """alpha / sqrt(rank) in place of alpha / rank."""
+  assert LoraConfig(rank=16, alpha=8.0, rslora=True).scale == 2.0 == 4 * LoraConfig(rank=16, alpha=8.0).scale
+
+
+def test_with_dora_columns_are_as_long_as_is_said(low_rank):
+  """|w| + magnitude, whatever is added; multiplied one after the other or merged, what comes out is the same."""
+  made, config, x = low_rank
+  matrix = merged({"m": toy.split(made)[1]}, config)["m"]
+  lengths = jnp.linalg.norm(made.kernel[...], axis=0) + made.lora_magnitude[...]
+  np.testing.assert_allclose(jnp.linalg.norm(matrix * jnp.sign(lengths), axis=0), jnp.abs(lengths), rtol=1e-5)
+  np.testing.assert_allclose(layers.dense(x, made), x @ matrix, atol=1e-5, rtol=1e-5)
+
+
+def test_the_length_that_dora_divides_by_has_no_gradient(low_rank):
+  """Liu et al. 2024, section 4.3: what is narrow is pulled as if the factors of the columns were given."""
+  made, _, x = low_rank
+  graphdef, params = toy.split(made)
+  factors = made.factors()
+
+  def given(params):
+    y = x @ params["kernel"] + made.scale * (x @ params["lora_down"]) @ params["lora_up"]
+    return jnp.sum(jnp.square(y * factors))
+
+  found = jax.grad(lambda params: jnp.sum(jnp.square(layers.dense(x, nnx.merge(graphdef, params)))))(params)
+  expected = jax.grad(given)(params)
+  for name in ("lora_down", "lora_up"):
+    np.testing.assert_allclose(found[name], expected[name], rtol=1e-4)
+  y = layers.dense(x, made)
+  lengths = jnp.linalg.norm(made.kernel[...], axis=0) + made.lora_magnitude[...]
+  np.testing.assert_allclose(found["lora_magnitude"], 2 * jnp.sum(y * y / lengths, axis=0), rtol=1e-4)
+
+
+def test_dropout_is_of_what_the_narrow_matrices_read(low_rank):
+  """Given a key, and then alone: what the kernel gives stays, and dropped inputs count as zero, the others double."""
+  made, _, x = low_rank
+  made.lora_magnitude = None
+  dropped = layers.dropout(x, 0.5, jax.random.fold_in(toy.key(), made.number))
+  assert np.any(dropped == 0) and np.any(dropped != 0)
+  expected = x @ made.kernel[...] + made.scale * dropped @ made.lora_down[...] @ made.lora_up[...]
+  np.testing.assert_allclose(layers.dense(x, made, dropout_key=toy.key()), expected, rtol=1e-4, atol=1e-5)
+  assert np.any(layers.dense(x, made) != layers.dense(x, made, dropout_key=toy.key()))
+
+
+@KINDS
+def test_every_adapted_matrix_drops_by_a_key_of_its_own(kind, monkeypatch):
+  """In every layer; and without a key nothing is dropped."""
+  config, lora = toy.KINDS[kind], dataclasses.replace(EVERYTHING, dropout=0.1)
+  model, batch = toy.model(config), toy.batch(architecture=config.architecture)
+  new = adapt.adapt(model, {"lora": lora}, nnx.Rngs(toy.key(1)))
+  keys = toy.dropout_keys(monkeypatch)
+  jax.block_until_ready(jax.jit(lambda key: new(batch, dropout_key=key))(toy.key()))
+  jax.effects_barrier()
+  # Each layer has the matrices of its attentions and of its feed-forward layer.
+  mlp = 3 if config.gated else 2
+  decoder = config.num_decoder_layers * (8 if config.num_encoder_layers else 4)
+  branches = config.num_encoder_layers * 4 + decoder + mlp * (config.num_encoder_layers + config.num_decoder_layers)
+  assert len(keys) == len(set(keys)) == branches
+  jax.block_until_ready(new(batch))
+  jax.effects_barrier()
+  assert len(keys) == branches
+
+
 @pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm", "shared_everything"])
 def test_an_adapted_model_writes_what_the_merged_one_does(kind):
   """Step by step from its cache, token for token."""
   config = toy.KINDS[kind]
   plain, batch = toy.model(config), toy.batch(architecture=config.architecture)
-  graphdef, params = adapted(plain, EVERYTHING)
+  graphdef, params = adapted(plain, WAYS["dora"])
   found = foreign.writes(graphdef, params, batch, num_beams=1, eos_id=-1)
-  expected = foreign.writes(toy.split(plain)[0], merged(params, EVERYTHING), batch, num_beams=1, eos_id=-1)
+  expected = foreign.writes(toy.split(plain)[0], merged(params, WAYS["dora"]), batch, num_beams=1, eos_id=-1)
   np.testing.assert_array_equal(found, expected)
 
 
@@ -173,6 +260,7 @@ def test_the_section_is_there_where_it_is_used():
     (["--config.lora.rnak=4"], "config.lora.rnak: no such key; nearest: lora.rank"),
     (["--config.lora.rank=0"], "config.lora.rank=0: must be at least 1"),
     (["--config.lora.alpha=0"], "config.lora.alpha=0.0: must be more than 0"),
+    (["--config.lora.dropout=1"], "config.lora.dropout=1.0: must be at least 0 and below 1"),
   ],
 )
 def test_a_key_out_of_range_is_refused(arguments, message):

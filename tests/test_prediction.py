@@ -90,7 +90,7 @@ def test_what_is_drawn_depends_on_the_number_of_the_prompt():
   """A run that goes on in the middle draws what one that never stopped would have drawn."""
   sampler, params = predictor_of("t5_1_1", temperature=1.0)
   all_at_once = [each.tokens for each in sampler.generate(params, PROMPTS, seed=5)]
-  later = [each.tokens for each in sampler.generate(params, PROMPTS[2:], seed=5, first=2)]
+  later = [each.tokens for each in sampler.generate(params, PROMPTS[2:], seed=5, numbers=range(2, len(PROMPTS)))]
   assert all_at_once[2:] == later
   assert all_at_once != [each.tokens for each in sampler.generate(params, PROMPTS, seed=6)]
 

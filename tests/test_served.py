@@ -23,7 +23,7 @@ several = test_infer_answers.several  # the fixture
 def service(checkpoint, *options) -> served.Asker:
   """As the command makes it."""
   parsed = infer._parser().parse_args(["--checkpoint", str(checkpoint), "--server", *options])
-  return infer._service(parsed, pretrained.read_source(str(checkpoint)), writing.decode_config(max_length=64))
+  return infer._service(parsed, pretrained.read_source(str(checkpoint)), {}, writing.decode_config(max_length=64))
 
 
 def row(checkpoint, line, folder: pathlib.Path, *options) -> dict:

@@ -142,7 +142,7 @@ REFUSED = {
   b"{}": "nothing to read",
   b'{"inputs": "\\ud800"}': "nothing to read",
   b'{"inputs": 3}': "inputs: is 3; give a string",
-  b'{"inputs": "a", "beams": 3}': "'beams': no such option; there are inputs, max_length, min_length, beam",
+  b'{"inputs": "a", "beams": 3}': "'beams': no such option; there are inputs, adapter, max_length, min_length, beam",
   b'{"inputs": "a", "beam": 17}': "beam: is 17; give 1 to 16",
   b'{"inputs": "a", "beam": true}': "beam: is true; give a whole number",
   b'{"inputs": "a", "temperature": "hot"}': 'temperature: is "hot"; give a number',

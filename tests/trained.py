@@ -1,7 +1,10 @@
 """Checkpoints that the tests use: trained by the command for two steps, once for all workers."""
 
+from collections.abc import Iterator
+import contextlib
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -59,18 +62,53 @@ def arguments(architecture: str, workdir: pathlib.Path) -> list[str]:
 @functools.cache
 def workdir(architecture: str) -> pathlib.Path:
   """Where a model of this architecture was trained on random words and bytes; nothing else is written there."""
-  folder = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained"
-  folder.mkdir(exist_ok=True)
-  path, done = folder / architecture, folder / f"{architecture}.done"
-  # Of the workers one trains, and the others wait for it.
-  with open(folder / f"{architecture}.lock", "w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    if not done.exists():
+  with _once(architecture) as (path, is_new):
+    if is_new:
       words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven", "wizards", "box", "dire", "jugs")
       random = np.random.default_rng(0)
       documents = [" ".join(random.choice(words, size=60)) for _ in range(200)]
-      text = folder / f"{architecture}.jsonl"
+      text = path.with_name(f"{architecture}.jsonl")
       text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
       assert command.main(arguments(architecture, path)) == 0
-      done.touch()
   return path
+
+
+# What every adapter is trained with: a rate at which two steps change what a model says.
+_ADAPTER = (
+  "--config.init.inherit=True",
+  "--config.optimizer.name=adamw",
+  "--config.optimizer.learning_rate=0.03",
+  "--config.optimizer.schedule=constant",
+  "--config.optimizer.warmup_steps=0",
+  "--config.optimizer.scale_by_parameter=False",
+)
+
+
+@functools.cache
+def adapter(architecture: str, *options: str, seed: int = 0) -> pathlib.Path:
+  """Where an adapter was trained on top of `workdir(architecture)`; nothing else is written there.
+
+  Args:
+    architecture: of the base.
+    options: what the command is told besides, as --config.lora.rank=2.
+    seed: of the run.
+  """
+  base = workdir(architecture)
+  name = hashlib.sha256(repr((options, seed)).encode()).hexdigest()[:8]
+  with _once(f"{architecture}_adapter_{name}") as (path, is_new):
+    if is_new:
+      fixed = (f"--config.init.checkpoint={base}", f"--config.train.seed={seed}", *_ADAPTER)
+      assert command.main([*arguments(architecture, path), *fixed, *options]) == 0
+  return path
+
+
+@contextlib.contextmanager
+def _once(name: str) -> Iterator[tuple[pathlib.Path, bool]]:
+  """A folder's path, and whether it is to be written: of the workers one does, and the others wait for it."""
+  folder = pathlib.Path(os.environ["T2T_TEST_PROGRAMS"]) / "trained"
+  folder.mkdir(exist_ok=True)
+  path, done = folder / name, folder / f"{name}.done"
+  with open(folder / f"{name}.lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield path, not done.exists()
+    done.touch()

@@ -4,6 +4,7 @@ What is written is what Orbax writes for a `TrainState` without an optimizer, so
 want every array in memory at once; here a handler of its own reads a parameter, writes it, and forgets it.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -18,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, pretrained, reading, store
 from t2t.convert import given_vocabulary, output
 from t2t.convert.tensors import Foreign, Tensor
@@ -99,7 +101,14 @@ def _layout(tensor: Tensor) -> dict[str, Any]:
   return {"metadata": metadata, "store_data_equal_to_fill_value": True}
 
 
-def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda *_: None) -> None:
+def save(
+  foreign: Foreign,
+  out: epath.Path,
+  *,
+  config: Mapping[str, Any] | None = None,
+  base: bases.Base | None = None,
+  advance: output.Progress = lambda *_: None,
+) -> None:
   """Writes a workdir that t2t takes as `config.init.checkpoint` and evaluates: OUT/checkpoints/0, config, vocabulary.
 
   No more than one layer or matrix is in memory at a time.  What was interrupted leaves nothing under the name `out`.
@@ -107,12 +116,14 @@ def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda
   Args:
     foreign: the checkpoint, checked.
     out: a folder that is not there yet, or is empty.
+    config: of the run that it was; None: see `run_config`.
+    base: what the parameters lie on top of; None: they are all of the model.
     advance: see `output.Progress`.
 
   Raises:
     UserError: there is something at `out`, or no space for it.
   """
-  config = run_config(foreign, out)
+  config = run_config(foreign, out) if config is None else config
   with output.whole(out, sum(tensor.nbytes for tensor in foreign.tensors.values())) as folder:
     if foreign.vocabulary:
       given_vocabulary.save(foreign, folder / store.VOCABULARY)
@@ -122,12 +133,13 @@ def save(foreign: Foreign, out: epath.Path, *, advance: output.Progress = lambda
       "step": jnp.zeros((), jnp.int32),
       "params": traverse_util.unflatten_dict(dict(foreign.tensors), sep="/"),
     }
-    handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), config=ocp.JsonCheckpointHandler())
+    items: dict[str, Any] = {"state": _StateSave(state), "config": ocp.args.JsonSave(config)}
+    if base is not None:
+      items[bases.ITEM] = ocp.args.JsonSave(base.to_dict())
+    as_json = {name: ocp.JsonCheckpointHandler() for name in items if name != "state"}
+    handler = ocp.CompositeCheckpointHandler(state=_StateHandler(advance), **as_json)
     with ocp.Checkpointer(handler) as checkpointer:
-      checkpointer.save(
-        folder / "checkpoints" / "0",
-        args=ocp.args.Composite(state=_StateSave(state), config=ocp.args.JsonSave(config)),
-      )
+      checkpointer.save(folder / "checkpoints" / "0", args=ocp.args.Composite(**items))
     manifest.write(folder / "checkpoints" / "0", 0)
 
 
@@ -143,9 +155,14 @@ def run_config(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
   config.model.update(dataclasses.asdict(foreign.model))
   config.data.update(foreign.lengths)
   config.data.objective = _OBJECTIVES[foreign.model.architecture]
-  config.data.extra_ids = foreign.extra_ids
-  config.data.vocabulary = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  config.data.update(vocabulary_keys(foreign, out))
   return json.loads(config.to_json_best_effort())
+
+
+def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
+  """Keys of config.data that name the vocabulary which is written beside the parameters."""
+  spec = str(out / store.VOCABULARY) if foreign.vocabulary else ""
+  return {"extra_ids": foreign.extra_ids, "vocabulary": spec}
 
 
 # ---- The way back ----------------------------------------------------------------------------------------------------
@@ -159,9 +176,14 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     where: what the user named it with, for messages.
 
   Raises:
-    UserError: there is none, it is damaged, or not on top of what it was.
+    UserError: there is none, it is damaged, or not on top of what it was; or its adapter cannot be merged.
   """
   source = pretrained.read_source(path, where=where)
+  if there := adapt.kept(source.adapters):
+    raise UserError(
+      f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it computes, and no"
+      " other format holds; eval, infer and embed read it as it is"
+    )
   found, beside = _tensors(source, where)
   found = _merged(found, source.adapters)
   extra_ids, vocabulary = 0, ""
@@ -179,31 +201,47 @@ def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], 
   Raises:
     UserError: it is damaged, or not on top of what it was.
   """
+  trained, frozen, beside = saved(source, where)
+  found = trained | frozen
+  return found | of_base(source), beside
+
+
+def saved(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+  """What a checkpoint holds itself of its model: what was trained and what was not; and what else was trained beside.
+
+  Raises:
+    UserError: it is damaged.
+  """
   damage.check(source.path, where=where)
   with ocp.PyTreeCheckpointer() as checkpointer:
-    saved = checkpointer.metadata(source.path / "state").item_metadata.tree
-  # Parameters that were not trained lie apart; and what was only trained beside the model is no part of it.
-  found, prefix = {}, source.prefix
-  for part in ("params", "frozen_params"):
-    for name, array in traverse_util.flatten_dict(saved.get(part) or {}, sep="/").items():
-      if hasattr(array, "shape") and name not in reading.UNREAD and name.startswith(prefix):
-        stored = f"{part}.{name.replace('/', '.')}"
-        found[name.removeprefix(prefix)] = _saved_tensor(
-          source.path / "state", stored, tuple(array.shape), stacked="/layers/" in name
+    tree = checkpointer.metadata(source.path / "state").item_metadata.tree
+
+  def part(name: str) -> dict[str, Tensor]:
+    # What was only trained beside the model is no part of it.
+    found, prefix = {}, source.prefix
+    for path, array in traverse_util.flatten_dict(tree.get(name) or {}, sep="/").items():
+      if hasattr(array, "shape") and path not in reading.UNREAD and path.startswith(prefix):
+        found[path.removeprefix(prefix)] = _saved_tensor(
+          source.path / "state",
+          f"{name}.{path.replace('/', '.')}",
+          tuple(array.shape),
+          stacked="/layers/" in path,
         )
-  if source.base is not None:
-    below = _of_base(source.base, pretrained.base_of(source))
-    found |= {path.removeprefix(prefix): x for path, x in below.items() if path.startswith(prefix)}
-  beside = sorted({name.split("/")[0] for name in saved.get("params") or {}} - {source.part}) if source.part else []
-  return found, beside
+    return found
+
+  beside = sorted({name.split("/")[0] for name in tree.get("params") or {}} - {source.part}) if source.part else []
+  return part("params"), part("frozen_params"), beside
 
 
-def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
-  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor.
+def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
+  """What an adapter lies on top of, compared with what it was: path in the adapted model -> tensor; or nothing.
 
   Raises:
     UserError: it is another.
   """
+  if adapted.base is None:
+    return {}
+  base, source = adapted.base, pretrained.base_of(adapted)
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:
@@ -211,7 +249,8 @@ def _of_base(base: bases.Base, source: pretrained.Source) -> dict[str, Tensor]:
   found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
   for path, tensor in found.items():
     base.check({path: bases.digest_of_parts(read() for read in tensor.parts)}, str(source.path))
-  return found
+  prefix = adapted.prefix
+  return {path.removeprefix(prefix): tensor for path, tensor in found.items() if path.startswith(prefix)}
 
 
 def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -226,10 +265,12 @@ def _first_rows(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Tensor]:
   """The parameters of the model without its adapter, merged layer by layer when they are read."""
   groups: dict[str, dict[str, Tensor]] = {}
-  for path in found:
-    base = adapt.base_path(path, adapters)
-    if base is not None:
-      groups[base] = {name: x for name, x in found.items() if path == base == name or name.startswith(f"{base}/")}
+  bases_of = {path: adapt.base_path(path, adapters) for path in found}
+  for path, base in bases_of.items():
+    for each in adapt.merged_into(path, adapters) if base is None else (base,):
+      groups.setdefault(each, {})[path] = found[path]
+  # A bias that an adapter would be merged into may not be there.
+  groups = {base: group for base, group in groups.items() if base in bases_of.values()}
 
   def read(base: str, index: int) -> np.ndarray:
     arrays = {path: tensor.read_layer(index) for path, tensor in groups[base].items()}
@@ -238,7 +279,7 @@ def _merged(found: dict[str, Tensor], adapters: adapt.Adapters) -> dict[str, Ten
   merged = {}
   for base, group in groups.items():
     # The others add to the one that lies in its place.
-    own = next(x for path, x in group.items() if adapt.base_path(path, adapters) == base)
+    own = next(x for path, x in group.items() if bases_of[path] == base)
     parts = tuple(functools.partial(read, base, index) for index in range(len(own.parts)))
     merged[base] = own if len(group) == 1 else Tensor(own.shape, own.dtype, parts, stacked=own.stacked)
   return merged

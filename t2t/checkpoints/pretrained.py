@@ -36,9 +36,10 @@ class Source:
   run: the config that it was trained with, {section: {key: value}}; of one that t2t did not train what is known of it.
   vocabulary: its vocabulary, as `vocabularies.load` takes it; "" if there is none beside it.
   foreign: where its parameters are, if they are not in t2t's format.
-  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them.
+  adapters: what its model was adapted by; whoever reads its parameters finds that merged into them, if it can be.
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
+  keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
   """
 
   path: epath.Path
@@ -49,11 +50,17 @@ class Source:
   adapters: adapt.Adapters = dataclasses.field(default_factory=dict)
   base: bases.Base | None = None
   part: str = ""
+  keeps: bool = False
 
   @property
   def prefix(self) -> str:
     """What paths of the model's parameters begin with where they were saved."""
     return f"{self.part}/" if self.part else ""
+
+  @property
+  def merged(self) -> adapt.Adapters:
+    """Those of the adapters that nobody sees who reads the parameters."""
+    return {} if self.keeps else adapt.mergeable(self.adapters)
 
   @property
   def extra_ids(self) -> int:
@@ -235,9 +242,13 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
   config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
-  graphdef, state = nnx.split(
-    jax.eval_shape(lambda key: transformer.build(config, nnx.Rngs(key)), jax.random.key(0)), graph=False
-  )
+
+  def make(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    kept = {name: x for name, x in source.adapters.items() if name not in source.merged}
+    return adapt.adapt(transformer.build(config, rngs), kept, rngs)
+
+  graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
   return Model(config, graphdef, params)
@@ -254,7 +265,7 @@ def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
 
 
 def load_params(source: Source, params: Params) -> Params:
-  """The parameters of a checkpoint; what its model was adapted by is merged into them.
+  """The parameters of a checkpoint; what its model was adapted by is merged into them, or among them.
 
   Args:
     source: the checkpoint.
@@ -277,7 +288,7 @@ def load_params(source: Source, params: Params) -> Params:
 
 
 def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of a checkpoint's model, without what it was adapted by.
+  """Path and shape of each parameter of a checkpoint's model, without what is merged into them.
 
   Args:
     source: the checkpoint.
@@ -293,9 +304,9 @@ def shapes(source: Source, heads_of: Iterable[str] = ()) -> dict[str, tuple[int,
 
 
 def _base(source: Source, path: str) -> str | None:
-  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or an adapter added it."""
+  """Where a saved parameter is in the checkpoint's model; None: it is not of the model, or is merged into others."""
   prefix = source.prefix
-  return adapt.base_path(path.removeprefix(prefix), source.adapters) if path.startswith(prefix) else None
+  return adapt.base_path(path.removeprefix(prefix), source.merged) if path.startswith(prefix) else None
 
 
 def _saved_shapes(source: Source) -> dict[str, tuple[int, ...]]:
@@ -373,27 +384,36 @@ def _read_own(source: Source, wanted: Mapping[str, tuple[str, jax.ShapeDtypeStru
   saved = _saved_shapes(source)
   prefix = source.prefix
   places = {_base(source, path): path for path in saved}
-  if not source.adapters:
+  if not source.merged:
     return _read_saved(source, {name: (places[path], x) for name, (path, x) in wanted.items()})
-  added: dict[str, list[str]] = {}  # by the path of the matrix that they are added to
+  added: dict[str, list[str]] = {}  # by the path of the parameter that they are merged into
   for path in saved:
     if path.startswith(prefix) and _base(source, path) is None:
-      added.setdefault(path.removeprefix(prefix).rpartition("/")[0], []).append(path)
-  wide, narrow = {}, {}
-  for name, (path, x) in wanted.items():
-    ending = places[path].removeprefix(prefix + path)
-    wide[name + ending] = places[path], x
-    everywhere = sharding.replicated(x.sharding.mesh)
+      for base in adapt.merged_into(path.removeprefix(prefix), source.merged):
+        added.setdefault(base, []).append(path)
+  for path, x in wanted.values():
     if added.get(path) and saved[places[path]] != x.shape:
       raise UserError(
         f"{source.path}: {path} was adapted, and is asked for in another shape; merge it first:"
         f" t2t convert --from t2t {source.path} --to hf FOLDER"
       )
-    for each in added.get(path, []):
-      there = jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere)
-      narrow[name + each.removeprefix(prefix + path)] = each, there
+  everywhere = {path: sharding.replicated(x.sharding.mesh) for path, x in wanted.values()}
+  narrow = {
+    each: (each, jax.ShapeDtypeStruct(saved[each], jnp.float32, sharding=everywhere[path]))
+    for path in everywhere
+    for each in added.get(path, [])
+  }
+  # Two names that are asked for may be of one path, and neither be that path: each is read, and merged by itself.
+  wide = {f"{name}:": (places[path], x) for name, (path, x) in wanted.items()}
   found = _read_saved(source, wide | narrow)
-  merge = lambda wide, narrow: adapt.merge(wide | narrow, source.adapters)
+
+  def merge(wide: dict[str, jax.Array], narrow: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def one(name: str, path: str) -> jax.Array:
+      parts = {places[path]: wide[f"{name}:"]} | {each: narrow[each] for each in added.get(path, [])}
+      return adapt.merge({each.removeprefix(prefix): x for each, x in parts.items()}, source.merged)[path]
+
+    return {name: one(name, path) for name, (path, _) in wanted.items()}
+
   # What comes out takes the memory of what goes in.
   merged = jax.jit(merge, donate_argnums=0, out_shardings={name: x.sharding for name, (_, x) in wanted.items()})
   return merged({name: found[name] for name in wide}, {name: found[name] for name in narrow})

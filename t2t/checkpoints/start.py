@@ -74,7 +74,7 @@ def start(
     if config.adapters:  # of which digests are made: as they were, whatever they will be held in
       initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
     _check_vocabulary(source, config, vocabulary, initial)
-    init, base_path = config.init, functools.partial(adapt.base_path, adapters=config.adapters)
+    init, base_path = config.init, functools.partial(adapt.base_path, adapters=_new_adapters(source, config))
     taken = warm_start(
       source,
       initial,
@@ -97,6 +97,22 @@ def start(
       )
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
+
+
+def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
+  """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
+
+  Raises:
+    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same.
+  """
+  there = adapt.kept(source.adapters)
+  if there and there != config.adapters:
+    named = "/".join(there)
+    raise UserError(
+      f"config.init.checkpoint={config.init.checkpoint}: its model has what config.{named} added, which cannot be"
+      f" merged; give the same config.{named}, and it is trained further, or the checkpoint that it lies on top of"
+    )
+  return {} if there else config.adapters
 
 
 def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:

@@ -1,4 +1,4 @@
-"""`t2t convert`: checkpoints from T5X, from and to Hugging Face's folders, and T5X's gin files as configs."""
+"""`t2t convert`: checkpoints from T5X, from and to Hugging Face's folders and PEFT's; T5X's gin files as configs."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,13 +13,18 @@ from etils import epath
 import jax
 
 from t2t import UserError, convert, did_you_mean
-from t2t.checkpoints import converted, damage, reading
-from t2t.convert import gin, given_vocabulary, heads, huggingface, output, settings, t5x, tensors
+from t2t.checkpoints import converted, damage, detached, pretrained, reading
+from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
 from t2t.runtime import amounts
 from t2t.storage import bucket
 
 # What --from names -> what it is called in a message.
-KINDS = {"hf": "a Hugging Face folder", "t5x": "a checkpoint of T5X", "t2t": "a checkpoint of t2t"}
+KINDS = {
+  "hf": "a Hugging Face folder",
+  "peft": "an adapter of PEFT",
+  "t5x": "a checkpoint of T5X",
+  "t2t": "a checkpoint of t2t",
+}
 _UNITS = {"": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _SHARD = "5GB"  # as transformers
 
@@ -31,6 +36,7 @@ class Job:
   extra_ids: None: as the vocabulary's files say.
   dtype, max_shard_bytes: of a Hugging Face folder.
   head: which is written, or how that is called that is read.
+  base: what an adapter that is read lies on top of; "": as its folder says.
   """
 
   source: str
@@ -42,6 +48,7 @@ class Job:
   dtype: str
   max_shard_bytes: int
   head: str = ""
+  base: str = ""
 
 
 # ---- Converting ------------------------------------------------------------------------------------------------------
@@ -53,6 +60,10 @@ def run(job: Job) -> None:
   Raises:
     UserError: the checkpoint cannot be read, has no counterpart, or the result cannot be written.
   """
+  if "peft" in (job.kind, job.target):
+    (_take_adapter if job.kind == "peft" else _give_adapter)(job)
+    return
+
   # ---- What is there -------------------------------------------------------
   foreign = {"hf": huggingface, "t5x": t5x, "t2t": converted}[job.kind].open_foreign(job.source)
   tensors.check(foreign)
@@ -73,6 +84,46 @@ def run(job: Job) -> None:
     with output.progress(*_size(found, job.dtype)) as advance:
       notes += huggingface.save(foreign, out, **options, advance=advance)
   print("\n".join(_report(foreign, job, notes)))
+
+
+def _take_adapter(job: Job) -> None:
+  """From PEFT's folder to a run of t2t's."""
+  said = peft_settings.base_named(job.source)
+  if not job.base and not (said and bucket.absolute(said).exists()):
+    named = f"{said!r}, which is no folder here" if said else "no base"
+    raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
+  base, part = detached.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
+  tensors.check(base)
+  if job.vocabulary:
+    base = given_vocabulary.give(base, job.vocabulary, extra_ids=job.extra_ids)
+  adapter = peft.open_adapter(job.source, base, head=job.head)
+  nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
+  with output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
+    written = detached.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
+  notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or as far from {job.out}"]
+  if adapter.kept:
+    notes.append(f"of its head the base's: {', '.join(adapter.kept)}")
+  print("\n".join(_report(written, job, notes)))
+
+
+def _give_adapter(job: Job) -> None:
+  """From a run of t2t's that trained an adapter to PEFT's folder."""
+  source = pretrained.read_source(job.source, where="")
+  (trained, below), base = detached.trained(source), detached.base_folder(source)
+  with output.progress(sum(tensor.nbytes for tensor in trained.values()), len(trained)) as advance:
+    notes = peft.save(
+      source.model,
+      source.adapters,
+      trained,
+      below,
+      bucket.absolute(job.out),
+      where=str(source.path),
+      base=base,
+      head=job.head,
+      advance=advance,
+    )
+  found = tensors.Foreign(source.path, "t2t", source.model, source.vocabulary, 0, {}, trained)
+  print("\n".join(_report(found, job, notes)))
 
 
 def _size(found: settings.Written, dtype: str) -> tuple[int, int]:
@@ -104,6 +155,10 @@ def _report(foreign: tensors.Foreign, job: Job, notes: list[str]) -> Iterator[st
 def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
   """What may be typed next."""
   out = shlex.quote(job.out)
+  if job.target == "peft":
+    yield "t2t convert --from t2t BASE --to hf FOLDER, if its base is of another format"
+    yield f'python -c "import peft; peft.PeftModel.from_pretrained(MODEL, {job.out!r})"'
+    return
   if job.target == "hf":
     model_class = settings.written_as(foreign.model, str(foreign.path), head=job.head).model_class
     yield f'python -c "import transformers as t; t.{model_class}.from_pretrained({job.out!r})"'
@@ -130,19 +185,25 @@ def _parser() -> argparse.ArgumentParser:
     prog="t2t convert",
     usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]\n       t2t convert --gin FILE",
     description="Brings checkpoints from T5X and Hugging Face to t2t, and from t2t to Hugging\n"
-    "Face; parameter by parameter, so that none but the largest must fit in memory.\n"
+    "Face; adapters from PEFT, and back; parameter by parameter, so that none but\n"
+    "the largest must fit in memory.\n"
     "What cannot be converted exactly is refused, and what is assumed is said.",
     epilog="kinds:\n"
     "  hf     a folder with config.json and safetensors, sharded or not: T5 (1.1,\n"
     "         mT5, ByT5, Flan-T5, UL2), BERT, RoBERTa, XLM-R, ALBERT, DistilBERT,\n"
     "         ModernBERT, ELECTRA, GPT-2, MPT, Llama, Mistral, Qwen 3, Gemma 1 to 3;\n"
     "         and their classes for tasks (...ForSequenceClassification and such).\n"
-    "         Written, transformers' from_pretrained loads it\n"
+    "         Written, transformers' from_pretrained loads it; what adapts a model\n"
+    "         of t2t is merged\n"
+    "  peft   an adapter, a folder with adapter_config.json and safetensors: LoRA.\n"
+    "         Read, it becomes a run on top of its base\n"
     "  t5x    a T5: a folder of arrays, or the older single file; read alone\n"
     "  t2t    a workdir, or one of its checkpoints\n\n"
     "examples:\n"
     "  t2t convert --from hf flan-t5-base --to t2t runs/flan_t5_base\n"
     "  t2t convert --from t2t runs/tiny --to hf exported --dtype bfloat16\n"
+    "  t2t convert --from t2t runs/lora --to peft exported\n"
+    "  t2t convert --from peft adapter --base flan-t5-base --to t2t runs/adapter\n"
     "  t2t convert --from t5x t5_1_1_base/checkpoint_1000000 --to t2t runs/t5_base \\\n"
     "    --vocabulary spiece.model\n"
     "  t2t convert --gin t5x/examples/t5/t5_1_1/examples/base_c4_pretrain.gin > c4.py",
@@ -151,8 +212,14 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument("paths", nargs="*", metavar="PATH OUT", help="the checkpoint, and a folder that is not there yet")
   add = parser.add_argument
-  add("--from", dest="kind", default="", metavar="KIND", help="hf, t5x or t2t; default: what is found there")
-  add("--to", dest="target", default="", metavar="KIND", help="t2t or hf; default: t2t, and hf of a checkpoint of t2t")
+  add("--from", dest="kind", default="", metavar="KIND", help="hf, peft, t5x or t2t; default: what is there")
+  add(
+    "--to",
+    dest="target",
+    default="",
+    metavar="KIND",
+    help="t2t, hf or peft; default: t2t, and hf of a checkpoint of t2t",
+  )
   add("--gin", default="", metavar="FILE", help="of T5X: print the config that says the same, and what it cannot say")
   words = parser.add_argument_group("vocabulary")
   add = words.add_argument
@@ -168,6 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     default="",
     metavar="NAME",
     help="of hf: what its head is called, as the task that it answers; to hf: which is written, or vocabulary",
+  )
+  parser.add_argument(
+    "--base", default="", metavar="BASE", help="of peft: what the adapter lies on top of; default: as its folder says"
   )
   theirs = parser.add_argument_group("writing hf")
   add = theirs.add_argument
@@ -234,17 +304,23 @@ def _job(options: argparse.Namespace) -> Job:
   source, out = options.paths
   bucket.check(out, where="")
   if options.target == "t5x":
-    raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf or t2t")
+    raise UserError("--to t5x: t2t reads T5X's checkpoints and writes none; give hf, peft or t2t")
   if options.extra_ids is not None and not options.vocabulary:
     raise UserError(f"--extra_ids {options.extra_ids}: only with --vocabulary, behind whose ids they come")
   kind = _kind(source, options.kind)
   target = options.target or ("hf" if kind == "t2t" else "t2t")
   if kind == target == "t2t":
     raise UserError(f"--to t2t: {source} is a checkpoint of t2t already; copy its folder, or give --to hf")
-  if target == "t2t":
+  if kind == "peft" and target != "t2t":
+    raise UserError(f"--to {target}: {source} is an adapter of PEFT; give --to t2t, and convert what that is merged to")
+  if target == "peft" and kind != "t2t":
+    raise UserError(f"--to peft: {source} is {KINDS[kind]}; only a run that trained an adapter is written so")
+  if options.base and kind != "peft":
+    raise UserError(f"--base {options.base}: only with --from peft, whose adapter lies on top of it")
+  if target != "hf":
     for name in ("dtype", "max_shard_size"):
       if getattr(options, name):
-        raise UserError(f"--{name} {getattr(options, name)}: only with --to hf; t2t keeps parameters in float32")
+        raise UserError(f"--{name} {getattr(options, name)}: only with --to hf; else parameters stay float32")
   return Job(
     source=source,
     kind=kind,
@@ -254,6 +330,7 @@ def _job(options: argparse.Namespace) -> Job:
     extra_ids=options.extra_ids,
     dtype=options.dtype or "float32",
     head=options.head,
+    base=options.base,
     max_shard_bytes=_shard_bytes(options.max_shard_size or _SHARD),
   )
 

@@ -4,7 +4,7 @@ It writes, or its heads answer, or it fills blanks: as it was trained.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import sys
@@ -13,10 +13,11 @@ from absl import logging
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import one_base, pretrained
 from t2t.configs import default
 from t2t.generation import (
   answering,
+  choosing,
   decoding,
   filling,
   line_files,
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     "which class, number or candidate, and the probability of each; or which words\n"
     "of a text are entities, or which part of a context answers a question, and\n"
     "where they stand.\n"
+    "With --adapter the runs that trained an adapter on top of the checkpoint are\n"
+    'asked as well, each by lines that name it, {"inputs": "...", "adapter": "law"};\n'
+    "what they lie on top of is in memory once.\n"
     "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
     "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
     '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
@@ -73,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     "  t2t infer --checkpoint runs/match --input pairs.jsonl --output out.jsonl\n"
     "  echo 'Ann Lee saw Rome.' | t2t infer --checkpoint runs/ner \\\n"
     "    --input - --output -\n"
+    "  t2t infer --checkpoint runs/tiny --adapter law=runs/law med=runs/med \\\n"
+    "    --input lines.jsonl --output out.jsonl\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server",
@@ -126,6 +132,14 @@ def _parser() -> argparse.ArgumentParser:
   add("--top", type=int, metavar="N", help=f"fillings of each blank; default: {_TOP}")
   model = parser.add_argument_group("model")
   add = model.add_argument
+  add(
+    "--adapter",
+    nargs="+",
+    action="extend",
+    default=[],
+    metavar="NAME=RUN",
+    help="runs of adapters on top of the checkpoint; a line that names none is the checkpoint's",
+  )
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
   add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
@@ -173,24 +187,47 @@ def main(argv: list[str]) -> None:
   else:
     hosts.start(options, default.get_config().train)
   source = pretrained.read_source(options.checkpoint)
+  adapters = one_base.open_all(source, _places(options.adapter))
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:
-    server.serve(_service(options, source, decode), host=options.host, port=options.port)
+    server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return
-  make_way = _way(options, source, decode)
+  if adapters and options.input.endswith(".txt"):
+    raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
+  make_way = _chosen_way(options, source, adapters, decode)
   mesh = lines.make_mesh(options.tensor)
   job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict)
-  lines.run(source, mesh, make_way(mesh), job)
+  load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
+  lines.run(source, mesh, make_way(mesh), job, load=load)
 
 
-def _asks(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> str:
+def _places(given: list[str]) -> dict[str, str]:
+  """Name -> path of what --adapter says.
+
+  Raises:
+    UserError: it does not say both, or a name twice.
+  """
+  found: dict[str, str] = {}
+  for each in given:
+    name, equals, path = each.partition("=")
+    if not name or not equals or not path:
+      raise UserError(f"--adapter {each}: give NAME=RUN, the name that lines have and the run that trained it")
+    if name in found:
+      raise UserError(f"--adapter {each}: {name} is {found[name]} already; give another name")
+    found[name] = path
+  return found
+
+
+def _asks(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, *, where: str = ""
+) -> str:
   """How a model is asked: "head", "fill" or "write".
 
   Raises:
     UserError: it can be asked in no way, or there are options of another.
   """
-  where = f"--checkpoint {options.checkpoint}"
+  where = f"{where}{source.path}" if where else f"--checkpoint {options.checkpoint}"
   # Of a model that learned both, heads are asked by name: those of pre-training tell what nobody asks for.
   if options.head or (pretrained.answers_by_heads(source) and not pretrained.predicts_tokens(source)):
     found, said = "head", "is asked by its head"
@@ -237,6 +274,49 @@ def _way(
   return functools.partial(way, source, head=head, longest=longest, batch_size=options.batch_size)
 
 
+def _chosen_way(
+  options: argparse.Namespace,
+  source: pretrained.Source,
+  adapters: Mapping[str, pretrained.Source],
+  decode: decoding.DecodeConfig,
+) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  """What is asked of each line, where lines may choose among adapters.
+
+  Raises:
+    UserError: adapters that are asked in different ways.
+  """
+  if not adapters:
+    return _way(options, source, decode)
+  asked = {name: _asked(options, each, decode, f"--adapter {name}=") for name, each in adapters.items()}
+  first, wanted = next(iter(asked.items()))
+  for name, each in asked.items():
+    if each != wanted:
+      raise UserError(
+        f"--adapter {name}: is asked otherwise ({' '.join(each)}) than {first} ({' '.join(wanted)}); ask them apart"
+      )
+  sources = dict(adapters)
+  # A base that only predicts tokens may carry heads.
+  if wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads):
+    sources = {choosing.BASE: source} | sources
+  make = {id(each): _way(options, each, decode) for each in sources.values()}
+  paths = {name: str(each.path) for name, each in adapters.items()}
+
+  def on(mesh: jax.sharding.Mesh) -> lines.Way:
+    return choosing.Choosing(choosing.ways_of(sources, lambda each: make[id(each)](mesh)), paths)
+
+  return on
+
+
+def _asked(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig, where: str
+) -> tuple[str, ...]:
+  """How a model is asked, and of a head its kind."""
+  asks = _asks(options, source, decode, where=where)
+  if asks != "head":
+    return (asks,)
+  return asks, answering.choose_head(source.model, options.head, where=where).kind
+
+
 def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> bool:
   ends, reason = prompting.ends_prompts(source, options.prompt_eos)
   if source.model.kind.continues:
@@ -244,13 +324,21 @@ def _ends_prompts(options: argparse.Namespace, source: pretrained.Source) -> boo
   return ends
 
 
-def _service(options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig) -> served.Service:
+def _service(
+  options: argparse.Namespace,
+  source: pretrained.Source,
+  adapters: Mapping[str, pretrained.Source],
+  decode: decoding.DecodeConfig,
+) -> served.Service:
   """What answers behind the page."""
-  if _asks(options, source, decode) != "write":
+  if _asks(options, next(iter(adapters.values()), source), decode) != "write":
     options.batch_size = 1
-    return served.Asker(source, _way(options, source, decode), tensor=options.tensor)
+    way = _chosen_way(options, source, adapters, decode)
+    return served.Asker(source, way, adapters=adapters, tensor=options.tensor)
+  _chosen_way(options, source, adapters, decode)  # adapters that are asked otherwise are refused
   return served.Writer(
     source,
+    adapters=adapters,
     inputs_length=options.inputs_length,
     ends_prompts=_ends_prompts(options, source),
     tensor=options.tensor,

@@ -1,4 +1,4 @@
-"""Checkpoints of other formats: Hugging Face folders, read and written, and T5X's, read.
+"""Checkpoints of other formats: Hugging Face folders and PEFT's adapters, read and written, and T5X's, read.
 
 Nothing is imported before it is needed: every command asks of which kind a checkpoint is.
 """
@@ -23,9 +23,19 @@ def is_t5x(path: str) -> bool:
   return t5x.is_t5x(path)
 
 
+def is_peft(path: str) -> bool:
+  """Whether an adapter of PEFT's is at `path`; looks at names."""
+  from t2t.convert import peft
+
+  return peft.is_peft(path)
+
+
 def kind_of(path: str) -> str:
-  """ "hf", "t5x", or "t2t" for all else."""
-  return "hf" if is_huggingface(path) else "t5x" if is_t5x(path) else "t2t"
+  """ "hf", "peft", "t5x", or "t2t" for all else."""
+  for kind, is_one in (("peft", is_peft), ("hf", is_huggingface), ("t5x", is_t5x)):
+    if is_one(path):
+      return kind
+  return "t2t"
 
 
 def open_foreign(path: str, *, where: str = "") -> "Foreign":
@@ -38,6 +48,12 @@ def open_foreign(path: str, *, where: str = "") -> "Foreign":
   Raises:
     UserError: it cannot be read; says what is wrong with it.
   """
+  from t2t import UserError
   from t2t.convert import huggingface, t5x
 
+  if is_peft(path):
+    raise UserError(
+      f"{where}{path}: is an adapter of PEFT's, which is no model by itself; put it on top of its base by"
+      f" `t2t convert --from peft {path} --base BASE --to t2t OUT`, and give OUT"
+    )
   return (huggingface if is_huggingface(path) else t5x).open_foreign(path, where=where)

@@ -1,5 +1,6 @@
 """config.json of Hugging Face's models as a `TransformerConfig`, and back; families.py has the tables."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -184,6 +185,28 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   return fields
 
 
+def family_of(model: TransformerConfig, where: str) -> Family:
+  """The family that a t2t model belongs to, whatever heads it has.
+
+  Raises:
+    UserError: there is none; says why, family by family.
+  """
+  reasons: dict[str, str] = {}
+  for family in FAMILIES.values():
+    if family.fields["architecture"] == model.architecture:
+      try:
+        write_settings(family, model)
+        return family
+      except families.Unknown as error:
+        reasons.setdefault(str(error), family.model_type)
+  raise _none_of_theirs(where, reasons)
+
+
+def _none_of_theirs(where: str, reasons: Mapping[str, str]) -> UserError:
+  lines = [f"  {model_type}: {reason}" for reason, model_type in reasons.items()]
+  return UserError("\n".join([f"{where}: none of the models of transformers that t2t writes is this one:", *lines]))
+
+
 class Written(NamedTuple):
   """What a t2t model is in transformers.
 
@@ -230,5 +253,4 @@ def written_as(model: TransformerConfig, where: str, *, head: str = "") -> Writt
       except families.Unknown as error:
         of_heads.setdefault(str(error), family.model_type)
   # A family that the model is of, but for a head, is the one that is meant: why it is none of the others helps nobody.
-  lines = [f"  {model_type}: {reason}" for reason, model_type in (of_heads or reasons).items()]
-  raise UserError("\n".join([f"{where}: none of the models of transformers that t2t writes is this one:", *lines]))
+  raise _none_of_theirs(where, of_heads or reasons)

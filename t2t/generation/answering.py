@@ -71,10 +71,10 @@ class Answering:
     return lines.Asked(given, len(features["inputs"]) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """The answer, and how likely it and the others are."""
-    del first
+    del numbers
     logits = self._answerer.logits(params, self._head, given, on_batch=done)
     return [answerer.fields(self._head, each, np.asarray(x)) for each, x in zip(given, logits, strict=True)]
 

@@ -184,9 +184,9 @@ class Embedding:
     return lines.Asked(given, len(features["inputs"]) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """A vector, float32 in the shape that `shape` says."""
-    del first
+    del numbers
     found = self._embedder.vectors(params, given, on_batch=done)
     return [{"vector": each.reshape(self.shape)} for each in found]

@@ -130,10 +130,10 @@ class Filling:
     return lines.Asked(ids, len(ids) + cut, cut, "" if self._blanks.places(ids) else lines.NO_BLANK)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """The text with the likeliest token in each blank, and of each blank the likeliest tokens."""
-    del first
+    del numbers
     places = [self._blanks.places(ids) for ids in given]
     longest = self._config.most_positions or self.longest
     shapes = [(predictor.bucket(len(ids), longest), _number(len(of))) for ids, of in zip(given, places, strict=True)]

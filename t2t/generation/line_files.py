@@ -43,6 +43,7 @@ class Form:
   field: of an object, where its text is.
   lists: fields of an object that may have its texts in a list; they are its text, joined, then.
   needs: fields of an object beside its text, without which nothing can be asked.
+  may: fields of an object that say how it is asked, and may be left out.
   own: fields of a row besides those that all rows may have.
   reads: what is asked, for messages; "": any text.
   """
@@ -50,6 +51,7 @@ class Form:
   field: str = "inputs"
   lists: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
+  may: tuple[str, ...] = ()
   own: tuple[str, ...] = ()
   reads: str = ""
 
@@ -94,7 +96,7 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
 
 def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
-    return bool(field or form.needs)
+    return bool(field or form.needs or form.may)
   if path.endswith(".jsonl"):
     return True
   if not path.endswith(".txt"):

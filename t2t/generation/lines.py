@@ -82,13 +82,15 @@ class Way(Protocol):
   def read(self, line: line_files.Line) -> Asked:
     """A line, which has been checked, as the model reads it."""
 
-  def answer(self, params: Params, given: Sequence[Any], *, first: int, done: Done | None) -> list[dict[str, Any]]:
+  def answer(
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: Done | None
+  ) -> list[dict[str, Any]]:
     """The fields of each row beside those of its line.
 
     Args:
       params: nested dict.
       given: of each line what `Asked` has.
-      first: number of the first line, from 0; what is drawn for a line depends on its number.
+      numbers: of the lines, from 0; what is drawn for a line depends on its number.
       done: called after each batch.
     """
 
@@ -132,6 +134,7 @@ def run(
   job: Job,
   *,
   open_output: Callable[[str, Mapping[str, Any]], AbstractContextManager[Output]] = line_files.output,
+  load: Callable[[], Params] | None = None,
 ) -> None:
   """Writes a row for each line of the input, or those that are missing in the output.
 
@@ -141,13 +144,15 @@ def run(
     way: how it is asked.
     job: files.
     open_output: (path, what its rows depend on) -> where they are written to.
+    load: what gives the parameters that `way` is called with; None: those of the checkpoint.
 
   Raises:
     UserError: input, output or options cannot be used; before any work on a device, unless it is a line that comes
       through a pipe.
   """
+  load = load or (lambda: pretrained.load(source, mesh).params)
   if jax.process_index() != 0:
-    _follow(source, mesh, way)
+    _follow(load, way)
     return
 
   # ---- Input ---------------------------------------------------------------
@@ -171,7 +176,7 @@ def run(
     if output.done:
       print(f"{job.output} has {output.done:,} lines; going on from there", file=sys.stderr)
     hosts.share("load")
-    params = pretrained.load(source, mesh).params
+    params = load()
 
     # ---- Windows -----------------------------------------------------------
     # A window begins at the same line in every run: its batches, and with them each digit of the scores, are the same
@@ -195,11 +200,11 @@ def run(
   _summarise(counts, progress, way, job)
 
 
-def _follow(source: pretrained.Source, mesh: jax.sharding.Mesh, way: Way) -> None:
+def _follow(load: Callable[[], Params], way: Way) -> None:
   """What all processes but the first do: its share of each window that the first one, which alone reads, has read."""
   if hosts.share(None) is None:
     return
-  params = pretrained.load(source, mesh).params
+  params = load()
   with stopping.leaving(lambda: "what is written is kept; the same command goes on from there"):
     _answer_windows(params, way)
 
@@ -207,7 +212,7 @@ def _follow(source: pretrained.Source, mesh: jax.sharding.Mesh, way: Way) -> Non
 def _answer_windows(params: Params, way: Way) -> None:
   while (window := hosts.share(None)) is not None:
     first, given = window
-    way.answer(params, given, first=first, done=None)
+    way.answer(params, given, numbers=range(first, first + len(given)), done=None)
 
 
 def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[line_files.Line]:
@@ -276,7 +281,7 @@ def _answers(
     given = [there[0] if each.error else each.given for each in asked]
     first = window[0].number - 1
     hosts.share([first, given])
-    answers = way.answer(params, given, first=first, done=progress.add)
+    answers = way.answer(params, given, numbers=range(first, first + len(given)), done=progress.add)
   else:
     progress.skip(len(window))
   found = []

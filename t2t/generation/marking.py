@@ -57,10 +57,10 @@ class Tagging:
     return lines.Asked(given, len(features["inputs"]) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """The tags and the entities that they mark."""
-    del first
+    del numbers
     logits = self._answerer.logits(params, self._head, given, on_batch=done)
     return [answerer.fields(self._head, each, x) for each, x in zip(given, logits, strict=True)]
 
@@ -120,10 +120,10 @@ class Extracting:
     return lines.Asked(given, sum(len(window["inputs"]) for window in windows) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """The span, and the others that were likeliest."""
-    del first
+    del numbers
     windows = [window for each in given for window in each["windows"]]
     ends = np.cumsum([len(each["windows"]) for each in given])
     logits = self._answerer.logits(params, self._head, windows, on_batch=done and _by_lines(done, ends))

@@ -211,7 +211,13 @@ class Predictor:
     return self._max_inputs
 
   def generate(
-    self, params: Params, prompts: Sequence[Tokens], *, seed: int = 0, first: int = 0, on_batch: Callable | None = None
+    self,
+    params: Params,
+    prompts: Sequence[Tokens],
+    *,
+    seed: int = 0,
+    numbers: Sequence[int] | None = None,
+    on_batch: Callable | None = None,
   ) -> list[Generation]:
     """What the model writes for each prompt, in their order.
 
@@ -219,7 +225,7 @@ class Predictor:
       params: nested dict.
       prompts: token ids, `max_inputs` at most.
       seed: of what is drawn.
-      first: number of the first prompt; a prompt draws by its number, whatever batch it is in.
+      numbers: of the prompts; a prompt draws by its number, whatever batch it is in. None: from 0 on.
       on_batch: called with the number of prompts and of written tokens after each batch.
     """
     extra = int(self._config.kind.continues)
@@ -228,11 +234,11 @@ class Predictor:
     for width, indices in by_width(widths, self._rows):
       rows = [prompts[i] for i in indices]
       features = prompt_features(rows, width, architecture=self._config.architecture, framing=self._framing)
-      numbers = np.array([first + i for i in indices], np.uint32)
-      features = self._placed(features | {"row_number": numbers})
-      numbers = features.pop("row_number")
+      own = np.array(indices if numbers is None else [numbers[i] for i in indices], np.uint32)
+      features = self._placed(features | {"row_number": own})
+      own = features.pop("row_number")
       with jax.set_mesh(self._mesh):
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), own)
         decoded = self._decode(params, features, keys)
       tokens, scores = (gathered(x)[: len(indices)] for x in (decoded.tokens, decoded.scores))
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):

@@ -1,6 +1,6 @@
 """What answers behind the page of `t2t infer --server`: a model that writes, or one that is asked as each line is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import functools
 import json
@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from t2t import UserError, sharding
-from t2t.checkpoints import pretrained
-from t2t.generation import decoding, line_files, lines, predictor, prompting, writing
+from t2t.checkpoints import one_base, pretrained
+from t2t.generation import choosing, decoding, line_files, lines, predictor, prompting, writing
+from t2t.params import Params
 from t2t.runtime import amounts
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
@@ -33,6 +34,7 @@ Event = dict[str, Any]
 class Request:
   """What is to be written.
 
+  adapter: the one that writes; "": the model itself.
   decode: how; its lengths are those that were asked for, whatever the model has room for.
   seed: of what is drawn.
   """
@@ -40,6 +42,7 @@ class Request:
   inputs: str
   decode: decoding.DecodeConfig
   seed: int = 0
+  adapter: str = ""
 
 
 _LENGTH = 64  # that is written at most, if a request does not say
@@ -68,20 +71,20 @@ def parse(body: bytes) -> Request:
   """
   fields = _fields(body)
   for name, value in fields.items():
-    if name not in ("inputs", *_RANGES):
-      raise UserError(f"{name!r}: no such option; there are {', '.join(('inputs', *_RANGES))}")
-    accepted, kind = (str, "string") if name == "inputs" else _NUMBERS[name in _FRACTIONS]
+    if name not in (*_TEXTS, *_RANGES):
+      raise UserError(f"{name!r}: no such option; there are {', '.join((*_TEXTS, *_RANGES))}")
+    accepted, kind = (str, "string") if name in _TEXTS else _NUMBERS[name in _FRACTIONS]
     if not isinstance(value, accepted) or isinstance(value, bool):
       raise UserError(f"{name}: is {json.dumps(value)[:40]}; give a {kind}")
     if name == "temperature" and 0 < value < decoding.LEAST_TEMPERATURE:
       raise UserError(f"{name}: is {value}; give {decoding.LEAST_TEMPERATURE} to 100, or 0 for the likeliest token")
     if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
       raise UserError(f"{name}: is {value}; give {_RANGES[name][0]} to {_RANGES[name][1]}")
-  inputs, seed = fields.pop("inputs", ""), fields.pop("seed", 0)
+  inputs, adapter, seed = fields.pop("inputs", ""), fields.pop("adapter", ""), fields.pop("seed", 0)
   if not _is_text(inputs):
     raise UserError("inputs: there is nothing to read; write something")
   try:
-    return Request(inputs, writing.decode_config(**({"max_length": _LENGTH} | fields)), seed)
+    return Request(inputs, writing.decode_config(**({"max_length": _LENGTH} | fields)), seed, adapter)
   except UserError as error:  # options that have nothing to do with each other, called as those of the command
     raise UserError(str(error).replace("--", "")) from None
 
@@ -121,6 +124,7 @@ def _fields(body: bytes) -> dict[str, Any]:
   return fields
 
 
+_TEXTS = ("inputs", "adapter")
 _FRACTIONS = ("length_penalty", "temperature", "top_p")
 _NUMBERS = {True: ((int, float), "number"), False: (int, "whole number")}
 
@@ -174,18 +178,24 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
   return sharding.make_mesh({"tensor": tensor}, devices=devices[:tensor])
 
 
-def facts(source: pretrained.Source, model: pretrained.Model) -> dict[str, Any]:
+def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
   """What the page says of any model."""
-  number = sum(math.prod(x.shape) for x in jax.tree.leaves(model.params))
+  number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   path = source.path
   # By name: where it lies is nobody's business who opens the page.
   run, step = (path.parent.parent.name, path.name) if path.parent.name == "checkpoints" else (path.name, "")
   return {
-    "architecture": model.config.architecture.replace("_", "-"),
+    "architecture": source.model.architecture.replace("_", "-"),
     "parameters": amounts.compact_count(number),
     "checkpoint": run,
     "step": int(step) if step.isdigit() else None,
   }
+
+
+def _adapters(names: Iterable[str]) -> dict[str, Any]:
+  """The adapters that a request may name, as the page knows them."""
+  found = [name for name in names if name != choosing.BASE]
+  return {"adapters": found} if found else {}
 
 
 class Writer:
@@ -193,6 +203,7 @@ class Writer:
 
   Args:
     source: its checkpoint.
+    adapters: that lie on top of it, see `one_base.open_all`.
     ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over; the others stay idle, since there is one row at a time.
@@ -203,6 +214,7 @@ class Writer:
     self,
     source: pretrained.Source,
     *,
+    adapters: Mapping[str, pretrained.Source] | None = None,
     ends_prompts: bool,
     inputs_length: int = 0,
     tensor: int = 1,
@@ -218,7 +230,14 @@ class Writer:
     self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=self._max_inputs)
     self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(source.model, self._max_inputs + self._extra, most)
-    self._model = pretrained.load(source, self._mesh)
+    sources = {choosing.BASE: source} | dict(adapters or {})
+    self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
+    # Of models that are alike but for their numbers one has the programs.
+    self._alike = {
+      name: next(other for other, each in self._models.items() if each.graphdef == model.graphdef)
+      for name, model in self._models.items()
+    }
+    self._params = one_base.load(source, adapters or {}, self._mesh)
     self._device = threading.Lock()
     # A program for each choice of options; of those that were not used for long the memory is given back.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
@@ -236,16 +255,22 @@ class Writer:
       shown |= {"beam": defaults.num_beams, "length_penalty": defaults.length_penalty}
     if mode == "sample":
       shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
-    return facts(self._source, self._model) | {
-      "asks": "write",
-      "max_inputs": self._max_inputs,
-      "max_length": self._room(_MAX_LENGTH),
-      "defaults": shown,
-    }
+    return (
+      facts(self._source, self._params[choosing.BASE])
+      | _adapters(self._models)
+      | {
+        "asks": "write",
+        "max_inputs": self._max_inputs,
+        "max_length": self._room(_MAX_LENGTH),
+        "defaults": shown,
+      }
+    )
 
   def parse(self, body: bytes) -> Request:
-    """See `parse`."""
-    return parse(body)
+    """See `parse`; and whether there is the adapter that it names."""
+    request = parse(body)
+    choosing.named(request.adapter or None, list(self._models), "the request")
+    return request
 
   def generate(self, request: Request) -> Iterator[Event]:
     """What happens until the text is written; each event has the whole text so far.
@@ -266,21 +291,21 @@ class Writer:
 
   def _search(self, tokens: list[int], request: Request) -> Iterator[Event]:
     config = self._within(request.decode, self._room(request.decode.max_length))
-    predictor = self._beams(config)
-    seen = self._seen(config, len(tokens))
+    predictor = self._beams(config, self._alike[request.adapter])
+    seen = self._seen(config, len(tokens), request.adapter)
     yield {"state": "searching" if seen else "compiling"}
     start = time.monotonic()
-    generation = predictor.generate(self._model.params, [tokens])[0]
+    generation = predictor.generate(self._params[request.adapter], [tokens])[0]
     found = prompting.answer(generation, self._vocabulary)
     ended = len(generation.tokens[0]) < config.max_length
     number = len(generation.tokens[0]) + ended
     speed = {"tokens_per_second": number / (time.monotonic() - start)} if seen else {}
     yield found | speed | {"tokens": number, "ended": ended}
 
-  def _make_beams(self, config: decoding.DecodeConfig) -> predictor.Predictor:
+  def _make_beams(self, config: decoding.DecodeConfig, name: str) -> predictor.Predictor:
     return predictor.Predictor(
-      self._model.config,
-      self._model.graphdef,
+      self._models[name].config,
+      self._models[name].graphdef,
       self._mesh,
       self._framing,
       decode=config,
@@ -295,16 +320,17 @@ class Writer:
     # Room for more than is asked for: the options' program then serves all lengths up to that.
     room = self._room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
     config = dataclasses.replace(self._within(request.decode, limit), max_length=room)
-    begin, advance = self._stream(config)
-    if not self._seen(config, len(tokens)):
+    begin, advance = self._stream(config, self._alike[request.adapter])
+    params = self._params[request.adapter]
+    if not self._seen(config, len(tokens), request.adapter):
       yield {"state": "compiling"}
     with jax.set_mesh(self._mesh):
       # The key of the first line of a file.
       keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(request.seed), np.zeros(1, np.uint32))
-      carry = begin(self._model.params, self._features(tokens), keys)
+      carry = begin(params, self._features(tokens), keys)
     while True:
       with jax.set_mesh(self._mesh):
-        carry = advance(self._model.params, carry)
+        carry = advance(params, carry)
         written, position, score = jax.device_get((carry.tokens[0], carry.position, carry.scores[0]))
       written = written[:position].tolist()
       ended = written[-1] == self._framing.eos_id
@@ -320,12 +346,12 @@ class Writer:
       # Half of a character that is made of several bytes.
       yield event | {"prediction": text.rstrip("\ufffd")}
 
-  def _make_stream(self, config: decoding.DecodeConfig):
-    return decoding.make_stream(self._model.graphdef, config, eos_id=self._framing.eos_id, tokens_per_call=1)
+  def _make_stream(self, config: decoding.DecodeConfig, name: str):
+    return decoding.make_stream(self._models[name].graphdef, config, eos_id=self._framing.eos_id, tokens_per_call=1)
 
   def _features(self, tokens: list[int]) -> Mapping[str, np.ndarray]:
     width = predictor.bucket(len(tokens) + self._extra, self._max_inputs + self._extra)
-    architecture = self._model.config.architecture
+    architecture = self._source.model.architecture
     return predictor.prompt_features([tokens], width, architecture=architecture, framing=self._framing)
 
   # ---- Sizes ---------------------------------------------------------------
@@ -341,9 +367,9 @@ class Writer:
     """How a text is written that has no more tokens, whose least number is not more, either."""
     return dataclasses.replace(config, max_length=limit, min_length=min(config.min_length, limit))
 
-  def _seen(self, config: decoding.DecodeConfig, length: int) -> bool:
+  def _seen(self, config: decoding.DecodeConfig, length: int, name: str) -> bool:
     """Whether this has been asked for before; if not, it has to be compiled."""
-    program = (config, predictor.bucket(length + self._extra, self._max_inputs + self._extra))
+    program = (self._alike[name], config, predictor.bucket(length + self._extra, self._max_inputs + self._extra))
     known = program in self._compiled
     self._compiled.add(program)
     return known
@@ -358,17 +384,28 @@ class Asker:
   Args:
     source: its checkpoint.
     make_way: how it is asked, on a mesh.
+    adapters: that lie on top of it, see `one_base.open_all`; the way chooses among them.
     tensor: devices that the model is split over.
   """
 
-  def __init__(self, source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], lines.Way], *, tensor: int = 1):
+  def __init__(
+    self,
+    source: pretrained.Source,
+    make_way: Callable[[jax.sharding.Mesh], lines.Way],
+    *,
+    adapters: Mapping[str, pretrained.Source] | None = None,
+    tensor: int = 1,
+  ):
     mesh = make_mesh(tensor)
-    self._source, self._way, self._model = source, make_way(mesh), pretrained.load(source, mesh)
+    self._source, self._way, self._adapters = source, make_way(mesh), adapters or {}
+    of_all = one_base.load(source, self._adapters, mesh)
+    self._base = of_all[choosing.BASE]
+    self._params = of_all if adapters else self._base
     self._device, self._widths = threading.Lock(), set()
 
   def about(self) -> dict[str, Any]:
     """What the page says of the model, and what it is asked."""
-    found = facts(self._source, self._model)
+    found = facts(self._source, self._base) | _adapters(self._adapters)
     head = {"head": self._way.options["head"]} if "head" in self._way.options else {}
     return found | head | {"asks": self._way.asks, "pairs": self._way.pairs, "max_inputs": self._way.longest}
 
@@ -384,7 +421,7 @@ class Asker:
     where = "the request"
     fields = _fields(body)
     form = self._way.form
-    known = (form.field, *form.lists, *form.needs)
+    known = (form.field, *form.lists, *form.needs, *form.may)
     for name in fields:
       if name not in known:
         raise UserError(f"{name!r}: no such option; there are {', '.join(known)}")
@@ -411,7 +448,7 @@ class Asker:
       if width not in self._widths:
         yield {"state": "compiling"}
         self._widths.add(width)
-      (answer,) = self._way.answer(self._model.params, [asked.given], first=0, done=None)
+      (answer,) = self._way.answer(self._params, [asked.given], numbers=[0], done=None)
       yield answer | {"tokens": asked.tokens - asked.cut, "ended": True}
     finally:
       self._device.release()

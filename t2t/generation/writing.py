@@ -68,10 +68,10 @@ class Writing:
     return lines.Asked(tokens, len(tokens) + cut, cut)
 
   def answer(
-    self, params: Params, given: Sequence[Any], *, first: int, done: lines.Done | None
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
     """Text, score, and with beams the others."""
-    written = self._predictor.generate(params, given, seed=self._seed, first=first, on_batch=done)
+    written = self._predictor.generate(params, given, seed=self._seed, numbers=numbers, on_batch=done)
     return [prompting.answer(each, self._vocabulary) for each in written]
 
 

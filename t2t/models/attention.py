@@ -310,21 +310,32 @@ class Attention(nnx.Module):
     self.query_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
     self.key_norm = layers.Norm(config, head_dim, axis="kv") if config.qk_norm else None
 
-  def _dense(self, x: jax.Array, name: str) -> jax.Array:
+  def _dense(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     kernel, bias = getattr(self, name), getattr(self, f"{name}_bias")
-    return layers.dense(x, kernel, bias, gradient_dtype=self.gradient_dtype, quantization=self.quantization)
+    options = {"gradient_dtype": self.gradient_dtype, "quantization": self.quantization}
+    return layers.dense(x, kernel, bias, dropout_key=dropout_key, **options)
 
-  def _project(self, x: jax.Array, name: str) -> jax.Array:
+  def _project(self, x: jax.Array, name: str, dropout_key: jax.Array | None) -> jax.Array:
     # [batch, length, embed] -> [batch, heads, length, kv]
-    projected = checkpoint_name(self._dense(x, name), name)
+    projected = checkpoint_name(self._dense(x, name, dropout_key), name)
     split = projected.reshape(*projected.shape[:-1], -1, self.head_dim)
     return jnp.swapaxes(sharding.shard(split, "batch", "length", "heads", "kv"), 1, 2)
 
   def keys_and_values(
-    self, memory: jax.Array, angles: tuple[jax.Array, jax.Array] | None = None
+    self,
+    memory: jax.Array,
+    angles: tuple[jax.Array, jax.Array] | None = None,
+    *,
+    dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values, each [batch, kv heads, length, kv], of [batch, length, embed]; `angles` turn the keys."""
-    keys, values = self._project(memory, "key"), self._project(memory, "value")
+    """Keys and values, each [batch, kv heads, length, kv], of [batch, length, embed].
+
+    Args:
+      memory: what is attended to.
+      angles: turn the keys.
+      dropout_key: of adapted matrices; None at evaluation.
+    """
+    keys, values = (self._project(memory, name, dropout_key) for name in ("key", "value"))
     keys = keys if self.key_norm is None else self.key_norm(keys)
     return keys if angles is None else rotate(keys, angles), values
 
@@ -347,7 +358,7 @@ class Attention(nnx.Module):
       positions: how far they lie from each other.
       dropout_key: None at evaluation.
     """
-    query = self._project(x, "query")
+    query = self._project(x, "query", dropout_key)
     query = query if self.query_norm is None else self.query_norm(query)
     query = (query if positions.angles is None else rotate(query, positions.angles)) * self.scale
 
@@ -370,4 +381,4 @@ class Attention(nnx.Module):
       attended = jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
     merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
     merged = sharding.shard(merged, "batch", "length", "heads")
-    return checkpoint_name(self._dense(merged, "out"), "attention_out")
+    return checkpoint_name(self._dense(merged, "out", dropout_key), "attention_out")

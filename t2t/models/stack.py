@@ -67,6 +67,7 @@ class Layer(nnx.Module):
     branches = (*(() if only_cross else ("self_attention", "mlp")), *(("cross_attention",) if cross else ()))
     made = nnx.Dict({name: layers.Norm(config, config.embed_dim) for name in branches}) if config.branch_norm else None
     self.branch_norms = made
+    self.adapters = None  # branch -> a small layer behind it: of an adapted model
 
   def _branch_input(self, x: jax.Array, norm: layers.Norm, is_normed: jax.Array | bool = False) -> jax.Array:
     """What a branch reads of the residual sum `x`, which may be normed already."""
@@ -76,7 +77,10 @@ class Layer(nnx.Module):
   def _add(self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None) -> jax.Array:
     update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
-    x = x + layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
+    update = layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
+    if self.adapters is not None and branch in self.adapters:
+      update = self.adapters[branch](update)
+    x = x + update
     return getattr(self, f"{branch}_norm")(x) if self.post_norm else x
 
   def _add_memory(
@@ -89,7 +93,7 @@ class Layer(nnx.Module):
     """`x` and what the cross-attention finds in `memory`."""
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
-      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory))
+      memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
     return self._add(x, update, "cross_attention", keys[1])
 
@@ -120,7 +124,8 @@ class Layer(nnx.Module):
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
-    own = attention.KVCache(*self.self_attention.keys_and_values(normed, positions.angles))
+    own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
+    own = attention.KVCache(*own)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, "self_attention", keys[1])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from t2t import UserError, did_you_mean
+from t2t.models.adapt import ADAPTERS
 from t2t.params import matches, stack_of
 from t2t.sections import Config, OptimizerConfig
 
@@ -261,6 +262,27 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
         f"{_KEY}: {path} would be trained from step {int(np.max(opening))}, and the run has {config.train.steps}"
         " (config.train.steps): a smaller from_step or unfreeze_every, or frozen"
       )
+
+
+def check_adapters(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> None:
+  """Refuses an adapter of which the table leaves nothing, or nothing of what one pattern of its `also_train` is for.
+
+  Args:
+    config: of the run.
+    shapes: of all parameters of the model by their paths.
+
+  Raises:
+    UserError: names both keys.
+  """
+  frozen = frozen_patterns(config)
+  for name, adapter in config.adapters.items():
+    also = [(pattern, f"config.{name}.also_train: {pattern!r}") for pattern in adapter.also_train]
+    for pattern, where in [(ADAPTERS[name].added, f"config.{name}"), *also]:
+      mine = [path for path in shapes if re.search(pattern, path)]
+      if mine and all(matches(frozen, path) for path in mine):
+        rules = (rule for rule in _all_rules(config) if "frozen" in rule.settings)
+        rule = next(each.where for each in rules if re.search(each.pattern, mine[0]))
+        raise UserError(f"{where}: is to be trained, and all of it is frozen because of {rule}; leave one of them out")
 
 
 def nearest(pattern: str, paths: Sequence[str] | Mapping[str, Any]) -> str:

@@ -58,11 +58,14 @@ class Recipe:
       UserError: rules over paths that do not fit the model, or contradict each other; see `paths.check`.
     """
     never = self._never_trained
-    if self.config.optimizer.paths:
+    if self.config.optimizer.paths or (self.config.train.freeze and self.config.adapters):
       key = jax.eval_shape(lambda: jax.random.key(0))
       params = jax.eval_shape(lambda key: nnx.to_pure_dict(nnx.split(self.model_fn(key), graph=False)[1]), key)
       leaves = jax.tree_util.tree_leaves_with_path(params)
-      paths.check(self.config, {path_name(path): x.shape for path, x in leaves}, never=never)
+      shapes = {path_name(path): x.shape for path, x in leaves}
+      paths.check_adapters(self.config, shapes)
+      if self.config.optimizer.paths:
+        paths.check(self.config, shapes, never=never)
     return (*paths.frozen_patterns(self.config), *never)
 
   @property

@@ -11,9 +11,13 @@ from typing import Any
 from flax import nnx
 import jax
 
-from t2t.models.adapt import lora
+from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pfeiffer
 
 Adapters = Mapping[str, Any]  # section of the config -> its record; at most one, or none
+
+
+def _owner(path: str) -> tuple[str, ...]:
+  return (path.rpartition("/")[0],)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,21 +25,31 @@ class Adapter:
   """One way.
 
   config: the record of its section; has `also_train`, patterns over paths.
-  adapt: (model, config, rngs) -> the adapted model; gives the same as the model before anything is trained.
-  added: pattern of the paths of the parameters that it adds.
+  adapt: (model, config, rngs) -> the adapted model; where it can it gives the same as the model before anything is
+    trained.
+  added: pattern of the paths of the parameters that it adds, or else trains.
   base_path: path of a parameter -> where it was before; None: it is added.
-  merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter.
+  merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter; None: no such model
+    computes the same, and whoever reads a checkpoint keeps the adapter.
+  merged_into: path of a parameter that is added -> those of the model, as it was, that it is merged into.
   """
 
   config: type
   adapt: Callable[[nnx.Module, Any, nnx.Rngs], nnx.Module]
   added: str
   base_path: Callable[[str], str | None]
-  merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]]
+  merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]] | None
+  merged_into: Callable[[str], tuple[str, ...]] = _owner
 
 
 ADAPTERS: dict[str, Adapter] = {
   "lora": Adapter(lora.LoraConfig, lora.adapt, lora.ADDED, lora.base_path, lora.merge),
+  "bitfit": Adapter(
+    bitfit.BitFitConfig, bitfit.adapt, bitfit.ADDED, lambda path: path, lambda params, config: dict(params)
+  ),
+  "ia3": Adapter(ia3.Ia3Config, ia3.adapt, ia3.ADDED, ia3.base_path, ia3.merge, ia3.merged_into),
+  "houlsby": Adapter(houlsby.HoulsbyConfig, houlsby.adapt, bottleneck.ADDED, bottleneck.base_path, None),
+  "pfeiffer": Adapter(pfeiffer.PfeifferConfig, pfeiffer.adapt, bottleneck.ADDED, bottleneck.base_path, None),
 }
 
 
@@ -43,7 +57,7 @@ def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
   """The model with what the config adapts it by.
 
   Raises:
-    UserError: patterns that match nothing of the model.
+    UserError: patterns that match nothing of the model, or a model that has not what is trained in this way.
   """
   for name, config in adapters.items():
     model = ADAPTERS[name].adapt(model, config, rngs)
@@ -57,15 +71,34 @@ def base_path(path: str, adapters: Adapters) -> str | None:
   return path
 
 
+def mergeable(adapters: Adapters) -> dict[str, Any]:
+  """Those of them that can be merged."""
+  return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is not None}
+
+
+def kept(adapters: Adapters) -> dict[str, Any]:
+  """Those of them that cannot, and stay beside the model."""
+  return {name: config for name, config in adapters.items() if ADAPTERS[name].merge is None}
+
+
+def merged_into(path: str, adapters: Adapters) -> tuple[str, ...]:
+  """What a parameter that an adapter added is merged into: paths in the model itself."""
+  return tuple(base for name in adapters for base in ADAPTERS[name].merged_into(path))
+
+
 def merge(params: Mapping[str, jax.Array], adapters: Adapters) -> dict[str, jax.Array]:
-  """Path -> array of the model that computes the same without an adapter."""
+  """Path -> array of the model that computes the same without these adapters, which must be `mergeable`."""
   for name, config in adapters.items():
     params = ADAPTERS[name].merge(params, config)
   return dict(params)
 
 
+def trained(adapters: Adapters) -> tuple[tuple[str, ...], ...]:
+  """Patterns of what each adapter trains: its own, heads by name and `also_train`."""
+  return tuple((ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in adapters.items())
+
+
 def frozen(adapters: Adapters) -> tuple[str, ...]:
-  """Patterns of the parameters that an adapter leaves as they are: all but its own, heads by name and `also_train`."""
-  trained = [(ADAPTERS[name].added, "(^|/)heads/", *config.also_train) for name, config in adapters.items()]
+  """Patterns of the parameters that an adapter leaves as they are: all but what it trains."""
   # One that is found where none of the others is.
-  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained)
+  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters))

@@ -1,21 +1,24 @@
-"""LoRA (Hu et al. 2021): to a frozen matrix W the product of two narrow ones is added, W + alpha / rank * down up."""
+"""LoRA (Hu et al. 2021): to a frozen matrix W the product of two narrow ones is added, W + alpha / rank * down up.
 
-from collections.abc import Iterator, Mapping
+With `rslora` it counts alpha / sqrt(rank) times (Kalajdzievski 2023), so that a wider one learns no slower; with `dora`
+each column of the sum has a length of its own, and the product changes where it points (Liu et al. 2024).
+"""
+
+from collections.abc import Mapping
 import dataclasses
-import re
 
-from flax import nnx, traverse_util
+from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from t2t import UserError, did_you_mean
-from t2t.models import attention, layers
+from t2t import UserError
+from t2t.models import layers
+from t2t.models.adapt import patterns
 from t2t.params import matches
 
-_KERNEL, _DOWN, _UP = "kernel", "lora_down", "lora_up"  # of `layers.LowRank`
-ADDED = f"/({_DOWN}|{_UP})$"
-
-_ADAPTED = (attention.Attention, layers.Mlp)
+# Of `layers.LowRank`:
+_KERNEL, _DOWN, _UP, _MAGNITUDE = "kernel", "lora_down", "lora_up", "lora_magnitude"
+ADDED = f"/({_DOWN}|{_UP}|{_MAGNITUDE})$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,40 +31,43 @@ class LoraConfig:
 
   rank: int = 8  # width of what is added: a matrix [in, out] gets [in, rank] and [rank, out]
   alpha: float = 16.0  # their product counts alpha / rank times
+  rslora: bool = False  # it counts alpha / sqrt(rank) times
+  dora: bool = False  # columns have lengths of their own, which are trained as well
+  dropout: float = 0.0  # of what the narrow matrices read, while training
   targets: tuple[str, ...] = ("attention/query", "attention/value")  # patterns over paths of attention and mlp matrices
   also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
 
   @property
   def scale(self) -> float:
     """What the product is multiplied by."""
-    return self.alpha / self.rank
+    return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
   def __post_init__(self):
     if self.rank < 1:
       raise UserError(f"config.lora.rank={self.rank}: must be at least 1")
     if not self.alpha > 0:
       raise UserError(f"config.lora.alpha={self.alpha}: must be more than 0")
+    if not 0.0 <= self.dropout < 1.0:
+      raise UserError(f"config.lora.dropout={self.dropout}: must be at least 0 and below 1")
     for name in ("targets", "also_train"):  # lists, in a config.json
       object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-def _kernels(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module, str]]:
-  """Path, owner and name of every matrix of attentions and feed-forward layers; these go through `layers.dense`."""
-  for name, child in sorted(vars(module).items()):
-    if isinstance(child, nnx.Module):
-      yield from _kernels(child, f"{prefix}{name}/")
-    elif isinstance(child, nnx.Param) and isinstance(module, _ADAPTED) and len(child.get_metadata()["axes"]) == 2:
-      yield f"{prefix}{name}", module, name
-
-
-def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs) -> layers.LowRank:
+def _low_rank(kernel: nnx.Param, config: LoraConfig, rngs: nnx.Rngs, *, number: int) -> layers.LowRank:
   *stack, rows, columns = kernel[...].shape  # of layers that are stacked all at once
   row_axis, column_axis = kernel.get_metadata()["axes"]
   down = rows**-0.5 * jax.random.normal(rngs.params(), (*stack, rows, config.rank), jnp.float32)
   # Zeros: training starts from the model as it is.
   up = jnp.zeros((*stack, config.rank, columns), jnp.float32)
+  longer = nnx.Param(jnp.zeros((*stack, columns), jnp.float32), axes=(column_axis,)) if config.dora else None
   return layers.LowRank(
-    kernel, nnx.Param(down, axes=(row_axis, "rank")), nnx.Param(up, axes=("rank", column_axis)), config.scale
+    kernel,
+    nnx.Param(down, axes=(row_axis, "rank")),
+    nnx.Param(up, axes=("rank", column_axis)),
+    config.scale,
+    magnitude=longer,
+    dropout_rate=config.dropout,
+    number=number,
   )
 
 
@@ -71,44 +77,42 @@ def adapt(model: nnx.Module, config: LoraConfig, rngs: nnx.Rngs) -> nnx.Module:
   Raises:
     UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
   """
-  graphdef, state = nnx.split(model, graph=False)
-  model = nnx.merge(graphdef, state)  # the one that was given stays as it is
-  kernels = list(_kernels(model))
-  _check(config.targets, "targets", [path for path, _, _ in kernels])
-  for path, module, name in kernels:
-    if matches(config.targets, path):
-      setattr(module, name, _low_rank(getattr(module, name), config, rngs))
-  # By the paths that its patterns are set against.
-  paths = list(traverse_util.flatten_dict(nnx.to_pure_dict(nnx.split(model, graph=False)[1]), sep="/"))
-  _check(config.also_train, "also_train", paths)
-  return model
-
-
-def _check(patterns: tuple[str, ...], key: str, paths: list[str]) -> None:
-  if key == "targets" and not patterns:
+  if not config.targets:
     raise UserError(
       "config.lora.targets=(): nothing would be adapted; give patterns, as attention/query,attention/value"
     )
-  for pattern in patterns:
-    if not any(re.search(pattern, path) for path in paths):
-      near = did_you_mean(pattern, paths + sorted({part for path in paths for part in path.split("/")}))
-      raise UserError(f"config.lora.{key}: {pattern!r} matches none of {', '.join(paths)}{near}")
+  model = patterns.copy_of(model)
+  matrices = list(patterns.matrices(model))
+  patterns.check(config.targets, "config.lora.targets", [path for path, _, _ in matrices])
+  for number, (path, module, name) in enumerate(matrices):
+    if matches(config.targets, path):
+      setattr(module, name, _low_rank(getattr(module, name), config, rngs, number=number))
+  patterns.check(config.also_train, "config.lora.also_train", patterns.paths_of(model))
+  return model
 
 
 def base_path(path: str) -> str | None:
   """Where a parameter was before; None: it is new."""
   owner, _, name = path.rpartition("/")
-  return {_KERNEL: owner, _DOWN: None, _UP: None}.get(name, path)
+  return {_KERNEL: owner, _DOWN: None, _UP: None, _MAGNITUDE: None}.get(name, path)
 
 
 def merge(params: Mapping[str, jax.Array], config: LoraConfig) -> dict[str, jax.Array]:
-  """Path -> array of a model with plain matrices, W + alpha / rank * down up."""
+  """Path -> array of a model with plain matrices, W + scale * down up; with `dora` its columns are as long as it says.
+
+  Each of them may be of one layer, or of a stack.
+  """
   found = {}
   for path, x in params.items():
     base = base_path(path)
     if base is not None and base != path:
       down, up = params[f"{base}/{_DOWN}"], params[f"{base}/{_UP}"]
-      x = x + config.scale * jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
+      both = x + config.scale * jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
+      if config.dora:
+        before, now = (jnp.linalg.norm(each, axis=-2) for each in (x, both))
+        factors = (before + params[f"{base}/{_MAGNITUDE}"]) / jnp.maximum(now, 1e-6 * before)
+        both = both * jnp.where(before > 0, factors, 1.0)[..., None, :]
+      x = both
     if base is not None:
       found[base] = x
   return found

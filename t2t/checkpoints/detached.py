@@ -1,0 +1,113 @@
+"""Adapters without what they lie on top of: taken out of a run for another format, and put down as one."""
+
+from collections.abc import Mapping
+import dataclasses
+
+from etils import epath
+from flax import nnx, traverse_util
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import bases, converted, pretrained
+from t2t.convert import output, peft, tensors
+from t2t.convert.tensors import Foreign, Tensor
+from t2t.models import adapt, transformer
+from t2t.storage import bucket
+
+
+def trained(source: pretrained.Source, *, where: str = "") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+  """What an adapter's run trained, and what it lies on top of, to be read one by one.
+
+  Returns:
+    Path in the adapted model -> parameter; path in the base -> parameter.
+
+  Raises:
+    UserError: its checkpoint has no adapter, or is damaged; or it is not on top of what it was.
+  """
+  if not source.adapters:
+    raise UserError(f"{where}{source.path}: nothing adapts this model; --to hf writes all of it")
+  own, frozen, _ = converted.saved(source, where)
+  below = frozen | converted.of_base(source)
+  return own, {adapt.base_path(path, source.adapters): tensor for path, tensor in below.items()}
+
+
+def base_folder(source: pretrained.Source) -> str:
+  """The folder of Hugging Face's that an adapter lies on top of; "": it is of another format."""
+  below = pretrained.base_of(source) if source.base is not None else None
+  return str(below.path) if below is not None and below.foreign is not None and below.foreign.kind == "hf" else ""
+
+
+def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
+  """What an adapter of another format is put on top of, as parameters to be read one by one, and its `Source.part`.
+
+  Raises:
+    UserError: there is none, or it cannot be read.
+  """
+  source = pretrained.read_source(path, where=where)
+  return source.foreign or converted.open_foreign(str(source.path), where=where), source.part
+
+
+def save(
+  adapter: peft.Adapter, base: Foreign, part: str, out: epath.Path, *, advance: output.Progress = lambda *_: None
+) -> Foreign:
+  """Writes a run of t2t's that has the adapter, and names its base with a digest of each of its arrays.
+
+  Args:
+    adapter: see `peft.open_adapter`.
+    base, part: see `open_base`.
+    out: a folder that is not there yet, or is empty.
+    advance: see `output.Progress`.
+
+  Returns:
+    What was written, as `converted.save` takes it.
+
+  Raises:
+    UserError: the base has other parameters, there is something at `out`, or no space for it.
+  """
+  output.check(out, 0)
+  section = adapt.ADAPTERS[adapter.section]
+  adapters = {adapter.section: section.config(**adapter.config)}
+  own = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
+  shapes = _shapes(adapter.model, adapters)
+  below = {path: adapt.base_path(path, adapters) for path in shapes if path not in own}
+  there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
+  tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
+  entries = {}
+  for path, name in below.items():
+    tensor = base.tensors[name]
+    digest = bases.digest_of_parts(read() for read in tensor.parts)
+    entries[path] = bases.Entry(name, tensor.shape, digest)
+  place = str(base.path)
+  found = bases.Base(place, bases.beside(place, bucket.absolute(str(out))), part, entries)
+  foreign = dataclasses.replace(base, kind="peft", path=adapter.path, model=adapter.model, tensors=own, pooler={})
+  config = converted.run_config(foreign, out)
+  config |= {name: dataclasses.asdict(record) for name, record in adapters.items()}
+  # As a run that was started from it has it.
+  config["init"] |= {"checkpoint": place, "inherit": True}
+  converted.save(foreign, out, config=config, base=found, advance=advance)
+  return foreign
+
+
+def _shapes(model, adapters: adapt.Adapters) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of an adapted model."""
+
+  def build(key: jax.Array) -> nnx.Module:
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(transformer.build(model, rngs), adapters, rngs)
+
+  state = nnx.split(jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
+  flat: Mapping[str, jax.ShapeDtypeStruct] = traverse_util.flatten_dict(nnx.to_pure_dict(state), sep="/")
+  return {path: x.shape for path, x in flat.items()}
+
+
+def _of_head(base: Foreign, adapter: peft.Adapter, path: str) -> Tensor:
+  """A parameter of the head that was not trained, of the base's head or of its pooler."""
+  head, name = adapter.model.heads[0], path.rpartition("/")[2]
+  places = [f"heads/{each.name}/{name}" for each in base.model.heads if each.kind == head.kind]
+  found = next((base.tensors[place] for place in places if place in base.tensors), base.pooler.get(name))
+  if found is None:
+    raise UserError(
+      f"{adapter.path}: neither it nor {base.path} has the head's {name}; give the base that it was trained on,"
+      " with its pooler"
+    )
+  return found

@@ -1,0 +1,87 @@
+"""Several adapters of one model at once: what they lie on top of is in memory once, whatever their number.
+
+What each adds stays beside them, and is not merged: merged, each would be a whole model.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from flax import traverse_util
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import bases, converted, pretrained, reading
+from t2t.params import Params
+from t2t.storage import bucket
+
+_LOOKED_AT = 1 << 20  # bytes of the base's smallest arrays, which are compared before it is loaded
+
+
+def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pretrained.Source]:
+  """The adapters that lie on top of a checkpoint, as sources whose adapter is kept; no device is needed.
+
+  Args:
+    base: the checkpoint.
+    places: name of an adapter -> its run, or one of its checkpoints.
+
+  Raises:
+    UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
+  """
+  return {name: _open(base, path, f"--adapter {name}=") for name, path in places.items()}
+
+
+def _open(base: pretrained.Source, path: str, where: str) -> pretrained.Source:
+  source = dataclasses.replace(pretrained.read_source(path, where=where), keeps=True)
+  if not source.adapters:
+    raise UserError(f"{where}{path}: nothing adapts this model; give it by --checkpoint, alone")
+  if source.base is None:
+    raise UserError(
+      f"{where}{path}: it was saved with all that it lies on top of, by an earlier version; give it by --checkpoint"
+    )
+  entries, shapes = source.base.entries, pretrained.shapes(base)
+  another = f"{where}{path}: lies on top of another model than {base.path}, that of {source.base.path}"
+  for entry in entries.values():
+    if shapes.get(entry.name) != entry.shape:
+      there = list(shapes[entry.name]) if entry.name in shapes else "missing"
+      raise UserError(f"{another}: {entry.name} is {list(entry.shape)} there, and here {there}")
+  if bucket.absolute(source.base.path) == base.path:
+    return source
+  there = (base.foreign or converted.open_foreign(str(base.path))).tensors
+  left = _LOOKED_AT
+  for entry in sorted(entries.values(), key=lambda entry: there[entry.name].nbytes):
+    left -= there[entry.name].nbytes
+    if left < 0:
+      break
+    digest = bases.digest_of_parts(read() for read in there[entry.name].parts)
+    if digest != entry.digest:
+      raise UserError(f"{another}: {entry.name} has the digest {entry.digest} there, and here {digest}")
+  return source
+
+
+def load(
+  base: pretrained.Source, adapters: Mapping[str, pretrained.Source], mesh: jax.sharding.Mesh
+) -> dict[str, Params]:
+  """The parameters of each adapted model, and of the base as ""; those that several have are the same arrays.
+
+  Args:
+    base: the checkpoint.
+    adapters: see `open_all`.
+    mesh: on which they are put.
+
+  Raises:
+    UserError: an adapter lies on top of another model.
+  """
+  plain = pretrained.load(base, mesh).params
+  below = traverse_util.flatten_dict(plain, sep="/")
+  digests = bases.digests(below) if adapters else {}
+  found = {"": plain}
+  for name, source in adapters.items():
+    entries = source.base.entries
+    source.base.check({path: digests[entry.name] for path, entry in entries.items()}, f"--adapter {name}: {base.path}")
+    wanted = traverse_util.flatten_dict(pretrained.abstract(source, mesh).params, sep="/")
+    saved = {path: source.prefix + path for path in wanted}
+    own = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
+    both = reading.read_params(source.path, own)
+    both |= {path: below[entries[saved[path]].name] for path in wanted if path not in own}
+    found[name] = traverse_util.unflatten_dict(both, sep="/")
+  return found

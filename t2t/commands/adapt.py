@@ -1,0 +1,89 @@
+"""`t2t adapt`: what is done with an adapter once it is trained."""
+
+import argparse
+import shlex
+import textwrap
+
+from absl import logging
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import merging
+from t2t.convert import output
+from t2t.storage import bucket
+
+_DESCRIPTION = """\
+What is done with an adapter once it is trained.
+
+  merge RUN --output DIR   a checkpoint by itself of the adapter in the workdir
+                           RUN and of what it lies on top of, merged: a model
+                           without an adapter, which every command takes;
+                           parameter by parameter, so that none but the largest
+                           must fit in memory"""
+_EXAMPLES = """\
+examples:
+  t2t adapt merge runs/lora --output runs/merged
+  t2t adapt merge runs/lora --step 500 --output gs://BUCKET/merged"""
+
+
+def _parser() -> argparse.ArgumentParser:
+  form = argparse.RawDescriptionHelpFormatter
+  parser = argparse.ArgumentParser(
+    prog="t2t adapt", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
+  )
+  commands = parser.add_subparsers(dest="command", required=True, metavar="merge")
+  text = "A checkpoint by itself of an adapter and of what it lies on top of."
+  merge = commands.add_parser(
+    "merge", help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
+  )
+  merge.add_argument("run", metavar="RUN", help="workdir that the adapter was trained in, local or gs://")
+  merge.add_argument("--output", required=True, metavar="DIR", help="a folder that is not there yet")
+  merge.add_argument("--step", type=int, metavar="N", help="of the run; default: the newest")
+  for each in (parser, merge):
+    each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Args:
+    argv: what follows `t2t adapt`.
+
+  Raises:
+    UserError: see `merging`.
+  """
+  options = _parser().parse_args(argv)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  # Nothing is computed here but small products, and a run on this machine may be holding its accelerators.
+  jax.config.update("jax_platforms", "cpu")
+  _COMMANDS[options.command](options)
+
+
+def _merge(options: argparse.Namespace) -> None:
+  bucket.check(options.run, where="")
+  bucket.check(options.output, where="--output ")
+  output.check(bucket.absolute(options.output), 0)
+  source, foreign = merging.open_merged(_step_of(options.run, options.step))
+  with output.progress(sum(tensor.nbytes for tensor in foreign.tensors.values()), len(foreign.tensors)) as advance:
+    merging.save(source, foreign, options.output, advance=advance)
+  names = ", ".join(f"config.{name}" for name in source.adapters)
+  print(f"{options.output}  {names} of {source.path}, merged: a model without an adapter")
+  for note in foreign.notes:
+    print(f"  {note}")
+  print(f"  try: t2t convert --from t2t {shlex.quote(options.output)} --to hf FOLDER")
+
+
+def _step_of(run: str, step: int | None) -> str:
+  """Where a run's step lies; of none that is asked for the run, whose last step counts."""
+  if step is None:
+    return run
+  folder = bucket.absolute(run) / "checkpoints"
+  steps = sorted(int(name) for name in bucket.names(folder, where="") if name.isdigit())
+  if step not in steps:
+    there = ", ".join(map(str, steps)) or "none"
+    raise UserError(f"--step {step}: {run} has no such checkpoint; there are {there}")
+  return str(folder / str(step))
+
+
+_COMMANDS = {"merge": _merge}

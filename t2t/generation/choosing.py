@@ -1,0 +1,105 @@
+"""Several adapters of one model, of which each line says which is asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.checkpoints import pretrained
+from t2t.generation import line_files, lines
+from t2t.params import Params
+
+FIELD = "adapter"  # of a line
+BASE = ""  # the name of the model itself
+
+
+def named(value: Any, names: Sequence[str], where: str) -> str:
+  """The adapter that a line asks for.
+
+  Args:
+    value: of its field; None: it has none.
+    names: of the adapters, and `BASE` where the model itself can be asked.
+    where: what a message calls the line.
+
+  Raises:
+    UserError: there is none of that name; or the line says none, and the model itself cannot be asked.
+  """
+  known = ", ".join(filter(None, names))
+  if value is None:
+    if BASE not in names:
+      raise UserError(f"{where}: says no {FIELD!r}, and the model by itself is asked otherwise; name one of {known}")
+    return BASE
+  if not isinstance(value, str) or not value or value not in names:
+    near = did_you_mean(str(value), list(filter(None, names)))
+    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: there is none of that name; known are {known}{near}")
+  return value
+
+
+class Choosing:
+  """The way of several models that are alike but for their adapters; see `lines.Way`.
+
+  Lines of one adapter are batched together; what is drawn for a line does not depend on the others.
+
+  Args:
+    ways: name -> how it is asked; `BASE` is the model itself. Those of one structure may be the same.
+    options: name -> what rows depend on besides.
+  """
+
+  def __init__(self, ways: Mapping[str, lines.Way], options: Mapping[str, Any]):
+    self._ways = ways
+    first = next(iter(ways.values()))
+    self.asks, self.unit, self.nothing = first.asks, first.unit, first.nothing
+    self.pairs = all(way.pairs for way in ways.values())
+    self.longest = max(way.longest for way in ways.values())
+    cut_to = {way.cut_to for way in ways.values()}
+    self.cut_to = cut_to.pop() if len(cut_to) == 1 else "tokens of its adapter"
+    self.form = dataclasses.replace(first.form, may=(FIELD,))
+    own = {name: {FIELD: options[name]} if name in options else {} for name in ways}
+    self.options = first.options | {"adapters": {name: own[name] | dict(way.options) for name, way in ways.items()}}
+
+  def _name(self, line: line_files.Line, where: str = "") -> str:
+    return named(line.others.get(FIELD), list(self._ways), where)
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """See `lines.Way`; and whether there is the adapter that it names."""
+    self._ways[self._name(line, where)].check(line, where)
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    name = self._name(line)
+    asked = self._ways[name].read(line)
+    return asked if asked.error else dataclasses.replace(asked, given=[name, asked.given])
+
+  def answer(
+    self, params: Mapping[str, Params], given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """Those of one adapter after those of another; `params` has the parameters of each by its name."""
+    found: list[dict[str, Any]] = [{}] * len(given)
+    for name in dict.fromkeys(name for name, _ in given):
+      mine = [index for index, (each, _) in enumerate(given) if each == name]
+      answers = self._ways[name].answer(
+        params[name], [given[index][1] for index in mine], numbers=[numbers[index] for index in mine], done=done
+      )
+      for index, answer in zip(mine, answers, strict=True):
+        found[index] = answer
+    return found
+
+
+def ways_of(
+  sources: Mapping[str, pretrained.Source], make_way: Callable[[pretrained.Source], lines.Way]
+) -> dict[str, lines.Way]:
+  """A way for each model; those of one structure, asked alike, have one, and with it its compiled programs.
+
+  Args:
+    sources: name -> checkpoint.
+    make_way: how a checkpoint is asked.
+  """
+  made: dict[str, lines.Way] = {}
+  found = {}
+  for name, source in sources.items():
+    # What a way is made of: the model, what adapts it, and how its run says that it is asked.
+    data, loss = source.run["data"], source.run.get("train", {}).get("loss")
+    asked = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files")]
+    key = repr((source.model, source.adapters, loss, asked[:3], bool(asked[3])))
+    found[name] = made[key] = made.get(key) or make_way(source)
+  return found

@@ -1,0 +1,69 @@
+"""Small feed-forward layers behind the branches of a model's layers: what Houlsby's and Pfeiffer's adapters are."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError, did_you_mean
+from t2t.models import layers, stack
+from t2t.models.adapt import patterns
+
+ADDED = "(^|/)adapters/"
+
+
+class Bottleneck(nnx.Module):
+  """x + activation(x W_down + b_down) W_up + b_up; W_up and both biases are zero at first, so that it gives x."""
+
+  def __init__(self, embed_dim: int, size: int, rngs: nnx.Rngs, *, activation: str, stacked: tuple[int, ...]):
+    down = embed_dim**-0.5 * jax.random.normal(rngs.params(), (*stacked, embed_dim, size), jnp.float32)
+    zeros = lambda *shape: jnp.zeros((*stacked, *shape), jnp.float32)
+    self.activation = activation
+    self.down = nnx.Param(down, axes=("embed", "rank"))
+    self.down_bias = nnx.Param(zeros(size), axes=("rank",))
+    self.up = nnx.Param(zeros(size, embed_dim), axes=("rank", "embed"))
+    self.up_bias = nnx.Param(zeros(embed_dim), axes=("embed",))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """[batch, length, embed] -> the same."""
+    hidden = layers.activate(self.activation, layers.dense(x, self.down, self.down_bias))
+    return x + layers.dense(hidden, self.up, self.up_bias)
+
+
+def check(section: str, size: int, activation: str) -> None:
+  """Refuses sizes and names that there are not.
+
+  Raises:
+    UserError: names the key.
+  """
+  if size < 1:
+    raise UserError(f"config.{section}.bottleneck={size}: must be at least 1")
+  known = [name for name in layers.ACTIVATIONS if not name.startswith("gated_")]
+  if activation not in known:
+    raise UserError(
+      f"config.{section}.activation={activation!r}: known are {', '.join(known)}{did_you_mean(activation, known)}"
+    )
+
+
+def insert(model: nnx.Module, branches: tuple[str, ...], rngs: nnx.Rngs, *, size: int, activation: str) -> nnx.Module:
+  """The model with a `Bottleneck` behind each of these branches of every layer that has it.
+
+  Args:
+    model: stays as it is.
+    branches: of self_attention, cross_attention, mlp.
+    rngs: of the initial values.
+    size, activation: of each.
+  """
+  model = patterns.copy_of(model)
+  for _, layer in patterns.modules(model, stack.Layer):
+    there = [branch for branch in branches if branch in vars(layer)]
+    if there:
+      *stacked, embed_dim = getattr(layer, f"{there[0]}_norm").scale[...].shape
+      options = {"activation": activation, "stacked": tuple(stacked)}
+      made = nnx.Dict({branch: Bottleneck(embed_dim, size, rngs, **options) for branch in there})
+      layer.adapters = nnx.data(made)  # in place of a None
+  return model
+
+
+def base_path(path: str) -> str | None:
+  """Where a parameter was before; None: it is new."""
+  return None if "/adapters/" in path else path

@@ -1,0 +1,36 @@
+"""Adapters of Houlsby et al. 2019: a small layer behind every attention and every feed-forward layer."""
+
+import dataclasses
+
+from flax import nnx
+
+from t2t.models.adapt import bottleneck, patterns
+
+
+@dataclasses.dataclass(frozen=True)
+class HoulsbyConfig:
+  """What they are.
+
+  Raises:
+    UserError: a field that is out of range.
+  """
+
+  bottleneck: int = 64  # their width inside
+  activation: str = "gelu"  # or gelu_tanh, relu
+  also_train: tuple[str, ...] = ("norm",)  # patterns over paths of parameters that are trained as they are: the paper's
+
+  def __post_init__(self):
+    bottleneck.check("houlsby", self.bottleneck, self.activation)
+    object.__setattr__(self, "also_train", tuple(self.also_train))
+
+
+def adapt(model: nnx.Module, config: HoulsbyConfig, rngs: nnx.Rngs) -> nnx.Module:
+  """The model with a small layer behind each branch of its layers, in front of the residual sum.
+
+  Raises:
+    UserError: a pattern of `also_train` that matches no parameter.
+  """
+  branches = ("self_attention", "cross_attention", "mlp")
+  model = bottleneck.insert(model, branches, rngs, size=config.bottleneck, activation=config.activation)
+  patterns.check(config.also_train, "config.houlsby.also_train", patterns.paths_of(model))
+  return model

@@ -1,0 +1,93 @@
+"""(IA)3 (Liu et al. 2022): keys, values and the inside of feed-forward layers are multiplied with learned vectors."""
+
+from collections.abc import Mapping
+import dataclasses
+import re
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError
+from t2t.models import layers
+from t2t.models.adapt import patterns
+from t2t.params import matches
+
+_KERNEL, _VECTOR = "kernel", "ia3"  # of `layers.Scaled`
+ADDED = f"/{_VECTOR}$"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ia3Config:
+  """What is multiplied.
+
+  Raises:
+    UserError: nothing is.
+  """
+
+  #: patterns over paths: attention/key, attention/value, whose outputs are multiplied, and mlp/down, whose inputs are
+  targets: tuple[str, ...] = ("attention/key", "attention/value", "mlp/down")
+  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+
+  def __post_init__(self):
+    for name in ("targets", "also_train"):  # lists, in a config.json
+      object.__setattr__(self, name, tuple(getattr(self, name)))
+    if not self.targets:
+      raise UserError(
+        "config.ia3.targets=(): nothing would be adapted; give patterns, as attention/key,attention/value,mlp/down"
+      )
+
+
+def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
+  """The model with `layers.Scaled` in place of the matrices that `config.targets` match.
+
+  Raises:
+    UserError: a pattern that matches none of them, or one of `also_train` that matches no parameter.
+  """
+  del rngs
+  model = patterns.copy_of(model)
+  found = [each for each in patterns.matrices(model) if re.search(r"attention/(key|value)$|mlp/down$", each[0])]
+  patterns.check(config.targets, "config.ia3.targets", [path for path, _, _ in found])
+  for path, module, name in found:
+    if matches(config.targets, path):
+      kernel, reads = getattr(module, name), _reads(path)
+      *stack, rows, columns = kernel[...].shape
+      axis = kernel.get_metadata()["axes"][0 if reads else 1]
+      # Ones, held as what they differ by: training starts from the model as it is.
+      vector = nnx.Param(jnp.zeros((*stack, rows if reads else columns), jnp.float32), axes=(axis,))
+      setattr(module, name, layers.Scaled(kernel, vector, reads=reads))
+  patterns.check(config.also_train, "config.ia3.also_train", patterns.paths_of(model))
+  return model
+
+
+def _reads(path: str) -> bool:
+  """Whether it is what a matrix reads that is multiplied."""
+  return path.endswith("down")
+
+
+def base_path(path: str) -> str | None:
+  """Where a parameter was before; None: it is new."""
+  owner, _, name = path.rpartition("/")
+  return {_KERNEL: owner, _VECTOR: None}.get(name, path)
+
+
+def merged_into(path: str) -> tuple[str, ...]:
+  """What a vector is merged into: its matrix, and the bias behind that."""
+  owner = path.rpartition("/")[0]
+  return (owner,) if _reads(owner) else (owner, f"{owner}_bias")
+
+
+def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.Array]:
+  """Path -> array of a model with plain matrices; each may be of one layer, or of a stack."""
+  del config
+  found = {}
+  for path, x in params.items():
+    base = base_path(path)
+    if base is not None:
+      vector = params.get(f"{base.removesuffix('_bias')}/{_VECTOR}")
+      if base != path:
+        x = x * (1.0 + (vector[..., :, None] if _reads(base) else vector[..., None, :]))
+      elif vector is not None and base.endswith("_bias") and not _reads(base.removesuffix("_bias")):
+        x = x * (1.0 + vector)
+      found[base] = x
+  return found

@@ -1,0 +1,56 @@
+"""What the tests of adapters of other formats share: an adapter of random numbers, on top of any model."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+from flax import nnx, traverse_util
+import jax
+import numpy as np
+
+from t2t.convert.tensors import Tensor
+from t2t.models import adapt, transformer
+from t2t.models.config import TransformerConfig
+
+
+def adapted_shapes(config: TransformerConfig, adapters: adapt.Adapters) -> dict[str, tuple[int, ...]]:
+  """Path and shape of each parameter of an adapted model."""
+
+  def build():
+    rngs = nnx.Rngs(0)
+    return adapt.adapt(transformer.build(config, rngs), adapters, rngs)
+
+  state = nnx.split(jax.eval_shape(build), graph=False)[1]
+  return {path: x.shape for path, x in traverse_util.flatten_dict(nnx.to_pure_dict(state), sep="/").items()}
+
+
+def random_adapter(config: TransformerConfig, adapters: adapt.Adapters, *, seed: int = 1) -> dict[str, np.ndarray]:
+  """Path -> float32, of all that an adapter adds, and of heads."""
+  random = np.random.default_rng(seed)
+  shapes = adapted_shapes(config, adapters)
+  trained = [path for path in shapes if adapt.base_path(path, adapters) is None or path.startswith("heads/")]
+  return {path: (random.normal(size=shapes[path]) / 4).astype(np.float32) for path in trained}
+
+
+def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+  """Arrays as parameters that are read one by one."""
+
+  def one(path: str, x: np.ndarray) -> Tensor:
+    stacked = "/layers/" in path
+    parts = [functools.partial(np.asarray, layer) for layer in (x if stacked else [x])]
+    return Tensor(x.shape, x.dtype, tuple(parts), stacked=stacked)
+
+  return {path: one(path, x) for path, x in arrays.items()}
+
+
+def merged(params: Mapping[str, np.ndarray], adapter: Mapping[str, np.ndarray], adapters: Any) -> dict[str, np.ndarray]:
+  """Parameters of the model that computes the same without an adapter; heads are the adapter's."""
+  known = {path: adapt.base_path(path, adapters) for path in adapter_paths(params, adapters, adapter)}
+  below = {path: params[name] for path, name in known.items()}
+  return {path: np.asarray(x) for path, x in adapt.merge(below | dict(adapter), adapters).items()}
+
+
+def adapter_paths(params: Mapping[str, np.ndarray], adapters: Any, adapter: Mapping[str, np.ndarray]) -> list[str]:
+  """Where the base's parameters are in the adapted model."""
+  owners = {path.rpartition("/")[0] for path in adapter}
+  return [f"{path}/kernel" if path in owners else path for path in params]

@@ -1,0 +1,120 @@
+"""Adapters that t2t writes on top of models that it writes, as PEFT reads them; and PEFT's own, as t2t reads them.
+
+Runs where torch, transformers and peft are installed (tests/parity-requirements.txt).
+"""
+
+import dataclasses
+import warnings
+
+import adapters as shared
+from etils import epath
+from flax import nnx
+import foreign
+import numpy as np
+import parity
+from parity import torch
+import pytest
+import toy
+
+from t2t.convert import peft as peft_lib
+from t2t.convert import peft_settings
+from t2t.models.adapt.lora import LoraConfig
+
+peft = pytest.importorskip("peft", reason="needs peft: tests/parity-requirements.txt")
+
+SQUARE = dict(head_dim=4, init_scale=0.02)
+BERT = dataclasses.replace(toy.KINDS["bert"], **SQUARE)
+CLASS = ({"name": "class", "kind": "class", "num_classes": 3},)
+KINDS = {
+  "t5_1_1": toy.KINDS["t5_1_1"],
+  "llama": toy.KINDS["llama"],
+  "bert": BERT,
+  "bert_class": dataclasses.replace(BERT, heads=CLASS, vocabulary_head=False),
+  "gpt2": dataclasses.replace(toy.KINDS["gpt2"], scale_attention=True, **SQUARE),
+}
+LORA = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
+INPUTS = {"t5_1_1": parity.of_both_sides}
+
+
+def ours(config, params, batch):
+  """Logits of our model with these parameters."""
+  return np.asarray(toy.logits(nnx.merge(foreign.graphdef(config), foreign.nested(params)), batch))
+
+
+def theirs(model, kind, batch):
+  with torch.no_grad():
+    return model(**INPUTS.get(kind, parity.inputs)(batch))[0].numpy()
+
+
+def assert_same(found, expected, at):
+  tolerance = 1e-4 * max(1.0, np.abs(expected[at]).max())
+  np.testing.assert_allclose(found[at], expected[at], atol=tolerance)
+
+
+VARIANTS = {"rslora": dict(rslora=True), "dora": dict(dora=True)}
+
+
+@pytest.mark.parametrize(
+  ("kind", "variant"), [("t5_1_1", ""), ("llama", ""), ("bert", ""), ("t5_1_1", "rslora"), ("llama", "dora")]
+)
+def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, variant, tmp_path):
+  """`from_pretrained` of the adapter on top of the exported base, which it is far from."""
+  config = KINDS[kind]
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  adapters = {"lora": dataclasses.replace(LORA, **VARIANTS.get(variant, {}))}
+  arrays = shared.random_adapter(config, adapters)
+  below = shared.tensors(params)
+  peft_lib.save(config, adapters, shared.tensors(arrays), below, epath.Path(tmp_path / "adapter"), where="RUN")
+  batch = toy.batch(architecture=config.architecture)
+  before = theirs(base, kind, batch)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)  # of keys that are missing, or that nothing reads
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  found = ours(config, shared.merged(params, arrays, adapters), batch)
+  at = parity.real(batch)
+  assert_same(found, theirs(adapted, kind, batch), at)
+  assert np.max(np.abs(found - before)[at]) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2"])
+def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
+  """Of adapters that its own code made, with its own names; the targets are its defaults."""
+  config = KINDS[kind]
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  task = peft_settings.TASK_OF[config.architecture]
+  torch.manual_seed(0)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    adapted = peft.get_peft_model(
+      base, peft.LoraConfig(task_type=task, r=3, lora_alpha=6, init_lora_weights=False)
+    ).eval()
+  adapted.save_pretrained(tmp_path / "adapter")
+  found = peft_lib.open_adapter(str(tmp_path / "adapter"), foreign.in_memory(config, params))
+  arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
+  batch = toy.batch(architecture=config.architecture)
+  params = shared.merged(params, arrays, {"lora": LoraConfig(**found.config)})
+  assert_same(ours(config, params, batch), theirs(adapted, kind, batch), parity.real(batch))
+
+
+def test_a_head_is_written_for_their_class(tmp_path):
+  """Of BERT, SEQ_CLS: its pooler and its classifier lie in the folder, and are found."""
+  config = KINDS["bert_class"]
+  arrays = shared.random_adapter(config, {"lora": LORA})
+  peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  batch = toy.batch(architecture="encoder_only")
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  state = {name: x.detach().numpy() for name, x in adapted.base_model.model.named_parameters()}
+  saved = foreign.safetensors(tmp_path / "adapter")
+  for name in ("bert.pooler.dense", "classifier"):
+    theirs_now = state[f"{name}.modules_to_save.default.weight"]
+    np.testing.assert_array_equal(theirs_now, saved[f"base_model.model.{name}.weight"])
+  with torch.no_grad():
+    expected = adapted(**parity.inputs(batch)).logits.numpy()
+  params = foreign.nested(shared.merged(foreign.random_params(config), arrays, {"lora": LORA}))
+  model = nnx.merge(foreign.graphdef(config), params)
+  np.testing.assert_allclose(np.asarray(model.heads["class"](model(batch)[:, 0])), expected, atol=1e-4)

@@ -1,0 +1,304 @@
+import dataclasses
+import re
+
+from etils import epath
+from flax import nnx, traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import toy
+import trained
+
+from t2t import UserError, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import pretrained, reading
+from t2t.config import override, records
+from t2t.configs import default
+from t2t.models import adapt, transformer
+from t2t.models.adapt import bitfit, houlsby, ia3, lora, pfeiffer
+from t2t.params import matches
+from t2t.training import optimizers, recipe, train_state
+
+# Every way, as these tests use it.
+WAYS = {
+  "lora": lora.LoraConfig(rank=3, targets=("attention/", "mlp/")),
+  "bitfit": bitfit.BitFitConfig(),
+  "ia3": ia3.Ia3Config(),
+  "houlsby": houlsby.HoulsbyConfig(bottleneck=3),
+  "pfeiffer": pfeiffer.PfeifferConfig(bottleneck=3),
+}
+KINDS = ("t5_1_1", "local_prefix_lm", "bert", "shared_everything")
+# Of the ways that change what a model computes at once.
+SOFT = ()
+
+
+def pairs(*ways, kinds=KINDS):
+  """Each way on each kind of model that has what it trains."""
+  has_biases = lambda kind: toy.KINDS[kind].biases
+  found = [(way, kind) for way in ways or WAYS for kind in kinds if way != "bitfit" or has_biases(kind)]
+  return pytest.mark.parametrize(("way", "kind"), found, ids=["-".join(pair) for pair in found])
+
+
+def adapted(way, kind, **fields):
+  """A model, and the same adapted by one way."""
+  settings = dataclasses.replace(toy.KINDS[kind], **fields)
+  model = toy.model(settings)
+  return model, adapt.adapt(model, {way: WAYS[way]}, nnx.Rngs(toy.key(1)))
+
+
+def is_trained(way, path):
+  """Whether a parameter is trained."""
+  return not matches(adapt.frozen({way: WAYS[way]}), path)
+
+
+def used(way, model):
+  """The model as after training: every number that is trained is another."""
+  graphdef, params = toy.split(model)
+  random = np.random.default_rng(0)
+  moved = lambda path, x: x + random.normal(size=x.shape).astype(np.float32) / 8 if is_trained(way, path) else x
+  flat = {path: moved(path, x) for path, x in traverse_util.flatten_dict(params, sep="/").items()}
+  return nnx.merge(graphdef, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(flat, sep="/")))
+
+
+@pairs(*(way for way in WAYS if way not in SOFT))
+def test_an_adapted_model_starts_as_the_model(way, kind):
+  """Logits are equal bit for bit, dropout included, and the model that was given is as it was."""
+  model, new = adapted(way, kind, dropout_rate=0.1)
+  before = toy.flat(model).keys()
+  batch = toy.batch(architecture=model.config.architecture)
+  np.testing.assert_array_equal(toy.logits(new, batch, toy.key()), toy.logits(model, batch, toy.key()))
+  assert toy.flat(model).keys() == before
+
+
+@pairs()
+def test_what_is_added_counts_and_nothing_else_is_new(way, kind):
+  """With other numbers in what is trained logits are others; without what is added the paths are the model's."""
+  model, new = adapted(way, kind)
+  batch = toy.batch(architecture=model.config.architecture)
+  changed = toy.logits(used(way, new), batch)
+  assert np.max(np.abs(changed - toy.logits(model, batch))) > 1e-2
+  shapes = {adapt.base_path(path, {way: WAYS[way]}): x.shape for path, x in toy.flat(toy.split(new)[1]).items()}
+  shapes.pop(None, None)
+  assert shapes == {path: x.shape for path, x in toy.flat(toy.split(model)[1]).items()}
+
+
+@pairs(*(way for way in WAYS if adapt.ADAPTERS[way].merge is not None))
+def test_merged_is_the_same_model_without_an_adapter(way, kind):
+  """Paths, shapes and logits."""
+  model, new = adapted(way, kind)
+  batch = toy.batch(architecture=model.config.architecture)
+  changed = used(way, new)
+  flat = adapt.merge(traverse_util.flatten_dict(toy.split(changed)[1], sep="/"), {way: WAYS[way]})
+  graphdef, params = toy.split(model)
+  found = traverse_util.unflatten_dict(flat, sep="/")
+  assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, params)
+  expected = toy.logits(changed, batch)
+  np.testing.assert_allclose(toy.logits(nnx.merge(graphdef, found), batch), expected, atol=1e-4, rtol=1e-4)
+
+
+@pairs(kinds=("t5_1_1", "local_prefix_lm", "shared_everything"))
+def test_cached_decode_equals_teacher_forcing(way, kind):
+  """Token by token, behind prompts of different lengths where there are prompts."""
+  model = used(way, adapted(way, kind)[1])
+  architecture, lengths = model.config.architecture, (3, 5)
+  inputs = (2, 6)
+  batch = toy.batch(inputs, lengths, padded_to=(6, 5), architecture=architecture)
+  logits, targets = toy.logits(model, batch), batch["decoder_target_tokens"]
+  # Where each row's first target is predicted.
+  starts = np.array(inputs) if architecture == "decoder_only" else np.zeros(2, int)
+  rows = np.arange(2)
+
+  @jax.jit
+  def decode(model, batch, written):
+    token, state = model.start_decode(batch, 6)
+    state = model.ready(state)
+    found = []
+    for column in written:
+      logits, state = model.decode_step(token, state)
+      found.append(logits)
+      token = column
+    return found
+
+  written = [targets[rows, starts + step] for step in range(min(lengths))]
+  for step, found in enumerate(decode(model, batch, written)):
+    np.testing.assert_allclose(found, logits[rows, starts + step], atol=1e-4, err_msg=f"step {step}")
+
+
+def steps(mesh, way, kind, **fields):
+  """The state before and after two steps of AdamW."""
+  settings = dataclasses.replace(toy.KINDS[kind], **fields)
+
+  def model_fn(key):
+    rngs = nnx.Rngs(key)
+    return adapt.adapt(transformer.build(settings, rngs), {way: WAYS[way]}, rngs)
+
+  tx, _ = optimizers.make_optimizer(toy.optimizer_config(name="adamw", learning_rate=0.01), 10)
+  with jax.set_mesh(mesh):
+    frozen = adapt.frozen({way: WAYS[way]})
+    graphdef, state, shardings = train_state.init_train_state(model_fn, tx, toy.key(), mesh, freeze=frozen)
+    first = jax.tree.map(np.asarray, state)
+    step = train_state.make_train_step(graphdef, toy.loss(), tx, shardings)
+    for seed in range(2):
+      batch = toy.batch((8,) * 8, (6,) * 8, seed=seed, architecture=settings.architecture)
+      state, _ = step(state, batch, toy.key())
+  return first, state
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
+  """Split over fsdp 4 and tensor 2, and computed again in the backward pass; the optimizer has what is trained."""
+  kind = "bart" if way == "bitfit" else "t5_1_1"
+  meshes = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1]), sharding.make_mesh({"fsdp": 4, "tensor": 2})
+  (first, one), (_, split) = steps(meshes[0], way, kind), steps(meshes[1], way, kind, remat="full")
+  # A bias of keys adds the same to all of a query's logits: of its gradient, zero, AdamW makes steps by its rounding.
+  compared = lambda state: {path: x for path, x in toy.flat(state.params).items() if not path.endswith("key_bias")}
+  toy.assert_trees_close(compared(split), compared(one), atol=1e-4)
+  for path, x in toy.flat(first.frozen_params).items():
+    np.testing.assert_array_equal(toy.flat(one.frozen_params)[path], x)
+  assert toy.flat(one.params).keys() == {path for path in toy.flat(first.params) if is_trained(way, path)}
+  same = [path for path, x in toy.flat(first.params).items() if np.all(np.asarray(toy.flat(one.params)[path]) == x)]
+  assert same == []
+  moments = sum(x.size for x in jax.tree.leaves(one.opt_state) if x.ndim)
+  assert moments == 2 * sum(x.size for x in jax.tree.leaves(one.params))
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+  "lora": ("--config.lora.rank=2", "--config.lora.rslora=True", "--config.lora.dora=True", "--config.lora.dropout=0.1"),
+  "bitfit": ("--config.bitfit.also_train=pooler|norm",),
+  "ia3": ("--config.ia3.targets=attention/key,attention/value,mlp/down",),
+  "houlsby": ("--config.houlsby.bottleneck=4",),
+  "pfeiffer": ("--config.pfeiffer.bottleneck=4",),
+}
+
+
+def train(way, base, workdir, *options):
+  """Trains by one way on top of a checkpoint, by the command, and gives its exit status."""
+  architecture = "encoder_only" if way == "bitfit" else "encoder_decoder"
+  name = "tiny_bert" if way == "bitfit" else "t5_1_1_small"
+  objective = ("--config.data.objective=masked_lm",) if way == "bitfit" else ()
+  fixed = (f"--config={name}", "--config.init.inherit=True", f"--config.init.checkpoint={base}", *objective)
+  small = (*trained.SMALL[len(trained.MODEL) :], f"--config.data.files={trained.workdir(architecture)}.jsonl")
+  optimizer = ("--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1")
+  return command.main(["train", *fixed, *optimizer, *small, "--workdir", str(workdir), *options])
+
+
+def read(path):
+  """The parameters of a checkpoint as whoever uses it reads them."""
+  return toy.flat(pretrained.load(pretrained.read_source(str(path)), sharding.make_mesh({"fsdp": 8})).params)
+
+
+@pytest.mark.parametrize("way", COMMANDS)
+def test_the_command_trains_goes_on_and_is_read_by_all(way, tmp_path, capsys):
+  """From a checkpoint; stopped and resumed is not stopped; what cannot be merged stays, and is not converted."""
+  base = trained.workdir("encoder_only" if way == "bitfit" else "encoder_decoder")
+  assert train(way, base, tmp_path / "stopped", *COMMANDS[way]) == 0
+  early = read(tmp_path / "stopped")
+  for name in ("stopped", "straight"):
+    assert train(way, base, tmp_path / name, *COMMANDS[way], "--config.train.steps=4") == 0
+  own, straight, before = read(tmp_path / "stopped"), read(tmp_path / "straight"), read(base)
+  for path, x in straight.items():
+    np.testing.assert_array_equal(own[path], x, err_msg=path)
+  assert any(np.any(early[path] != x) for path, x in own.items())
+  # What is saved is what is trained.
+  folder = epath.Path(tmp_path / "stopped/checkpoints/4")
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    held = set(reading.shapes(checkpointer.metadata(folder / "state").item_metadata.tree))
+  settings = records(override(default.get_config(), list(COMMANDS[way]))).adapters
+  saved = {path.removeprefix("params/") for path in held if path.startswith("params/")}
+  assert saved and not any(matches(adapt.frozen(settings), path) for path in saved)
+  assert not any(path.startswith("frozen_params/") for path in held)
+
+  merges = adapt.ADAPTERS[way].merge is not None
+  added = own.keys() - before.keys()
+  assert bool(added) != merges and before.keys() <= own.keys()
+  assert all(re.search(adapt.ADAPTERS[way].added, path) for path in added)
+  capsys.readouterr()
+  out = ["convert", "--from", "t2t", str(tmp_path / "stopped"), "--to", "hf", str(tmp_path / "hf")]
+  assert command.main(out) == (0 if merges else 2)
+  if merges:
+    theirs = read(tmp_path / "hf")
+    toy.assert_trees_close(theirs, {path: own[path] for path in theirs}, atol=1e-5)
+  else:
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"its model has what config.{way} added, which no model without it computes" in said
+    # The same goes on from it, as where a run begins; another way does not.
+    assert train(way, tmp_path / "stopped", tmp_path / "again", *COMMANDS[way]) == 0
+    assert read(tmp_path / "again").keys() == own.keys()
+    capsys.readouterr()
+    assert train(way, tmp_path / "stopped", tmp_path / "other", *COMMANDS["ia3"]) == 2
+    assert f"give the same config.{way}" in " ".join(capsys.readouterr().err.split())
+  if way != "bitfit":
+    (tmp_path / "in.txt").write_text("the quick brown fox\n")
+    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--max_length", "4"]
+    assert command.main(["infer", "--checkpoint", str(tmp_path / "stopped"), *files]) == 0
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+def made(*arguments, **model):
+  """A recipe of the defaults and these options, at toy size."""
+  given = override(default.get_config(), list(arguments))
+  given.model.update(dataclasses.asdict(toy.config(**model)))
+  return recipe.make(records(given))
+
+
+def test_a_run_has_one_adapter():
+  """Two sections are refused in one line."""
+  arguments = ["--config.lora.rank=4", "--config.houlsby.bottleneck=8"]
+  with pytest.raises(UserError, match="config.lora and config.houlsby: a run adapts its model in one way"):
+    records(override(default.get_config(), arguments))
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (
+      ["--config.lora.also_train=mlp_norm", "--config.optimizer.paths=norm: frozen"],
+      "config.lora.also_train: 'mlp_norm': is to be trained, and all of it is frozen because of"
+      " config.optimizer.paths: 'norm: frozen'",
+    ),
+    (
+      ["--config.lora.also_train=mlp_norm", "--config.train.freeze=norm"],
+      "config.lora.also_train: 'mlp_norm': .* because of config.train.freeze: 'norm'",
+    ),
+    (["--config.lora.rank=2", "--config.train.freeze=lora"], "config.lora: is to be trained, and all of it is frozen"),
+  ],
+)
+def test_rules_that_contradict_are_refused(arguments, message):
+  """What an adapter trains, and what the table over paths freezes; the message names both keys."""
+  with pytest.raises(UserError, match=message):
+    made(*arguments).freeze  # noqa: B018
+
+
+def test_what_is_frozen_in_part_is_no_contradiction():
+  """The table may leave out a part of what an adapter trains."""
+  assert made("--config.lora.also_train=norm", "--config.optimizer.paths=encoder.*norm: frozen").freeze
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--config.bitfit.also_train="], "config.bitfit: this model's layers have no biases .*BERT.* have them"),
+    (["--config.bitfit.also_train=nrom"], "config.bitfit: this model's layers have no biases"),
+    (["--config.ia3.targets=attention/query"], "config.ia3.targets: 'attention/query' matches none of .*attention/key"),
+    (["--config.ia3.targets="], r"config.ia3.targets=\(\): nothing would be adapted"),
+    (["--config.ia3.also_train=nrom"], "config.ia3.also_train: 'nrom' matches none of .*; did you mean norm?"),
+    (["--config.houlsby.bottleneck=0"], "config.houlsby.bottleneck=0: must be at least 1"),
+    (["--config.houlsby.activation=rleu"], "config.houlsby.activation='rleu': known are .*; did you mean relu?"),
+    (
+      ["--config.pfeiffer.also_train=nrom"],
+      "config.pfeiffer.also_train: 'nrom' matches .* mean norm?",
+    ),
+  ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+  """Before anything is on a device; the message names the key, and what would be right."""
+  with pytest.raises(UserError, match=message):
+    found = made(*arguments)
+    jax.eval_shape(lambda: found.model_fn(jax.random.key(0)))

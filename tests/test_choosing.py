@@ -1,0 +1,112 @@
+import json
+
+import pytest
+import trained
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.checkpoints import one_base, pretrained
+from t2t.generation import decoding, served
+
+LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
+NARROW = ("--config.lora.rank=1", "--config.lora.targets=attention/")
+TEXTS = ("the quick brown fox", "jumps over", "seven wizards", "lazy dog box jugs", "dire", "over the box", "fox fox")
+ASKED = ("a", None, "b", "c", "a", "b", "c")
+
+
+def adapters(architecture="encoder_decoder"):
+  """Two of one structure, and one of another."""
+  make = lambda *options, seed=0: str(trained.adapter(architecture, *options, seed=seed))
+  return {"a": make(*LORA), "b": make(*LORA, seed=1), "c": make(*NARROW)}
+
+
+def infer(tmp_path, checkpoint, lines, *options):
+  """The rows that the command writes."""
+  (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  out = tmp_path / "out.jsonl"
+  files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(out)]
+  assert command.main(["infer", "--checkpoint", str(checkpoint), *files, *options]) == 0
+  rows = [json.loads(line) for line in out.read_text().splitlines()]
+  out.unlink()
+  return rows
+
+
+def named(found):
+  return [f"{name}={path}" for name, path in found.items()]
+
+
+@pytest.mark.parametrize(
+  ("architecture", "options"),
+  [("encoder_decoder", ("--max_length", "6", "--temperature", "0.7")), ("encoder_only", ("--top", "3"))],
+)
+def test_each_line_is_answered_as_by_its_adapter_alone(architecture, options, tmp_path):
+  """What is drawn for a line is what its number draws; a line that names none is the base's."""
+  texts = [f"{text} [MASK]" for text in TEXTS] if architecture == "encoder_only" else TEXTS
+  lines = [{"inputs": text} | ({"adapter": name} if name else {}) for text, name in zip(texts, ASKED, strict=True)]
+  base, found = trained.workdir(architecture), adapters(architecture)
+  small = (*options, "--batch_size", "8")
+  rows = infer(tmp_path, base, lines, "--adapter", *named(found), *small)
+  alone = {
+    name: infer(tmp_path, path, [{"inputs": text} for text in texts], *small)
+    for name, path in ({None: base} | found).items()
+  }
+  for row, name, *of_all in zip(rows, ASKED, *alone.values(), strict=True):
+    expected = dict(zip(alone, of_all, strict=True))[name]
+    assert row.get("adapter") == name and row["inputs"] == expected["inputs"]
+    assert row["prediction"] == expected["prediction"]
+    assert row["score"] == pytest.approx(expected["score"], rel=1e-3)
+  assert len({json.dumps([each["score"] for each in of_one]) for of_one in alone.values()}) == 4  # they differ
+
+
+@pytest.mark.parametrize(
+  ("arguments", "line", "message"),
+  [
+    (["--adapter", "law"], {}, "--adapter law: give NAME=RUN"),
+    (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: a is A already"),
+    (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': there is none of that name; known are a"),
+    (["--adapter", "a=A"], {"adapter": 3}, "line 1: adapter '3': there is none of that name; known are a"),
+  ],
+)
+def test_what_names_no_adapter_is_refused(arguments, line, message, tmp_path, capsys):
+  """Before the model is loaded; with those that there are."""
+  own = str(trained.adapter("encoder_decoder", *LORA))
+  (tmp_path / "in.jsonl").write_text(json.dumps({"inputs": "the quick"} | line) + "\n")
+  files = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+  arguments = [each.replace("=A", f"={own}") for each in arguments]
+  assert command.main(["infer", "--checkpoint", str(trained.workdir("encoder_decoder")), *files, *arguments]) == 2
+  said = " ".join(capsys.readouterr().err.split()).replace(own, "A")
+  assert message in said
+  assert not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").read_text()
+
+
+def test_lines_of_text_can_name_none(tmp_path, capsys):
+  """A .txt file is refused."""
+  base, own = trained.workdir("encoder_decoder"), trained.adapter("encoder_decoder", *LORA)
+  (tmp_path / "in.txt").write_text("the quick\n")
+  files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
+  assert command.main(["infer", "--checkpoint", str(base), "--adapter", f"a={own}", *files]) == 2
+  assert "can name none; give a .jsonl file" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_request_names_its_adapter():
+  """Of the page's server: token by token and with beams; an unknown name is answered with those that there are."""
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
+  sources = one_base.open_all(source, adapters())
+  config = decoding.DecodeConfig(max_length=5)
+  writer = served.Writer(source, adapters=sources, ends_prompts=True, defaults=config)
+  assert writer.about()["adapters"] == ["a", "b", "c"]
+
+  def answer(service, **fields):
+    request = service.parse(json.dumps({"inputs": TEXTS[0], "max_length": 5} | fields).encode())
+    return list(service.generate(request))[-1]
+
+  for options in ({}, {"beam": 2}):
+    scores = []
+    for name, each in ({"": source} | {name: pretrained.read_source(str(adapters()[name])) for name in "bc"}).items():
+      alone = answer(served.Writer(each, ends_prompts=True, defaults=config), **options)
+      found = answer(writer, adapter=name, **options)
+      assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
+      scores.append(found["score"])
+    assert len(set(scores)) == 3
+  with pytest.raises(UserError, match="the request: adapter 'd': there is none of that name; known are a, b, c"):
+    writer.parse(b'{"inputs": "x", "adapter": "d"}')

@@ -1,0 +1,213 @@
+import dataclasses
+import json
+
+import adapters as shared
+from etils import epath
+import foreign
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError
+from t2t.convert import peft
+from t2t.models.adapt.lora import LoraConfig
+
+ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
+SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))
+CLASS = ({"name": "nli", "kind": "class", "num_classes": 3, "labels": ("no", "yes", "maybe")},)
+SQUARE = dict(head_dim=4, init_scale=0.02)  # as all of theirs are
+BERT, ALBERT, GPT2 = (dataclasses.replace(toy.KINDS[name], **SQUARE) for name in ("bert", "albert", "gpt2"))
+GPT2 = dataclasses.replace(GPT2, scale_attention=True)
+KINDS = {
+  "t5_1_1": toy.KINDS["t5_1_1"],
+  "llama": toy.KINDS["llama"],
+  "bert": BERT,
+  "albert": ALBERT,
+  "bert_class": dataclasses.replace(BERT, heads=CLASS, vocabulary_head=False),
+}
+
+
+def written(config, lora, folder, **options):
+  """A folder of theirs with random numbers, and these by their paths here."""
+  arrays = shared.random_adapter(config, {"lora": lora})
+  below = shared.tensors(foreign.random_params(config))
+  peft.save(config, {"lora": lora}, shared.tensors(arrays), below, epath.Path(folder), where="RUN", **options)
+  return arrays
+
+
+def open_adapter(folder, config, **options):
+  """On top of a model of random numbers, which has no head for the task yet."""
+  config = dataclasses.replace(config, heads=(), vocabulary_head=True)
+  base = dataclasses.replace(foreign.in_memory(config, foreign.random_params(config)), path=epath.Path("BASE"))
+  return peft.open_adapter(str(folder), base, **options)
+
+
+@pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back_every_bit_is_the_same(kind, lora, tmp_path):
+  """Ranks, alpha, what is adapted, and the numbers."""
+  config = KINDS[kind]
+  arrays = written(config, lora, tmp_path / "out")
+  found = open_adapter(tmp_path / "out", config, head="nli" if config.heads else "")
+  assert found.section == "lora" and found.model.architecture == config.architecture and not found.kept
+  assert [head.kind for head in found.model.heads] == [head.kind for head in config.heads]
+  again = LoraConfig(**found.config)
+  assert dataclasses.replace(again, targets=()) == dataclasses.replace(lora, targets=())
+  assert shared.adapted_shapes(found.model, {"lora": again}) == shared.adapted_shapes(config, {"lora": lora})
+  assert found.tensors.keys() == arrays.keys()
+  for path, tensor in found.tensors.items():
+    np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
+
+
+def test_of_columns_theirs_has_the_length_and_ours_what_it_is_more(tmp_path):
+  """As many bits as the sum has; theirs come back as they were where no column is half or twice as long as it was."""
+  config, lora = KINDS["t5_1_1"], dataclasses.replace(SOME, dora=True)
+  arrays = written(config, lora, tmp_path / "out")
+  lengths = np.linalg.norm(foreign.random_params(config)["encoder/layers/self_attention/value"][1], axis=0)
+  name = "base_model.model.encoder.block.1.layer.0.SelfAttention.v.lora_magnitude_vector"
+  path = "encoder/layers/self_attention/value/lora_magnitude"
+  theirs = foreign.safetensors(tmp_path / "out")[name]
+  np.testing.assert_allclose(theirs, lengths + arrays[path][1], rtol=1e-6)
+  found = open_adapter(tmp_path / "out", config)
+  assert LoraConfig(**found.config).dora
+  for path, tensor in found.tensors.items():
+    np.testing.assert_allclose(tensor.read(), arrays[path], atol=1e-6, err_msg=path)
+  model, below = found.model, shared.tensors(foreign.random_params(config))
+  peft.save(model, {"lora": lora}, found.tensors, below, epath.Path(tmp_path / "again"), where="RUN")
+  assert (tmp_path / "again/adapter_model.safetensors").read_bytes() == (
+    tmp_path / "out/adapter_model.safetensors"
+  ).read_bytes()
+
+
+def test_the_file_is_as_theirs(tmp_path):
+  """Names, shapes, and what the matrices are: theirs are [out, in], and their product is W's."""
+  arrays = written(KINDS["t5_1_1"], SOME, tmp_path / "out")
+  found = foreign.safetensors(tmp_path / "out")
+  name = "base_model.model.decoder.block.2.layer.1.EncDecAttention.v"
+  assert found[f"{name}.lora_A.weight"].shape == (2, 16) and found[f"{name}.lora_B.weight"].shape == (24, 2)
+  value = "decoder/layers/cross_attention/value"
+  np.testing.assert_array_equal(found[f"{name}.lora_A.weight"].T, arrays[f"{value}/lora_down"][2])
+  np.testing.assert_array_equal(found[f"{name}.lora_B.weight"].T, arrays[f"{value}/lora_up"][2])
+  config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+  assert (config["r"], config["lora_alpha"], config["peft_type"], config["task_type"]) == (
+    2,
+    2.5,
+    "LORA",
+    "SEQ_2_SEQ_LM",
+  )
+  assert config["target_modules"] == ["q", "v"]
+
+
+@pytest.mark.parametrize(
+  ("targets", "expected"),
+  [
+    (("attention/out",), ["attention.output.dense"]),
+    (("mlp/up",), ["intermediate.dense"]),
+    # "output.dense" is what ends the other's name as well.
+    (("mlp/down",), ["0.output.dense", "1.output.dense", "2.output.dense"]),
+    (("attention/out", "mlp/down"), ["output.dense"]),
+  ],
+)
+def test_endings_of_names_fit_what_is_adapted_and_nothing_else(targets, expected, tmp_path):
+  """The shortest that do; BERT calls three matrices dense, and two more of its heads."""
+  written(BERT, LoraConfig(rank=2, targets=targets), tmp_path / "out")
+  assert json.loads((tmp_path / "out/adapter_config.json").read_text())["target_modules"] == expected
+
+
+def test_what_is_one_matrix_there_has_one_product(tmp_path):
+  """GPT-2's query, key and value, adapted each by itself, have no counterpart; of theirs each has its columns."""
+  config = GPT2
+  with pytest.raises(UserError, match="transformer.h.0.attn.c_attn is one matrix there, query, key, value here"):
+    written(config, ALL, tmp_path / "refused")
+  assert not (tmp_path / "refused").exists()
+  arrays = shared.random_adapter(config, {"lora": ALL})
+  for part in ("query", "key", "value"):
+    arrays[f"decoder/layers/self_attention/{part}/lora_down"] = arrays["decoder/layers/self_attention/out/lora_down"][
+      :, :16
+    ]
+  peft.save(config, {"lora": ALL}, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  found = open_adapter(tmp_path / "out", config)
+  for path, tensor in found.tensors.items():
+    np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
+
+
+def spoil(folder, **fields):
+  path = folder / "adapter_config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"use_qalora": True}, "adapter_config.json: use_qalora=true: config.lora has nothing like it"),
+    ({"rank_pattern": {"q": 4}}, 'rank_pattern={"q": 4}: config.lora has nothing'),
+    ({"layers_to_transform": [0]}, "layers_to_transform=\\[0\\]: config.lora has nothing"),
+    ({"bias": "all"}, 'bias="all": config.lora has nothing'),
+    ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora has nothing'),
+    ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
+    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA"),
+    ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
+    ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
+    ({"r": 0}, "r=0: must be a whole number, at least 1"),
+    ({"r": True}, "r='True': must be a number"),
+    ({"lora_dropout": 1.0}, "lora_dropout=1.0: must be at least 0 and below 1"),
+    ({"use_dora": "yes"}, "use_dora='yes': must be true or false"),
+    ({"use_dora": True}, "q.lora_magnitude_vector: missing"),
+    ({"r": 5}, r"q.lora_A.weight: expected \[5, 16\], found \[2, 16\]"),
+    ({"lora_alpha": "16"}, "lora_alpha='16': must be a number"),
+  ],
+)
+def test_a_field_that_says_what_t2t_cannot_is_named(fields, message, tmp_path):
+  """Before a tensor is read; what is off, empty or at a harmless default is passed over."""
+  config = KINDS["t5_1_1"]
+  written(config, SOME, tmp_path / "out")
+  spoil(tmp_path / "out", peft_version="0.21.2", megatron_core="megatron.core", qalora_group_size=16, loftq_config={})
+  open_adapter(tmp_path / "out", config)
+  spoil(tmp_path / "out", **fields)
+  with pytest.raises(UserError, match=message):
+    open_adapter(tmp_path / "out", config)
+
+
+NAME = "base_model.model.encoder.block.{}.layer.0.SelfAttention.q.lora_{}.weight"
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda found: found.pop(NAME.format(0, "A")), r"q.lora_A.weight: missing; expected \[2, 16\]"),
+    (
+      lambda found: found.update({"base_model.model.lm_head.weight": np.zeros((4, 3), np.float32)}),
+      "lm_head.weight: unknown",
+    ),
+    (
+      lambda found: [found.pop(NAME.format(1, part)) for part in "AB"],
+      "adapts .*block.0.layer.0.SelfAttention.q and not .*block.1.layer.0.SelfAttention.q; t2t adapts .* all layers",
+    ),
+  ],
+)
+def test_tensors_that_do_not_belong_together_are_refused(change, message, tmp_path):
+  """By name: one that is missing, one that nothing reads, and a layer that is not adapted."""
+  config = KINDS["t5_1_1"]
+  written(config, SOME, tmp_path / "out")
+  found = foreign.safetensors(tmp_path / "out")
+  change(found)
+  foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", found)
+  with pytest.raises(UserError, match=message):
+    open_adapter(tmp_path / "out", config)
+
+
+def test_files_of_others_are_read_within_bounds(tmp_path):
+  """Pickles are not opened, a number that is none is found, and JSON may be anything."""
+  config = KINDS["t5_1_1"]
+  written(config, SOME, tmp_path / "out")
+  content = foreign.safetensors(tmp_path / "out")
+  content[NAME.format(0, "A")] = np.full((2, 16), np.nan, np.float32)
+  foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", content)
+  with pytest.raises(UserError, match="32 of its 32 numbers are NaN"):
+    open_adapter(tmp_path / "out", config).tensors["encoder/layers/self_attention/query/lora_down"].read()
+  (tmp_path / "out/adapter_model.safetensors").rename(tmp_path / "out/adapter_model.bin")
+  with pytest.raises(UserError, match="its weights are pickled"):
+    open_adapter(tmp_path / "out", config)
+  (tmp_path / "out/adapter_config.json").write_text("[" * 100_000)
+  with pytest.raises(UserError, match="cannot be read as JSON"):
+    open_adapter(tmp_path / "out", config)
