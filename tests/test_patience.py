@@ -5,7 +5,6 @@ import contextlib
 import pathlib
 import resource
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from etils import epath
 import jax
 import pytest
 import test_checkpoint
+import test_hosts
 
 from t2t import UserError
 from t2t import __main__ as command
@@ -217,9 +217,7 @@ sys.exit(command.main(["train"]))
 
 def test_two_processes_end_when_one_cannot_save(tmp_path):
   """At once, and not when each has waited for the other; a launcher starts them again, and what was saved is whole."""
-  with socket.socket() as free:
-    free.bind(("", 0))
-    address = f"localhost:{free.getsockname()[1]}"
+  address = f"localhost:{test_hosts.free_port()}"
   start = lambda index: subprocess.Popen(
     [sys.executable, "-c", _ONE_OF_TWO, str(index), address, str(tmp_path)], stderr=subprocess.PIPE, text=True
   )
