@@ -104,3 +104,12 @@ def test_other_errors_keep_their_traceback(monkeypatch):
   monkeypatch.setattr(f"{__name__}.main", fail, raising=False)
   with pytest.raises(RuntimeError, match="of the code"):
     command.main(["train"])
+
+
+def test_who_has_no_right_is_not_told_to_come_again():
+  from google.api_core import exceptions
+
+  codes = {}
+  for error in (exceptions.Forbidden("no right"), exceptions.ServiceUnavailable("later")):
+    codes[error.code] = away.refusal("gs://bucket/a cannot be written", error).exit_code
+  assert codes == {403: 2, 503: 75}

@@ -33,6 +33,11 @@ def reason(error: BaseException) -> str | None:
   return None
 
 
+def refusal(message: str, error: BaseException) -> UserError:
+  """What to raise of an error of a bucket: `Away` if it is that it does not answer, or else what the user must mend."""
+  return (Away if reason(error) else UserError)(message)
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
   while error is not None:
     yield error

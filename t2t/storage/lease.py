@@ -18,8 +18,7 @@ import uuid
 
 from t2t import UserError
 from t2t.runtime import telling
-from t2t.storage import bucket
-from t2t.storage.away import Away
+from t2t.storage import away, bucket
 
 RENEW_SECONDS = 15.0
 MISSED = 3  # renewals, after which it may be taken over
@@ -86,7 +85,7 @@ class Lease:
     on_lost: called in a thread, with a sentence, when another has taken it over.
 
   Raises:
-    UserError: another holds it; `Away`, it cannot be written.
+    UserError: another holds it, or it cannot be written; `Away`, its bucket does not answer.
   """
 
   def __init__(self, path: Any, *, on_lost: Callable[[str], None]):
@@ -97,7 +96,8 @@ class Lease:
     try:
       self._generation = self._take()
     except OSError as error:
-      raise Away(f"{path} cannot be written ({error}); whoever trains holds it, so that no two write") from error
+      what = f"{path} cannot be written ({error}); whoever trains holds it, so that no two write"
+      raise away.refusal(what, error) from error
     threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
   def _content(self) -> bytes:
