@@ -5,7 +5,7 @@ batch of B, and a host reads the streams whose rows its devices hold.  Each stre
 own seed and its own position, which is a few integers, see rows.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import time
 from typing import Any
@@ -273,8 +273,9 @@ class BatchIterator:
     if self._files and saved:
       # The list once for each host, and in each stream whether it is another: hosts may be more when the run goes on.
       saved[min(saved)]["contents"] = {key: files.saved() for key, files in self._files.items()}
+      digests = {key: files.short() for key, files in self._files.items()}
       for each in saved.values():
-        each["digests"] = {key: files.short() for key, files in self._files.items()}
+        each["digests"] = digests
     return {stream_name(stream, self.num_streams): json.dumps(each).encode() for stream, each in saved.items()}
 
   def restore(self, state: Mapping[str, bytes], *, step: int) -> None:
@@ -310,10 +311,9 @@ class BatchIterator:
       saved.get("contents") or ({"config.data.files": saved["files"]} if "files" in saved else {}) for saved in found
     ]
     for key, files in self._files.items():
-      differences = sorted({line for before in listed if key in before for line in files.differences(before[key])})
-      if not differences and any(
-        files.differ(each["digests"][key]) for each in found if key in each.get("digests", {})
-      ):
+      differences = sorted({line for before in _different(listed, key) for line in files.differences(before)})
+      digests = _different([saved.get("digests", {}) for saved in found], key)
+      if not differences and any(map(files.differ, digests)):
         differences = ["what they hold, on this host"]  # which files, a host knows that saved the list
       if not differences:
         continue
@@ -396,3 +396,8 @@ def as_batch(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """The same arrays with the types that models take."""
   # seqio's weights are integers; ours are multiplied with losses.
   return {name: array.astype(np.float32) if name.endswith("loss_weights") else array for name, array in arrays.items()}
+
+
+def _different(found: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+  """What they have under a key, each once: streams of one host say the same, and it may take reading to compare."""
+  return list({json.dumps(each[key]): each[key] for each in found if key in each}.values())
