@@ -1,11 +1,8 @@
 """Adapters without what they lie on top of: taken out of a run for another format, and put down as one."""
 
-from collections.abc import Mapping
 import dataclasses
 
 from etils import epath
-from flax import nnx, traverse_util
-import jax
 
 from t2t import UserError
 from t2t.checkpoints import bases, converted, pretrained
@@ -68,7 +65,8 @@ def save(
   section = adapt.ADAPTERS[adapter.section]
   adapters = {adapter.section: section.config(**adapter.config)}
   own = dict(adapter.tensors) | {path: _of_head(base, adapter, path) for path in adapter.kept}
-  shapes = _shapes(adapter.model, adapters)
+  adapted = lambda rngs: adapt.adapt(transformer.build(adapter.model, rngs), adapters, rngs)
+  shapes = {path: x.shape for path, x in tensors.expected_of(adapted).items()}
   below = {path: adapt.base_path(path, adapters) for path in shapes if path not in own}
   there = {path: base.tensors[name].shape for path, name in below.items() if name in base.tensors}
   tensors.compare(str(adapter.path), there | {path: x.shape for path, x in own.items()}, shapes)
@@ -86,18 +84,6 @@ def save(
   config["init"] |= {"checkpoint": place, "inherit": True}
   converted.save(foreign, out, config=config, base=found, advance=advance)
   return foreign
-
-
-def _shapes(model, adapters: adapt.Adapters) -> dict[str, tuple[int, ...]]:
-  """Path and shape of each parameter of an adapted model."""
-
-  def build(key: jax.Array) -> nnx.Module:
-    rngs = nnx.Rngs(key)
-    return adapt.adapt(transformer.build(model, rngs), adapters, rngs)
-
-  state = nnx.split(jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
-  flat: Mapping[str, jax.ShapeDtypeStruct] = traverse_util.flatten_dict(nnx.to_pure_dict(state), sep="/")
-  return {path: x.shape for path, x in flat.items()}
 
 
 def _of_head(base: Foreign, adapter: peft.Adapter, path: str) -> Tensor:

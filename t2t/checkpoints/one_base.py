@@ -3,14 +3,16 @@
 What each adds stays beside them, and is not merged: merged, each would be a whole model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 
 from flax import traverse_util
 import jax
 
 from t2t import UserError
 from t2t.checkpoints import bases, converted, pretrained, reading
+from t2t.convert.tensors import Tensor
 from t2t.params import Params
 from t2t.storage import bucket
 
@@ -27,10 +29,13 @@ def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pr
   Raises:
     UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
   """
-  return {name: _open(base, path, f"--adapter {name}=") for name, path in places.items()}
+  tensors = functools.cache(lambda: (base.foreign or converted.open_foreign(str(base.path))).tensors)
+  return {name: _open(base, tensors, path, f"--adapter {name}=") for name, path in places.items()}
 
 
-def _open(base: pretrained.Source, path: str, where: str) -> pretrained.Source:
+def _open(
+  base: pretrained.Source, tensors: Callable[[], Mapping[str, Tensor]], path: str, where: str
+) -> pretrained.Source:
   source = dataclasses.replace(pretrained.read_source(path, where=where), keeps=True)
   if not source.adapters:
     raise UserError(f"{where}{path}: nothing adapts this model; give it by --checkpoint, alone")
@@ -46,7 +51,7 @@ def _open(base: pretrained.Source, path: str, where: str) -> pretrained.Source:
       raise UserError(f"{another}: {entry.name} is {list(entry.shape)} there, and here {there}")
   if bucket.absolute(source.base.path) == base.path:
     return source
-  there = (base.foreign or converted.open_foreign(str(base.path))).tensors
+  there = tensors()
   left = _LOOKED_AT
   for entry in sorted(entries.values(), key=lambda entry: there[entry.name].nbytes):
     left -= there[entry.name].nbytes

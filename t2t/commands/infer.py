@@ -287,13 +287,7 @@ def _chosen_way(
   """
   if not adapters:
     return _way(options, source, decode)
-  asked = {name: _asked(options, each, decode, f"--adapter {name}=") for name, each in adapters.items()}
-  first, wanted = next(iter(asked.items()))
-  for name, each in asked.items():
-    if each != wanted:
-      raise UserError(
-        f"--adapter {name}: is asked otherwise ({' '.join(each)}) than {first} ({' '.join(wanted)}); ask them apart"
-      )
+  wanted = _asked_alike(options, adapters, decode)
   sources = dict(adapters)
   # A base that only predicts tokens may carry heads.
   if wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads):
@@ -305,6 +299,24 @@ def _chosen_way(
     return choosing.Choosing(choosing.ways_of(sources, lambda each: make[id(each)](mesh)), paths)
 
   return on
+
+
+def _asked_alike(
+  options: argparse.Namespace, adapters: Mapping[str, pretrained.Source], decode: decoding.DecodeConfig
+) -> tuple[str, ...]:
+  """How all of the adapters are asked, see `_asked`.
+
+  Raises:
+    UserError: two are asked in different ways.
+  """
+  asked = {name: _asked(options, each, decode, f"--adapter {name}=") for name, each in adapters.items()}
+  first, wanted = next(iter(asked.items()))
+  for name, each in asked.items():
+    if each != wanted:
+      raise UserError(
+        f"--adapter {name}: is asked otherwise ({' '.join(each)}) than {first} ({' '.join(wanted)}); ask them apart"
+      )
+  return wanted
 
 
 def _asked(
@@ -335,7 +347,9 @@ def _service(
     options.batch_size = 1
     way = _chosen_way(options, source, adapters, decode)
     return served.Asker(source, way, adapters=adapters, tensor=options.tensor)
-  _chosen_way(options, source, adapters, decode)  # adapters that are asked otherwise are refused
+  if adapters:
+    _asks(options, source, decode)
+    _asked_alike(options, adapters, decode)
   return served.Writer(
     source,
     adapters=adapters,

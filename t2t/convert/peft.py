@@ -20,7 +20,7 @@ from t2t import UserError
 from t2t.convert import heads as heads_lib
 from t2t.convert import huggingface, output, peft_settings, safetensors
 from t2t.convert import settings as settings_lib
-from t2t.convert.families import Family, Task
+from t2t.convert.families import Family
 from t2t.convert.huggingface import Place
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
@@ -49,12 +49,6 @@ def _modules(places: Mapping[str, Place]) -> dict[str, Place]:
     if of_layer and name.endswith(".weight") and len(place.shape) == 2:
       found[name.removesuffix(".weight")] = place
   return found
-
-
-def _task(family: Family, model: TransformerConfig) -> tuple[Task | None, str]:
-  """The class of theirs with the model's head, and what the head's parameters are called in front."""
-  _, task = heads_lib.class_of(family, model)
-  return task, f"heads/{model.heads[0].name}/" if task else ""
 
 
 def _shortest(modules: Collection[str], all_modules: Collection[str]) -> list[str]:
@@ -265,15 +259,17 @@ def _check_all_layers(folder: epath.Path, modules: Mapping[str, Place], adapted:
 
 
 def _read(entry: Entry, part: str, place: Place, index: int, below: Mapping[str, Tensor]) -> np.ndarray:
-  value = entry.read()
-  check_finite(value, f"{entry.path}: {entry.name}")
-  return _ours(part, place, index, value, below)
+  return _ours(part, place, index, _finite(entry), below)
 
 
 def _read_of_head(entry: Entry, place: Place) -> np.ndarray:
+  return place.ours_of(_finite(entry), 0)
+
+
+def _finite(entry: Entry) -> np.ndarray:
   value = entry.read()
   check_finite(value, f"{entry.path}: {entry.name}")
-  return place.ours_of(value, 0)
+  return value
 
 
 # ---- To them ---------------------------------------------------------------------------------------------------------

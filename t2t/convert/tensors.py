@@ -102,8 +102,13 @@ def expected(model: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
   Out: {"embed/table": [vocab, embed], "encoder/layers/self_attention/query": [layers, embed, heads * kv], ...}
   """
-  build = lambda key: transformer.build(model, nnx.Rngs(key))
-  state = nnx.split(jax.eval_shape(build, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
+  return expected_of(functools.partial(transformer.build, model))
+
+
+def expected_of(build: Callable[[nnx.Rngs], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
+  """`expected` of the model that `build` makes."""
+  make = lambda key: build(nnx.Rngs(key))
+  state = nnx.split(jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0))), graph=False)[1]
   leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state))
   return {path_name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves}
 

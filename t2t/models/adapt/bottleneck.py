@@ -1,5 +1,7 @@
 """Small feed-forward layers behind the branches of a model's layers: what Houlsby's and Pfeiffer's adapters are."""
 
+from typing import Any
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -44,23 +46,28 @@ def check(section: str, size: int, activation: str) -> None:
     )
 
 
-def insert(model: nnx.Module, branches: tuple[str, ...], rngs: nnx.Rngs, *, size: int, activation: str) -> nnx.Module:
-  """The model with a `Bottleneck` behind each of these branches of every layer that has it.
+def adapt(model: nnx.Module, config: Any, rngs: nnx.Rngs, *, section: str, branches: tuple[str, ...]) -> nnx.Module:
+  """The model with a `Bottleneck` behind some branches of every layer that has them, in front of the residual sum.
 
   Args:
     model: stays as it is.
-    branches: of self_attention, cross_attention, mlp.
+    config: the section's record, of which `bottleneck` is their width inside.
     rngs: of the initial values.
-    size, activation: of each.
+    section: of the config, for messages.
+    branches: of self_attention, cross_attention, mlp.
+
+  Raises:
+    UserError: a pattern of `also_train` that matches no parameter.
   """
   model = patterns.copy_of(model)
   for _, layer in patterns.modules(model, stack.Layer):
     there = [branch for branch in branches if branch in vars(layer)]
     if there:
       *stacked, embed_dim = getattr(layer, f"{there[0]}_norm").scale[...].shape
-      options = {"activation": activation, "stacked": tuple(stacked)}
-      made = nnx.Dict({branch: Bottleneck(embed_dim, size, rngs, **options) for branch in there})
+      options = {"activation": config.activation, "stacked": tuple(stacked)}
+      made = nnx.Dict({branch: Bottleneck(embed_dim, config.bottleneck, rngs, **options) for branch in there})
       layer.adapters = nnx.data(made)  # in place of a None
+  patterns.check(config.also_train, f"config.{section}.also_train", patterns.paths_of(model))
   return model
 
 

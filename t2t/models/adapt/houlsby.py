@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from t2t.models.adapt import bottleneck, patterns
+from t2t.models.adapt import bottleneck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,6 @@ class HoulsbyConfig:
 
 
 def adapt(model: nnx.Module, config: HoulsbyConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with a small layer behind each branch of its layers, in front of the residual sum.
-
-  Raises:
-    UserError: a pattern of `also_train` that matches no parameter.
-  """
+  """The model with a small layer behind each branch of its layers; see `bottleneck.adapt`."""
   branches = ("self_attention", "cross_attention", "mlp")
-  model = bottleneck.insert(model, branches, rngs, size=config.bottleneck, activation=config.activation)
-  patterns.check(config.also_train, "config.houlsby.also_train", patterns.paths_of(model))
-  return model
+  return bottleneck.adapt(model, config, rngs, section="houlsby", branches=branches)

@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from t2t.models.adapt import bottleneck, patterns
+from t2t.models.adapt import bottleneck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,5 @@ class PfeifferConfig:
 
 
 def adapt(model: nnx.Module, config: PfeifferConfig, rngs: nnx.Rngs) -> nnx.Module:
-  """The model with a small layer behind each feed-forward layer, in front of the residual sum.
-
-  Raises:
-    UserError: a pattern of `also_train` that matches no parameter.
-  """
-  model = bottleneck.insert(model, ("mlp",), rngs, size=config.bottleneck, activation=config.activation)
-  patterns.check(config.also_train, "config.pfeiffer.also_train", patterns.paths_of(model))
-  return model
+  """The model with a small layer behind each feed-forward layer; see `bottleneck.adapt`."""
+  return bottleneck.adapt(model, config, rngs, section="pfeiffer", branches=("mlp",))
