@@ -34,7 +34,7 @@ class Replayed:
   recorded: the loss in metrics.jsonl; None: it is not there.
   loss, grad_norm: now.
   parameter: the first that was not finite before the step; "": all were.
-  origin: where the first number that is not finite arises; None: nowhere, or nobody looked.
+  origin: where the first number that is not finite arises; None: nowhere.
   gradient: the first parameter whose gradient is not finite; "": all are.
   batch: host arrays, [rows, length].
   num_streams: parts of the data that the rows come from, in order.
@@ -128,7 +128,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       batch = next(batches)
       if number == step - 1:
         # The step reuses the state's memory; in the host's it is out of the way.
-        before = jax.device_get(state) if jax.process_count() == 1 else None
+        before = jax.tree.map(_shards, state)
       state, metrics = program.train_step(state, batch, dropout_key)
     host = jax.device_get(metrics)
     squares = host.pop("grad_squares").total
@@ -145,10 +145,10 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       batch=_gathered(batch),
       num_streams=batches.num_streams,
     )
-    if found.finite or before is None:
+    if found.finite:
       return found
     del state
-    state = jax.tree.map(jax.device_put, before, program.shardings)
+    state = jax.tree.map(_of_shards, program.state, before)
     spoilt = places.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
     size = config.train.batch_size if config.train.microbatches == 1 else 0
     return dataclasses.replace(
@@ -176,6 +176,17 @@ def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
     hosts.say(f"{directory / str(each)} is damaged ({found[0]}); looking at the one before it")
   listed = ", ".join(map(str, there)) or "none"
   raise UserError(f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step")
+
+
+def _shards(x: jax.Array) -> list[tuple[jax.Device, np.ndarray]]:
+  """What this process has of an array, in its own memory."""
+  return [(shard.device, np.array(shard.data)) for shard in x.addressable_shards]
+
+
+def _of_shards(abstract: jax.ShapeDtypeStruct, shards: list[tuple[jax.Device, np.ndarray]]) -> jax.Array:
+  """The array that `_shards` was given."""
+  found = [jax.device_put(x, device) for device, x in shards]
+  return jax.make_array_from_single_device_arrays(abstract.shape, abstract.sharding, found)
 
 
 def _gathered(batch: Batch) -> dict[str, np.ndarray]:

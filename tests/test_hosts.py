@@ -363,7 +363,7 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
 
 
 def test_two_processes_go_back_together(text, tmp_path):
-  """As often as they may, when a loss is not finite; then both end, and the batch of all rows is there."""
+  """As often as they may, when a loss is not finite; then both end, with the batch, and both look where it arose."""
   wild = (
     "--config.optimizer.name=sgd",
     "--config.optimizer.learning_rate=1e30",
@@ -378,3 +378,8 @@ def test_two_processes_go_back_together(text, tmp_path):
   assert all("has gone back 1 times, and config.numbers.most_backs=1" in log for log in logs)
   assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
   assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
+  replay = ["replay", str(workdir), "--step", "2", "--rows", "1"]
+  codes, logs = Processes(2, 1, [replay], cache=tmp_path).wait()
+  assert codes == [0, 0], logs
+  assert "first place    infinity, backward, by mul at models/layers.py" in logs[0], logs
+  assert "of 8, of stream" in logs[0] and "where the number arose" in logs[0] and "first place" not in logs[1]

@@ -25,7 +25,7 @@ _EXAMPLES = """\
 examples:
   t2t replay runs/tiny --step 1200
   t2t replay gs://BUCKET/base --step 31415 --rows 4"""
-_WIDTH = 100  # columns of a text
+_WIDTH = 80  # columns of a text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,8 +96,8 @@ def _lines(found: replay.Replayed) -> Iterator[str]:
   if found.finite:
     return
   yield "  parameters     " + (f"not finite before the step: {found.parameter}" if found.parameter else "were finite")
-  # On several hosts nobody looks; and what XLA makes of several operations may overflow where each does not.
-  yield f"  first place    {found.origin or 'not found: one operation after another, on one host, all is finite'}"
+  # What XLA makes of several operations may overflow where each does not.
+  yield f"  first place    {found.origin or 'not found: one operation after another, all is finite'}"
   yield "  gradients      " + (f"not finite: {found.gradient}" if found.gradient else "finite")
 
 

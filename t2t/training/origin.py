@@ -14,6 +14,7 @@ import jax
 
 # Not public, but the only way from an operation to the line that asked for it.
 from jax._src import source_info_util
+from jax.experimental import multihost_utils
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +65,7 @@ def find(function: Callable, *arguments: Any, rows: int = 0) -> Origin | None:
 
   Args:
     function: of arrays, jitted or not; nothing is donated.
-    arguments: on the devices of this process.
+    arguments: on the devices; on several processes all of them look.
     rows: of a batch, by which results are known that have one for each.
   """
   closed = jax.make_jaxpr(function)(*arguments)
@@ -160,8 +161,8 @@ class _Run:
   def _arisen(self, equation: Any, result: jax.Array) -> Origin:
     rows = ()
     if self._rows and result.ndim and result.shape[0] == self._rows:
-      finite = np.asarray(jnp.isfinite(result).all(axis=tuple(range(1, result.ndim))))
-      rows = tuple(np.flatnonzero(~finite).tolist())
+      finite = jnp.isfinite(result).all(axis=tuple(range(1, result.ndim)))
+      rows = tuple(np.flatnonzero(~multihost_utils.process_allgather(finite, tiled=True)).tolist())
     return Origin(
       _kind(result),
       operation=equation.primitive.name,
