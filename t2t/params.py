@@ -11,6 +11,23 @@ from t2t import UserError
 Params = dict  # nested, of arrays
 
 
+def check_pattern(pattern: str, where: str) -> None:
+  """Refuses what cannot be looked for in paths, alone or beside others.
+
+  Args:
+    pattern: a regular expression.
+    where: it was given, for the message.
+
+  Raises:
+    UserError: it is none.
+  """
+  try:
+    re.compile(pattern)
+    re.compile(f"(?:{pattern})")  # as it stands among others: flags are of a group, (?i:...), and not of all
+  except re.error as error:
+    raise UserError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+
+
 def matches(patterns: tuple[str, ...], path: str) -> bool:
   """Whether one of the patterns is found in the path."""
   return any(re.search(pattern, path) for pattern in patterns)

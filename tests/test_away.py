@@ -2,7 +2,10 @@
 
 import socket
 
+import google.api_core.exceptions as api
+import google.auth.exceptions as auth
 import pytest
+import requests
 import tensorflow as tf
 import tensorstore as ts
 
@@ -58,9 +61,31 @@ def test_each_client_of_a_bucket_that_is_away_is_known(nobody, ask):
   assert away.reason(wrapped) == reason
 
 
+_NO_HOST = "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', gs://bucket/a"
+
+
 @pytest.mark.parametrize(
   "error",
   [
+    auth.RefreshError("the metadata server did not answer", retryable=True),
+    auth.TimeoutError("the metadata server"),
+    api.from_http_status(408, "Request Timeout"),
+    requests.exceptions.ChunkedEncodingError("Connection broken: IncompleteRead(5 bytes read)"),
+    tf.errors.FailedPreconditionError(None, None, _NO_HOST),
+    ValueError('Error opening "zarr" driver: UNAVAILABLE: Error reading gs://bucket/a'),
+  ],
+)
+def test_ways_to_a_bucket_that_are_broken_are_known(error):
+  """Of credentials, of the connection, of names: each goes away."""
+  assert away.reason(error)
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    auth.RefreshError("invalid_grant: the token was revoked"),
+    auth.DefaultCredentialsError("no credentials"),
+    ValueError("DATA_LOSS: gs://bucket/a: checksum"),
     UserError("--workdir gs://bucket/a: is a file"),
     FileNotFoundError("gs://bucket/a"),
     PermissionError(13, "Permission denied"),

@@ -260,6 +260,7 @@ def test_the_section_is_there_where_it_is_used():
     (["--config.lora.rnak=4"], "config.lora.rnak: no such key; nearest: lora.rank"),
     (["--config.lora.rank=0"], "config.lora.rank=0: must be at least 1"),
     (["--config.lora.alpha=0"], "config.lora.alpha=0.0: must be more than 0"),
+    (["--config.lora.alpha=inf"], "config.lora.alpha=inf: must be more than 0, and finite"),
     (["--config.lora.dropout=1"], "config.lora.dropout=1.0: must be at least 0 and below 1"),
   ],
 )
@@ -275,6 +276,11 @@ def test_a_key_out_of_range_is_refused(arguments, message):
     (LoraConfig(targets=("qurey",)), "config.lora.targets: 'qurey' matches none of .*; did you mean query?"),
     (LoraConfig(targets=("embed/table",)), "config.lora.targets: 'embed/table' matches none of decoder/layers/"),
     (LoraConfig(targets=()), r"config.lora.targets=\(\): nothing would be adapted"),
+    (LoraConfig(targets=("(query",)), r"config.lora.targets: '\(query' is no regular expression: missing \)"),
+    (
+      LoraConfig(also_train=("(?i)norm",)),
+      r"also_train: '\(\?i\)norm' is no regular expression: global flags not at",
+    ),
     (LoraConfig(also_train=("nrom",)), "config.lora.also_train: 'nrom' matches none of .*; did you mean norm?"),
   ],
 )

@@ -351,7 +351,7 @@ def test_rates_fall_towards_the_embedding():
     "heads": {"sure": np.ones(2, np.float32)},
   }
   config = toy.optimizer_config(learning_rate=1.0, layer_decay=0.5)
-  tx, _ = optimizers.make_optimizer(config, 10)
+  tx, _ = optimizers.make_optimizer(config, 10, num_layers=4)
   updates, _ = tx.update(params, tx.init(params), params)
   found = {path: np.unique(-np.asarray(x)).tolist() for path, x in traverse_util.flatten_dict(updates, sep="/").items()}
   assert found == {

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+from flax import nnx
 from hypothesis import given, settings, strategies
 import jax
 import jax.numpy as jnp
@@ -16,17 +17,18 @@ import trained
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
+from t2t.models import transformer
 from t2t.params import split_frozen
 from t2t.training import anchors, optimizers, paths, recipe
 
 ONES = {"embed": 1.0, "encoder": {"layers": {"up": np.ones(2)}}, "heads": {"sure": 1.0}}
 
 
-def run(*rules, steps, gradient=1.0, **fields):
-  """What a model of four numbers is after each step, path -> [steps, ...], and the optimizer's state at the end."""
+def run(*rules, steps, gradient=1.0, ones=ONES, **fields):
+  """What a model of a few ones is after each step, path -> [steps, ...], and the optimizer's state at the end."""
   config = toy.optimizer_config(**(dict(learning_rate=1.0, paths=rules) | fields))
-  tx, _ = optimizers.make_optimizer(config, 100)
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ONES)
+  tx, _ = optimizers.make_optimizer(config, 100, num_layers=2)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), ones)
   state, update, found = tx.init(params), jax.jit(tx.update), []
   for _ in range(steps):
     updates, state = update(jax.tree.map(lambda x: jnp.full_like(x, gradient), params), state, params)
@@ -71,6 +73,31 @@ def test_what_begins_late_begins_afresh(name):
   for path in ("encoder/layers/up", "embed"):
     np.testing.assert_array_equal(late[path][:4], 1.0)
     np.testing.assert_allclose(late[path][4:], always[path], rtol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_layers_count_where_another_part_of_the_optimizer_has_them(name):
+  """Muon has the stack's matrices, and Adam what tokens are embedded by: it begins when both layers have."""
+  ones = ONES | {"encoder": {"layers": {"up": np.ones((2, 2, 2))}}}
+  fields = dict(name=name, learning_rate=0.1, gradient=0.5, b2=0.9, ones=ones)
+  always, _ = run(steps=2, **fields)
+  late, _ = run(".: unfreeze_every=2", steps=8, **fields)
+  np.testing.assert_array_equal(late["embed"][:6], 1.0)
+  np.testing.assert_allclose(late["embed"][6:], always["embed"], rtol=1e-6)
+
+
+def test_layers_that_are_frozen_count():
+  """What lies below two of them has the third power, though the optimizer sees neither."""
+  found, _ = run(".: depth=0.5", ones={name: ONES[name] for name in ("embed", "heads")}, steps=1)
+  np.testing.assert_allclose((found["embed"], found["heads/sure"]), [[0.875], [0.0]])
+
+
+@pytest.mark.parametrize("kind", toy.KINDS)
+def test_a_model_says_how_deep_it_is(kind):
+  """As its parameters do; one layer that is all of a stack has no number."""
+  config = toy.KINDS[kind]
+  params = nnx.to_pure_dict(nnx.split(jax.eval_shape(lambda: transformer.build(config, nnx.Rngs(0))), graph=False)[1])
+  assert config.deepest_stack == paths.deepest({path: x.shape for path, x in toy.flat(params).items()})
 
 
 def test_gradients_of_what_waits_are_not_clipped_with():
@@ -133,6 +160,7 @@ def test_an_optimizer_without_first_moments_cannot_halve_them():
     (("embed",), "'embed': a rule is PATTERN: SETTING"),
     (("embed:",), "'embed:': a rule is PATTERN: SETTING"),
     (("(: frozen",), r"'\(' is no regular expression"),
+    (("(?i)EMBED: frozen",), r"'\(\?i\)EMBED' is no regular expression: global flags"),
     (("embed: frosen",), "no setting 'frosen'; there are frozen, .*; did you mean frozen?"),
     (("embed: rate=0",), "rate=0: give a factor on the learning rate, above 0; what is not to change is frozen"),
     (("embed: rate=nan",), "rate=nan: give a factor"),

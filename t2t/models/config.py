@@ -236,6 +236,11 @@ class TransformerConfig:
     return self.num_kv_heads or self.num_heads
 
   @property
+  def deepest_stack(self) -> int:
+    """Layers of the deepest stack that has parameters for each; 0: the layers of a stack are one."""
+    return 0 if self.share_layers else max(self.num_encoder_layers, self.num_decoder_layers)
+
+  @property
   def most_positions(self) -> int:
     """The longest sequence that the model can read; 0: any."""
     return self.max_length if self.positions == "learned" else 0

@@ -4,15 +4,18 @@ It is nobody's fault, and goes away: who starts the same command again comes fur
 """
 
 from collections.abc import Iterator
+import re
 
 from t2t import UserError
 from t2t.runtime import exit_codes
 
 _LONGEST = 200  # characters of a reason
+_REQUEST_TIMEOUT = 408  # of HTTP
 
 # Names of TensorFlow's errors, and words in front of TensorStore's: what both say of servers, and of the way there.
 _TENSORFLOW = ("AbortedError", "DeadlineExceededError", "InternalError", "ResourceExhaustedError", "UnavailableError")
-_TENSORSTORE = ("ABORTED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+_TENSORSTORE = re.compile(r"(^|: )(ABORTED|DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|UNAVAILABLE): ")
+_NO_WAY = "libcurl code"  # of TensorFlow: a name that is not resolved is FailedPreconditionError to it
 
 
 class Away(UserError):
@@ -48,12 +51,12 @@ def _is_tensorflows(error: BaseException) -> bool:
   if not type(error).__module__.startswith("tensorflow."):
     return False
   text = str(error)
-  return type(error).__name__ in _TENSORFLOW and ("HTTP" in text or "gs://" in text)
+  return _NO_WAY in text or (type(error).__name__ in _TENSORFLOW and ("HTTP" in text or "gs://" in text))
 
 
 def _is_tensorstores(error: BaseException) -> bool:
   text = str(error)
-  return text.partition(":")[0] in _TENSORSTORE and "gs://" in text
+  return bool(_TENSORSTORE.search(text)) and "gs://" in text
 
 
 def _is_googles(error: BaseException) -> bool:
@@ -64,5 +67,10 @@ def _is_googles(error: BaseException) -> bool:
   import google.auth.exceptions as auth
   import requests
 
+  if isinstance(error, auth.GoogleAuthError):
+    return error.retryable or isinstance(error, auth.TransportError | auth.TimeoutError)
+  if isinstance(error, api.GoogleAPICallError) and error.code == _REQUEST_TIMEOUT:  # there is no class for it
+    return True
   servers = api.RetryError | api.ServerError | api.TooManyRequests
-  return isinstance(error, servers | auth.TransportError | requests.ConnectionError | requests.Timeout)
+  broken_off = requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError
+  return isinstance(error, servers | broken_off)

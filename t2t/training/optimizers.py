@@ -5,6 +5,7 @@ treats each layer of a stack on its own: what is measured per parameter (Adafact
 size of a parameter) is measured per layer, as if the layers were not stacked.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -16,13 +17,20 @@ import optax
 import optax.contrib
 
 from t2t import UserError, did_you_mean
-from t2t.params import Params, matches, stack_of
+from t2t.params import Params, check_pattern, matches, stack_of
 from t2t.sections import OptimizerConfig
 from t2t.training import anchors, paths, schedules
 from t2t.training import orthogonal as orthogonal_lib
 
 
-def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+@dataclasses.dataclass(frozen=True)
+class _OfModel(OptimizerConfig):
+  """The config, and what of the model an optimizer cannot see from the parameters that it is given: those it trains."""
+
+  num_layers: int = 0  # see `make_optimizer`
+
+
+def _adafactor(config: _OfModel) -> list[optax.GradientTransformation]:
   """Adafactor without momentum (Shazeer & Stern 2018), as Mesh-TensorFlow's T5 ran it."""
   per_parameter = [
     optax.scale_by_factored_rms(decay_rate=config.adafactor_decay_rate),
@@ -31,12 +39,12 @@ def _adafactor(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [_per_layer(optax.chain(*per_parameter, *_parameter_scale(config)), config), *_weight_decay(config)]
 
 
-def _adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   """AdamW; with updates scaled by the parameter's root mean square it trains T5 (Nawrot 2023, nanoT5)."""
   return [_adam(config), *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
-def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _lamb(config: _OfModel) -> list[optax.GradientTransformation]:
   """Adam's updates and the decay, as large as the parameter (You et al. 2020): `optax.lamb`, for each layer by itself.
 
   What is not decayed has Adam's updates as they are, as in the code that trained ALBERT (google-research/albert,
@@ -51,7 +59,7 @@ def _lamb(config: OptimizerConfig) -> list[optax.GradientTransformation]:
 _ADAM_RMS = 0.2
 
 
-def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _muon(config: _OfModel) -> list[optax.GradientTransformation]:
   """Muon (Jordan 2024) on the matrices of layers, Adam on the rest: embeddings, heads, norms, biases.
 
   Each layer's matrix is made orthogonal by itself, where it lies in its stack: one product serves all layers.
@@ -77,13 +85,13 @@ def _muon(config: OptimizerConfig) -> list[optax.GradientTransformation]:
   return [updates, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
-def _lion(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _lion(config: _OfModel) -> list[optax.GradientTransformation]:
   """Lion (Chen et al. 2023): the sign of a momentum; wants a third to a tenth of AdamW's rate, and b2=0.99."""
   lion = _with_moments(optax.scale_by_lion(config.b1, config.b2), config)
   return [lion, *_parameter_scale_per_layer(config), *_weight_decay(config)]
 
 
-def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _stable_adamw(config: _OfModel) -> list[optax.GradientTransformation]:
   """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW whose rate falls where gradients outgrow their average.
 
   By the root mean square of gradient / sqrt(second moment), of each layer's parameter by itself, if it is above 1:
@@ -108,7 +116,7 @@ def _stable_adamw(config: OptimizerConfig) -> list[optax.GradientTransformation]
   return [_per_layer(_first_moments_as_set(slower, config), config)]
 
 
-def _sgd(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _sgd(config: _OfModel) -> list[optax.GradientTransformation]:
   """The gradient itself."""
   return _weight_decay(config)
 
@@ -128,18 +136,18 @@ OPTIMIZERS = {
 _WITH_FIRST_MOMENT = ("adamw", "lamb", "lion", "muon", "stable_adamw")
 
 
-def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+def _adam(config: _OfModel) -> optax.GradientTransformation:
   return _with_moments(optax.scale_by_adam(config.b1, config.b2, config.epsilon), config)
 
 
-def _with_moments(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+def _with_moments(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
   """`tx` whose moments are in the dtype, and begin with the step, that the table sets."""
   tx = _first_moments_as_set(tx, config)
   # Whose first update comes late has had none: Adam corrects the bias of its moments by their own number of updates.
   return _per_layer(tx, config) if paths.sets(config, "from_step", "unfreeze_every") else tx
 
 
-def _first_moments_as_set(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+def _first_moments_as_set(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
   """`tx` whose first moments wait between updates in the dtype that the table sets.
 
   Second moments stay float32: by steps of 1 - b2, 0.1 %, bfloat16's 8 bits would not change.
@@ -163,11 +171,11 @@ def _first_moments_as_set(tx: optax.GradientTransformation, config: OptimizerCon
   return optax.GradientTransformation(lambda params: cast(tx.init(params), waits=True), update)
 
 
-def _parameter_scale_per_layer(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _parameter_scale_per_layer(config: _OfModel) -> list[optax.GradientTransformation]:
   return [_per_layer(scale, config) for scale in _parameter_scale(config)]
 
 
-def _parameter_scale(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _parameter_scale(config: _OfModel) -> list[optax.GradientTransformation]:
   return [optax.scale_by_param_block_rms(min_scale=1e-3)] if config.scale_by_parameter else []
 
 
@@ -176,7 +184,7 @@ def _decayed(config: OptimizerConfig, params: Params) -> dict[str, bool]:
   return {path: not matches(config.no_decay, path) if own[path] is None else own[path] > 0 for path in params}
 
 
-def _weight_decay(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+def _weight_decay(config: _OfModel) -> list[optax.GradientTransformation]:
   mask = functools.partial(_decayed, config)
   if not paths.sets(config, "decay"):
     return [optax.add_decayed_weights(config.weight_decay, mask=mask)] if config.weight_decay else []
@@ -194,7 +202,7 @@ def _is_matrix_of_layer(path: str, x: jax.Array) -> bool:
   return x.ndim == (3 if stack_of(path) else 2 if "layer" in path.split("/") else -1)
 
 
-def _per_layer(tx: optax.GradientTransformation, config: OptimizerConfig) -> optax.GradientTransformation:
+def _per_layer(tx: optax.GradientTransformation, config: _OfModel) -> optax.GradientTransformation:
   """`tx` on a flat dict, with each layer of a stack as a parameter of its own.
 
   Of what the table has trained from a later step on, the state of each layer stays as it was at first until then.
@@ -204,7 +212,7 @@ def _per_layer(tx: optax.GradientTransformation, config: OptimizerConfig) -> opt
   def groups(flat):
     """Name -> (the stack, when it is updated, what is in it); what `optax.partition` gave to others is in none."""
     there = {path: x for path, x in flat.items() if jax.tree.leaves(x)}
-    opened = paths.openings(config, {path: x.shape for path, x in there.items()}) if gated else {}
+    opened = paths.openings(config, {path: x.shape for path, x in there.items()}, config.num_layers) if gated else {}
     found = {}
     for path, x in there.items():
       opening = opened.get(path)
@@ -253,12 +261,13 @@ def _beside(of_layers: jax.Array | np.ndarray, x: jax.Array) -> jax.Array | np.n
   return of_layers.reshape((*of_layers.shape, *[1] * (x.ndim - of_layers.ndim)))
 
 
-def _opened(config: OptimizerConfig) -> optax.GradientTransformation:
+def _opened(config: _OfModel) -> optax.GradientTransformation:
   """Nothing for what the table has trained from a later step on."""
 
   def update(updates, state, params=None):
     del params
-    for path, opening in paths.openings(config, {path: x.shape for path, x in updates.items()}).items():
+    shapes = {path: x.shape for path, x in updates.items()}
+    for path, opening in paths.openings(config, shapes, config.num_layers).items():
       x = updates[path]
       updates = updates | {path: _if_open(state.count >= opening, x, jnp.zeros_like(x))}
     return updates, _next_step(state)
@@ -266,12 +275,12 @@ def _opened(config: OptimizerConfig) -> optax.GradientTransformation:
   return optax.GradientTransformation(lambda params: _first_step(), update)
 
 
-def _at_own_rates(config: OptimizerConfig) -> optax.GradientTransformation:
+def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
   """Updates times the factors that `paths.rates` has."""
 
   def scaled(updates, params):
     del params
-    factors = paths.rates(config, {path: x.shape for path, x in updates.items()})
+    factors = paths.rates(config, {path: x.shape for path, x in updates.items()}, config.num_layers)
 
     def one(path: str, x: jax.Array) -> jax.Array:
       return x * _beside(factors[path], x).astype(x.dtype) if path in factors else x
@@ -314,12 +323,15 @@ _RANGES = {
 }
 
 
-def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+def make_optimizer(
+  config: OptimizerConfig, num_steps: int, *, num_layers: int = 0
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """The optimizer and its schedule.
 
   Args:
     config: see `OptimizerConfig`.
     num_steps: length of the run; most schedules end there.
+    num_layers: of the model's deepest stack, whether it is trained or not: what is set by depth counts from there.
 
   Raises:
     UserError: an unknown name; lists those that are known.  Or a number out of its range, or a schedule that does not
@@ -333,7 +345,10 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> tuple[optax.Gradi
     if not low <= value <= high or not math.isfinite(value):
       wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
       raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
+  for pattern in config.no_decay:
+    check_pattern(pattern, "config.optimizer.no_decay")
   schedule = schedules.make_schedule(config, num_steps)
+  config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
   if paths.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(
       f"config.optimizer.paths: moments: {config.name} (config.optimizer.name) keeps no first moment;"

@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean
 from t2t.models.adapt import ADAPTERS
-from t2t.params import matches, stack_of
+from t2t.params import check_pattern, matches, stack_of
 from t2t.sections import Config, OptimizerConfig
 
 _KEY = "config.optimizer.paths"
@@ -91,10 +91,7 @@ def parse(lines: tuple[str, ...]) -> tuple[Rule, ...]:
     pattern = pattern.strip()
     if not colon or not pattern or not rest.strip():
       raise UserError(f"{where}: a rule is PATTERN: SETTING ..., for example 'encoder/layers: rate=0.1 depth=0.9'")
-    try:
-      re.compile(pattern)
-    except re.error as error:
-      raise UserError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+    check_pattern(pattern, where)
     settings = {}
     for text in rest.split():
       name, equals, value = text.partition("=")
@@ -138,8 +135,10 @@ def _setting(config: OptimizerConfig, name: str) -> list[Rule]:
 
 
 def _all_rules(config: Config) -> tuple[Rule, ...]:
-  freeze = config.train.freeze
-  frozen = (Rule(pattern, {"frozen": ""}, f"config.train.freeze: {pattern!r}") for pattern in freeze)
+  frozen = []
+  for pattern in config.train.freeze:
+    check_pattern(pattern, "config.train.freeze")
+    frozen.append(Rule(pattern, {"frozen": ""}, f"config.train.freeze: {pattern!r}"))
   return (*frozen, *parse(tuple(config.optimizer.paths)))
 
 
@@ -172,31 +171,40 @@ def _without_later(
 # ---- Layers ----------------------------------------------------------------------------------------------------------
 
 
-def layers_from_top(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def deepest(shapes: Mapping[str, tuple[int, ...]]) -> int:
+  """The number of layers of the deepest stack; 0: there is none."""
+  return max((shape[0] for path, shape in shapes.items() if stack_of(path)), default=0)
+
+
+def layers_from_top(shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
   """How far below the top each parameter lies, and of a stack each of its layers.
 
   A stack's last layer has 1, its first as many as there are layers, what tokens are embedded by one more; heads and
   what stands behind the layers have 0.
 
   Args:
-    shapes: of the parameters by their paths.
+    shapes: of the parameters by their paths, or of some of them.
+    num_layers: of the deepest stack of the whole model, trained or not.
 
   Returns:
     int [], of a stack int [layers].
+
+  Raises:
+    ValueError: a stack is deeper.
   """
-  depths = [shape[0] for path, shape in shapes.items() if stack_of(path)]
-  deepest = max(depths, default=0)
+  if deepest(shapes) > num_layers:
+    raise ValueError(f"num_layers={num_layers}, and a stack has {deepest(shapes)}")
 
   def one(path: str, shape: tuple[int, ...]) -> np.ndarray:
     if stack_of(path):
       return shape[0] - np.arange(shape[0])
     below = "embed" in path.split("/") or "position_bias" in path
-    return np.array(deepest + 1 if below else 0)
+    return np.array(num_layers + 1 if below else 0)
 
   return {path: one(path, shape) for path, shape in shapes.items()}
 
 
-def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
   """The factor on the learning rate of each parameter, and of a stack of each layer, where it is not 1 throughout.
 
   `rate` * `depth` ** layers from the top: with rate=1 and depth=1/2.6 those of ULMFiT (Howard & Ruder 2018).  Where no
@@ -204,21 +212,21 @@ def rates(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dic
   does the code of Clark et al. 2020 (google-research/electra, model/optimization.py).
   """
   found = {}
-  for path, number in layers_from_top(shapes).items():
+  for path, number in layers_from_top(shapes, num_layers).items():
     rate, depth = setting(config, path, "rate"), setting(config, path, "depth")
     by_depth = config.layer_decay ** (number + (number > 0)) if depth is None else depth**number
     found[path] = np.asarray((1.0 if rate is None else rate) * by_depth)
   return {path: factor for path, factor in found.items() if np.any(factor != 1.0)}
 
 
-def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def openings(config: OptimizerConfig, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> dict[str, np.ndarray]:
   """The number of updates made when each parameter's first is, and of a stack each layer's, where it is above 0.
 
   `from_step` + `unfreeze_every` * layers from the top: with unfreeze_every the steps of an epoch, heads are trained in
   the first, the last layer as well in the second, and so on (Howard & Ruder 2018, gradual unfreezing).
   """
   found = {}
-  for path, number in layers_from_top(shapes).items():
+  for path, number in layers_from_top(shapes, num_layers).items():
     first, every = setting(config, path, "from_step") or 0, setting(config, path, "unfreeze_every") or 0
     found[path] = np.asarray(first + every * number)
   return {path: opening for path, opening in found.items() if np.any(opening)}
@@ -240,7 +248,9 @@ def check(config: Config, shapes: Mapping[str, tuple[int, ...]], *, never: tuple
   """
   rules, frozen = _all_rules(config), (*frozen_patterns(config), *never)
   trained = [path for path in shapes if not matches(frozen, path)]
-  numbers, opened = layers_from_top(shapes), openings(config.optimizer, {path: shapes[path] for path in trained})
+  num_layers = deepest(shapes)
+  numbers = layers_from_top(shapes, num_layers)
+  opened = openings(config.optimizer, {path: shapes[path] for path in trained}, num_layers)
   for rule in rules:
     mine = [path for path in shapes if re.search(rule.pattern, path)]
     if not mine:

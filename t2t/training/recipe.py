@@ -179,7 +179,8 @@ def make(config: Config) -> Recipe:
       f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers of this model are one"
       " (config.model.share_layers), which has one rate; set it to 1.0"
     )
-  tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps)
+  layers = config.model.deepest_stack
+  tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps, num_layers=layers)
   numbers.check(config.numbers)
 
   def model_fn(key: jax.Array) -> nnx.Module:

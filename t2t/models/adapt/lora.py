@@ -6,6 +6,7 @@ each column of the sum has a length of its own, and the product changes where it
 
 from collections.abc import Mapping
 import dataclasses
+import math
 
 from flax import nnx
 import jax
@@ -45,8 +46,8 @@ class LoraConfig:
   def __post_init__(self):
     if self.rank < 1:
       raise UserError(f"config.lora.rank={self.rank}: must be at least 1")
-    if not self.alpha > 0:
-      raise UserError(f"config.lora.alpha={self.alpha}: must be more than 0")
+    if not 0 < self.alpha < math.inf:
+      raise UserError(f"config.lora.alpha={self.alpha}: must be more than 0, and finite")
     if not 0.0 <= self.dropout < 1.0:
       raise UserError(f"config.lora.dropout={self.dropout}: must be at least 0 and below 1")
     for name in ("targets", "also_train"):  # lists, in a config.json

@@ -7,6 +7,7 @@ from flax import nnx, traverse_util
 
 from t2t import UserError, did_you_mean
 from t2t.models import attention, layers
+from t2t.params import check_pattern
 
 _WITH_MATRICES = (attention.Attention, layers.Mlp)
 
@@ -40,7 +41,7 @@ def matrices(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
 
 
 def check(patterns: Iterable[str], key: str, paths: Sequence[str]) -> None:
-  """Refuses patterns that fit nothing.
+  """Refuses patterns that are none, or fit nothing.
 
   Args:
     patterns: of `key`.
@@ -51,6 +52,7 @@ def check(patterns: Iterable[str], key: str, paths: Sequence[str]) -> None:
     UserError: names the first, what there is, and what is nearest.
   """
   for pattern in patterns:
+    check_pattern(pattern, key)
     if not any(re.search(pattern, path) for path in paths):
       near = did_you_mean(pattern, list(paths) + sorted({part for path in paths for part in path.split("/")}))
       raise UserError(f"{key}: {pattern!r} matches none of {', '.join(paths)}{near}")
