@@ -291,6 +291,13 @@ def test_it_is_learned_beside_tokens_alone():
   assert recipe.make(config).idle_heads == ("sbo",)
 
 
+def test_an_objective_that_asks_no_head_is_refused():
+  """Where the loss is made of what heads answer; the message names objectives that ask."""
+  config = runs.resolved(records(load_config("tiny_spanbert")).with_(data={"mixture": "docs_masked_lm"}))
+  with pytest.raises(UserError, match="docs_masked_lm: its examples ask no head, .* span_masked_lm_sbo, masked_lm_nsp"):
+    runs.check(config)
+
+
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; own files have the head without being asked."""
   config = runs.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})

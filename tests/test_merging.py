@@ -56,14 +56,15 @@ def test_merged_gives_what_the_adapter_gave(architecture, tmp_path, capsys):
 
 
 def test_the_config_is_that_of_the_run_without_its_adapter(tmp_path):
-  """How the model is asked follows from what it was trained on."""
-  run = trained.adapter("encoder_decoder", *LORA)
+  """How the model is asked follows from what it was trained on; rules for what was added have nothing left to match."""
+  run = trained.adapter("encoder_decoder", *LORA, "--config.optimizer.paths=('lora_up: rate=2.0',)")
   assert merge(run, tmp_path / "merged") == 0
   found, before = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "merged", run))
   assert "lora" in before and "lora" not in found
   assert found["init"]["checkpoint"] == "" and before["init"]["checkpoint"]
   assert found["data"].pop("vocabulary") == str(tmp_path / "merged/vocabulary")
   before["data"].pop("vocabulary")
+  assert before["optimizer"]["paths"] == ["lora_up: rate=2.0"] and found["optimizer"]["paths"] == []
   assert {name: found[name] for name in ("model", "data", "train")} == {
     name: before[name] for name in ("model", "data", "train")
   }

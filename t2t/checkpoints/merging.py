@@ -57,6 +57,8 @@ def _config(source: pretrained.Source, foreign: Foreign, out: epath.Path) -> dic
   if source.part:
     # What was trained beside it stays behind, and with it the loss that made use of both.
     config["train"]["loss"] = "cross_entropy"
+  # What stands for parameters that are no more, or were not to be trained, is said of the adapted model.
+  config["train"]["freeze"], config["optimizer"]["paths"] = (), ()
   # Who starts a run with this config starts from the merged model, not from what lay below it.
   config["init"] |= {"checkpoint": "", "fresh": (), "parts": (), "rows": ()}
   if foreign.vocabulary:

@@ -167,9 +167,9 @@ def check(config: Config) -> None:
   """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
 
   Raises:
-    UserError: see there; or pairs of texts and a loss that does not compare them, or the other way round.
+    UserError: see there; or examples that the loss makes nothing of.
   """
-  _check_pairs(config)
+  _check_loss(config)
   heads = heads_asked(config)
   pipeline.check(
     config.data,
@@ -183,17 +183,28 @@ def check(config: Config) -> None:
     _check_examples(config, heads)
 
 
-def _check_pairs(config: Config) -> None:
-  """Refuses a loss that compares texts where there are no two, another where there are, and twice the same vector."""
+def _check_loss(config: Config) -> None:
+  """Refuses a loss that compares texts where there are no two, another where there are, and twice the same vector.
+
+  And one of heads where an objective asks none.
+  """
   data, model = config.data, config.model
   if not (data.files or data.mixture):
     return
   if data.files:
     names, where = {data.objective}, f"config.data.objective={data.objective}"
     found = objectives.output_features(data.objective, pipeline.vocabulary(data))
+    asks = bool(objectives.heads_of(data.objective))
   else:
     task = pipeline.registered(data)
     names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
+    asks = any(map(_asks_heads, selection.tasks_of(task)))
+  if answered_by_heads(config.train.loss) and not asks:
+    asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))
+    raise UserError(
+      f"{where}: its examples ask no head, and config.train.loss={config.train.loss} is made of what heads answer; the"
+      f" objectives {asking} ask them, or set config.train.loss=cross_entropy"
+    )
   if features.are_compared(found) != compares_texts(config.train.loss):
     if features.are_compared(found):
       raise UserError(
@@ -212,6 +223,12 @@ def _check_pairs(config: Config) -> None:
       f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
       f" own; set config.model.{right}"
     )
+
+
+def _asks_heads(task: seqio.Task) -> bool:
+  """Whether heads are asked by a task's objective, or could be by what it is about, where it has none."""
+  names = objectives.of(task)
+  return not names or any(map(objectives.heads_of, names))
 
 
 def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:

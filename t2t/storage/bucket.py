@@ -83,11 +83,18 @@ def _reason(error: Exception) -> str:
   if isinstance(error, google.auth.exceptions.GoogleAuthError):
     return f"no credentials for Google Cloud: {error}"
   if isinstance(error, google.api_core.exceptions.GoogleAPICallError):
-    return f"{error.code.value} {error.code.phrase}" if error.code else str(error)
+    return _status(error.code) if error.code else str(error)
   if isinstance(error, exceptions.InvalidResponse):
-    status = http.HTTPStatus(error.response.status_code)
-    return f"{status.value} {status.phrase}"
+    return _status(error.response.status_code)
   return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+def _status(code: int) -> str:
+  """Of HTTP, with its name if it has one; the client has classes for some alone, and gives the others as numbers."""
+  try:
+    return f"{int(code)} {http.HTTPStatus(code).phrase}"
+  except ValueError:
+    return str(int(code))
 
 
 @contextlib.contextmanager
