@@ -13,8 +13,8 @@ import jax
 from t2t import losses
 from t2t import metrics as metrics_lib
 from t2t.checkpoints import damage, outdated, store, writer
+from t2t.checkpoints import start as starts
 from t2t.checkpoints.going_back import go_back
-from t2t.checkpoints.start import start
 from t2t.generation.shown import show
 from t2t.models import kernels, transformer
 from t2t.models.architecture import Batch
@@ -44,6 +44,7 @@ def train(config: Config, workdir: str) -> TrainState:
       of a large corpus turns out to be broken on the way, the loss stops being finite, or nothing can be saved.
     Stopped: a signal has asked for it, and what was reached is saved; it ends the process with the signal's exit code.
   """
+  starts.check(config)
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
@@ -86,7 +87,8 @@ def train(config: Config, workdir: str) -> TrainState:
     config = config.with_(data={"num_streams": batches.num_streams})
     resolved = json.loads(json.dumps(config.to_dict()))
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    state, first_step, saved = start(program, config, checkpoints, batches, parameter_key, vocabulary=vocabulary)
+    begun = starts.start(program, config, checkpoints, batches, parameter_key, vocabulary=vocabulary)
+    state, first_step, saved = begun
     if jax.process_index() == 0:
       (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)

@@ -186,13 +186,18 @@ def test_another_base_is_refused(run, tmp_path, capsys, way):
   assert (tmp_path / "run/checkpoints/2").exists() and not (tmp_path / "hf").exists()
 
 
-def test_an_adapter_may_lie_on_top_of_an_adapter(run, tmp_path):
-  """And that on top of a model of Hugging Face's: each names the one below it, and all are merged for a reader."""
-  hf, first, second = tmp_path / "hf", tmp_path / "first", tmp_path / "second"
+def test_an_adapter_lies_on_an_adapter_when_that_is_merged(run, tmp_path, capsys):
+  """Merged anew by each reader it would be another model on another mesh; by itself it has digests as any other."""
+  hf, first, merged, second = (tmp_path / name for name in ("hf", "first", "merged", "second"))
   assert command.main(["convert", "--from", "t2t", str(run / "base"), "--to", "hf", str(hf)]) == 0
-  assert adapt(hf, first) == 0 and adapt(first, second) == 0
-  assert reading.read_base(epath.Path(second / "checkpoints/2")).path == str(first / "checkpoints/2")
-  below, own = params(first), params(second)
+  assert adapt(hf, first) == 0 and adapt(first, second) == 2
+  assert f"`t2t adapt merge {first}/checkpoints/2 --output FOLDER`" in " ".join(capsys.readouterr().err.split())
+  assert command.main(["adapt", "merge", str(first / "checkpoints/2"), "--output", str(merged)]) == 0
+  shutil.rmtree(second)
+  assert adapt(merged, second) == 0
+  assert reading.read_base(epath.Path(second / "checkpoints/2")).path == str(merged / "checkpoints/0")
+  below, own = params(merged), params(second)
+  toy.assert_trees_close(below, params(first), atol=1e-6)
   changed = {path for path in own if np.any(own[path] != below[path])}
   assert changed and all(path.endswith(("query", "value")) for path in changed)
   assert command.main(["convert", "--from", "t2t", str(second), "--to", "hf", str(tmp_path / "out")]) == 0

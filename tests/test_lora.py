@@ -1,7 +1,6 @@
 import dataclasses
 import json
 
-from etils import epath
 from flax import nnx, traverse_util
 import foreign
 import jax
@@ -13,7 +12,7 @@ import trained
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.checkpoints import converted, pretrained, start, store
+from t2t.checkpoints import converted, pretrained
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, layers, transformer
@@ -341,10 +340,8 @@ def test_heads_are_trained_beside_an_adapter():
   assert not any(path.startswith("heads/") or "/lora_" in path for path in frozen)
 
 
-def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path):
+def test_an_adapter_without_a_model_to_adapt_is_refused(tmp_path, capsys):
   """Of random matrices that never change nothing would come."""
-  config = records(override(default.get_config(), ["--config.lora.rank=2"]))
-  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1)
-  with pytest.raises(UserError, match="config.lora changes a model that is trained already.*config.init.checkpoint"):
-    start.start(None, config, checkpoints, None, toy.key(), vocabulary=None)
-  checkpoints.close()
+  assert command.main(["train", "--config=tiny_t5", "--config.lora.rank=2", "--workdir", str(tmp_path / "run")]) == 2
+  assert "config.lora changes a model that is trained already" in capsys.readouterr().err
+  assert not (tmp_path / "run").exists()

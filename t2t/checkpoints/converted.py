@@ -245,7 +245,7 @@ def of_base(adapted: pretrained.Source) -> dict[str, Tensor]:
   if source.foreign is not None:
     there = {**source.foreign.tensors, **source.foreign.pooler}
   else:
-    there = _merged(_tensors(source, f"{source.path}: ")[0], source.adapters)
+    there = _tensors(source, f"{source.path}: ")[0]
   found = {path: _first_rows(there[entry.name], entry.shape) for path, entry in base.entries.items()}
   for path, tensor in found.items():
     base.check({path: bases.digest_of_parts(read() for read in tensor.parts)}, str(source.path))

@@ -38,9 +38,10 @@ def open_base(path: str, *, where: str) -> tuple[Foreign, str]:
   """What an adapter of another format is put on top of, as parameters to be read one by one, and its `Source.part`.
 
   Raises:
-    UserError: there is none, or it cannot be read.
+    UserError: there is none, it cannot be read, or has an adapter that is to be merged first.
   """
   source = pretrained.read_source(path, where=where)
+  pretrained.check_may_be_base(source, where=f"{where}{path}")
   return source.foreign or converted.open_foreign(str(source.path), where=where), source.part
 
 

@@ -325,6 +325,24 @@ def base_of(source: Source) -> Source:
   return open_base(source.base, source.base.found(workdir), where=f"{source.path}: its base: ")
 
 
+def check_may_be_base(source: Source, *, where: str) -> None:
+  """Refuses what no digest tells: what is merged when it is read has not the same bits on every mesh and machine.
+
+  Args:
+    source: what an adapter is to lie on top of.
+    where: what the user named it with, for messages.
+
+  Raises:
+    UserError: its model has an adapter that is merged; says what to do.
+  """
+  if source.merged:
+    raise UserError(
+      f"{where}: its model has what config.{'/'.join(source.merged)} added, and what is merged anew by whoever reads it"
+      f" is not everywhere the same to the bit; make it a model by itself, `t2t adapt merge {source.path} --output"
+      " FOLDER`, and give that"
+    )
+
+
 def open_base(base: bases.Base, path: str, *, where: str) -> Source:
   """A base that lies at `path`, read as it was when an adapter was put on top of it; see `read_source`."""
   return dataclasses.replace(read_source(path, where=where), part=base.part)

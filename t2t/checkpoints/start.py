@@ -22,6 +22,20 @@ from t2t.training.train_state import TrainState
 _SHOWN = 5  # keys of the config that are not as they were
 
 
+def check(config: Config) -> None:
+  """Refuses what has nothing to start from, before anything is read.
+
+  Raises:
+    UserError: an adapter without a checkpoint.
+  """
+  for section in config.adapters:
+    if not (config.init.checkpoint and config.init.parameters):
+      raise UserError(
+        f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
+        " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
+      )
+
+
 def start(
   program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
@@ -89,12 +103,6 @@ def start(
       checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
     state = program.warm(taken.over)(taken.params, key)
     return state, 0, {}
-  for section in config.adapters:
-    if not (config.init.checkpoint and config.init.parameters):
-      raise UserError(
-        f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
-        " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
-      )
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
 
@@ -103,8 +111,11 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
   """What the run adapts the checkpoint's model by; nothing, where it goes on with that model's own.
 
   Raises:
-    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same.
+    UserError: the checkpoint's model has an adapter that cannot be merged, and the run's has not the same; or one that
+      is to be merged first.
   """
+  if config.adapters:
+    pretrained.check_may_be_base(source, where=f"config.init.checkpoint={config.init.checkpoint}")
   there = adapt.kept(source.adapters)
   if there and there != config.adapters:
     named = "/".join(there)
