@@ -152,9 +152,14 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
   assert command.main(["convert", "--from", "t2t", str(moved / "run"), "--to", "hf", str(moved / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())
   assert "holds what adapts the model of" in said and "which is not there any more" in said
+  assert command.main(["checkpoint", "list", str(moved / "run")]) == 0
+  assert "which is not there any more" in " ".join(capsys.readouterr().out.split())
+  assert command.main(["checkpoint", "verify", str(moved / "run")]) == 1
+  found = capsys.readouterr()
+  assert "base/checkpoints/2, which is not as it was" in found.out and "not there any more" in found.err
 
 
-@pytest.mark.parametrize("way", ["resumed", "read", "converted"])
+@pytest.mark.parametrize("way", ["resumed", "read", "converted", "verified"])
 def test_another_base_is_refused(run, tmp_path, capsys, way):
   """One number of one parameter is enough; what was saved stays as it was."""
   shutil.copytree(run, tmp_path, dirs_exist_ok=True)
@@ -178,6 +183,8 @@ def test_another_base_is_refused(run, tmp_path, capsys, way):
     (tmp_path / "in.txt").write_text("the quick brown fox\n")
     options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out")]
     assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 2
+  elif way == "verified":
+    assert command.main(["checkpoint", "verify", str(tmp_path / "run")]) == 1
   else:
     assert command.main(["convert", "--from", "t2t", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "hf")]) == 2
   said = " ".join(capsys.readouterr().err.split())

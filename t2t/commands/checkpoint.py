@@ -1,7 +1,9 @@
 """`t2t checkpoint`: what a run has saved, whether it is whole, less of it, and how two of them differ."""
 
 import argparse
+from collections.abc import Sequence
 import contextlib
+import json
 import math
 import os
 import sys
@@ -15,7 +17,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import damage, inspection, manifest, outdated, reading, store, writer
+from t2t.checkpoints import converted, damage, inspection, manifest, outdated, pretrained, reading, store, writer
 from t2t.runtime import amounts, progress
 from t2t.storage import bucket
 
@@ -28,8 +30,8 @@ What a run has saved.  DIR is a workdir that t2t trained in, or its folder
   list DIR    the steps: when, how large, held-out loss, best by which metric,
               and whether they look whole: small files, and the sizes of all
   verify DIR  reads every file and compares it with what was saved (in a bucket
-              with the checksums that it keeps); exit code 1 if one is
-              damaged, or none is left
+              with the checksums that it keeps), and of an adapter the model
+              below it; exit code 1 if one is damaged, or none is left
   prune DIR   deletes all but the last --keep steps, the best by each metric,
               and the last that is sound
   diff A B    which parameters and config keys differ; A and B are workdirs,
@@ -121,9 +123,23 @@ def _list(options: argparse.Namespace) -> int:
   for each in found:
     for line in each.found:
       console.print(f"{each.step}: {line}", soft_wrap=True)
+  for line in _lost_bases(folder, [each.step for each in found]):
+    console.print(line, soft_wrap=True)
   for name in inspection.set_aside(folder):
     console.print(f"{name}: was found damaged, and set aside", soft_wrap=True)
   return 0
+
+
+def _lost_bases(folder: epath.Path, steps: Sequence[int]) -> list[str]:
+  """What steps lie on top of and is not there any more, a line for each."""
+  found = {}
+  for step in steps:
+    try:
+      if (base := reading.read_base(folder / str(step))) is not None:
+        base.found(folder.parent)
+    except UserError as error:
+      found[str(error)] = None
+  return list(found)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -133,7 +149,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.step not in steps:
       raise UserError(f"--step {options.step}: is not there; there are {', '.join(map(str, steps))}")
     steps = [options.step]
-  damaged = []
+  damaged, bases = [], {}
   for step in progress.track(steps, "reading checkpoints"):
     started, path = time.monotonic(), folder / str(step)
     found = damage.of_step(path, step=step)
@@ -145,9 +161,14 @@ def _verify(options: argparse.Namespace) -> int:
       print(f"{step}: damaged ({size})")
       print("\n".join(f"  {line}" for line in found))
     elif manifest.read(path) is None:
-      print(f"{step}: saved without checksums, by an older t2t; all that it must have is there ({size})")
+      print(
+        f"{step}: saved without checksums, by an older t2t; all that it must have is there ({size}){_base(path, bases)}"
+      )
     else:
-      print(f"{step}: whole ({size}, {seconds:.1f} s)")
+      print(f"{step}: whole ({size}, {seconds:.1f} s){_base(path, bases)}")
+  lost = [why for why in bases.values() if why]
+  for why in lost:
+    print(why, file=sys.stderr)
   if damaged:
     print(
       f"{len(damaged)} of {len(steps)} damaged; `t2t train` sets what is damaged aside and goes on from the last step"
@@ -157,7 +178,22 @@ def _verify(options: argparse.Namespace) -> int:
   aside = inspection.set_aside(folder)
   if not steps:
     print(f"{folder}: has no step but what was found damaged, and set aside: {', '.join(aside)}", file=sys.stderr)
-  return 1 if damaged or not steps else 0
+  return 1 if damaged or lost or not steps else 0
+
+
+def _base(path: epath.Path, seen: dict[str, str]) -> str:
+  """What a step lies on top of, in words; `seen` has of each such model what is wrong with it, or ""."""
+  base = reading.read_base(path)
+  if base is None:
+    return ""
+  key = json.dumps(base.to_dict())
+  if key not in seen:
+    try:
+      converted.of_base(pretrained.read_source(str(path), where=""))
+      seen[key] = ""
+    except UserError as error:
+      seen[key] = str(error)
+  return f", on top of {base.path}" + (", which is not as it was" if seen[key] else "")
 
 
 def _prune(options: argparse.Namespace) -> int:
