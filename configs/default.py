@@ -104,6 +104,7 @@ def get_config() -> ConfigDict:
   config.optimizer.muon_momentum = 0.95  # of the matrices that muon makes orthogonal
   config.optimizer.muon_iterations = 5  # of Newton and Schulz, by which it does; small models need fewer
   config.optimizer.paths = ()  # "PATTERN: SETTING ...": frozen, rate=0.1, depth=0.9; see docs/parameters.md
+  config.optimizer.fisher = ""  # folder that `t2t fisher` wrote: anchors hold each parameter by what it says (EWC)
   config.optimizer.log_distance = False  # how far each layer is from where it began; keeps the values it began with
 
   config.eval = ConfigDict()

@@ -15,6 +15,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from t2t import UserError
+from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import imports
 from t2t.sections import OPTIONAL, Config
@@ -51,6 +52,21 @@ def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     if value:
       values[mapping] = {**values.get(mapping, {}), name: value}
     found[section] = values
+  return found
+
+
+def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
+  """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
+  found = default.get_config().copy_and_resolve_references()
+  as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+  sections = {name: as_tuples(values) for name, values in with_current_keys(saved).items()}
+  with found.unlocked():
+    for name, values in sections.items():
+      if name in OPTIONAL:
+        found[name] = values
+      else:
+        for key, value in values.items():
+          found[name][key] = value
   return found
 
 

@@ -18,11 +18,10 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import adapted, damage, going_back, store
-from t2t.config import records, with_current_keys
-from t2t.configs import default
+from t2t.config import records, saved_config
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
-from t2t.sections import OPTIONAL, Config
+from t2t.sections import Config
 from t2t.training import meshes, numbers, origin, places, recipe, report, writers
 
 
@@ -71,17 +70,7 @@ def config_of(workdir: epath.Path) -> Config:
 
 def _config(saved: Mapping[str, Any]) -> Config:
   """A config as it was saved; keys that there were not yet have their defaults."""
-  found, saved = default.get_config().copy_and_resolve_references(), with_current_keys(saved)
-  as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-  sections = {name: as_tuples(values) for name, values in saved.items()}
-  with found.unlocked():
-    for name, values in sections.items():
-      if name in OPTIONAL:
-        found[name] = values
-      else:
-        for key, value in values.items():
-          found[name][key] = value
-  return records(found)
+  return records(saved_config(saved))
 
 
 def replay(workdir: epath.Path, step: int) -> Replayed:
@@ -119,7 +108,9 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
     stack.callback(batches.close)
     damage.check(directory / str(first))
-    state, saved = adapted.restore(checkpoints, first, program.state, batches.stream_names, going_back.BESIDE)
+    state, saved = adapted.restore(
+      checkpoints, first, program.state, batches.stream_names, going_back.BESIDE, config=config
+    )
     batches.restore(saved, step=first)
     turns = going_back.on_all_hosts(workdir)
     _, dropout_key = jax.random.split(jax.random.key(config.train.seed))

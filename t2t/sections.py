@@ -113,6 +113,7 @@ class OptimizerConfig:
   muon_momentum: float
   muon_iterations: int
   paths: tuple[str, ...]
+  fisher: str
   log_distance: bool
 
 

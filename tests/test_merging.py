@@ -23,8 +23,9 @@ def unmerged_logits(run, batch):
   mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
   checkpoints = store.Checkpoints(epath.Path(run), keep=1, read_only=True)
   with jax.set_mesh(mesh):
-    graphdef, abstract, _ = recipe.make(replay.config_of(epath.Path(run))).state(mesh)
-    state, _ = adapted.restore(checkpoints, checkpoints.latest_step(), abstract, ())
+    config = replay.config_of(epath.Path(run))
+    graphdef, abstract, _ = recipe.make(config).state(mesh)
+    state, _ = adapted.restore(checkpoints, checkpoints.latest_step(), abstract, (), config=config)
   checkpoints.close()
   assert any("lora_up" in path for path in toy.flat(join_frozen(state.params, state.frozen_params)))
   return toy.logits(state.model(graphdef), batch)

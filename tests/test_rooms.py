@@ -54,6 +54,7 @@ FLOORS = (
   "evaluation",
   "train",
   "replay",
+  "fisher",
   "planning",
   "commands",
   "__main__",

@@ -159,6 +159,7 @@ def optimizer_config(**fields) -> OptimizerConfig:
     muon_momentum=0.95,
     muon_iterations=5,
     paths=(),
+    fisher="",
     log_distance=False,
   )
   return OptimizerConfig(**(defaults | fields))

@@ -1,4 +1,4 @@
-"""Runs of adapters: what they are trained on top of is read where it lies, and is no part of what they save."""
+"""What a run is trained on top of is read where it lies, and is no part of what it saves: of adapters, and of EWC."""
 
 import dataclasses
 
@@ -7,9 +7,10 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
-from t2t.checkpoints import bases, pretrained, reading, store
+from t2t.checkpoints import bases, fishers, pretrained, reading, store
 from t2t.checkpoints.warm_start import Taken
 from t2t.params import Params, join_frozen
+from t2t.sections import Config
 from t2t.training.train_state import TrainState
 
 
@@ -37,17 +38,35 @@ def restore(
   stream_names: tuple[str, ...],
   others: tuple[str, ...] = (),
   *,
+  config: Config,
   moved_to: str = "",
 ) -> tuple[TrainState, dict[str, bytes]]:
-  """`Checkpoints.restore`; of an adapter's step what it lies on top of is read besides, and noted for later steps.
+  """`Checkpoints.restore`, and what steps leave out, which is read where it lies.
+
+  Of an adapter that is what it lies on top of, which is noted for later steps; and of a run that is held by Fisher
+  information, that.
 
   Args:
     checkpoints, step, abstract, stream_names, others: see there.
+    config: of the run.
     moved_to: where that is now; "": where it was, or was found when the run began.
 
   Raises:
-    UserError: as there; or the base is gone, or another.
+    UserError: as there; or what is left out is gone, or another.
   """
+  state, streams = _restore(checkpoints, step, abstract, stream_names, others, moved_to=moved_to)
+  return fishers.restored(config, abstract, state), streams
+
+
+def _restore(
+  checkpoints: store.Checkpoints,
+  step: int,
+  abstract: TrainState,
+  stream_names: tuple[str, ...],
+  others: tuple[str, ...],
+  *,
+  moved_to: str,
+) -> tuple[TrainState, dict[str, bytes]]:
   found = reading.read_base(checkpoints.directory / str(step))
   if found is None:
     return checkpoints.restore(step, abstract, stream_names, others)

@@ -73,16 +73,19 @@ class Base:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"{where}/{ITEM}: does not say what the checkpoint lies on top of ({error!r})") from error
 
+  def places(self, workdir: epath.Path) -> list[str]:
+    """Where it is now: at its path, or as far from what lies on top of it as it was; [] where it is at neither."""
+    places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
+    return [place for place in places if bucket.absolute(place).exists()]
+
   def found(self, workdir: epath.Path) -> str:
-    """Where it is now: at its path, or as far from the adapter's workdir as it was.
+    """The first of `places`, of an adapter's workdir.
 
     Raises:
-      UserError: at neither.
+      UserError: there is none.
     """
-    places = [self.path, *([str(workdir / self.beside)] if self.beside else [])]
-    for place in places:
-      if bucket.absolute(place).exists():
-        return place
+    if places := self.places(workdir):
+      return places[0]
     raise UserError(
       f"{workdir}: holds what adapts the model of {self.path}, which is not there any more; bring it back, or, if it is"
       " elsewhere, let the run go on from --config.init.checkpoint=PLACE: what it saves from then on names that"
@@ -93,12 +96,13 @@ class Base:
     flat = traverse_util.flatten_dict(params, sep="/")
     return traverse_util.unflatten_dict({path: x for path, x in flat.items() if path not in self.entries}, sep="/")
 
-  def check(self, found: Mapping[str, str], where: str) -> None:
+  def check(self, found: Mapping[str, str], where: str, *, than: str = "the adapter was trained on") -> None:
     """Compares digests.
 
     Args:
       found: path in the adapted model -> digest of what was read for it.
       where: it was read from.
+      than: what the base is to what lies on top of it, for messages.
 
     Raises:
       UserError: one is another; names the first.
@@ -107,7 +111,7 @@ class Base:
     if wrong:
       more = f" (and {len(wrong) - 1} more of {len(found)})" if len(wrong) > 1 else ""
       raise UserError(
-        f"{where}: is another model than the adapter was trained on, which lay at {self.path}: {wrong[0]} has the"
+        f"{where}: is another model than {than}, which lay at {self.path}: {wrong[0]} has the"
         f" digest {found[wrong[0]]}, and had {self.entries[wrong[0]].digest}{more}"
       )
 

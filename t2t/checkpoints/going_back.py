@@ -121,7 +121,7 @@ def go_back(
     f"{why}; going back to step {saved_step}, and passing over the {step - saved_step} batches behind it; what was"
     " measured since is taken away"
   )
-  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE)
+  state, saved = adapted.restore(checkpoints, saved_step, abstract, batches.stream_names, BESIDE, config=config)
   batches.restore(saved, step=saved_step)
   pass_over(batches, taken, saved_step)
   return state, saved_step, saved

@@ -97,6 +97,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   if convert.kind_of(path) != "t2t":
     return _foreign(convert.open_foreign(path, where=where))
   folder = reading.checkpoint_folder(path, where=where)
+  if (folder / reading.FISHER).exists():
+    raise UserError(f"{where}{path}: is Fisher information, and no model; give it as config.optimizer.fisher")
   run = reading.read_config(folder)
   known = {field.name for field in dataclasses.fields(TransformerConfig)}
   unknown = sorted(set(run["model"]) - known)

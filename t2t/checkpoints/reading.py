@@ -15,6 +15,8 @@ from t2t.config import with_current_keys
 from t2t.params import Params, join_frozen, path_name
 from t2t.storage import bucket
 
+FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py
+
 
 def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> epath.Path:
   """The folder of one checkpoint: `path` itself, or the last of the workdir `path` that was saved to its end.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.checkpoints import adapted, going_back, pretrained, store
+from t2t.checkpoints import adapted, fishers, going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
@@ -26,14 +26,20 @@ def check(config: Config) -> None:
   """Refuses what has nothing to start from, before anything is read.
 
   Raises:
-    UserError: an adapter without a checkpoint.
+    UserError: an adapter, or what holds a run near a checkpoint, without one.
   """
+  if config.init.checkpoint and config.init.parameters:
+    return
   for section in config.adapters:
-    if not (config.init.checkpoint and config.init.parameters):
-      raise UserError(
-        f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
-        " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
-      )
+    raise UserError(
+      f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
+      " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
+    )
+  if config.optimizer.fisher:
+    raise UserError(
+      f"config.optimizer.fisher={config.optimizer.fisher}: holds a run near the checkpoint that it is of: give that,"
+      " config.init.checkpoint, and leave config.init.parameters as it is"
+    )
 
 
 def start(
@@ -70,7 +76,7 @@ def start(
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     state, saved = adapted.restore(
-      checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, moved_to=moved_to
+      checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, config=config, moved_to=moved_to
     )
     batches.restore(saved, step=step)
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
@@ -89,6 +95,9 @@ def start(
       initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
     _check_vocabulary(source, config, vocabulary, initial)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=_new_adapters(source, config))
+    fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
+    if fisher is not None:
+      fishers.check(fisher, program.state)
     taken = warm_start(
       source,
       initial,
@@ -101,8 +110,10 @@ def start(
     _check_trained(taken.fresh_in(program.state.frozen_params), config)
     if config.adapters:
       checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
+    if fisher is not None:
+      fishers.check_base(fisher, program.state, taken)
     state = program.warm(taken.over)(taken.params, key)
-    return state, 0, {}
+    return (state if fisher is None else fishers.begin(fisher, program.state, state)), 0, {}
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
 

@@ -1,7 +1,10 @@
-"""The values that training began from: parameters decay towards them, and are measured by how far they have come."""
+"""The values that training began from: parameters are pulled back to them, and measured by how far they have come.
+
+Alike (L2-SP), or each by how much an earlier task depends on it (EWC).
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import traverse_util
 import jax
@@ -18,6 +21,17 @@ class Anchors(NamedTuple):
   """
 
   initial: dict[str, jax.Array]
+
+
+class Consolidated(NamedTuple):
+  """The same of an earlier task; both are files already, and checkpoints leave them out (see `without_files`).
+
+  initial: path -> the parameter when that task was learned.
+  fisher: path -> the diagonal of its Fisher information.
+  """
+
+  initial: dict[str, jax.Array]
+  fisher: dict[str, jax.Array]
 
 
 def towards_initial(
@@ -46,15 +60,74 @@ def towards_initial(
   return optax.GradientTransformation(init, update)
 
 
+def consolidating(strength: Callable[[str], float]) -> optax.GradientTransformation:
+  """EWC (Kirkpatrick et al. 2017): the gradient of strength / 2 * sum of F * (now - then)**2 is added to the loss's.
+
+  In front of the optimizer, unlike L2-SP above: F spans many orders of magnitude, and a decay by its largest numbers
+  would overshoot at any learning rate that suits the loss.
+
+  Args:
+    strength: of a path; 0: none, and nothing is kept of it.
+  """
+
+  def init(params):
+    kept = {path: x for path, x in params.items() if strength(path)}
+    return Consolidated(jax.tree.map(jnp.copy, kept), jax.tree.map(jnp.zeros_like, kept))
+
+  def update(updates, state, params=None):
+    pull = lambda path: strength(path) * state.fisher[path] * (params[path] - state.initial[path])
+    return updates | {path: updates[path] + pull(path) for path in state.fisher}, state
+
+  return optax.GradientTransformation(init, update)
+
+
 def _is_anchors(x: object) -> bool:
-  return isinstance(x, Anchors)
+  return isinstance(x, Anchors | Consolidated)
+
+
+def _is_consolidated(x: object) -> bool:
+  return isinstance(x, Consolidated)
 
 
 def starting_from(opt_state: optax.OptState, params: Params) -> optax.OptState:
   """The state of an optimizer whose training begins from these parameters."""
   flat = traverse_util.flatten_dict(params, sep="/")
-  begun = lambda x: Anchors({path: jnp.copy(flat[path]) for path in x.initial}) if _is_anchors(x) else x
+
+  def begun(x):
+    return x._replace(initial={path: jnp.copy(flat[path]) for path in x.initial}) if _is_anchors(x) else x
+
   return jax.tree.map(begun, opt_state, is_leaf=_is_anchors)
+
+
+# ---- What is a file already ------------------------------------------------------------------------------------------
+
+
+def consolidated(opt_state: optax.OptState) -> Consolidated | None:
+  """What a state has of an earlier task; None: nothing."""
+  leaves = jax.tree.leaves(opt_state, is_leaf=_is_consolidated)
+  return next(filter(_is_consolidated, leaves), None)
+
+
+def without_files(opt_state: optax.OptState) -> optax.OptState:
+  """A state, or its shapes, as it is saved: without what it has of an earlier task."""
+  return jax.tree.map(lambda x: optax.EmptyState() if _is_consolidated(x) else x, opt_state, is_leaf=_is_consolidated)
+
+
+def with_files(
+  opt_state: optax.OptState, shapes: optax.OptState, put: Callable[[Consolidated, Any], Consolidated]
+) -> optax.OptState:
+  """A state with what it has of an earlier task.
+
+  Args:
+    opt_state: without it, as it is saved, or with something else in its place.
+    shapes: of a state that has it.
+    put: (the shapes, what is in the place) -> the arrays.
+  """
+  one = lambda shape, x: put(shape, x) if _is_consolidated(shape) else x
+  return jax.tree.map(one, shapes, opt_state, is_leaf=_is_consolidated)
+
+
+# ---- How far -----------------------------------------------------------------------------------------------------
 
 
 def distances(opt_state: optax.OptState, params: Params) -> dict[str, jax.Array]:

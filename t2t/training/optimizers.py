@@ -290,6 +290,23 @@ def _at_own_rates(config: _OfModel) -> optax.GradientTransformation:
   return optax.stateless(scaled)
 
 
+def _anchor(config: OptimizerConfig, path: str) -> float:
+  return paths.setting(config, path, "anchor") or 0.0
+
+
+def _consolidating(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  return [anchors.consolidating(functools.partial(_anchor, config))] if config.fisher else []
+
+
+def _towards_initial(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+  strength = lambda path: 0.0 if config.fisher else _anchor(config, path)
+  # What has an anchor by Fisher information is measured from there.
+  is_measured = lambda path: config.log_distance and not (config.fisher and _anchor(config, path))
+  if not config.log_distance and (config.fisher or not paths.sets(config, "anchor")):
+    return []
+  return [anchors.towards_initial(strength, is_kept=lambda path: is_measured(path) or strength(path) > 0)]
+
+
 def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformation:
   def flatten(tree):
     return traverse_util.flatten_dict(tree, sep="/")
@@ -356,10 +373,8 @@ def make_optimizer(
     )
   # At first for what is measured over all gradients, and at last for what decays without one.
   opened = [_opened(config)] if paths.sets(config, "from_step", "unfreeze_every") else []
-  parts = [*opened, *([optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else [])]
-  parts += OPTIMIZERS[config.name](config)
-  if paths.sets(config, "anchor") or config.log_distance:
-    strength = lambda path: paths.setting(config, path, "anchor") or 0.0
-    parts += [anchors.towards_initial(strength, is_kept=lambda path: config.log_distance or strength(path) > 0)]
+  parts = [*opened, *_consolidating(config)]
+  parts += [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+  parts += [*OPTIMIZERS[config.name](config), *_towards_initial(config)]
   parts += [_at_own_rates(config)] if config.layer_decay < 1.0 or paths.sets(config, "rate", "depth") else []
   return _on_flat_dict(optax.chain(*parts, *opened, optax.scale_by_learning_rate(schedule))), schedule

@@ -179,6 +179,7 @@ def make(config: Config) -> Recipe:
       f"config.optimizer.layer_decay={config.optimizer.layer_decay}: all layers of this model are one"
       " (config.model.share_layers), which has one rate; set it to 1.0"
     )
+  _check_fisher(config)
   layers = config.model.deepest_stack
   tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps, num_layers=layers)
   numbers.check(config.numbers)
@@ -188,6 +189,20 @@ def make(config: Config) -> Recipe:
     return adapt.adapt(loss.build(config.model, rngs), config.adapters, rngs)
 
   return Recipe(config, model_fn, loss, tx, schedule)
+
+
+def _check_fisher(config: Config) -> None:
+  """Refuses Fisher information that would hold nothing."""
+  where = f"config.optimizer.fisher={config.optimizer.fisher}"
+  if not config.optimizer.fisher:
+    return
+  if not paths.sets(config.optimizer, "anchor"):
+    raise UserError(
+      f"{where}: says how fast each parameter is held, and no rule of config.optimizer.paths says which: add one,"
+      " '.: anchor=1000', or leave it out"
+    )
+  for name in config.adapters:
+    raise UserError(f"{where}: config.{name} leaves what the checkpoint has learned as it is; leave one of them out")
 
 
 # ---- Shapes ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,249 @@
+"""What a model forgets of one task while it learns another, and what five ways to keep it cost.
+
+  python benchmarks/forgetting.py                        # three seeds of each, about ten minutes on two cores
+  python benchmarks/forgetting.py --seeds 1 --workdir runs/once
+
+Trains a small T5 on one question about a line of letters (two_questions.py), and from it on another question about the
+same letters, by `t2t train` as one types it: as it is, held near the old parameters (L2-SP; EWC, by `t2t fisher` of the old
+task), with one old example in ten (replay), and with the old parameters left as they are (LoRA).  Both questions are
+measured as it learns.  Writes forgetting.md, with the table and how it came about, forgetting.png and forgetting.json;
+the same command again goes on where it stopped.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+from etils import epath
+import matplotlib.figure
+import numpy as np
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.runtime import memory
+from t2t.training import writers
+
+OLD, NEW = "colour", "shape"
+_TASKS = pathlib.Path(__file__).with_name("two_questions.py")
+_STEPS, _OLD_STEPS, _EVERY = 400, 300, 40
+_EXAMPLES = 1_024  # that the Fisher information is of
+
+# Of both tasks: a model of 0.2 million parameters, and a plain AdamW.
+_MODEL = """
+  --config=t5_1_1_small --config.model.embed_dim=64 --config.model.num_heads=4 --config.model.head_dim=16
+  --config.model.mlp_dim=128 --config.model.num_encoder_layers=2 --config.model.num_decoder_layers=1
+  --config.model.vocab_size=384 --config.model.dropout_rate=0.0 --config.data.extra_ids=0 --config.data.vocabulary=bytes
+  --config.data.inputs_length=32 --config.data.targets_length=8 --config.train.batch_size=64
+  --config.optimizer.name=adamw --config.optimizer.learning_rate=0.003 --config.optimizer.schedule=constant
+  --config.optimizer.warmup_steps=0 --config.optimizer.scale_by_parameter=False --config.optimizer.clip_norm=1.0
+  --config.eval.batches=2 --config.eval.batch_size=256 --config.eval.examples=0 --config.checkpoint.keep=1
+""".split()
+
+# Name -> (mixture, options besides, colour and line in the picture); {fisher} is the old task's information.
+ARMS: dict[str, tuple[str, list[str], str, str]] = {
+  "nothing": (f"{NEW}_alone", [], "#555555", "-"),
+  "L2-SP": (f"{NEW}_alone", ["--config.optimizer.paths=.: anchor=1"], "#c8442e", "--"),
+  "EWC": (
+    f"{NEW}_alone",
+    ["--config.optimizer.fisher={fisher}", "--config.optimizer.paths=.: anchor=1e6"],
+    "#1f5fa8",
+    "-",
+  ),
+  "replay": (f"{NEW}_with_{OLD}", [], "#2e8b57", "-."),
+  "LoRA": (f"{NEW}_alone", ["--config.lora.rank=8", "--config.lora.targets=attention/,mlp/"], "#b8860b", ":"),
+}
+
+Curves = dict[str, dict[int, float]]  # OLD and NEW -> step -> accuracy
+
+
+# ---- Runs ------------------------------------------------------------------------------------------------------------
+
+
+def old_arguments(workdir: pathlib.Path, seed: int) -> list[str]:
+  """What one types to train the old task."""
+  return _arguments(workdir, f"{OLD}_alone", seed=seed, steps=_OLD_STEPS)
+
+
+def fisher_arguments(old: pathlib.Path, out: pathlib.Path) -> list[str]:
+  """What one types for its Fisher information."""
+  return ["fisher", str(old), "--output", str(out), "--examples", str(_EXAMPLES), "--task_modules", str(_TASKS)]
+
+
+def new_arguments(workdir: pathlib.Path, arm: str, old: pathlib.Path, fisher: pathlib.Path, *, seed: int) -> list[str]:
+  """What one types to train the new task from it, in one of the ways."""
+  mixture, options, *_ = ARMS[arm]
+  options = [option.format(fisher=fisher) for option in options]
+  own = [f"--config.init.checkpoint={old}", *options]
+  return [*_arguments(workdir, mixture, seed=seed + 100, steps=_STEPS), *own]
+
+
+def _arguments(workdir: pathlib.Path, mixture: str, *, seed: int, steps: int) -> list[str]:
+  run = [f"--config.data.mixture={mixture}", f"--config.data.task_modules={_TASKS}"]
+  run += [f"--config.train.steps={steps}", f"--config.train.seed={seed}"]
+  run += [f"--config.eval.every={_EVERY}", f"--config.checkpoint.every={steps}"]
+  return ["train", *_MODEL, *run, "--workdir", str(workdir)]
+
+
+def run(arguments: list[str], out: pathlib.Path) -> float:
+  """Runs a command, quietly, unless the same was run to its end before; how many seconds it took.
+
+  Raises:
+    UserError: it failed; says what it said.
+  """
+  done = out.with_name(f"{out.name}.done.json")
+  if done.exists() and (record := json.loads(done.read_text()))["arguments"] == arguments and out.exists():
+    return record["seconds"]
+  shutil.rmtree(out, ignore_errors=True)
+  started, said = time.monotonic(), io.StringIO()
+  with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    code = command.main(arguments)
+  if code:
+    raise UserError(f"t2t {shlex.join(arguments)}: ended with {code}\n{said.getvalue()[-2_000:]}")
+  seconds = time.monotonic() - started
+  done.write_text(json.dumps({"arguments": arguments, "seconds": seconds}) + "\n")
+  return seconds
+
+
+def accuracies(workdir: pathlib.Path) -> Curves:
+  """Of both tasks, in percent, at each step at which a run measured them; a task that was not trained on has a suffix."""
+  read = lambda name: writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", f"eval/{name}/accuracy")
+  return {task: read(task) or read(f"{task}_held_out") for task in (OLD, NEW)}
+
+
+def seed_curves(workdir: pathlib.Path, seed: int) -> tuple[dict[str, Curves], dict[str, float]]:
+  """The curves of all arms from one old run, which is their step 0, and the seconds of each command."""
+  old, fisher = workdir / f"old_{seed}", workdir / f"fisher_{seed}"
+  seconds = {
+    "old task": run(old_arguments(old, seed), old),
+    "Fisher information": run(fisher_arguments(old, fisher), fisher),
+  }
+  before = {task: list(curve.values())[-1] for task, curve in accuracies(old).items()}
+  found = {}
+  for arm in ARMS:
+    out = workdir / f"{arm.lower().replace('-', '')}_{seed}"
+    seconds[arm] = run(new_arguments(out, arm, old, fisher, seed=seed), out)
+    found[arm] = {task: {0: before[task], **curve} for task, curve in accuracies(out).items()}
+    last = ", ".join(f"{task} {list(curve.values())[-1]:.1f} %" for task, curve in found[arm].items())
+    print(f"seed {seed}, {arm}: {last}", file=sys.stderr, flush=True)
+  return found, seconds
+
+
+# ---- What came out ---------------------------------------------------------------------------------------------------
+
+
+def table(results: dict[str, list[Curves]]) -> str:
+  """Markdown: of each arm the mean and spread of both accuracies in the end, and of their mean."""
+  lines = [f"| | old task ({OLD}) | new task ({NEW}) | mean of both |", "|---|---|---|---|"]
+  for arm, runs in results.items():
+    last = np.array([[list(curves[task].values())[-1] for task in (OLD, NEW)] for curves in runs])
+    columns = [*last.T, last.mean(axis=1)]
+    spread = lambda column: f" ± {np.std(column, ddof=1):.1f}" if len(column) > 1 else ""
+    lines.append(f"| {arm} | " + " | ".join(f"{np.mean(column):.1f}{spread(column)}" for column in columns) + " |")
+  return "\n".join(lines)
+
+
+def draw(results: dict[str, list[Curves]], path: pathlib.Path) -> None:
+  """Accuracy of the old task and of the new one against steps: each seed, and their mean."""
+  figure = matplotlib.figure.Figure(figsize=(9.0, 3.9), dpi=120, layout="constrained", facecolor="white")
+  axes = figure.subplots(1, 2, sharey=True)
+  titles = {OLD: f"old task ({OLD}), learned before step 0", NEW: f"new task ({NEW})"}
+  for axis, (task, title) in zip(axes, titles.items(), strict=True):
+    for arm, runs in results.items():
+      _, _, colour, style = ARMS[arm]
+      steps = list(runs[0][task])
+      values = np.array([[curves[task][step] for step in steps] for curves in runs])
+      for each in values:
+        axis.plot(steps, each, color=colour, linestyle=style, linewidth=0.6, alpha=0.35)
+      axis.plot(steps, values.mean(axis=0), color=colour, linestyle=style, linewidth=2.0, label=arm)
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("steps on the new task", fontsize=9)
+    axis.set_ylim(-3, 103)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+  axes[0].set_ylabel("held-out accuracy (%)", fontsize=9)
+  handles, labels = axes[0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9, handlelength=3
+  )
+  figure.savefig(path)
+
+
+def page(results: dict[str, list[Curves]], seconds: list[dict[str, float]], typed: list[str]) -> str:
+  """What docs/forgetting.md has."""
+  commit = subprocess.run(
+    ["git", "rev-parse", "--short", "HEAD"], cwd=_TASKS.parent, capture_output=True, text=True, check=False
+  ).stdout.strip()
+  total = sum(sum(each.values()) for each in seconds)
+  mean = {name: np.mean([each[name] for each in seconds]) for name in seconds[0]}
+  times = ", ".join(f"{name} {value:.0f}" for name, value in mean.items())
+  options = "\n".join(f"    {arm:<8}  {shlex.join(_shown(arm))}" for arm in results)
+  return f"""\
+# What is forgotten, and what keeps it
+
+{table(results)}
+
+Held-out accuracy in percent after {_STEPS} steps on the new task; {len(seconds)} seed(s): mean and standard deviation.
+
+![Accuracy of the old and of the new task while the new one is learned](forgetting.png)
+
+Written by `{shlex.join(["python", "benchmarks/forgetting.py", *typed])}` at commit {commit or "unknown"}, seeds 0 to \
+{len(seconds) - 1}, {total:.0f} s on {os.cpu_count()} CPUs; seconds of each command, on average: {times}.
+
+Besides what they share, `t2t train` is given:
+
+{options}
+"""
+
+
+def _shown(arm: str) -> list[str]:
+  mixture, options, *_ = ARMS[arm]
+  return [f"--config.data.mixture={mixture}", *(option.format(fisher="FISHER") for option in options)]
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(
+    prog="python benchmarks/forgetting.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--seeds", type=int, default=3, help="old runs, and from each one run of every arm")
+  parser.add_argument(
+    "--workdir", default="runs/forgetting", help="folder for the page, picture and the runs' workdirs"
+  )
+  options = parser.parse_args(argv)
+  if options.seeds < 1:
+    raise UserError(f"--seeds {options.seeds}: must be 1 or more")
+  memory.keep_freed_memory()
+  workdir = pathlib.Path(options.workdir)
+  workdir.mkdir(parents=True, exist_ok=True)
+  results: dict[str, list[Curves]] = {arm: [] for arm in ARMS}
+  seconds: list[dict[str, float]] = []
+  for seed in range(options.seeds):
+    found, took = seed_curves(workdir, seed)
+    seconds.append(took)
+    for arm, curves in found.items():
+      results[arm].append(curves)
+    record: dict[str, Any] = {"curves": results, "seconds": seconds}
+    (workdir / "forgetting.json").write_text(json.dumps(record, indent=1) + "\n")
+    (workdir / "forgetting.md").write_text(page(results, seconds, argv))
+    draw(results, workdir / "forgetting.png")
+  print(table(results))
+  print(f"\npage   {os.path.relpath(workdir / 'forgetting.md')}")
+  print(f"curves {os.path.relpath(workdir / 'forgetting.png')}")
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

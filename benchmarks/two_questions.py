@@ -1,0 +1,61 @@
+"""Tasks for benchmarks/forgetting.py: two questions about the same things, whose answers have nothing to do with each other.
+
+  colour: k q d m r y b      ->  red        most of the things are red
+  shape: k q d m r y b       ->  flat       most of the things are flat
+
+Things are letters; each has one of four colours and one of four shapes, drawn once.  One model can answer both questions,
+by their first word; one that learns the second alone has no reason to keep the first.  Tasks that end in _held_out have no
+examples to train on: in a mixture they are measured, and nothing else.
+"""
+
+import functools
+import string
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats, vocabularies
+
+KINDS = {name: ("first", "second", "third", "fourth") for name in ("colour", "shape")}
+_THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in all, and in an example
+_SIZES = {"train": 4_096, "validation": 256}
+_TEXT = seqio.Feature(vocabularies.load("bytes", extra_ids=0), add_eos=True)
+
+
+def _drawn(question: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+  """Lines of things, and which answer is right: that of most of them, where no other is that of as many."""
+  of_thing = np.random.default_rng(list(KINDS).index(question)).permutation(len(_THINGS)) % len(KINDS[question])
+  drawn = np.random.default_rng(list(_SIZES).index(split) + 10).integers(len(_THINGS), size=(4 * _SIZES[split], _SHOWN))
+  counts = np.stack([np.sum(of_thing[drawn] == kind, axis=1) for kind in range(len(KINDS[question]))], axis=1)
+  top = np.sort(counts, axis=1)
+  clear = np.flatnonzero(top[:, -1] > top[:, -2])[: _SIZES[split]]
+  return np.array([" ".join(line) for line in _THINGS[drawn[clear]]]), np.argmax(counts[clear], axis=1)
+
+
+def _dataset(split: str, shuffle_files: bool, seed: int | None = None, *, question: str) -> tf.data.Dataset:
+  del shuffle_files, seed
+  lines, labels = _drawn(question, split)
+  return tf.data.Dataset.from_tensor_slices({"things": lines, "label": labels})
+
+
+for _question, _answers in KINDS.items():
+  for _name, _splits in ((_question, tuple(_SIZES)), (f"{_question}_held_out", ("validation",))):
+    seqio.TaskRegistry.add(
+      _name,
+      source=seqio.FunctionDataSource(
+        functools.partial(_dataset, question=_question), splits=_splits, num_input_examples=_SIZES
+      ),
+      preprocessors=text_formats.preprocessors(
+        functools.partial(text_formats.labelled, prefix=_question, fields=("things",), labels=_answers)
+      ),
+      output_features={"inputs": _TEXT, "targets": _TEXT},
+      postprocess_fn=answers.label(_answers),
+      metric_fns=[task_metrics.accuracy],
+    )
+
+seqio.MixtureRegistry.add("colour_alone", [("colour", 1.0), ("shape_held_out", 1.0)])
+seqio.MixtureRegistry.add("shape_alone", [("shape", 1.0), ("colour_held_out", 1.0)])
+# Every tenth example is an old one.
+seqio.MixtureRegistry.add("shape_with_colour", [("shape", 0.9), ("colour", 0.1)])

@@ -1,0 +1,120 @@
+"""`t2t fisher`: how much what a checkpoint has learned depends on each of its parameters."""
+
+import argparse
+from collections.abc import Iterator
+import shlex
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError, fisher
+from t2t.checkpoints import pretrained
+from t2t.config import records
+from t2t.configs import default
+from t2t.convert import output
+from t2t.runtime import hosts
+from t2t.storage import bucket
+
+_DESCRIPTION = """\
+The diagonal of the Fisher information of a checkpoint's parameters: the mean,
+over examples, of the squared gradient of the logarithm of an example's
+likelihood, that of all its targets together, as the data has them (the
+empirical Fisher). With config.optimizer.fisher=DIR a later run is held near
+the checkpoint where that counts (EWC, Kirkpatrick et al. 2017).
+
+The examples are those of the training split that RUN was trained on, or of
+what --config.data.mixture or --config.data.files names. A row is an example:
+nothing is packed (config.data.pack). Rows are gone through one after another,
+as many at a time as there are copies of the parameters: it takes the memory of
+the parameters three times, whatever the batch. DIR is as large as the
+parameters, and names RUN and a digest of each of its arrays."""
+_EXAMPLES = """\
+examples:
+  t2t fisher runs/old --output runs/old_fisher
+  t2t fisher runs/tiny --output gs://BUCKET/fisher --examples 5000 \\
+    --config.data.mixture=docs_match --task_modules t2t.tasks.docs
+  t2t train --config finetune_docs_match --workdir runs/new \\
+    --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/old_fisher \\
+    --config.optimizer.paths='.: anchor=1000'"""
+_EXAMPLES_READ = 1024
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t fisher",
+    description=_DESCRIPTION,
+    epilog=_EXAMPLES,
+    usage="t2t fisher RUN --output DIR [options] [--config.SECTION.KEY=VALUE ...]",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add("run", metavar="RUN", help="a workdir that t2t trained in, one of its checkpoints, or one of Hugging Face's")
+  add("--output", required=True, metavar="DIR", help="a folder that is not there yet, local or gs://")
+  add(
+    "--examples",
+    type=int,
+    default=_EXAMPLES_READ,
+    metavar="N",
+    help=f"shuffled; where there are fewer, some count twice; default: {_EXAMPLES_READ}",
+  )
+  add("--seed", type=int, default=0, metavar="S", help="of their order, and of what preprocessors draw; default: 0")
+  add("--task_modules", default="", metavar="M", help="modules or .py files that register tasks, and that you trust")
+  add("--debug", action="store_true", help="show the traceback of an error")
+  hosts.add_options(parser)
+  return parser
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Args:
+    argv: what follows `t2t fisher`.
+
+  Raises:
+    UserError: see `fisher.run_config` and `fisher.compute`; or there is something at the output.
+  """
+  options, overrides = _parser().parse_known_args(argv)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  if options.examples < 1:
+    raise UserError(f"--examples {options.examples}: must be at least 1")
+  bucket.check(options.output, where="--output ")
+  hosts.start(options, default.get_config().train)
+  output.check(bucket.absolute(options.output), 0)
+  source = pretrained.read_source(options.run, where="")
+  pretrained.trust(options.task_modules)
+  config = fisher.run_config(source, overrides)
+  own = [module for module in options.task_modules.split(",") if module]
+  config.data.task_modules = tuple(dict.fromkeys([*config.data.task_modules, *own]))
+  packed = source.run["data"].get("pack", False)
+  config.train.seed = options.seed
+  found = fisher.compute(records(config), source, examples=options.examples)
+  found.save(source, options.output, about={"seed": options.seed})
+  for line in _lines(found, source, options.output, packed=packed):
+    hosts.say(line)
+
+
+def _lines(found: fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
+  data = found.config.data
+  of = data.files or f"{data.mixture}, {data.train_split}"
+  mean, largest = _sizes(found.diagonal)
+  yield f"{out}: Fisher information of {source.path}, of {found.examples:,} examples of {of}"
+  if packed:
+    yield "  an example a row: the run packed several (config.data.pack), and here none is"
+  yield f"  mean {mean:.3g}, largest {largest:.3g}"
+  options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
+  yield f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.paths='.: anchor=1000'"
+
+
+@jax.jit
+def _moments(diagonal: Any) -> tuple[jax.Array, jax.Array]:
+  leaves = jax.tree.leaves(diagonal)
+  mean = sum(map(jnp.sum, leaves)) / sum(x.size for x in leaves)
+  return mean, jnp.max(jnp.stack([jnp.max(x) for x in leaves]))
+
+
+def _sizes(diagonal: Any) -> tuple[float, float]:
+  mean, largest = _moments(diagonal)
+  return float(mean), float(largest)

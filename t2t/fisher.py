@@ -1,0 +1,115 @@
+"""One pass over examples that says how much what a checkpoint has learned depends on each of its parameters."""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t2t import UserError
+from t2t.checkpoints import fishers, pretrained
+from t2t.config import override, saved_config
+from t2t.configs import default
+from t2t.models import adapt
+from t2t.params import Params
+from t2t.runtime import progress
+from t2t.sections import OPTIONAL, Config
+from t2t.training import fisher, meshes, recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What came of a pass.
+
+  diagonal: nested dict of float32, in the shards of the parameters.
+  params: of the checkpoint, likewise.
+  examples: that were read.
+  config: it was computed with.
+  """
+
+  diagonal: Params
+  params: Params
+  examples: int
+  config: Config
+
+  def save(self, source: pretrained.Source, out: str, *, about: Mapping[str, Any]) -> None:
+    """Writes it; see `fishers.save`."""
+    config, about = json.loads(json.dumps(self.config.to_dict())), {"examples": self.examples, **about}
+    fishers.save(self.diagonal, source, self.params, out, config=config, about=about)
+
+
+def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDict:
+  """What a checkpoint was trained on, or what is typed, as it is read here: an example a row, on the devices here.
+
+  Args:
+    source: the checkpoint.
+    arguments: "--config.SECTION.KEY=VALUE".
+
+  Raises:
+    UserError: see `override`; or nothing says what is to be read.
+  """
+  plain, config = default.get_config(), saved_config(source.run)
+  with config.unlocked():
+    for name in OPTIONAL:  # what adapts the model is merged, and what is besides is asked for below
+      if name in config:
+        del config[name]
+    config.mesh, config.optimizer = plain.mesh, plain.optimizer
+  pretrained.adopt(config, source)
+  config.train.freeze, config.train.microbatches, config.train.epochs = (), 1, 0.0
+  typed = {argument.partition("=")[0] for argument in arguments}
+  if typed & {"--config.data.mixture", "--config.data.files"}:
+    config.data.mixture = config.data.files = config.data.eval_files = config.train.loss = ""
+    config.data.num_streams = 0
+  config = override(config, list(arguments))
+  config.data.pack = False
+  if not (config.data.mixture or config.data.files):
+    raise UserError(
+      f"{source.path}: does not say what it was trained on; give --config.data.mixture=TASKS and --task_modules, or"
+      " --config.data.files"
+    )
+  return config
+
+
+def compute(config: Config, source: pretrained.Source, *, examples: int) -> Found:
+  """The mean, over examples of the training split, of the squared gradient of an example's log-likelihood.
+
+  Args:
+    config: see `run_config`; `train.seed` is of the order of the data and of what preprocessors draw.
+    source: the checkpoint.
+    examples: how many, or a few more where some are no examples.
+
+  Raises:
+    UserError: the data and the model do not go together, or there is no example.
+  """
+  from t2t.data import registry, runs
+
+  if why := registry.why_untrusted(config.data.task_modules):
+    raise UserError(f"{source.path}: {why}")
+  pretrained.check_may_be_base(source, where=str(source.path))
+  if there := adapt.kept(source.adapters):
+    raise UserError(f"{source.path}: has what config.{'/'.join(there)} added, which no later task's model has")
+  config = runs.resolved(config)
+  loss = fisher.likelihood(config)
+  for head in config.model.heads:
+    if head not in source.model.heads:
+      raise UserError(f"{source.path}: has no head {head.name!r} as config.data.mixture={config.data.mixture} asks it")
+  mesh, _ = meshes.make(config)
+  recipe.check_sizes(config, mesh)
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    runs.check(config)
+    batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
+    stack.callback(batches.close)
+    model = pretrained.load(source, mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, model.params)
+    step, sums = fisher.make_step(model.graphdef, loss, shardings), fisher.zeros(model.params, shardings)
+    left = range(examples, 0, -config.train.batch_size)
+    for number, batch in progress.track(zip(left, batches), "Fisher information", total=len(left)):  # noqa: B905
+      sums = step(sums, model.params, batch, number)
+    found = int(sums.examples)
+    if not found:
+      raise UserError(f"config.data.mixture={config.data.mixture}: none of {examples} rows is an example to learn from")
+    return Found(sums.mean, model.params, found, config)

@@ -1,0 +1,317 @@
+"""Fisher information, and runs that it holds near an earlier task (EWC)."""
+
+import dataclasses
+import functools
+import json
+import re
+import shutil
+
+from flax import nnx, traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import toy
+import trained
+
+from t2t import UserError, fisher, sharding
+from t2t import __main__ as command
+from t2t.checkpoints import fishers, pretrained, reading
+from t2t.config import load_config, override, records
+from t2t.training import anchors, optimizers, recipe
+from t2t.training import fisher as fisher_lib
+
+MESHES = {
+  "one": {"data": 1},
+  "data": {"data": 8},
+  "fsdp": {"fsdp": 4, "tensor": 2},
+  "all": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+
+
+def mesh_of(name):
+  sizes = MESHES[name]
+  return sharding.make_mesh(sizes, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
+
+
+# ---- The information -------------------------------------------------------------------------------------------------
+
+
+def some_batch(architecture):
+  """Six examples of uneven lengths, and two rows of zeros behind."""
+  batch = toy.batch((8, 5, 3, 7, 6, 4), (6, 2, 5, 3, 4, 1), architecture=architecture)
+  if architecture == "encoder_only":  # of each something is masked
+    batch["encoder_loss_weights"] = batch["encoder_loss_weights"].at[:, 0].set(1.0)
+  return {name: jnp.pad(x, ((0, 2), (0, 0))) for name, x in batch.items()}
+
+
+def found(kind, mesh, *, counts=(8,)):
+  config = toy.KINDS[kind]
+  model, batch = toy.model(config), some_batch(config.architecture)
+  graphdef, params = toy.split(model)
+  with jax.set_mesh(mesh):
+    placed = sharding.param_shardings(nnx.split(model, graph=False)[1], mesh)
+    params = jax.device_put(params, placed)
+    step = fisher_lib.make_step(graphdef, toy.loss(z_loss=0.0), placed)
+    sums = fisher_lib.zeros(params, placed)
+    for count in counts:
+      sums = step(sums, params, jax.device_put(batch, sharding.batch_sharding(mesh)), count)
+  return sums
+
+
+def reference(kind, rows):
+  """Of each example by itself the gradient of its log-likelihood, from plain logits; squared, and averaged."""
+  config = toy.KINDS[kind]
+  graphdef, params = toy.split(toy.model(config))
+  batch = some_batch(config.architecture)
+  side = "encoder" if config.architecture == "encoder_only" else "decoder"
+
+  @jax.jit
+  @jax.grad
+  def gradient(params, row):
+    log_p = jax.nn.log_softmax(toy.logits.__wrapped__(nnx.merge(graphdef, params), row))
+    own = jnp.take_along_axis(log_p, row[f"{side}_target_tokens"][..., None], axis=-1)[..., 0]
+    return jnp.sum(own * row[f"{side}_loss_weights"])
+
+  squares = [
+    jax.tree.map(jnp.square, gradient(params, {name: x[row : row + 1] for name, x in batch.items()})) for row in rows
+  ]
+  return jax.tree.map(lambda *xs: sum(xs) / len(xs), *squares)
+
+
+@pytest.mark.parametrize("kind", toy.REPRESENTATIVES)
+def test_it_is_the_mean_of_single_examples_squared_gradients(kind):
+  """Of all targets of an example together; rows of zeros are no examples."""
+  sums = found(kind, mesh_of("one"))
+  assert float(sums.examples) == 6
+  toy.assert_trees_close(sums.mean, reference(kind, range(6)), rtol=1e-3, atol=1e-6)
+  assert all(np.any(np.asarray(x) > 0) for x in jax.tree.leaves(sums.squares))
+
+
+@pytest.mark.parametrize("mesh", ["data", "fsdp", "all"])
+def test_meshes_give_the_same(mesh):
+  """With several rows at a time, and with parameters in shards; over batches, the last cut off."""
+  sums = found("t5_1_1", mesh_of(mesh), counts=(8, 3))
+  assert float(sums.examples) == 9
+  expected = reference("t5_1_1", [0, 1, 2, 3, 4, 5, 0, 1, 2])
+  toy.assert_trees_close(jax.device_get(sums.mean), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_only_a_likelihood_has_it():
+  """What training adds to the likelihood is left out, and a loss that is none is refused."""
+  config = records(
+    override(load_config("tiny_t5"), ["--config.train.z_loss=0.1", "--config.train.label_smoothing=0.1"])
+  )
+  made = fisher_lib.likelihood(config).config
+  assert (made.z_loss, made.label_smoothing) == (0.0, 0.0)
+  with pytest.raises(
+    UserError, match="config.train.loss=electra: gives an example no likelihood.*: cross_entropy, heads"
+  ):
+    fisher_lib.likelihood(config.with_(train={"loss": "electra"}))
+
+
+# ---- The penalty -----------------------------------------------------------------------------------------------------
+
+THEN = {"embed": 1.0, "encoder": {"layers": {"up": np.array([1.0, -2.0])}}, "heads": {"sure": 3.0}}
+INFORMATION = {"embed": jnp.array(0.5), "encoder/layers/up": jnp.array([4.0, 1e-6])}
+
+
+def steps(config, number, *, loss, information=None):
+  """Parameters after some updates from `THEN`, flat."""
+  tx, _ = optimizers.make_optimizer(config, 100)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
+  state = tx.init(params)
+  if information is not None:
+    state = anchors.with_files(state, state, lambda shapes, x: x._replace(fisher=information))
+  for _ in range(number):
+    updates, state = jax.jit(tx.update)(jax.grad(loss)(params), state, params)
+    params = optax.apply_updates(params, updates)
+  return toy.flat(params)
+
+
+def data_loss(params):
+  return sum(jnp.sum(jnp.sin(x) + 0.3 * x) for x in jax.tree.leaves(params))
+
+
+def penalised(params):
+  """The formula: lambda / 2 * F * (theta - theta*)**2, summed; heads are let go."""
+  now, then = toy.flat(params), toy.flat(THEN)
+  return data_loss(params) + sum(
+    0.7 / 2 * jnp.sum(f * (now[path] - then[path]) ** 2) for path, f in INFORMATION.items()
+  )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", "muon"])
+def test_it_is_the_gradient_of_the_penalty(name):
+  """By autodiff of the formula; in front of the optimizer, so that each takes steps down the sum of both."""
+  rules = (".: anchor=0.7", "heads: anchor=0")
+  config = toy.optimizer_config(name=name, clip_norm=1.0)
+  held = dataclasses.replace(config, paths=rules, fisher="somewhere")
+  actual = steps(held, 5, loss=data_loss, information=INFORMATION)
+  toy.assert_trees_close(actual, steps(config, 5, loss=penalised), rtol=1e-5)
+  if name == "sgd":  # others' steps are as long whatever the gradient
+    assert not np.allclose(actual["embed"], steps(config, 5, loss=data_loss)["embed"], rtol=1e-3)
+
+
+def test_what_is_in_files_is_left_out_and_put_back():
+  """Of a state, whatever else is in it; distances are those of what is held, or else asked for."""
+  config = toy.optimizer_config(paths=("layers: anchor=1",), fisher="somewhere", log_distance=True)
+  tx, _ = optimizers.make_optimizer(config, 10)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), THEN)
+  state = tx.init(params)
+  saved = anchors.without_files(state)
+  assert anchors.consolidated(saved) is None and list(anchors.consolidated(state).fisher) == ["encoder/layers/up"]
+  kept = {path.rpartition("initial/")[2] for path in toy.flat(saved) if "initial" in path}
+  assert kept == {"embed", "heads/sure"}
+  again = anchors.with_files(saved, state, lambda shapes, x: shapes)
+  assert jax.tree.structure(again) == jax.tree.structure(state)
+  moved = jax.tree.map(lambda x: x + 1, params)
+  told = {name: float(x) for name, x in anchors.distances(state, moved).items()}
+  assert told == {"distance/encoder/0": 1, "distance/encoder/1": 1, "distance/embed": 1, "distance/heads": 1}
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ((), "config.optimizer.fisher=F: says how fast .* no rule of config.optimizer.paths says which: add one"),
+    (
+      ("--config.optimizer.paths=.: anchor=1", "--config.lora.rank=2"),
+      "config.optimizer.fisher=F: config.lora leaves what the checkpoint has learned as it is",
+    ),
+  ],
+)
+def test_what_would_hold_nothing_is_refused(options, message):
+  """By the config alone."""
+  config = records(override(load_config("tiny_t5"), ["--config.optimizer.fisher=F", *options]))
+  with pytest.raises(UserError, match=message):
+    recipe.make(config)
+
+
+# ---- The commands ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def base():
+  return trained.workdir("encoder_decoder")
+
+
+@pytest.fixture(scope="module")
+def information(tmp_path_factory):
+  """Of the model that the tests have trained, by the command."""
+  base()
+  out = tmp_path_factory.mktemp("fisher") / "out"
+  assert command.main(["fisher", str(base()), "--output", str(out), "--examples", "12"]) == 0
+  return out
+
+
+def train(workdir, information, *options, steps=2, paths=".: anchor=1000"):
+  """A later run, on a mesh of eight."""
+  mesh = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+  held = (f"--config.optimizer.fisher={information}", f"--config.optimizer.paths={paths}")
+  start = (f"--config.init.checkpoint={base()}", f"--config.train.steps={steps}", "--config.train.seed=7")
+  adamw = ("--config.optimizer.name=adamw", "--config.optimizer.scale_by_parameter=False")
+  return command.main([*trained.arguments("encoder_decoder", workdir), *mesh, *held, *start, *adamw, *options])
+
+
+def metrics(workdir):
+  return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_command(information, capsys):
+  """What it wrote is the mean over its examples, names what it is of, and is as large as the parameters."""
+  source = pretrained.read_source(str(base()))
+  mesh = mesh_of("one")
+  opened = fishers.open_fisher(str(information))
+  assert opened.base.path == str(source.path)
+  config = records(fisher.run_config(source, ["--config.mesh.data=1", "--config.mesh.fsdp=8"]))
+  again = fisher.compute(config, source, examples=12)
+  assert again.examples == 12
+  flat = traverse_util.flatten_dict(again.diagonal, sep="/")
+  shapes = {
+    path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.replicated(mesh)) for path, x in flat.items()
+  }
+  written = fishers._information(opened, shapes)
+  toy.assert_trees_close(written, jax.device_get(flat), rtol=1e-3, atol=1e-8)
+  assert opened.base.entries.keys() == flat.keys()
+  assert command.main(["checkpoint", "verify", str(information)]) == 0
+  assert "whole" in capsys.readouterr().out
+
+
+def test_a_held_run_goes_on_bit_for_bit(information, tmp_path, capsys):
+  """What holds it is in none of its checkpoints, and may have moved; it stays nearer than one that is hardly held."""
+  moved = tmp_path / "moved"
+  for steps_ in (2, 4):
+    assert train(tmp_path / "parts", information if steps_ == 2 else moved, steps=steps_) == 0
+    shutil.copytree(information, moved, dirs_exist_ok=True)
+  assert train(tmp_path / "whole", information, steps=4) == 0
+  names = ("train/loss", "train/distance/encoder/0", "train/distance/embed")
+  told = lambda run: [[row[name] for name in names] for row in metrics(run) if names[0] in row]
+  assert told(tmp_path / "parts") == told(tmp_path / "whole")
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    saved = checkpointer.metadata(tmp_path / "whole" / "checkpoints" / "4" / "state").item_metadata.tree
+  words = {word for path in reading.shapes(saved) for word in path.split("/")}
+  assert "mu" in words and not words & {"fisher", "initial"}
+  assert train(tmp_path / "loose", information, steps=4, paths=".: anchor=1e-9") == 0
+  assert told(tmp_path / "loose")[-1][2] > told(tmp_path / "whole")[-1][2]
+
+
+def refused(capsys, *arguments, **named):
+  assert train(*arguments, **named) == 2
+  said = capsys.readouterr().err
+  return next(line for line in said.splitlines() if "error: " in line)
+
+
+def test_information_of_another_model_is_refused(information, tmp_path, capsys):
+  """Of the same shapes by a digest, in one line, and before a step; and of others by the first that differs."""
+  other = trained.workdir("encoder_decoder")
+  assert command.main([*trained.arguments("encoder_decoder", tmp_path / "other"), "--config.train.seed=3"]) == 0
+  told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={tmp_path / 'other'}")
+  assert re.search(
+    f"config.init.checkpoint=.*other.* is another model than that which config.optimizer.fisher={information}", told
+  )
+  assert f"which lay at {other}" in told and "has the digest" in told
+  assert not (tmp_path / "run" / "metrics.jsonl").exists()
+  wide = ("--config.init.rows=embed/table,head", "--config.model.vocab_size=392", "--config.init.inherit=False")
+  told = refused(capsys, tmp_path / "run", information, *wide)
+  assert re.search(r"is of a model whose embed/table is \[384, 16\], .*; here it is \[392, 16\]", told)
+  told = refused(capsys, tmp_path / "run", information, "--config.init.fresh=decoder/norm")
+  assert "holds decoder/norm/scale where it was, and config.init has it begin afresh; let go of it" in told
+  told = refused(capsys, tmp_path / "run", information, "--config.init.parameters=False")
+  assert "holds a run near the checkpoint that it is of: give that, config.init.checkpoint" in told
+  told = refused(capsys, tmp_path / "run", base())
+  assert "is a checkpoint, and no Fisher information; `t2t fisher" in told
+  told = refused(capsys, tmp_path / "run", information, f"--config.init.checkpoint={information}")
+  assert "is Fisher information, and no model; give it as config.optimizer.fisher" in told
+
+
+def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
+  """Unless config.init.checkpoint says where it is now."""
+  shutil.copytree(base(), tmp_path / "copy")
+  config = records(override(load_config("tiny_t5"), []))
+  opened = fishers.open_fisher(str(information))
+  gone = dataclasses.replace(opened, base=dataclasses.replace(opened.base, path=str(tmp_path / "gone"), beside=""))
+  norm = opened.base.entries["decoder/norm/scale"]
+  shapes = {
+    "decoder/norm/scale": jax.ShapeDtypeStruct(norm.shape, jnp.float32, sharding=sharding.replicated(mesh_of("one")))
+  }
+  with pytest.raises(UserError, match="is of .*gone, which is not there any more; bring it back, or say where"):
+    fishers._initial(gone, config, shapes)
+  found = fishers._initial(gone, config.with_(init={"checkpoint": str(tmp_path / "copy")}), shapes)
+  assert found["decoder/norm/scale"].shape == norm.shape
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("--examples", "0"), "--examples 0: must be at least 1"),
+    (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
+    (("--config.train.loss=electra",), "config.train.loss=electra: gives an example no likelihood"),
+  ],
+)
+def test_what_cannot_be_asked(arguments, message, tmp_path, capsys):
+  """Before anything is computed."""
+  assert command.main(["fisher", str(base()), "--output", str(tmp_path / "out"), *arguments]) == 2
+  assert re.search(message, capsys.readouterr().err)
+  assert not (tmp_path / "out").exists()
