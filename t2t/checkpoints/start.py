@@ -74,7 +74,9 @@ def start(
     if config.adapters:  # of which digests are made: as they were, whatever they will be held in
       initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
     _check_vocabulary(source, config, vocabulary, initial)
-    init, base_path = config.init, functools.partial(adapt.base_path, adapters=_new_adapters(source, config))
+    new = _new_adapters(source, config)
+    begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
+    init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
     taken = warm_start(
       source,
       initial,
@@ -87,7 +89,7 @@ def start(
     _check_trained(taken.fresh_in(program.state.frozen_params), config)
     if config.adapters:
       checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
-    state = program.warm(taken.over)(taken.params, key)
+    state = program.warm(lambda fresh, params: begin(taken.over(fresh, params)))(taken.params, key)
     return state, 0, {}
   for section in config.adapters:
     if not (config.init.checkpoint and config.init.parameters):
