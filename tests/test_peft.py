@@ -10,6 +10,7 @@ import toy
 
 from t2t import UserError
 from t2t.convert import peft
+from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
 
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
@@ -79,6 +80,52 @@ def test_of_columns_theirs_has_the_length_and_ours_what_it_is_more(tmp_path):
   ).read_bytes()
 
 
+IA3 = {"paper": Ia3Config(), "all": Ia3Config(targets=("attention/", "mlp/"))}
+
+
+@pytest.mark.parametrize("targets", IA3)
+@pytest.mark.parametrize("kind", [*KINDS, "gpt2"])
+def test_of_vectors_what_is_multiplied_with_is_the_same_there_and_back(kind, targets, tmp_path):
+  """Theirs bit for bit, where it is at least a half; ours is how much more than one that is."""
+  config, adapters = (KINDS | {"gpt2": GPT2})[kind], {"ia3": IA3[targets]}
+  arrays = {
+    path: np.maximum(x, np.float32(-0.5)) if path.endswith("ia3") else x
+    for path, x in shared.random_adapter(config, adapters).items()
+  }
+  save = lambda tensors, name: peft.save(config, adapters, tensors, {}, epath.Path(tmp_path / name), where="RUN")
+  save(shared.tensors(arrays), "out")
+  found = open_adapter(tmp_path / "out", config, head="nli" if config.heads else "")
+  assert found.section == "ia3"
+  for path, x in arrays.items():
+    np.testing.assert_array_equal(1 + found.tensors[path].read(), 1 + x, err_msg=path)
+  # What is one matrix there is multiplied with ones where ours is not.
+  for path in found.tensors.keys() - arrays.keys():
+    assert kind == "gpt2" and path.endswith("query/ia3") and not np.any(found.tensors[path].read())
+  again = {"ia3": Ia3Config(**found.config)}
+  peft.save(found.model, again, found.tensors, {}, epath.Path(tmp_path / "again"), where="RUN", head="")
+  files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("out", "again")]
+  assert files[0] == files[1]
+
+
+def test_vectors_lie_as_theirs(tmp_path):
+  """Along the inputs of what ends a branch, along the outputs of all others; those that read are named twice."""
+  config = KINDS["t5_1_1"]
+  arrays = shared.random_adapter(config, {"ia3": IA3["paper"]})
+  peft.save(config, {"ia3": IA3["paper"]}, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  found = foreign.safetensors(tmp_path / "out")
+  key = found["base_model.model.encoder.block.1.layer.0.SelfAttention.k.ia3_l"]
+  np.testing.assert_array_equal(key[:, 0], 1 + arrays["encoder/layers/self_attention/key/ia3"][1])
+  down = found["base_model.model.encoder.block.1.layer.1.DenseReluDense.wo.ia3_l"]
+  np.testing.assert_array_equal(down[0], 1 + arrays["encoder/layers/mlp/down/ia3"][1])
+  said = json.loads((tmp_path / "out/adapter_config.json").read_text())
+  assert (said["target_modules"], said["feedforward_modules"]) == (["wo", "k", "v"], ["wo"])
+  assert said["peft_type"] == "IA3"
+  found["base_model.model.encoder.block.1.layer.0.SelfAttention.k.ia3_l"] = key.T
+  foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", found)
+  with pytest.raises(UserError, match=r"SelfAttention.k.ia3_l: expected \[24, 1\], found \[1, 24\]"):
+    open_adapter(tmp_path / "out", config)
+
+
 def test_the_file_is_as_theirs(tmp_path):
   """Names, shapes, and what the matrices are: theirs are [out, in], and their product is W's."""
   arrays = written(KINDS["t5_1_1"], SOME, tmp_path / "out")
@@ -145,7 +192,7 @@ def spoil(folder, **fields):
     ({"bias": "all"}, 'bias="all": config.lora has nothing'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora has nothing'),
     ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
-    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA"),
+    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
     ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
     ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
     ({"r": 0}, "r=0: must be a whole number, at least 1"),

@@ -3,7 +3,7 @@
 A folder of theirs has what was trained alone, by the names that the modules have in transformers; which modules that
 is the tensors say; what the numbers mean, adapter_config.json (peft_settings.py).
 
-Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py.
+Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py, src/peft/tuners/ia3/layer.py.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,6 +24,7 @@ from t2t.convert.families import Family
 from t2t.convert.huggingface import Place
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
+from t2t.models.adapt import ia3
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket
 
@@ -157,13 +158,21 @@ def _with_head(
 
 
 def _shape(part: str, place: Place, fields: Mapping[str, Any]) -> tuple[int, ...]:
-  """Of their tensor for a module."""
+  """Of their tensor for a module; an (IA)3 vector lies along what it multiplies, the matrix's inputs or its outputs."""
   rows, columns = place.shape[::-1] if place.transposed else place.shape  # what comes in, and what goes out
   return {
     "lora_down": lambda: (fields["rank"], rows),
     "lora_up": lambda: (columns, fields["rank"]),
     "lora_magnitude": lambda: (columns,),
+    "ia3": lambda: (1, rows) if ia3.reads(place.ours[0]) else (columns, 1),
   }[part]()
+
+
+def _own_shape(part: str, place: Place, index: int, theirs: tuple[int, ...]) -> tuple[int, ...]:
+  """Of the part of their tensor, of a shape, that is `place.ours[index]`'s."""
+  if part == "ia3":
+    return (theirs[1] if ia3.reads(place.ours[0]) else place.widths[index],)
+  return theirs[::-1] if part == "lora_down" else (*theirs[1:], place.widths[index])
 
 
 def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
@@ -175,6 +184,10 @@ def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping
   if part == "lora_magnitude":
     # Theirs is a length, ours how much more it is than the base's.
     return value[columns].astype(np.float32) - _lengths(below[place.ours[index]], place.layer)
+  if part == "ia3":
+    # Theirs is what is multiplied with, ours how much more that is than one.
+    own = value[0] if ia3.reads(place.ours[0]) else value[columns, 0]
+    return own.astype(np.float32) - np.float32(1.0)
   return value.T[:, columns]
 
 
@@ -184,6 +197,9 @@ def _theirs(part: str, place: Place, values: list[np.ndarray], below: Mapping[st
     return values[0].T
   if part == "lora_magnitude":
     values = [x + _lengths(below[path], place.layer) for path, x in zip(place.ours, values, strict=True)]
+  if part == "ia3":
+    factors = np.float32(1.0) + np.concatenate(values).astype(np.float32)
+    return factors[None] if ia3.reads(place.ours[0]) else factors[:, None]
   return np.concatenate(values, axis=-1).T
 
 
@@ -235,7 +251,7 @@ def _tensors(
       for index, path in enumerate(place.ours):
         own = f"{path}/{ours}"
         readers.setdefault(own, {})[place.layer] = functools.partial(_read, entry, ours, place, index, below)
-        shapes[own] = shape[::-1] if ours == "lora_down" else (*shape[1:], place.widths[index])
+        shapes[own] = _own_shape(ours, place, index, shape)
   found = {}
   for path, of_layers in readers.items():
     stacked = None not in of_layers
@@ -339,11 +355,11 @@ def save(
   task = next((name for name, kinds in peft_settings.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
-  settings = kind.write(config) | {
+  settings = kind.write(config) | _named(section, adapted, _all_modules(family, places))
+  settings |= {
     "peft_type": of_section[section],
     "task_type": task if part.heads else peft_settings.TASK_OF[model.architecture],
     "base_model_name_or_path": base or None,
-    "target_modules": _shortest(adapted, _all_modules(family, places)),
     "modules_to_save": _saved_whole(heads) or None,
     "fan_in_fan_out": not family.transposed,
     "inference_mode": True,
@@ -369,6 +385,10 @@ def _value(
   """
   read = lambda tensor: tensor.read() if place.layer is None else tensor.read_layer(place.layer)
   missing = [path for path in place.ours if f"{path}/{part}" not in trained]
+  if part == "ia3":  # multiplied with one
+    ones = {path: np.zeros(width, np.float32) for path, width in zip(place.ours, place.widths, strict=True)}
+    values = [ones[path] if path in missing else read(trained[f"{path}/{part}"]) for path in place.ours]
+    return _theirs(part, place, values, below)
   values = [np.asarray(read(trained[f"{path}/{part}"])) for path in place.ours if path not in missing]
   if missing or (part == "lora_down" and any(np.any(value != values[0]) for value in values[1:])):
     raise UserError(
@@ -376,6 +396,18 @@ def _value(
       " adapted by itself: PEFT has one product for all of it; --to hf writes the merged model"
     )
   return _theirs(part, place, values, below)
+
+
+def _named(section: str, adapted: Mapping[str, Place], all_modules: Collection[str]) -> dict[str, list[str]]:
+  """Fields of adapter_config.json that name the modules which are adapted."""
+  if section != "ia3":
+    return {"target_modules": _shortest(adapted, all_modules)}
+  inputs = {module for module, place in adapted.items() if ia3.reads(place.ours[0])}
+  reading, writing = (
+    _shortest([each for each in adapted if (each in inputs) == is_read], all_modules) for is_read in (True, False)
+  )
+  # Word for word among the targets, as theirs asks for.
+  return {"target_modules": reading + writing, "feedforward_modules": reading}
 
 
 def _all_modules(family: Family, places: Mapping[str, Place]) -> set[str]:

@@ -2,7 +2,7 @@
 
 No field is passed over that would change what the tensors mean.
 
-Source: PEFT 0.21, src/peft/tuners/lora/config.py.
+Source: PEFT 0.21, src/peft/tuners/lora/config.py, src/peft/tuners/ia3/config.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -112,7 +112,14 @@ KINDS = {
     ("r", "lora_alpha", "lora_dropout", *_SWITCHES),
     _written_lora,
     _lora_parts,
-  )
+  ),
+  "IA3": Kind(
+    "ia3",
+    lambda settings, where: {},
+    ("feedforward_modules", "init_ia3_weights"),  # the first the tensors say, too
+    lambda config: {"init_ia3_weights": True},
+    lambda fields: {"ia3_l": "ia3"},
+  ),
 }
 
 

@@ -18,6 +18,7 @@ import toy
 
 from t2t.convert import peft as peft_lib
 from t2t.convert import peft_settings
+from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
 
 peft = pytest.importorskip("peft", reason="needs peft: tests/parity-requirements.txt")
@@ -95,6 +96,45 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
   arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
   batch = toy.batch(architecture=config.architecture)
   params = shared.merged(params, arrays, {"lora": LoraConfig(**found.config)})
+  assert_same(ours(config, params, batch), theirs(adapted, kind, batch), parity.real(batch))
+
+
+@pytest.mark.parametrize("targets", [Ia3Config().targets, ("attention/", "mlp/")], ids=["paper", "all"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
+def test_vectors_that_t2t_writes_give_the_same_logits_in_peft(kind, targets, tmp_path):
+  """(IA)3, of what matrices write and of what they read, biases included."""
+  config, adapters = KINDS[kind], {"ia3": Ia3Config(targets=targets)}
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  arrays = shared.random_adapter(config, adapters)
+  peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
+  batch = toy.batch(architecture=config.architecture)
+  before = theirs(base, kind, batch)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  found = ours(config, shared.merged(params, arrays, adapters), batch)
+  at = parity.real(batch)
+  assert_same(found, theirs(adapted, kind, batch), at)
+  assert np.max(np.abs(found - before)[at]) > 0.02
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
+def test_vectors_that_peft_writes_give_the_same_logits_in_t2t(kind, tmp_path):
+  """(IA)3 of the modules that are its defaults, of BERT the ends of both branches, and read back as it is written."""
+  config = KINDS[kind]
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  task = peft_settings.TASK_OF[config.architecture]
+  torch.manual_seed(0)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    adapted = peft.get_peft_model(base, peft.IA3Config(task_type=task, init_ia3_weights=False)).eval()
+  adapted.save_pretrained(tmp_path / "adapter")
+  found = peft_lib.open_adapter(str(tmp_path / "adapter"), foreign.in_memory(config, params))
+  arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
+  batch = toy.batch(architecture=config.architecture)
+  params = shared.merged(params, arrays, {"ia3": Ia3Config(**found.config)})
   assert_same(ours(config, params, batch), theirs(adapted, kind, batch), parity.real(batch))
 
 
