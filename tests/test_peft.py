@@ -12,6 +12,8 @@ from t2t import UserError
 from t2t.convert import peft
 from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.adapt.prompt import PromptConfig
 
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))
@@ -124,6 +126,96 @@ def test_vectors_lie_as_theirs(tmp_path):
   foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", found)
   with pytest.raises(UserError, match=r"SelfAttention.k.ia3_l: expected \[24, 1\], found \[1, 24\]"):
     open_adapter(tmp_path / "out", config)
+
+
+# ---- What stands in front --------------------------------------------------------------------------------------------
+
+FRONTS = [
+  ("t5_1_1", {"prompt": PromptConfig(length=5)}),
+  ("llama", {"prompt": PromptConfig(length=5)}),
+  ("t5_1_1", {"prefix": PrefixConfig(length=5, hidden=0, sides=("decoder",))}),
+  ("llama", {"prefix": PrefixConfig(length=5, hidden=0)}),
+  ("llama", {"prefix": PrefixConfig(length=5, hidden=7)}),
+  ("bert_class", {"prefix": PrefixConfig(length=5, hidden=0)}),
+]
+
+
+def save_front(kind, adapters, folder, **fields):
+  """A folder of theirs with random numbers, and these by their paths here."""
+  config = dataclasses.replace(KINDS[kind], **fields)
+  arrays = shared.random_adapter(config, adapters)
+  peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(folder), where="RUN")
+  return arrays
+
+
+@pytest.mark.parametrize(("kind", "adapters"), FRONTS, ids=[f"{kind}-{next(iter(each))}" for kind, each in FRONTS])
+def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_path):
+  """Bit for bit; a network that makes a prefix is folded into what it makes, to the last bits."""
+  arrays = save_front(kind, adapters, tmp_path / "out")
+  found = open_adapter(tmp_path / "out", KINDS[kind], head="nli" if KINDS[kind].heads else "")
+  ((section, config),) = adapters.items()
+  assert found.section == section and not found.kept
+  again = {section: type(config)(**found.config)}
+  assert again[section].length == config.length
+  assert shared.adapted_shapes(found.model, again).keys() >= found.tensors.keys()
+  folded = shared.adapted_shapes(found.model, again)
+  for path, tensor in found.tensors.items():
+    assert tensor.shape == folded[path] == tensor.read().shape, path
+  if section == "prefix" and config.hidden:
+    of = lambda name: arrays[f"decoder/prefix/{name}"].astype(np.float64)
+    hidden = np.tanh(of("table") @ of("hidden") + of("hidden_bias"))
+    expected = hidden @ of("values") + of("values_bias")[:, None]
+    np.testing.assert_allclose(found.tensors["decoder/prefix/values"].read(), expected, atol=1e-5)
+  else:
+    assert found.tensors.keys() == arrays.keys()
+    for path, tensor in found.tensors.items():
+      np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
+  peft.save(found.model, again, found.tensors, {}, epath.Path(tmp_path / "again"), where="RUN")
+  files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("out", "again")]
+  assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+  ("kind", "fields", "adapters", "message"),
+  [
+    ("t5_1_1", {}, {"prefix": PrefixConfig()}, "config.prefix.sides=encoder,decoder: PEFT's prefix is the decoder's"),
+    ("bert", {}, {"prompt": PromptConfig()}, "a prompt is exchanged with PEFT for models that write"),
+    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; here is no head"),
+    ("llama", {"scale_embedding": True, "norm_offset": True}, {"prompt": PromptConfig()}, "config.model.scale_embed"),
+    ("llama", {}, {"prompt": PromptConfig(also_train=("norm",))}, None),
+  ],
+)
+def test_what_means_something_else_there_is_not_written(kind, fields, adapters, message, tmp_path):
+  """With the reason; nothing is there then."""
+  config = dataclasses.replace(KINDS[kind], **fields)
+  arrays = shared.random_adapter(config, adapters)
+  if message is None:
+    arrays["decoder/norm/scale"] = np.ones(16, np.float32)
+    message = "decoder/norm/scale was trained besides"
+  with pytest.raises(UserError, match=message):
+    peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+  ("front", "fields", "message"),
+  [
+    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': must be a whole number, at least 1"),
+    (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
+    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': must be 1 or 2"),
+    (2, {"num_transformer_submodules": 1}, "num_transformer_submodules=1: PEFT's prefix of an encoder-decoder has 2"),
+    (3, {"num_attention_heads": 4}, "num_attention_heads=4: the base's keys and values have 2"),
+    (3, {"num_layers": 2}, "num_layers=2: the base has 3"),
+    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix has nothing like it"),
+  ],
+)
+def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp_path):
+  """Named by their fields, before a tensor is read."""
+  kind, adapters = FRONTS[front]
+  save_front(kind, adapters, tmp_path / "out")
+  spoil(tmp_path / "out", **fields)
+  with pytest.raises(UserError, match=message):
+    open_adapter(tmp_path / "out", KINDS[kind])
 
 
 def test_the_file_is_as_theirs(tmp_path):

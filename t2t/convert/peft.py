@@ -18,7 +18,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.convert import heads as heads_lib
-from t2t.convert import huggingface, output, peft_settings, safetensors
+from t2t.convert import huggingface, output, peft_fronts, peft_settings, safetensors
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family
 from t2t.convert.huggingface import Place
@@ -31,6 +31,7 @@ from t2t.storage import bucket
 CONFIG, WEIGHTS = peft_settings.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _IN_FRONT = "base_model.model."  # of the names of modules
+_IN_FRONT_OF_WHOLE = "base_model."  # where they are no part of a model that PEFT has changed
 
 
 def is_peft(path: str) -> bool:
@@ -114,7 +115,10 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
     raise UserError(f"{folder}: no weights there; looked for {WEIGHTS}")
   entries = safetensors.read_header(folder / WEIGHTS)
   family = settings_lib.family_of(base.model, str(base.path))
-  model = _with_head(base.model, family, peft_settings.TASKS[task_type], entries, where, head)
+  is_front = kind.section in peft_fronts.SECTIONS
+  begin = _IN_FRONT_OF_WHOLE if is_front else _IN_FRONT
+  there = {name.removeprefix(begin): entry for name, entry in entries.items() if name.startswith(begin)}
+  model = _with_head(base.model, family, peft_settings.TASKS[task_type], there, where, head)
   wanted = peft_settings.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
@@ -122,6 +126,15 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
       f" {wanted or 'left out'}"
     )
   fields = kind.fields(settings, where)
+  if is_front:
+    peft_fronts.check(kind.section, model, where)
+    heads = _heads(huggingface.written(family, model))
+    wanted = {f"{begin}{name}": place.shape for name, place in heads.items() if name in there}
+    wanted[peft_fronts.NAME] = peft_fronts.shape(kind.section, settings, fields, model, where)
+    compare(str(folder), {name: entry.shape for name, entry in entries.items()}, wanted)
+    found, besides = peft_fronts.read(kind.section, settings, fields, entries[peft_fronts.NAME], model)
+    own, kept = _of_heads(heads, there)
+    return Adapter(folder, model, kind.section, fields | besides, found | own, kept)
   found, kept = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
   targets = sorted({path.rpartition("/")[0] for path in found if not path.startswith("heads/")})
   config = fields | {"targets": tuple(f"^{each}$" for each in targets)}
@@ -147,9 +160,9 @@ def _with_head(
       continue
     matrix = next(theirs for theirs, ours in task.names.items() if ours == "projection")
     if own is None:
-      if f"{_IN_FRONT}{matrix}" not in entries:
+      if matrix not in entries:
         raise UserError(f"{where}: its base has no {' or '.join(kinds)} head, and it has none either, no {matrix}")
-      shape = entries[f"{_IN_FRONT}{matrix}"].shape
+      shape = entries[matrix].shape
       said = {"num_labels": shape[0] if shape else 0}
       own = heads_lib.read(family, class_name, said, base.dropout_rate)["heads"][0]
     own = dataclasses.replace(own, name=name or own.name)
@@ -230,7 +243,7 @@ def _tensors(
   wanted = {
     theirs(module, part): _shape(ours, modules[module], fields) for module in adapted for part, ours in parts.items()
   }
-  of_head = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
+  of_head = _heads(places)
   wanted |= {f"{_IN_FRONT}{name}": place.shape for name, place in of_head.items() if f"{_IN_FRONT}{name}" in entries}
   compare(
     str(folder),
@@ -258,12 +271,25 @@ def _tensors(
     shape = (len(of_layers), *shapes[path]) if stacked else shapes[path]
     each = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
     found[path] = Tensor(shape, np.dtype(np.float32), each, stacked=stacked)
-  for name, place in of_head.items():
-    if f"{_IN_FRONT}{name}" in entries:
+  there = {name: entries[f"{_IN_FRONT}{name}"] for name in of_head if f"{_IN_FRONT}{name}" in entries}
+  heads, kept = _of_heads(of_head, there)
+  return found | heads, kept
+
+
+def _heads(places: Mapping[str, Place]) -> dict[str, Place]:
+  """Those of them that are of a head."""
+  return {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
+
+
+def _of_heads(heads: Mapping[str, Place], entries: Mapping[str, Entry]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+  """What was trained of a head, by paths in the adapted model, and which parameters of it were not."""
+  found = {}
+  for name, place in heads.items():
+    if name in entries:
       shape = place.shape[::-1] if place.transposed else place.shape
-      read = functools.partial(_read_of_head, entries[f"{_IN_FRONT}{name}"], place)
+      read = functools.partial(_read_of_head, entries[name], place)
       found[place.ours[0]] = Tensor(shape, np.dtype(np.float32), (read,))
-  return found, tuple(place.ours[0] for place in of_head.values() if place.ours[0] not in found)
+  return found, tuple(place.ours[0] for place in heads.values() if place.ours[0] not in found)
 
 
 def _check_all_layers(folder: epath.Path, modules: Mapping[str, Place], adapted: Collection[str]) -> None:
@@ -333,35 +359,29 @@ def save(
   kind = peft_settings.KINDS[of_section[section]]
   family, part, model_class, _ = settings_lib.written_as(model, where, head=head)
   places = huggingface.written(family, part)
-  modules = _modules(places)
-  parts = kind.parts(vars(config))
-  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
-  is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
-  adapted = {module: place for module, place in modules.items() if is_adapted(place)}
-  heads = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
-  written = {each for place in adapted.values() for path in place.ours for each in own(path)}
+  heads = _heads(places)
+  if section in peft_fronts.SECTIONS:
+    peft_fronts.check(section, part, where)
+    settings, matrix, written = peft_fronts.written(section, config, trained, model, where)
+    tensors: Written = {peft_fronts.NAME: (matrix.shape, lambda: matrix)}
+  else:
+    tensors, written, settings = _of_modules(section, config, kind, trained, below, family, places, where)
   written |= {place.ours[0] for place in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
     raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
-  tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
-  for module, place in adapted.items():
-    for theirs, ours in parts.items():
-      read = functools.partial(_value, trained, below, ours, place, module, where)
-      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
+  begin = _IN_FRONT_OF_WHOLE if section in peft_fronts.SECTIONS else _IN_FRONT
   for name, place in heads.items():
     read = lambda place=place: place.theirs_of([trained[place.ours[0]].read()])
-    tensors[f"{_IN_FRONT}{name}"] = place.shape, read
+    tensors[f"{begin}{name}"] = place.shape, read
   task = next((name for name, kinds in peft_settings.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
-  settings = kind.write(config) | _named(section, adapted, _all_modules(family, places))
   settings |= {
     "peft_type": of_section[section],
     "task_type": task if part.heads else peft_settings.TASK_OF[model.architecture],
     "base_model_name_or_path": base or None,
     "modules_to_save": _saved_whole(heads) or None,
-    "fan_in_fan_out": not family.transposed,
     "inference_mode": True,
   }
   with output.whole(out, 4 * sum(math.prod(shape) for shape, _ in tensors.values())) as folder:
@@ -373,6 +393,34 @@ def save(
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
   notes = [] if base else ["adapter_config.json names no base: what it lies on top of is no folder of Hugging Face's"]
   return [f"written for a {model_class}", *notes]
+
+
+Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of a tensor of theirs -> shape, reader
+
+
+def _of_modules(
+  section: str,
+  config: Any,
+  kind: peft_settings.Kind,
+  trained: Mapping[str, Tensor],
+  below: Mapping[str, Tensor],
+  family: Family,
+  places: Mapping[str, Place],
+  where: str,
+) -> tuple[Written, set[str], dict[str, Any]]:
+  """Their tensors of the modules that are adapted, the paths that are in them, and fields of adapter_config.json."""
+  parts = kind.parts(vars(config))
+  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
+  is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
+  adapted = {module: place for module, place in _modules(places).items() if is_adapted(place)}
+  tensors = {}
+  for module, place in adapted.items():
+    for theirs, ours in parts.items():
+      read = functools.partial(_value, trained, below, ours, place, module, where)
+      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
+  paths = {each for place in adapted.values() for path in place.ours for each in own(path)}
+  named = _named(section, adapted, _all_modules(family, places)) | {"fan_in_fan_out": not family.transposed}
+  return tensors, paths, kind.write(config) | named
 
 
 def _value(
