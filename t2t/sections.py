@@ -11,6 +11,8 @@ from t2t.models.adapt.houlsby import HoulsbyConfig
 from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
 from t2t.models.adapt.pfeiffer import PfeifferConfig
+from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.adapt.prompt import PromptConfig
 from t2t.models.config import TransformerConfig
 
 
@@ -232,6 +234,8 @@ class Config:
   ia3: Ia3Config | None = None
   houlsby: HoulsbyConfig | None = None
   pfeiffer: PfeifferConfig | None = None
+  prompt: PromptConfig | None = None
+  prefix: PrefixConfig | None = None
 
   def __post_init__(self) -> None:
     if len(self.adapters) > 1:

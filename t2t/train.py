@@ -16,7 +16,7 @@ from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints import start as starts
 from t2t.checkpoints.going_back import go_back
 from t2t.generation.shown import show
-from t2t.models import kernels, transformer
+from t2t.models import kernels
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import amounts, hosts, stopping, watchdog
@@ -95,7 +95,7 @@ def train(config: Config, workdir: str) -> TrainState:
 
     # ---- What is measured --------------------------------------------------
     eval_batches = runs.eval_batches(config, mesh)
-    chosen = transformer.attention_kernels(config.model, eval_batches[0])
+    chosen = recipe.attention_kernels(config, eval_batches[0])
     hosts.say(kernels.described(chosen))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))
     throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))

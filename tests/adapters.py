@@ -32,6 +32,23 @@ def random_adapter(config: TransformerConfig, adapters: adapt.Adapters, *, seed:
   return {path: (random.normal(size=shapes[path]) / 4).astype(np.float32) for path in trained}
 
 
+def with_adapter(
+  config: TransformerConfig,
+  adapters: adapt.Adapters,
+  params: Mapping[str, np.ndarray],
+  arrays: Mapping[str, np.ndarray],
+) -> nnx.Module:
+  """The adapted model, of the parameters of what it lies on top of and of what an adapter adds."""
+
+  def build():
+    rngs = nnx.Rngs(0)
+    return adapt.adapt(transformer.build(config, rngs), adapters, rngs)
+
+  graphdef = nnx.split(jax.eval_shape(build), graph=False)[0]
+  whole = {path: np.asarray(x) for path, x in (dict(params) | dict(arrays)).items()}
+  return nnx.merge(graphdef, traverse_util.unflatten_dict(whole, sep="/"))
+
+
 def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
   """Arrays as parameters that are read one by one."""
 

@@ -17,7 +17,7 @@ from t2t.checkpoints import pretrained, reading
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, transformer
-from t2t.models.adapt import bitfit, houlsby, ia3, lora, pfeiffer
+from t2t.models.adapt import bitfit, houlsby, ia3, lora, pfeiffer, prefix, prompt
 from t2t.params import matches
 from t2t.training import optimizers, recipe, train_state
 
@@ -28,6 +28,8 @@ WAYS = {
   "ia3": ia3.Ia3Config(),
   "houlsby": houlsby.HoulsbyConfig(bottleneck=3),
   "pfeiffer": pfeiffer.PfeifferConfig(bottleneck=3),
+  "prompt": prompt.PromptConfig(length=5),
+  "prefix": prefix.PrefixConfig(length=5, hidden=8),
 }
 KINDS = ("t5_1_1", "local_prefix_lm", "bert", "shared_everything")
 
@@ -60,7 +62,7 @@ def used(way, model):
   return nnx.merge(graphdef, jax.tree.map(jnp.asarray, traverse_util.unflatten_dict(flat, sep="/")))
 
 
-@pairs()
+@pairs(*(way for way in WAYS if not adapt.ADAPTERS[way].positions(WAYS[way])))
 def test_an_adapted_model_starts_as_the_model(way, kind):
   """Logits are equal bit for bit, dropout included, and the model that was given is as it was."""
   model, new = adapted(way, kind, dropout_rate=0.1)
@@ -99,6 +101,16 @@ def test_merged_is_the_same_model_without_an_adapter(way, kind):
 @pairs(kinds=("t5_1_1", "local_prefix_lm", "shared_everything"))
 def test_cached_decode_equals_teacher_forcing(way, kind):
   """Token by token, behind prompts of different lengths where there are prompts."""
+  check_cached_decode(way, kind)
+
+
+@pairs("prompt", "prefix", kinds=("gpt2", "gemma", "mpt", "prefix_lm", "bart"))
+def test_behind_what_is_learned_cached_decode_equals_teacher_forcing(way, kind):
+  """Whatever positions a model has: the padding of a short prompt does not come between."""
+  check_cached_decode(way, kind)
+
+
+def check_cached_decode(way, kind):
   model = used(way, adapted(way, kind)[1])
   architecture, lengths = model.config.architecture, (3, 5)
   inputs = (2, 6)
@@ -170,6 +182,8 @@ COMMANDS = {
   "ia3": ("--config.ia3.targets=attention/key,attention/value,mlp/down",),
   "houlsby": ("--config.houlsby.bottleneck=4",),
   "pfeiffer": ("--config.pfeiffer.bottleneck=4",),
+  "prompt": ("--config.prompt.length=4",),
+  "prefix": ("--config.prefix.length=4", "--config.prefix.hidden=16"),
 }
 
 
@@ -284,7 +298,10 @@ def test_what_is_frozen_in_part_is_no_contradiction():
   [
     (["--config.bitfit.also_train="], "config.bitfit: this model's layers have no biases .*BERT.* have them"),
     (["--config.bitfit.also_train=nrom"], "config.bitfit: this model's layers have no biases"),
-    (["--config.ia3.targets=attention/query"], "config.ia3.targets: 'attention/query' matches none of .*attention/key"),
+    (
+      ["--config.ia3.targets=attention/queri"],
+      "config.ia3.targets: 'attention/queri' matches none of .*attention/query",
+    ),
     (["--config.ia3.targets="], r"config.ia3.targets=\(\): nothing would be adapted"),
     (["--config.ia3.also_train=nrom"], "config.ia3.also_train: 'nrom' matches none of .*; did you mean norm?"),
     (["--config.houlsby.bottleneck=0"], "config.houlsby.bottleneck=0: must be at least 1"),

@@ -20,6 +20,13 @@ def adapters(architecture="encoder_decoder"):
   return {"a": make(*LORA), "b": make(*LORA, seed=1), "c": make(*NARROW)}
 
 
+def in_front(architecture):
+  """One of each kind, beside one that is not: they are computed with more positions, or with more keys."""
+  make = lambda *options: str(trained.adapter(architecture, *options))
+  prefix = "--config.prefix.length=3", "--config.prefix.hidden=8"
+  return {"a": make(*LORA), "b": make("--config.prompt.length=5"), "c": make(*prefix)}
+
+
 def infer(tmp_path, checkpoint, lines, *options):
   """The rows that the command writes."""
   (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,10 +43,15 @@ def named(found):
 
 
 @pytest.mark.parametrize(
-  ("architecture", "options"),
-  [("encoder_decoder", ("--max_length", "6", "--temperature", "0.7")), ("encoder_only", ("--top", "3"))],
+  ("architecture", "adapters", "options"),
+  [
+    ("encoder_decoder", adapters, ("--max_length", "6", "--temperature", "0.7")),
+    ("encoder_only", adapters, ("--top", "3")),
+    ("decoder_only", in_front, ("--max_length", "6", "--beam", "2")),
+    ("encoder_only", in_front, ("--top", "3")),
+  ],
 )
-def test_each_line_is_answered_as_by_its_adapter_alone(architecture, options, tmp_path):
+def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, options, tmp_path):
   """What is drawn for a line is what its number draws; a line that names none is the base's."""
   texts = [f"{text} [MASK]" for text in TEXTS] if architecture == "encoder_only" else TEXTS
   lines = [{"inputs": text} | ({"adapter": name} if name else {}) for text, name in zip(texts, ASKED, strict=True)]

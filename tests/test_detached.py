@@ -59,6 +59,31 @@ def test_a_run_goes_to_peft_and_comes_back_as_it_was(folder, tmp_path, capsys):
   assert_same(params(tmp_path / "back"), params(run))
 
 
+@pytest.mark.parametrize(
+  "options",
+  [
+    ("--config.ia3.targets=attention/key,attention/value,mlp/down",),
+    ("--config.prompt.length=4",),
+    ("--config.prefix.length=4", "--config.prefix.hidden=0", "--config.prefix.sides=decoder"),
+  ],
+  ids=["ia3", "prompt", "prefix"],
+)
+def test_other_kinds_go_to_peft_and_come_back(options, tmp_path):
+  """What is multiplied with, and what stands in front, bit for bit; what came back writes as the run does."""
+  run, base = trained.adapter("encoder_decoder", *options), trained.workdir("encoder_decoder")
+  assert convert(run, "peft", tmp_path / "peft") == 0
+  assert convert(tmp_path / "peft", "t2t", tmp_path / "back", "--base", base) == 0
+  assert_same(params(tmp_path / "back"), params(run))
+  (tmp_path / "in.txt").write_text("the quick brown fox\n")
+  written = []
+  for path in (run, tmp_path / "back"):
+    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length", "4"]
+    assert command.main(["infer", "--checkpoint", str(path), *files]) == 0
+    written.append((tmp_path / "out.jsonl").read_text())
+    (tmp_path / "out.jsonl").unlink()
+  assert written[0] == written[1]
+
+
 def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
   """Which the adapter's folder then names: without --base it is found there."""
   base = trained.workdir("encoder_decoder")

@@ -10,7 +10,10 @@ import toy
 
 from t2t import UserError
 from t2t.convert import peft
+from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.adapt.prompt import PromptConfig
 
 ALL = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 SOME = LoraConfig(rank=2, alpha=2.5, rslora=True, dropout=0.25, targets=("attention/query", "attention/value"))
@@ -79,6 +82,142 @@ def test_of_columns_theirs_has_the_length_and_ours_what_it_is_more(tmp_path):
   ).read_bytes()
 
 
+IA3 = {"paper": Ia3Config(), "all": Ia3Config(targets=("attention/", "mlp/"))}
+
+
+@pytest.mark.parametrize("targets", IA3)
+@pytest.mark.parametrize("kind", [*KINDS, "gpt2"])
+def test_of_vectors_what_is_multiplied_with_is_the_same_there_and_back(kind, targets, tmp_path):
+  """Theirs bit for bit, where it is at least a half; ours is how much more than one that is."""
+  config, adapters = (KINDS | {"gpt2": GPT2})[kind], {"ia3": IA3[targets]}
+  arrays = {
+    path: np.maximum(x, np.float32(-0.5)) if path.endswith("ia3") else x
+    for path, x in shared.random_adapter(config, adapters).items()
+  }
+  save = lambda tensors, name: peft.save(config, adapters, tensors, {}, epath.Path(tmp_path / name), where="RUN")
+  save(shared.tensors(arrays), "out")
+  found = open_adapter(tmp_path / "out", config, head="nli" if config.heads else "")
+  assert found.section == "ia3"
+  for path, x in arrays.items():
+    np.testing.assert_array_equal(1 + found.tensors[path].read(), 1 + x, err_msg=path)
+  # What is one matrix there is multiplied with ones where ours is not.
+  for path in found.tensors.keys() - arrays.keys():
+    assert kind == "gpt2" and path.endswith("query/ia3") and not np.any(found.tensors[path].read())
+  again = {"ia3": Ia3Config(**found.config)}
+  peft.save(found.model, again, found.tensors, {}, epath.Path(tmp_path / "again"), where="RUN", head="")
+  files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("out", "again")]
+  assert files[0] == files[1]
+
+
+def test_vectors_lie_as_theirs(tmp_path):
+  """Along the inputs of what ends a branch, along the outputs of all others; those that read are named twice."""
+  config = KINDS["t5_1_1"]
+  arrays = shared.random_adapter(config, {"ia3": IA3["paper"]})
+  peft.save(config, {"ia3": IA3["paper"]}, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  found = foreign.safetensors(tmp_path / "out")
+  key = found["base_model.model.encoder.block.1.layer.0.SelfAttention.k.ia3_l"]
+  np.testing.assert_array_equal(key[:, 0], 1 + arrays["encoder/layers/self_attention/key/ia3"][1])
+  down = found["base_model.model.encoder.block.1.layer.1.DenseReluDense.wo.ia3_l"]
+  np.testing.assert_array_equal(down[0], 1 + arrays["encoder/layers/mlp/down/ia3"][1])
+  said = json.loads((tmp_path / "out/adapter_config.json").read_text())
+  assert (said["target_modules"], said["feedforward_modules"]) == (["wo", "k", "v"], ["wo"])
+  assert said["peft_type"] == "IA3"
+  found["base_model.model.encoder.block.1.layer.0.SelfAttention.k.ia3_l"] = key.T
+  foreign.write_safetensors(tmp_path / "out/adapter_model.safetensors", found)
+  with pytest.raises(UserError, match=r"SelfAttention.k.ia3_l: expected \[24, 1\], found \[1, 24\]"):
+    open_adapter(tmp_path / "out", config)
+
+
+# ---- What stands in front --------------------------------------------------------------------------------------------
+
+FRONTS = [
+  ("t5_1_1", {"prompt": PromptConfig(length=5)}),
+  ("llama", {"prompt": PromptConfig(length=5)}),
+  ("t5_1_1", {"prefix": PrefixConfig(length=5, hidden=0, sides=("decoder",))}),
+  ("llama", {"prefix": PrefixConfig(length=5, hidden=0)}),
+  ("llama", {"prefix": PrefixConfig(length=5, hidden=7)}),
+  ("bert_class", {"prefix": PrefixConfig(length=5, hidden=0)}),
+]
+
+
+def save_front(kind, adapters, folder, **fields):
+  """A folder of theirs with random numbers, and these by their paths here."""
+  config = dataclasses.replace(KINDS[kind], **fields)
+  arrays = shared.random_adapter(config, adapters)
+  peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(folder), where="RUN")
+  return arrays
+
+
+@pytest.mark.parametrize(("kind", "adapters"), FRONTS, ids=[f"{kind}-{next(iter(each))}" for kind, each in FRONTS])
+def test_what_stands_in_front_is_the_same_there_and_back(kind, adapters, tmp_path):
+  """Bit for bit; a network that makes a prefix is folded into what it makes, to the last bits."""
+  arrays = save_front(kind, adapters, tmp_path / "out")
+  found = open_adapter(tmp_path / "out", KINDS[kind], head="nli" if KINDS[kind].heads else "")
+  ((section, config),) = adapters.items()
+  assert found.section == section and not found.kept
+  again = {section: type(config)(**found.config)}
+  assert again[section].length == config.length
+  assert shared.adapted_shapes(found.model, again).keys() >= found.tensors.keys()
+  folded = shared.adapted_shapes(found.model, again)
+  for path, tensor in found.tensors.items():
+    assert tensor.shape == folded[path] == tensor.read().shape, path
+  if section == "prefix" and config.hidden:
+    of = lambda name: arrays[f"decoder/prefix/{name}"].astype(np.float64)
+    hidden = np.tanh(of("table") @ of("hidden") + of("hidden_bias"))
+    expected = hidden @ of("values") + of("values_bias")[:, None]
+    np.testing.assert_allclose(found.tensors["decoder/prefix/values"].read(), expected, atol=1e-5)
+  else:
+    assert found.tensors.keys() == arrays.keys()
+    for path, tensor in found.tensors.items():
+      np.testing.assert_array_equal(tensor.read(), arrays[path], err_msg=path)
+  peft.save(found.model, again, found.tensors, {}, epath.Path(tmp_path / "again"), where="RUN")
+  files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("out", "again")]
+  assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+  ("kind", "fields", "adapters", "message"),
+  [
+    ("t5_1_1", {}, {"prefix": PrefixConfig()}, "config.prefix.sides=encoder,decoder: PEFT's prefix is the decoder's"),
+    ("bert", {}, {"prompt": PromptConfig()}, "a prompt is exchanged with PEFT for models that write"),
+    ("bert", {}, {"prefix": PrefixConfig()}, "with a task, SEQ_CLS or TOKEN_CLS; here is no head"),
+    ("llama", {"scale_embedding": True, "norm_offset": True}, {"prompt": PromptConfig()}, "config.model.scale_embed"),
+    ("llama", {}, {"prompt": PromptConfig(also_train=("norm",))}, None),
+  ],
+)
+def test_what_means_something_else_there_is_not_written(kind, fields, adapters, message, tmp_path):
+  """With the reason; nothing is there then."""
+  config = dataclasses.replace(KINDS[kind], **fields)
+  arrays = shared.random_adapter(config, adapters)
+  if message is None:
+    arrays["decoder/norm/scale"] = np.ones(16, np.float32)
+    message = "decoder/norm/scale was trained besides"
+  with pytest.raises(UserError, match=message):
+    peft.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "out"), where="RUN")
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+  ("front", "fields", "message"),
+  [
+    (0, {"num_virtual_tokens": 0}, "num_virtual_tokens='0': must be a whole number, at least 1"),
+    (0, {"num_virtual_tokens": 6}, r"prompt_embeddings: expected \[6, 16\], found \[5, 16\]"),
+    (0, {"num_transformer_submodules": 3}, "num_transformer_submodules='3': must be 1 or 2"),
+    (2, {"num_transformer_submodules": 1}, "num_transformer_submodules=1: PEFT's prefix of an encoder-decoder has 2"),
+    (3, {"num_attention_heads": 4}, "num_attention_heads=4: the base's keys and values have 2"),
+    (3, {"num_layers": 2}, "num_layers=2: the base has 3"),
+    (3, {"invented_later": 0.5}, "invented_later=0.5: config.prefix has nothing like it"),
+  ],
+)
+def test_sizes_of_what_stands_in_front_are_the_bases(front, fields, message, tmp_path):
+  """Named by their fields, before a tensor is read."""
+  kind, adapters = FRONTS[front]
+  save_front(kind, adapters, tmp_path / "out")
+  spoil(tmp_path / "out", **fields)
+  with pytest.raises(UserError, match=message):
+    open_adapter(tmp_path / "out", KINDS[kind])
+
+
 def test_the_file_is_as_theirs(tmp_path):
   """Names, shapes, and what the matrices are: theirs are [out, in], and their product is W's."""
   arrays = written(KINDS["t5_1_1"], SOME, tmp_path / "out")
@@ -145,7 +284,7 @@ def spoil(folder, **fields):
     ({"bias": "all"}, 'bias="all": config.lora has nothing'),
     ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa": config.lora has nothing'),
     ({"invented_later": 0.5}, "invented_later=0.5: config.lora has nothing"),
-    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA"),
+    ({"peft_type": "BOFT"}, "peft_type='BOFT': t2t reads LORA, IA3"),
     ({"task_type": "QUESTION_ANS"}, "task_type='QUESTION_ANS': t2t reads CAUSAL_LM"),
     ({"task_type": "CAUSAL_LM"}, "task_type='CAUSAL_LM': BASE is encoder-decoder, whose task type is SEQ_2_SEQ_LM"),
     ({"r": 0}, "r=0: must be a whole number, at least 1"),

@@ -63,6 +63,11 @@ class Source:
     return {} if self.keeps else adapt.mergeable(self.adapters)
 
   @property
+  def asked(self) -> TransformerConfig:
+    """The shape of its model for those who ask it something, see `adapt.as_asked`."""
+    return adapt.as_asked(self.model, self.adapters)
+
+  @property
   def extra_ids(self) -> int:
     """Sentinels behind the vocabulary's own ids."""
     from t2t.data import vocabularies
@@ -74,7 +79,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model with its parameters on the mesh: `nnx.merge(graphdef, params)`."""
+  """A model with its parameters on the mesh: `nnx.merge(graphdef, params)`; its shape is `Source.asked`."""
 
   config: TransformerConfig
   graphdef: nnx.GraphDef
@@ -139,10 +144,10 @@ def adopt(config: ConfigDict, source: Source) -> None:
   own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel", "quantization")}
   own["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | own)
-  if source.model.most_positions:
+  if most := source.asked.most_positions:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
     others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
-    room = source.model.most_positions - others[source.model.architecture]
+    room = most - others[source.model.architecture]
     config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
@@ -253,7 +258,7 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   graphdef, state = nnx.split(jax.eval_shape(make, jax.random.key(0)), graph=False)
   place = lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
   params = jax.tree.map(place, nnx.to_pure_dict(state), sharding.param_shardings(state, mesh))
-  return Model(config, graphdef, params)
+  return Model(adapt.as_asked(config, source.adapters), graphdef, params)
 
 
 def load(source: Source, mesh: jax.sharding.Mesh) -> Model:

@@ -94,7 +94,9 @@ def start(
     if config.adapters:  # of which digests are made: as they were, whatever they will be held in
       initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
     _check_vocabulary(source, config, vocabulary, initial)
-    init, base_path = config.init, functools.partial(adapt.base_path, adapters=_new_adapters(source, config))
+    new = _new_adapters(source, config)
+    begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
+    init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
     fisher = fishers.open_fisher(config.optimizer.fisher) if config.optimizer.fisher else None
     if fisher is not None:
       fishers.check(fisher, program.state)
@@ -112,7 +114,7 @@ def start(
       checkpoints.base = adapted.base_of(taken, program.state.frozen_params, checkpoints.directory.parent)
     if fisher is not None:
       fishers.check_base(fisher, program.state, taken)
-    state = program.warm(taken.over)(taken.params, key)
+    state = program.warm(lambda fresh, params: begin(taken.over(fresh, params)))(taken.params, key)
     return (state if fisher is None else fishers.begin(fisher, program.state, state)), 0, {}
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}

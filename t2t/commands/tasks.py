@@ -23,6 +23,7 @@ from t2t.config import override, records
 from t2t.configs import default
 from t2t.data import objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
+from t2t.models import adapt
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
@@ -178,7 +179,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
       choice,
       batch_size=config.train.batch_size,
       model_vocab_size=model.vocab_size,
-      model_max_length=model.most_positions,
+      model_max_length=adapt.as_asked(model, run.adapters).most_positions,
     )
     return choice
   task = pipeline.load_task(data)

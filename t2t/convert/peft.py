@@ -3,7 +3,7 @@
 A folder of theirs has what was trained alone, by the names that the modules have in transformers; which modules that
 is the tensors say; what the numbers mean, adapter_config.json (peft_settings.py).
 
-Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py.
+Source: PEFT 0.21, src/peft/utils/save_and_load.py, src/peft/tuners/lora/dora.py, src/peft/tuners/ia3/layer.py.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,18 +18,20 @@ import numpy as np
 
 from t2t import UserError
 from t2t.convert import heads as heads_lib
-from t2t.convert import huggingface, output, peft_settings, safetensors
+from t2t.convert import huggingface, output, peft_fronts, peft_settings, safetensors
 from t2t.convert import settings as settings_lib
 from t2t.convert.families import Family
 from t2t.convert.huggingface import Place
 from t2t.convert.safetensors import Entry
 from t2t.convert.tensors import Foreign, Tensor, check_finite, compare
+from t2t.models.adapt import ia3
 from t2t.models.config import TransformerConfig
 from t2t.storage import bucket
 
 CONFIG, WEIGHTS = peft_settings.NAME, "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _IN_FRONT = "base_model.model."  # of the names of modules
+_IN_FRONT_OF_WHOLE = "base_model."  # where they are no part of a model that PEFT has changed
 
 
 def is_peft(path: str) -> bool:
@@ -113,7 +115,10 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
     raise UserError(f"{folder}: no weights there; looked for {WEIGHTS}")
   entries = safetensors.read_header(folder / WEIGHTS)
   family = settings_lib.family_of(base.model, str(base.path))
-  model = _with_head(base.model, family, peft_settings.TASKS[task_type], entries, where, head)
+  is_front = kind.section in peft_fronts.SECTIONS
+  begin = _IN_FRONT_OF_WHOLE if is_front else _IN_FRONT
+  there = {name.removeprefix(begin): entry for name, entry in entries.items() if name.startswith(begin)}
+  model = _with_head(base.model, family, peft_settings.TASKS[task_type], there, where, head)
   wanted = peft_settings.TASK_OF[model.architecture]
   if task_type is not None and not model.heads and task_type != wanted:
     raise UserError(
@@ -121,6 +126,15 @@ def open_adapter(path: str, base: Foreign, *, head: str = "") -> Adapter:
       f" {wanted or 'left out'}"
     )
   fields = kind.fields(settings, where)
+  if is_front:
+    peft_fronts.check(kind.section, model, where)
+    heads = _heads(huggingface.written(family, model))
+    wanted = {f"{begin}{name}": place.shape for name, place in heads.items() if name in there}
+    wanted[peft_fronts.NAME] = peft_fronts.shape(kind.section, settings, fields, model, where)
+    compare(str(folder), {name: entry.shape for name, entry in entries.items()}, wanted)
+    found, besides = peft_fronts.read(kind.section, settings, fields, entries[peft_fronts.NAME], model)
+    own, kept = _of_heads(heads, there)
+    return Adapter(folder, model, kind.section, fields | besides, found | own, kept)
   found, kept = _tensors(folder, family, model, kind.parts(fields), fields, entries, base.tensors)
   targets = sorted({path.rpartition("/")[0] for path in found if not path.startswith("heads/")})
   config = fields | {"targets": tuple(f"^{each}$" for each in targets)}
@@ -146,9 +160,9 @@ def _with_head(
       continue
     matrix = next(theirs for theirs, ours in task.names.items() if ours == "projection")
     if own is None:
-      if f"{_IN_FRONT}{matrix}" not in entries:
+      if matrix not in entries:
         raise UserError(f"{where}: its base has no {' or '.join(kinds)} head, and it has none either, no {matrix}")
-      shape = entries[f"{_IN_FRONT}{matrix}"].shape
+      shape = entries[matrix].shape
       said = {"num_labels": shape[0] if shape else 0}
       own = heads_lib.read(family, class_name, said, base.dropout_rate)["heads"][0]
     own = dataclasses.replace(own, name=name or own.name)
@@ -157,13 +171,21 @@ def _with_head(
 
 
 def _shape(part: str, place: Place, fields: Mapping[str, Any]) -> tuple[int, ...]:
-  """Of their tensor for a module."""
+  """Of their tensor for a module; an (IA)3 vector lies along what it multiplies, the matrix's inputs or its outputs."""
   rows, columns = place.shape[::-1] if place.transposed else place.shape  # what comes in, and what goes out
   return {
     "lora_down": lambda: (fields["rank"], rows),
     "lora_up": lambda: (columns, fields["rank"]),
     "lora_magnitude": lambda: (columns,),
+    "ia3": lambda: (1, rows) if ia3.reads(place.ours[0]) else (columns, 1),
   }[part]()
+
+
+def _own_shape(part: str, place: Place, index: int, theirs: tuple[int, ...]) -> tuple[int, ...]:
+  """Of the part of their tensor, of a shape, that is `place.ours[index]`'s."""
+  if part == "ia3":
+    return (theirs[1] if ia3.reads(place.ours[0]) else place.widths[index],)
+  return theirs[::-1] if part == "lora_down" else (*theirs[1:], place.widths[index])
 
 
 def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping[str, Tensor]) -> np.ndarray:
@@ -175,6 +197,10 @@ def _ours(part: str, place: Place, index: int, value: np.ndarray, below: Mapping
   if part == "lora_magnitude":
     # Theirs is a length, ours how much more it is than the base's.
     return value[columns].astype(np.float32) - _lengths(below[place.ours[index]], place.layer)
+  if part == "ia3":
+    # Theirs is what is multiplied with, ours how much more that is than one.
+    own = value[0] if ia3.reads(place.ours[0]) else value[columns, 0]
+    return own.astype(np.float32) - np.float32(1.0)
   return value.T[:, columns]
 
 
@@ -184,6 +210,9 @@ def _theirs(part: str, place: Place, values: list[np.ndarray], below: Mapping[st
     return values[0].T
   if part == "lora_magnitude":
     values = [x + _lengths(below[path], place.layer) for path, x in zip(place.ours, values, strict=True)]
+  if part == "ia3":
+    factors = np.float32(1.0) + np.concatenate(values).astype(np.float32)
+    return factors[None] if ia3.reads(place.ours[0]) else factors[:, None]
   return np.concatenate(values, axis=-1).T
 
 
@@ -214,7 +243,7 @@ def _tensors(
   wanted = {
     theirs(module, part): _shape(ours, modules[module], fields) for module in adapted for part, ours in parts.items()
   }
-  of_head = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
+  of_head = _heads(places)
   wanted |= {f"{_IN_FRONT}{name}": place.shape for name, place in of_head.items() if f"{_IN_FRONT}{name}" in entries}
   compare(
     str(folder),
@@ -235,19 +264,32 @@ def _tensors(
       for index, path in enumerate(place.ours):
         own = f"{path}/{ours}"
         readers.setdefault(own, {})[place.layer] = functools.partial(_read, entry, ours, place, index, below)
-        shapes[own] = shape[::-1] if ours == "lora_down" else (*shape[1:], place.widths[index])
+        shapes[own] = _own_shape(ours, place, index, shape)
   found = {}
   for path, of_layers in readers.items():
     stacked = None not in of_layers
     shape = (len(of_layers), *shapes[path]) if stacked else shapes[path]
     each = tuple(of_layers[layer] for layer in (range(len(of_layers)) if stacked else [None]))
     found[path] = Tensor(shape, np.dtype(np.float32), each, stacked=stacked)
-  for name, place in of_head.items():
-    if f"{_IN_FRONT}{name}" in entries:
+  there = {name: entries[f"{_IN_FRONT}{name}"] for name in of_head if f"{_IN_FRONT}{name}" in entries}
+  heads, kept = _of_heads(of_head, there)
+  return found | heads, kept
+
+
+def _heads(places: Mapping[str, Place]) -> dict[str, Place]:
+  """Those of them that are of a head."""
+  return {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
+
+
+def _of_heads(heads: Mapping[str, Place], entries: Mapping[str, Entry]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+  """What was trained of a head, by paths in the adapted model, and which parameters of it were not."""
+  found = {}
+  for name, place in heads.items():
+    if name in entries:
       shape = place.shape[::-1] if place.transposed else place.shape
-      read = functools.partial(_read_of_head, entries[f"{_IN_FRONT}{name}"], place)
+      read = functools.partial(_read_of_head, entries[name], place)
       found[place.ours[0]] = Tensor(shape, np.dtype(np.float32), (read,))
-  return found, tuple(place.ours[0] for place in of_head.values() if place.ours[0] not in found)
+  return found, tuple(place.ours[0] for place in heads.values() if place.ours[0] not in found)
 
 
 def _check_all_layers(folder: epath.Path, modules: Mapping[str, Place], adapted: Collection[str]) -> None:
@@ -317,35 +359,29 @@ def save(
   kind = peft_settings.KINDS[of_section[section]]
   family, part, model_class, _ = settings_lib.written_as(model, where, head=head)
   places = huggingface.written(family, part)
-  modules = _modules(places)
-  parts = kind.parts(vars(config))
-  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
-  is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
-  adapted = {module: place for module, place in modules.items() if is_adapted(place)}
-  heads = {name: place for name, place in places.items() if place.ours and place.ours[0].startswith("heads/")}
-  written = {each for place in adapted.values() for path in place.ours for each in own(path)}
+  heads = _heads(places)
+  if section in peft_fronts.SECTIONS:
+    peft_fronts.check(section, part, where)
+    settings, matrix, written = peft_fronts.written(section, config, trained, model, where)
+    tensors: Written = {peft_fronts.NAME: (matrix.shape, lambda: matrix)}
+  else:
+    tensors, written, settings = _of_modules(section, config, kind, trained, below, family, places, where)
   written |= {place.ours[0] for place in heads.values()}
   left = sorted(path for path in trained if path not in written and not path.startswith("heads/"))
   if left:
     raise UserError(f"{where}: {left[0]} was trained besides, and PEFT's folder has no place for it")
-  tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
-  for module, place in adapted.items():
-    for theirs, ours in parts.items():
-      read = functools.partial(_value, trained, below, ours, place, module, where)
-      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
+  begin = _IN_FRONT_OF_WHOLE if section in peft_fronts.SECTIONS else _IN_FRONT
   for name, place in heads.items():
     read = lambda place=place: place.theirs_of([trained[place.ours[0]].read()])
-    tensors[f"{_IN_FRONT}{name}"] = place.shape, read
+    tensors[f"{begin}{name}"] = place.shape, read
   task = next((name for name, kinds in peft_settings.TASKS.items() if part.heads and part.heads[0].kind in kinds), None)
   if part.heads and task is None:
     raise UserError(f"{where}: PEFT has no task type for a {part.heads[0].kind} head; --to hf writes the model itself")
-  settings = kind.write(config) | {
+  settings |= {
     "peft_type": of_section[section],
     "task_type": task if part.heads else peft_settings.TASK_OF[model.architecture],
     "base_model_name_or_path": base or None,
-    "target_modules": _shortest(adapted, _all_modules(family, places)),
     "modules_to_save": _saved_whole(heads) or None,
-    "fan_in_fan_out": not family.transposed,
     "inference_mode": True,
   }
   with output.whole(out, 4 * sum(math.prod(shape) for shape, _ in tensors.values())) as folder:
@@ -359,6 +395,34 @@ def save(
   return [f"written for a {model_class}", *notes]
 
 
+Written = dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name of a tensor of theirs -> shape, reader
+
+
+def _of_modules(
+  section: str,
+  config: Any,
+  kind: peft_settings.Kind,
+  trained: Mapping[str, Tensor],
+  below: Mapping[str, Tensor],
+  family: Family,
+  places: Mapping[str, Place],
+  where: str,
+) -> tuple[Written, set[str], dict[str, Any]]:
+  """Their tensors of the modules that are adapted, the paths that are in them, and fields of adapter_config.json."""
+  parts = kind.parts(vars(config))
+  own = lambda path: [f"{path}/{ours}" for ours in parts.values()]
+  is_adapted = lambda place: any(each in trained for path in place.ours for each in own(path))
+  adapted = {module: place for module, place in _modules(places).items() if is_adapted(place)}
+  tensors = {}
+  for module, place in adapted.items():
+    for theirs, ours in parts.items():
+      read = functools.partial(_value, trained, below, ours, place, module, where)
+      tensors[f"{_IN_FRONT}{module}.{theirs}"] = _shape(ours, place, vars(config)), read
+  paths = {each for place in adapted.values() for path in place.ours for each in own(path)}
+  named = _named(section, adapted, _all_modules(family, places)) | {"fan_in_fan_out": not family.transposed}
+  return tensors, paths, kind.write(config) | named
+
+
 def _value(
   trained: Mapping[str, Tensor], below: Mapping[str, Tensor], part: str, place: Place, module: str, where: str
 ) -> np.ndarray:
@@ -369,6 +433,10 @@ def _value(
   """
   read = lambda tensor: tensor.read() if place.layer is None else tensor.read_layer(place.layer)
   missing = [path for path in place.ours if f"{path}/{part}" not in trained]
+  if part == "ia3":  # multiplied with one
+    ones = {path: np.zeros(width, np.float32) for path, width in zip(place.ours, place.widths, strict=True)}
+    values = [ones[path] if path in missing else read(trained[f"{path}/{part}"]) for path in place.ours]
+    return _theirs(part, place, values, below)
   values = [np.asarray(read(trained[f"{path}/{part}"])) for path in place.ours if path not in missing]
   if missing or (part == "lora_down" and any(np.any(value != values[0]) for value in values[1:])):
     raise UserError(
@@ -376,6 +444,18 @@ def _value(
       " adapted by itself: PEFT has one product for all of it; --to hf writes the merged model"
     )
   return _theirs(part, place, values, below)
+
+
+def _named(section: str, adapted: Mapping[str, Place], all_modules: Collection[str]) -> dict[str, list[str]]:
+  """Fields of adapter_config.json that name the modules which are adapted."""
+  if section != "ia3":
+    return {"target_modules": _shortest(adapted, all_modules)}
+  inputs = {module for module, place in adapted.items() if ia3.reads(place.ours[0])}
+  reading, writing = (
+    _shortest([each for each in adapted if (each in inputs) == is_read], all_modules) for is_read in (True, False)
+  )
+  # Word for word among the targets, as theirs asks for.
+  return {"target_modules": reading + writing, "feedforward_modules": reading}
 
 
 def _all_modules(family: Family, places: Mapping[str, Place]) -> set[str]:

@@ -2,7 +2,7 @@
 
 No field is passed over that would change what the tensors mean.
 
-Source: PEFT 0.21, src/peft/tuners/lora/config.py.
+Source: PEFT 0.21, src/peft/tuners/lora/config.py, src/peft/tuners/ia3/config.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from typing import Any
 from etils import epath
 
 from t2t import UserError
+from t2t.convert import peft_fronts
 from t2t.convert.families import Settings
 from t2t.models.adapt.lora import LoraConfig
 from t2t.storage import bucket, untrusted
@@ -93,7 +94,7 @@ class Kind:
   section: of t2t's config.
   fields: adapter_config.json -> fields of the section, but for what is adapted.
   known: the fields that it reads.
-  write: the section's record -> fields of adapter_config.json.
+  write: the section's record -> fields of adapter_config.json; of what stands in front see peft_fronts.py.
   parts: fields of the section -> what theirs calls the parameters of a module -> what t2t does, behind the path of the
     matrix.
   """
@@ -101,9 +102,14 @@ class Kind:
   section: str
   fields: Callable[[Settings, str], dict[str, Any]]
   known: tuple[str, ...]
-  write: Callable[[Any], dict[str, Any]]
-  parts: Callable[[Mapping[str, Any]], dict[str, str]]
+  write: Callable[[Any], dict[str, Any]] = lambda config: {}
+  parts: Callable[[Mapping[str, Any]], dict[str, str]] = lambda fields: {}
 
+
+# Of what stands in front: its sizes, and how it began or was made, which no longer matters.
+_FRONT = ("num_virtual_tokens", "token_dim", "num_transformer_submodules", "num_attention_heads", "num_layers")
+_BEGAN = ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
+_MADE = ("encoder_hidden_size", "prefix_projection", "init_weights")
 
 KINDS = {
   "LORA": Kind(
@@ -112,7 +118,16 @@ KINDS = {
     ("r", "lora_alpha", "lora_dropout", *_SWITCHES),
     _written_lora,
     _lora_parts,
-  )
+  ),
+  "IA3": Kind(
+    "ia3",
+    lambda settings, where: {},
+    ("feedforward_modules", "init_ia3_weights"),  # the first the tensors say, too
+    lambda config: {"init_ia3_weights": True},
+    lambda fields: {"ia3_l": "ia3"},
+  ),
+  "PROMPT_TUNING": Kind("prompt", peft_fronts.prompt_fields, (*_FRONT, *_BEGAN)),
+  "PREFIX_TUNING": Kind("prefix", peft_fronts.prefix_fields, (*_FRONT, *_MADE)),
 }
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from t2t import UserError, features
 from t2t.data import answering, objectives, pipeline, selection, sources, streams, vocabularies
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
+from t2t.models import adapt
 from t2t.models.config import HeadConfig
 from t2t.runtime import hosts
 from t2t.sections import Config
@@ -176,7 +177,7 @@ def check(config: Config) -> None:
     architecture=config.model.architecture,
     batch_size=config.train.batch_size,
     model_vocab_size=config.model.vocab_size,
-    model_max_length=config.model.most_positions,
+    model_max_length=adapt.as_asked(config.model, config.adapters).most_positions,
     heads=heads,
   )
   if heads:

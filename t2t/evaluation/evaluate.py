@@ -17,6 +17,7 @@ from t2t.checkpoints import pretrained
 from t2t.data import answers, pipeline, registry, selection, vocabularies
 from t2t.evaluation import few_shot, methods, results
 from t2t.generation import predictor
+from t2t.models import adapt
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.sections import Config, DataConfig, EvalConfig
@@ -209,7 +210,7 @@ def of_training(
   return Evaluation(
     data,
     config.eval,
-    config.model,
+    adapt.as_asked(config.model, config.adapters),
     graphdef,
     mesh,
     vocabulary=vocabulary,

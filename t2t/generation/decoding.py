@@ -16,6 +16,8 @@ from t2t.params import Params
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
+_LEARNED = "config.model.max_length, less those in front of a text that adapt the model"
+
 _BLOCK = 128  # what `largest` looks at together
 _CHUNK_TOKENS = 1_024  # target positions per batch shard whose logits exist at one time
 
@@ -138,14 +140,13 @@ def check_positions(model_config: TransformerConfig, prompt_length: int, max_len
       right = f"max_length={left} is left" if left > 0 else f"prompts may have up to {most} tokens"
       raise UserError(
         f"max_length={max_length} behind a prompt of {prompt_length} tokens: the model has learned"
-        f" {most} positions (config.model.max_length={most}); {right}"
+        f" {most} positions ({_LEARNED}); {right}"
       )
     return
   for name, length in (("max_length", max_length), ("inputs_length", prompt_length)):
     if length > most:
       raise UserError(
-        f"{name}={length}: the model has learned {most} positions (config.model.max_length={most});"
-        f" give {name}={most} or less"
+        f"{name}={length}: the model has learned {most} positions ({_LEARNED}); give {name}={most} or less"
       )
 
 

@@ -58,11 +58,11 @@ def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length:
   if inputs_length:
     return inputs_length
   trained = source.run["data"]["inputs_length"]
-  if not source.model.most_positions:
+  if not source.asked.most_positions:
     return trained
   # A decoder alone has BOS and the answer, but for its last token, in the same row.
   others = max_length if source.model.kind.continues else 0
-  return max(1, min(trained, source.model.most_positions - others))
+  return max(1, min(trained, source.asked.most_positions - others))
 
 
 def longest_text(source: pretrained.Source, *, inputs_length: int) -> int:
@@ -75,7 +75,7 @@ def longest_text(source: pretrained.Source, *, inputs_length: int) -> int:
   Raises:
     UserError: there are not so many positions.
   """
-  longest, most = longest_prompt(source, inputs_length=inputs_length, max_length=0), source.model.most_positions
+  longest, most = longest_prompt(source, inputs_length=inputs_length, max_length=0), source.asked.most_positions
   if most and longest > most:
     raise UserError(f"--inputs_length {inputs_length}: the model has learned {most} positions; give no more")
   return longest

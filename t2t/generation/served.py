@@ -225,12 +225,15 @@ class Writer:
     self._mesh = make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
     self._framing = predictor.framing(self._vocabulary)
+    sources = {choosing.BASE: source} | dict(adapters or {})
+    # Whichever is asked, what it is asked fits.
+    shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
+    self._asked = shortest.asked
     most = self._room(_MAX_LENGTH)
-    self._max_inputs = prompting.longest_prompt(source, inputs_length=inputs_length, max_length=most)
+    self._max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=self._max_inputs)
     self._extra = int(source.model.kind.continues)  # BOS
-    decoding.check_positions(source.model, self._max_inputs + self._extra, most)
-    sources = {choosing.BASE: source} | dict(adapters or {})
+    decoding.check_positions(self._asked, self._max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
     # Of models that are alike but for their numbers one has the programs.
     self._alike = {
@@ -358,7 +361,7 @@ class Writer:
 
   def _room(self, max_length: int) -> int:
     """`max_length`, or as many positions as the model has learned to write in."""
-    most = self._source.model.most_positions
+    most = self._asked.most_positions
     if self._source.model.kind.continues:
       most //= 2  # the other half is the prompt's
     return min(max_length, most) if most else max_length

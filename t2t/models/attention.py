@@ -28,6 +28,17 @@ class KVCache:
     update = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis=2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
+  def behind(self, front: "KVCache") -> "KVCache":
+    """The same behind others that all rows have, [kv heads, few, kv]; in both there may be an axis of layers first."""
+
+    def join(front: jax.Array, x: jax.Array) -> jax.Array:
+      shape = (*x.shape[:-2], *front.shape[-2:])
+      # Cast behind the copies, so that their gradients are added up in float32.
+      copies = jnp.broadcast_to(front[..., None, :, :, :], shape).astype(x.dtype)
+      return jnp.concatenate([copies, x], axis=-2)
+
+    return jax.tree.map(join, front, self)
+
 
 def relative_position_bucket(
   relative_position: jax.Array | np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
@@ -104,14 +115,27 @@ def alibi(num_heads: int, reach: int) -> kernels.DistanceBias:
 def bias_of(bias: kernels.DistanceBias, mask: AttentionMask, query_length: int, key_length: int) -> jax.Array:
   """What is added to the logits of these queries and keys, float32 [1, heads, query, key].
 
+  It is [batch, heads, query, key] where keys stand in front, and queries' positions are not alike in all rows.
+
   Args:
     bias: by distance.
     mask: says where queries begin, and where keys lie.
     query_length: with beams 1, since all are at one position.
-    key_length: as `mask.key_positions` has it.
+    key_length: those in front, and others as `mask.key_positions` has it.
   """
   queries = jnp.arange(query_length)[:, None] + mask.query_offset
-  return sharding.shard(bias.at(mask.key_positions(key_length)[None, :] - queries)[None], None, "heads", "length", None)
+  own = bias.at(mask.key_positions(key_length - mask.front)[None, :] - queries)[None]
+  if mask.front:
+    front = jnp.moveaxis(bias.at(mask.front_distances(query_length)), 0, 1)
+    own = jnp.concatenate([front, jnp.broadcast_to(own, (front.shape[0], *own.shape[1:]))], axis=-1)
+  return sharding.shard(own, None, "heads", "length", None)
+
+
+def angles_at(positions: jax.Array, head_dim: int, base: float) -> tuple[jax.Array, jax.Array]:
+  """`rotary_angles` of any positions: float32 [..., head_dim / 2], twice, of int [...]."""
+  frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+  angles = positions[..., None] * frequencies
+  return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | int = 0) -> tuple[jax.Array, jax.Array]:
@@ -131,13 +155,11 @@ def rotary_angles(length: int, head_dim: int, base: float, offset: jax.Array | i
 
   Source: Su et al. 2021 (RoFormer), with the pairs as in GPT-NeoX and Llama.
   """
-  frequencies = base ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
-  angles = (jnp.arange(length) + offset)[:, None] * frequencies[None, :]
-  return jnp.cos(angles), jnp.sin(angles)
+  return angles_at(jnp.arange(length) + offset, head_dim, base)
 
 
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Turns queries or keys, [batch, heads, length, kv], by `rotary_angles`; computed in float32."""
+  """Turns queries or keys, [batch, heads, length, kv], by `rotary_angles`, or those of each row; in float32."""
   cos, sin = (
     jnp.concatenate([first, second], axis=-1) for first, second in ((angles[0], angles[0]), (-angles[1], angles[1]))
   )
@@ -243,7 +265,7 @@ def attend(
   if by_distance:
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
   allowed = mask.allowed(query.shape[2], keys.shape[2])
-  is_plain = (groups == 1 or not mask.is_decoding) and not softcap
+  is_plain = (groups == 1 or not mask.is_decoding) and not softcap and (bias is None or bias.shape[0] == 1)
   if sharding.platform() == "cpu" and query.dtype == jnp.float32 and not dropped and is_plain:
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))

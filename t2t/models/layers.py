@@ -281,6 +281,7 @@ class Embed(nnx.Module):
     shape, axes = (width, config.embed_dim), ("factor", None)
     self.projection = param(rngs, shape, axes, scale=into(config, width)) if factored else None
     self.projection_bias = bias(config, config.embed_dim, "embed") if factored else None
+    self.prompt = None  # [length, width], of ids behind those of the table: of an adapted model
     self.position_offset = config.position_offset
     self.max_length = config.max_length
     self.scale = config.embed_dim**0.5 if config.scale_embedding else 1.0
@@ -308,6 +309,12 @@ class Embed(nnx.Module):
     """
     return self.project(self.look_up(tokens, positions=positions, segments=segments, own=own))
 
+  @property
+  def prompt_ids(self) -> jax.Array:
+    """Ids of the vectors that stand in front of a text, int32 [length]: those behind the vocabulary's; or none."""
+    size = 0 if self.prompt is None else self.prompt[...].shape[0]
+    return self.table[...].shape[0] + jnp.arange(size, dtype=jnp.int32)
+
   def look_up(
     self,
     tokens: jax.Array,
@@ -323,7 +330,11 @@ class Embed(nnx.Module):
     # chips 845 MB a step, not 754.
     # The table is gathered over its embed axis first: rows that come in pieces would have to be put together again.
     table = sharding.shard(self.table[...], "vocab", "embed")
-    x = sharding.shard(jnp.take(table, tokens, axis=0).astype(self.dtype), "batch", "length", "embed")
+    x = jnp.take(table, tokens, axis=0)
+    if self.prompt is not None:
+      behind = tokens - table.shape[0]
+      x = jnp.where(behind[..., None] < 0, x, jnp.take(self.prompt[...], jnp.maximum(behind, 0), axis=0))
+    x = sharding.shard(x.astype(self.dtype), "batch", "length", "embed")
     # Rounded as Gemma was trained, whose factor was a number in the dtype of its activations.
     x = x if self.scale == 1.0 else x * jnp.asarray(self.scale, self.dtype)
     small = lambda table: sharding.shard(table[...], None, None)

@@ -21,6 +21,10 @@ class AttentionMask:
     ...; a prefix has 0 all along.  Whatever else is said of a mask hides keys besides.  None: there are none.
   ancestors: int [batch, beams, length], which of the keys of each position belongs to a beam's own past, -1 where none
     does.  The queries are beams, all at one position; keys lie as `key_positions` says.  None: there are no beams.
+  front: keys that stand in front of a row's own, and are seen by all queries of every segment: learned ones.  All else
+    that is said here is of the others.
+  positions: int [batch or 1, query], of the queries in their own segments, which `front` comes before; None: they are
+    places in the row.
   causal: a query sees no key to its right.
   window: a query sees the keys that are at most so many positions away; 0: all.
   """
@@ -31,11 +35,20 @@ class AttentionMask:
   ranks: jax.Array | None = None
   query_offset: jax.Array | int = 0
   ancestors: jax.Array | None = None
+  positions: jax.Array | None = None
+  front: int = dataclasses.field(default=0, metadata={"static": True})
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   window: int = dataclasses.field(default=0, metadata={"static": True})
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""
+    if self.front:
+      own = dataclasses.replace(self, front=0).allowed(query_length, key_length - self.front)
+      distances = self.front_distances(query_length)[:, None]
+      near = jnp.abs(distances) <= self.window if self.window else jnp.ones_like(distances, bool)
+      own = jnp.ones((1, 1, 1, key_length - self.front), bool) if own is None else own
+      pairs = jnp.broadcast_shapes(near.shape[:-1], own.shape[:-1])
+      return jnp.concatenate([jnp.broadcast_to(x, (*pairs, x.shape[-1])) for x in (near, own)], axis=-1)
     allowed = None
     queries = jnp.arange(query_length) if self.ancestors is None else jnp.zeros(query_length, jnp.int32)
     # How far to the left of the query a key lies.
@@ -64,7 +77,7 @@ class AttentionMask:
     return allowed
 
   def key_positions(self, key_length: int) -> np.ndarray:
-    """Position of each key, int [key]: its index, but with beams the last positions have a key of every beam.
+    """Position of each of a row's own keys, int [key]: its index; with beams the last ones have a key of every beam.
 
     key_length 7, 2 beams, of which 2 positions are told apart -> [0, 1, 2, 3, 3, 4, 4]
     """
@@ -77,10 +90,15 @@ class AttentionMask:
   def key_index(self, key_length: int) -> jax.Array | int:
     """Where among so many keys those of the queries' position lie, int []."""
     if self.ancestors is None:
-      return self.query_offset
+      return self.query_offset + self.front
     beams, length = self.ancestors.shape[1:]
-    shared = key_length - beams * length
-    return shared + (self.query_offset - shared) * beams
+    shared = key_length - self.front - beams * length
+    return self.front + shared + (self.query_offset - shared) * beams
+
+  def front_distances(self, query_length: int) -> jax.Array:
+    """How far to the right of each query the keys in front lie, int [batch or 1, query, front]: below 0."""
+    places = jnp.arange(query_length)[None] + self.query_offset if self.positions is None else self.positions
+    return jnp.arange(self.front) - (self.front + places)[..., None]
 
   @property
   def is_decoding(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 from flax import nnx
@@ -108,6 +109,7 @@ class Layer(nnx.Module):
     memory_mask: AttentionMask | None = None,
     reads: "Layer | None" = None,
     cache: attention.KVCache | None = None,
+    front: attention.KVCache | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache]:
     """[batch, length, embed] -> the same, and the keys and values that the self-attention read.
@@ -120,12 +122,14 @@ class Layer(nnx.Module):
       memory_mask: of the cross-attention.
       reads: the layer whose cross-attention is used, if this one has none.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
+      front: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
     normed = self._branch_input(x, self.self_attention_norm, is_normed)
     own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
     own = attention.KVCache(*own)
+    own = own if front is None else own.behind(front)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, "self_attention", keys[1])
@@ -184,6 +188,12 @@ class Stack(nnx.Module):
       self.layers = jax.vmap(make)(jax.random.split(key, num_layers))
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
+    self.prefix = None  # makes keys and values that stand in front of a row's own: of an adapted model
+
+  @property
+  def front(self) -> int:
+    """How many learned keys stand in front of a row's own; they have its first positions."""
+    return 0 if self.prefix is None else self.prefix.length
 
   @property
   def own_layers(self) -> Layer:
@@ -234,16 +244,17 @@ class Stack(nnx.Module):
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
   ) -> Callable[[jax.Array], attention.Positions]:
     """What the self-attention of each layer, by its number, knows of positions."""
-    config, offset = self.config, mask.query_offset
+    config = self.config
     bias, angles, local_angles = None, None, None
     if self.position_bias is not None or config.positions == "alibi":
       bias = self._bias(batch, query_length, key_length, mask, drops=drops)
     # Beams are all at one position.
     query_length = query_length if mask.ancestors is None else 1
     if config.positions == "rotary":
-      angles = attention.rotary_angles(query_length, config.head_dim, config.rotary_base, offset)
+      turn = functools.partial(self._angles, query_length, mask)
+      angles = turn(config.rotary_base)
       if config.local_rotary_base and config.attention_window:
-        local_angles = attention.rotary_angles(query_length, config.head_dim, config.local_rotary_base, offset)
+        local_angles = turn(config.local_rotary_base)
 
     def of_layer(index: jax.Array) -> attention.Positions:
       is_local, chosen = self._is_local(index), angles
@@ -252,6 +263,13 @@ class Stack(nnx.Module):
       return attention.Positions(bias, chosen, is_local)
 
     return of_layer
+
+  def _angles(self, query_length: int, mask: AttentionMask, base: float) -> tuple[jax.Array, jax.Array]:
+    """By which queries and a row's own keys turn; those in front do not, so that it matters how far they are."""
+    head_dim = self.config.head_dim
+    if not self.front or mask.positions is None:
+      return attention.rotary_angles(query_length, head_dim, base, mask.query_offset + self.front)
+    return attention.angles_at((self.front + mask.positions)[:, None], head_dim, base)
 
   def _is_local(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number has the attention window."""
@@ -297,7 +315,8 @@ class Stack(nnx.Module):
     config = self.config
     embed_key, layers_key, out_key = layers.split_key(dropout_key, 3)
     apart = isinstance(cache, tuple)
-    key_length = x.shape[1] if cache is None else (cache[0] if apart else cache).keys.shape[-2]
+    mask = dataclasses.replace(mask, front=self.front)
+    key_length = x.shape[1] + self.front if cache is None else (cache[0] if apart else cache).keys.shape[-2]
     positions = self._positions(*x.shape[:2], key_length, mask, drops=dropout_key is not None)
     memory_is_cached = isinstance(memory, attention.KVCache | tuple)
     each = {
@@ -305,6 +324,7 @@ class Stack(nnx.Module):
       "weights": self.weights(body) if weights is None else weights,
       "key": None if layers_key is None else jax.random.split(layers_key, self.num_layers),
       "cache": cache,
+      "front": self.prefix() if self.front and cache is None else None,
       "memory": memory if memory_is_cached else None,
     }
 
@@ -320,6 +340,7 @@ class Stack(nnx.Module):
         memory_mask=memory_mask,
         reads=own,
         cache=each["cache"],
+        front=each["front"],
         dropout_key=each["key"],
       )
       return x, (kept if keep_cache else None, x if every_layer else None)

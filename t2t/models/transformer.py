@@ -3,7 +3,7 @@
 Each is a `Model`; those that write text have `start_decode`, `decode_step` and `ready` besides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 
 from flax import nnx
@@ -63,7 +63,7 @@ def _decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
   """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
   segments = batch.get("decoder_segment_ids")
   prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
-  return AttentionMask(segments, segments, prefix=prefix, causal=True)
+  return AttentionMask(segments, segments, prefix=prefix, positions=batch.get("decoder_positions"), causal=True)
 
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
@@ -120,9 +120,36 @@ class _Transformer(nnx.Module):
       raise UserError(f"the model has no head {name!r}; there are: {there}{did_you_mean(name, self.heads)}")
     return self.heads[name](hidden, dropout_key=dropout_key)
 
+  def _places(self, stack: Stack, tokens: jax.Array, positions: jax.Array | None) -> jax.Array | None:
+    """Positions of tokens among those that are learned, behind what a stack has in front; None: 0, 1, 2, ..."""
+    if not stack.front:
+      return positions
+    return stack.front + (jnp.arange(tokens.shape[1])[None] if positions is None else positions)
+
   def _body(self) -> Layer | None:
     """The layers that the decoder borrows."""
     return None
+
+  def _prompted(self, batch: Batch) -> Batch:
+    """The batch with a learned prompt in front of each row of what is read first; itself, if there is none.
+
+    What is predicted, and where, stays as it is: states of the prompt are cut off, see `_of_text`.
+    """
+    ids = self.embed.prompt_ids
+    if not ids.size:
+      return batch
+    side, size = self.architecture.answers, ids.size
+    fronts = {"input_tokens": ids, "positions": jnp.arange(size), "token_types": 0, "segment_ids": 1}
+    found = dict(batch)
+    for name, front in (fronts | {"causal_attention": 1}).items():
+      if (x := batch.get(f"{side}_{name}")) is not None:
+        front = jnp.broadcast_to(front, (x.shape[0], size)).astype(x.dtype)
+        found[f"{side}_{name}"] = jnp.concatenate([front, x + size if name == "positions" else x], axis=1)
+    return found
+
+  def _of_text(self, states: jax.Array) -> jax.Array:
+    """[..., length, embed] without the states of a prompt."""
+    return states[..., self.embed.prompt_ids.size :, :]
 
   def _types(self, batch: Batch) -> jax.Array | None:
     """Which part of its sequence each token of the encoder belongs to; None: the first, as all that is written."""
@@ -149,18 +176,20 @@ class _Transformer(nnx.Module):
     num_beams, position, ancestors = columns.shape[1], state.position, state.ancestors
     if ancestors is not None:
       own = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], (*columns.shape, 1))
-      num_shared = state.num_keys - num_beams * ancestors.shape[2]
+      num_shared = state.num_keys - self.decoder.front - num_beams * ancestors.shape[2]
       ancestors = jax.lax.dynamic_update_slice_in_dim(ancestors, own, position - num_shared, axis=2)
+    positions = position if state.padding is None else (position - state.padding)[:, None]
     mask = AttentionMask(
       None if state.segments is None else jnp.ones_like(columns),
       state.segments,
       query_offset=position,
       ancestors=ancestors,
+      positions=jnp.broadcast_to(positions, (columns.shape[0], 1)) if self.decoder.front else None,
       causal=True,
     )
-    positions = position if state.padding is None else (position - state.padding)[:, None]
+    positions = jnp.broadcast_to(positions + self.decoder.front, columns.shape)
     x, cache = self.decoder(
-      self.embed(columns, positions=jnp.broadcast_to(positions, columns.shape), own=self.decoder.embed),
+      self.embed(columns, positions=positions, own=self.decoder.embed),
       mask=mask,
       body=self._body(),
       weights=state.weights,
@@ -192,10 +221,14 @@ class EncoderDecoder(_Transformer):
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`: the encoder's output, whatever the decoder is given."""
+    return self._of_text(self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key))
+
+  def _encode(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
+    """The encoder's output at every position that it reads, those of a prompt included."""
     segments = segments_of(batch, "encoder")
-    positions, types = batch.get("encoder_positions"), self._types(batch)
-    x = self.embed(batch["encoder_input_tokens"], positions=positions, segments=types)
-    mask = AttentionMask(segments, segments)
+    tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
+    x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
+    mask = AttentionMask(segments, segments, positions=positions)
     return self.encoder(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
@@ -207,10 +240,12 @@ class EncoderDecoder(_Transformer):
       dropout_key: None at evaluation.
     """
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
-    memory, memory_segments = self.states(batch, dropout_key=encoder_key), segments_of(batch, "encoder")
+    batch = self._prompted(batch)
+    memory, memory_segments = self._encode(batch, dropout_key=encoder_key), segments_of(batch, "encoder")
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
+    places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     return self.decoder(
-      self.embed(tokens, positions=batch.get("decoder_positions"), own=self.decoder.embed),
+      self.embed(tokens, positions=places, own=self.decoder.embed),
       mask=_decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,
@@ -230,13 +265,16 @@ class EncoderDecoder(_Transformer):
     Returns:
       The token that starts each sequence, int32 [batch], and the state.
     """
-    memory, segments = self.states(batch), segments_of(batch, "encoder")
+    batch = self._prompted(batch)
+    memory, segments = self._encode(batch), segments_of(batch, "encoder")
     config, batch_size = self.config, memory.shape[0]
     shape = (config.num_decoder_layers, batch_size, config.kv_heads, max_length * num_beams, config.head_dim)
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
+    cache = attention.KVCache(empty, empty)
+    cache = cache.behind(self.decoder.prefix()) if self.decoder.front else cache
     first = jnp.zeros(batch_size, jnp.int32)
     return batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else first, DecodeState(
-      cache=_shard_cache(attention.KVCache(empty, empty)),
+      cache=_shard_cache(cache),
       position=position,
       memory=self.decoder.read(memory),
       memory_mask=AttentionMask(jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position),
@@ -265,12 +303,16 @@ class DecoderOnly(_Transformer):
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`."""
-    return self.decoder(
-      self.embed(batch["decoder_input_tokens"], positions=batch.get("decoder_positions")),
+    batch = self._prompted(batch)
+    tokens = batch["decoder_input_tokens"]
+    places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
+    states, _ = self.decoder(
+      self.embed(tokens, positions=places),
       mask=_decoder_mask(self.config, batch),
       every_layer=every_layer,
       dropout_key=dropout_key,
-    )[0]
+    )
+    return self._of_text(states)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
@@ -286,10 +328,12 @@ class DecoderOnly(_Transformer):
     Returns:
       The last token of each prompt, int32 [batch], to be given to `decode_step`, and the state.
     """
+    batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     prompt = batch.get("decoder_causal_attention")
     if prompt is None:
-      tokens, prompt = tokens[:, :1], jnp.ones((tokens.shape[0], 1), jnp.int32)
+      tokens = tokens[:, : self.embed.prompt_ids.size + 1]
+      prompt = jnp.ones_like(tokens)
     width = tokens.shape[1]
     padding = width - jnp.sum(prompt, axis=1)
     columns = jnp.arange(width)[None, :] - padding[:, None]
@@ -298,9 +342,10 @@ class DecoderOnly(_Transformer):
     # The last token of the prompt is written once more, by the first step, which also gives its logits.
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
+    positions, prefix = jnp.maximum(columns, 0), real if self.config.bidirectional_prefix else None
     _, cache = self.decoder(
-      self.embed(tokens, positions=jnp.maximum(columns, 0)),
-      mask=AttentionMask(real, real, prefix=real if self.config.bidirectional_prefix else None, causal=True),
+      self.embed(tokens, positions=positions + self.decoder.front),
+      mask=AttentionMask(real, real, prefix=prefix, positions=positions, causal=True),
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
@@ -335,14 +380,23 @@ class EncoderOnly(_Transformer):
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`."""
-    x = self.embed.project(self.look_up(batch))
-    return self.read(x, batch, every_layer=every_layer, dropout_key=dropout_key)
+    batch = self._prompted(batch)
+    tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
+    places = self._places(self.encoder, tokens, positions)
+    x = self.embed.project(self.look_up(batch, places=places))
+    return self._of_text(self.read(x, batch, every_layer=every_layer, dropout_key=dropout_key))
 
-  def look_up(self, batch: Batch, *, embed: layers.Embed | None = None) -> jax.Array:
-    """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width]."""
-    return (embed or self.embed).look_up(
-      batch["encoder_input_tokens"], positions=batch.get("encoder_positions"), segments=self._types(batch)
-    )
+  def look_up(self, batch: Batch, *, embed: layers.Embed | None = None, places: jax.Array | None = None) -> jax.Array:
+    """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width].
+
+    Args:
+      batch: model features.
+      embed: the other.
+      places: positions of the tokens; None: those of the batch.
+    """
+    places = batch.get("encoder_positions") if places is None else places
+    tokens, types = batch["encoder_input_tokens"], self._types(batch)
+    return (embed or self.embed).look_up(tokens, positions=places, segments=types)
 
   def read(
     self,
@@ -355,11 +409,12 @@ class EncoderOnly(_Transformer):
   ) -> jax.Array:
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
     segments = segments_of(batch, "encoder")
-    mask = AttentionMask(segments, segments)
+    mask = AttentionMask(segments, segments, positions=batch.get("encoder_positions"))
     return (encoder or self.encoder)(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
 
 
-_MODULES = {module.architecture.name: module for module in (EncoderDecoder, DecoderOnly, EncoderOnly)}
+MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)
+_MODULES = {module.architecture.name: module for module in MODELS}
 
 
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
@@ -367,29 +422,36 @@ def build(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
   return _MODULES[config.architecture](config, rngs)
 
 
-def attention_kernels(config: TransformerConfig, batch: Batch) -> dict[str, kernels.Choice]:
+def attention_kernels(
+  config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
+) -> dict[str, kernels.Choice]:
   """What each kind of attention runs on in training, "encoder", "decoder" and "cross", under the mesh that is set.
 
   Args:
     config: of the model.
     batch: model features, or their shapes.
+    prompt: vectors in front of the text of the side that reads first.
+    prefix: side -> learned keys in front of its own; None: there are none.
   """
   tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
+  added = {config.kind.answers: prompt}
 
   def choose(queries: str, keys: str, mask: AttentionMask) -> kernels.Choice:
     def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
       rows, length = tokens[side].shape
-      return jax.ShapeDtypeStruct((rows, heads, length, config.head_dim), config.dtype)
+      return jax.ShapeDtypeStruct((rows, heads, length + added.get(side, 0), config.head_dim), config.dtype)
 
     has_bias = config.biased and queries == keys
     return attention.choose(
       array(queries, config.num_heads),
       array(keys, config.kv_heads),
       dataclasses.replace(
-        mask, window=0 if queries != keys or config.global_attention_every else config.attention_window
+        mask,
+        window=0 if queries != keys or config.global_attention_every else config.attention_window,
+        front=(prefix or {}).get(keys, 0) if queries == keys else 0,
       ),
       bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
-      reach=config.bias_reach(tokens[keys].shape[1]) if has_bias else 0,
+      reach=config.bias_reach(tokens[keys].shape[1] + added.get(keys, 0)) if has_bias else 0,
       dropout=config.attention_dropout,
       kernel=config.attention_kernel,
     )

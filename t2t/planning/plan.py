@@ -22,7 +22,7 @@ import jax
 import rich.console
 
 from t2t import UserError, chips, sharding
-from t2t.models import kernels, transformer
+from t2t.models import kernels
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
 from t2t.planning.hlo import cost as hlo_cost
@@ -52,7 +52,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   """
   mesh, why = meshes.make(config, devices=devices)
   with jax.set_mesh(mesh):
-    chosen = transformer.attention_kernels(config.model, recipe.batch(config))
+    chosen = recipe.attention_kernels(config, recipe.batch(config))
   compiled = program.compile_step(config, mesh)
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
@@ -61,7 +61,10 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
   model = config.model
   tokens = config.train.batch_size * sum(lengths.values())
   flops = model_flops(
-    model, batch_size=config.train.batch_size, lengths=lengths, predicted=recipe.share_predicted(config)
+    model,
+    batch_size=config.train.batch_size,
+    lengths=recipe.positions(config),
+    predicted=recipe.share_predicted(config) * recipe.share_of_text(config),
   )
   memory = {**compiled.parts, "arguments": compiled.arguments, "temporaries": compiled.temporaries}
   memory |= {"activations": None, "total": compiled.total, "capacity": capacity}

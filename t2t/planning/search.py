@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax
 
 from t2t import UserError, chips, sharding
-from t2t.models import transformer
 from t2t.models.flops import model_flops
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, plan, program, roofline
@@ -188,7 +187,7 @@ class Estimate:
         mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
         with jax.set_mesh(mesh):
           _, state, _ = recipe.make(self._config).state(mesh)
-          chosen = transformer.attention_kernels(self._model, recipe.batch(self._config))
+          chosen = recipe.attention_kernels(self._config, recipe.batch(self._config))
         plain = {side for side, choice in chosen.items() if choice.kernel == "plain"}
         params = program.bytes_per_device((state.params, state.frozen_params))
         self._parts[mesh_sizes] = _Parts(mesh, params, program.bytes_per_device(state.opt_state), plain)
@@ -210,7 +209,7 @@ class Estimate:
     kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
     kept[ATTENTION_ON_HOST] = joined / tensor
-    sides = recipe.lengths(self._config)
+    sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total = 0.0
     for side, length in sides.items():
@@ -226,7 +225,7 @@ class Estimate:
     """Of one step, rough: matmuls, the traffic of the axes that matters most, and the optimizer's way to its host."""
     mesh, params, optimizer, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
-    sides = recipe.lengths(self._config)
+    sides = recipe.positions(self._config)
     flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
     compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:

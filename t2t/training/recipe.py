@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
-from t2t.models import adapt
+from t2t.models import adapt, kernels, transformer
+from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
 from t2t.training import anchors, numbers, optimizers, paths, train_state
@@ -89,8 +90,8 @@ class Recipe:
 
   def flops(self, *, predicted: float) -> float:
     """Of a step; see `models.flops.model_flops`."""
-    size = self.config.train.batch_size
-    return self.loss.flops(self.config.model, batch_size=size, lengths=lengths(self.config), predicted=predicted)
+    size, predicted = self.config.train.batch_size, predicted * share_of_text(self.config)
+    return self.loss.flops(self.config.model, batch_size=size, lengths=positions(self.config), predicted=predicted)
 
   def on(self, mesh: jax.sharding.Mesh) -> "Program":
     """The programs for a mesh, which must be the current one; nothing is compiled.
@@ -100,6 +101,7 @@ class Recipe:
     """
     train = self.config.train
     check_sizes(self.config, mesh)
+    check_front(self.config)
     check_lengths(self.config, mesh)
     graphdef, state, make_state = self.state(mesh)
     shardings = jax.tree.map(lambda x: x.sharding, state)
@@ -266,6 +268,27 @@ def lengths(config: Config) -> dict[str, int]:
   return features.model_lengths(config.model.architecture, _task_lengths(config))
 
 
+def positions(config: Config) -> dict[str, int]:
+  """`lengths`, and with them what adapts the model and is computed in front of each text."""
+  found = lengths(config)
+  front = config.model.kind.answers
+  return found | {front: found[front] + adapt.positions(config.adapters, computed=True)}
+
+
+def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:
+  """`transformer.attention_kernels` of the run's model, as it is adapted, for features of a batch, or their shapes."""
+  prompt = adapt.positions(config.adapters, computed=True)
+  prefix = dict.fromkeys(adapt.prefixed(config.adapters), adapt.positions(config.adapters))
+  return transformer.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
+
+
+def share_of_text(config: Config) -> float:
+  """Which part of the last stack's `positions` are a text's."""
+  whole, text = positions(config), lengths(config)
+  last = list(text)[-1]
+  return text[last] / whole[last]
+
+
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   """The features of a training batch, [batch, length]: int32, weights float32."""
   found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
@@ -344,10 +367,40 @@ def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
     UserError: it does not; names lengths that would do.
   """
   parts = sharding.num_shards("length", mesh)
-  for side, length in lengths(config).items():
+  for side, length in positions(config).items():
     if length % parts:
       low = length // parts * parts
       raise UserError(
         f"config.mesh.sequence={parts} does not divide the {side}'s {length} positions;"
         f" {' or '.join(str(size) for size in (low, low + parts) if size)} would do"
+      )
+
+
+def check_front(config: Config) -> None:
+  """Whether what adapts the model in front of a text has the place that it needs.
+
+  Raises:
+    UserError: a row has several texts, each of which would need a prompt of its own; or there are not so many learned
+      positions.
+  """
+  taken = adapt.positions(config.adapters)
+  if adapt.positions(config.adapters, computed=True):
+    kinds = {head.kind for head in config.model.heads}
+    for several, what in (
+      (config.data.pack, "config.data.pack=True: set it to False"),
+      (losses.compares_texts(config.train.loss), f"config.train.loss={config.train.loss}"),
+      (losses.answered_by_heads(config.train.loss) and "choice" in kinds, "a task with candidates, each a text"),
+    ):
+      if several:
+        raise UserError(
+          f"config.prompt stands in front of a row, and here a row has several texts ({what}); config.prefix is seen"
+          " by each of them"
+        )
+  most = config.model.most_positions
+  for side, length in lengths(config).items() if taken and most else ():
+    if length + taken > most:
+      raise UserError(
+        f"config.{next(iter(config.adapters))}.length={taken} in front of the {side}'s {length} positions: the model"
+        f" has learned {most} (config.model.max_length); shorten the data's"
+        f" {'lengths' if config.model.kind.continues else 'length'} to {most - taken}, or what stands in front"
       )

@@ -18,7 +18,10 @@ import toy
 
 from t2t.convert import peft as peft_lib
 from t2t.convert import peft_settings
+from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.adapt.prompt import PromptConfig
 
 peft = pytest.importorskip("peft", reason="needs peft: tests/parity-requirements.txt")
 
@@ -96,6 +99,127 @@ def test_what_peft_writes_gives_the_same_logits_in_t2t(kind, tmp_path):
   batch = toy.batch(architecture=config.architecture)
   params = shared.merged(params, arrays, {"lora": LoraConfig(**found.config)})
   assert_same(ours(config, params, batch), theirs(adapted, kind, batch), parity.real(batch))
+
+
+@pytest.mark.parametrize("targets", [Ia3Config().targets, ("attention/", "mlp/")], ids=["paper", "all"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
+def test_vectors_that_t2t_writes_give_the_same_logits_in_peft(kind, targets, tmp_path):
+  """(IA)3, of what matrices write and of what they read, biases included."""
+  config, adapters = KINDS[kind], {"ia3": Ia3Config(targets=targets)}
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  arrays = shared.random_adapter(config, adapters)
+  peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
+  batch = toy.batch(architecture=config.architecture)
+  before = theirs(base, kind, batch)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  found = ours(config, shared.merged(params, arrays, adapters), batch)
+  at = parity.real(batch)
+  assert_same(found, theirs(adapted, kind, batch), at)
+  assert np.max(np.abs(found - before)[at]) > 0.02
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2", "bert"])
+def test_vectors_that_peft_writes_give_the_same_logits_in_t2t(kind, tmp_path):
+  """(IA)3 of the modules that are its defaults, of BERT the ends of both branches, and read back as it is written."""
+  config = KINDS[kind]
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  task = peft_settings.TASK_OF[config.architecture]
+  torch.manual_seed(0)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    adapted = peft.get_peft_model(base, peft.IA3Config(task_type=task, init_ia3_weights=False)).eval()
+  adapted.save_pretrained(tmp_path / "adapter")
+  found = peft_lib.open_adapter(str(tmp_path / "adapter"), foreign.in_memory(config, params))
+  arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
+  batch = toy.batch(architecture=config.architecture)
+  params = shared.merged(params, arrays, {"ia3": Ia3Config(**found.config)})
+  assert_same(ours(config, params, batch), theirs(adapted, kind, batch), parity.real(batch))
+
+
+FRONTS = {
+  "prompt": lambda kind: PromptConfig(length=5),
+  "prefix": lambda kind: PrefixConfig(length=5, hidden=0, sides=("decoder",)),
+  "made": lambda kind: PrefixConfig(length=5, hidden=7, sides=("decoder",)),
+}
+
+
+def theirs_behind(model, kind, batch):
+  """Logits of the text alone: a decoder of theirs has some of the prompt in front of them."""
+  found = theirs(model, kind, batch)
+  return found[:, -batch["decoder_input_tokens"].shape[1] :]
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2"])
+def test_what_t2t_puts_in_front_gives_the_same_logits_in_peft(kind, front, tmp_path):
+  """A prompt, a prefix, and a prefix that a network makes; positions lie behind them in both."""
+  config, adapters = KINDS[kind], {"prompt" if front == "prompt" else "prefix": FRONTS[front](kind)}
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  arrays = shared.random_adapter(config, adapters)
+  peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
+  batch = toy.batch(architecture=config.architecture)
+  before = theirs(base, kind, batch)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    found = np.asarray(toy.logits(shared.with_adapter(config, adapters, params, arrays), batch))
+    expected = theirs_behind(adapted, kind, batch)
+  at = parity.real(batch)
+  assert_same(found, expected, at)
+  assert np.max(np.abs(found - before)[at]) > 0.02
+
+
+@pytest.mark.parametrize("front", ["prompt", "prefix", "made"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "even_t5", "llama", "gpt2"])
+def test_what_peft_puts_in_front_gives_the_same_logits_in_t2t(kind, front, tmp_path):
+  """As its own code makes and saves it, by its defaults; two of an even number of decoder layers share theirs."""
+  config = dataclasses.replace(KINDS["t5_1_1"], num_decoder_layers=2) if kind == "even_t5" else KINDS[kind]
+  params = foreign.random_params(config)
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  task = peft_settings.TASK_OF[config.architecture]
+  torch.manual_seed(0)
+  options = {"task_type": task, "num_virtual_tokens": 5}
+  if front == "prompt":
+    settings = peft.PromptTuningConfig(**options)
+  else:
+    sizes = {"token_dim": config.kv_heads * config.head_dim, "num_attention_heads": config.kv_heads}
+    if config.num_kv_heads:  # of which theirs makes the sizes by itself
+      sizes = {}
+    if config.kind.reads_apart:  # theirs takes the encoder's number
+      sizes["num_layers"] = config.num_decoder_layers
+    settings = peft.PrefixTuningConfig(**options, **sizes, prefix_projection=front == "made", encoder_hidden_size=7)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    adapted = peft.get_peft_model(base, settings).eval()
+  adapted.save_pretrained(tmp_path / "adapter")
+  found = peft_lib.open_adapter(str(tmp_path / "adapter"), foreign.in_memory(config, params))
+  arrays = {path: tensor.read() for path, tensor in found.tensors.items()}
+  kinds = {"prompt": PromptConfig, "prefix": PrefixConfig}
+  model = shared.with_adapter(config, {found.section: kinds[found.section](**found.config)}, params, arrays)
+  batch = toy.batch(architecture=config.architecture)
+  expected = theirs_behind(adapted, "t5_1_1" if kind == "even_t5" else kind, batch)
+  assert_same(np.asarray(toy.logits(model, batch)), expected, parity.real(batch))
+
+
+def test_a_prefix_with_a_head_gives_the_same_logits_in_peft(tmp_path):
+  """P-tuning v2 of BERT, SEQ_CLS: pooler and classifier lie in the folder, and read the text's first token in both."""
+  config, adapters = KINDS["bert_class"], {"prefix": PrefixConfig(length=5, hidden=0)}
+  arrays = shared.random_adapter(config, adapters)
+  peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
+  base = parity.load(parity.exported(config, tmp_path / "base"))
+  batch = toy.batch(architecture="encoder_only")
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  with torch.no_grad():
+    expected = adapted(**parity.inputs(batch)).logits.numpy()
+  model = shared.with_adapter(config, adapters, foreign.random_params(config), arrays)
+  np.testing.assert_allclose(np.asarray(model.heads["class"](model(batch)[:, 0])), expected, atol=1e-4)
 
 
 def test_a_head_is_written_for_their_class(tmp_path):

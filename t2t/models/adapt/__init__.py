@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from flax import nnx
+from flax import nnx, traverse_util
 import jax
 
-from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pfeiffer
+from t2t import UserError
+from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pfeiffer, prefix, prompt
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
 
 Adapters = Mapping[str, Any]  # section of the config -> its record; at most one, or none
 
@@ -32,6 +35,11 @@ class Adapter:
   merge: (path -> array, config) -> path -> array, as the model has them that needs no adapter; None: no such model
     computes the same, and whoever reads a checkpoint keeps the adapter.
   merged_into: path of a parameter that is added -> those of the model, as it was, that it is merged into.
+  positions: config -> how many positions it takes in front of a text.
+  computes: whether these are computed as a text's are.
+  starts: (config, vocabulary, seed=) -> what `begin` is given.
+  begin: (path -> array, what `starts` gave) -> the same with what it adds as training begins with it, where that
+    depends on the model's own parameters.
   """
 
   config: type
@@ -40,6 +48,10 @@ class Adapter:
   base_path: Callable[[str], str | None]
   merge: Callable[[Mapping[str, jax.Array], Any], dict[str, jax.Array]] | None
   merged_into: Callable[[str], tuple[str, ...]] = _owner
+  positions: Callable[[Any], int] = lambda config: 0
+  computes: bool = False
+  starts: Callable[..., Any] = lambda config, vocabulary, *, seed: None
+  begin: Callable[[dict[str, jax.Array], Any], dict[str, jax.Array]] = lambda params, start: params
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -50,6 +62,25 @@ ADAPTERS: dict[str, Adapter] = {
   "ia3": Adapter(ia3.Ia3Config, ia3.adapt, ia3.ADDED, ia3.base_path, ia3.merge, ia3.merged_into),
   "houlsby": Adapter(houlsby.HoulsbyConfig, houlsby.adapt, bottleneck.ADDED, bottleneck.base_path, None),
   "pfeiffer": Adapter(pfeiffer.PfeifferConfig, pfeiffer.adapt, bottleneck.ADDED, bottleneck.base_path, None),
+  "prefix": Adapter(
+    prefix.PrefixConfig,
+    prefix.adapt,
+    prefix.ADDED,
+    prefix.base_path,
+    None,
+    positions=lambda config: config.length,
+  ),
+  "prompt": Adapter(
+    prompt.PromptConfig,
+    prompt.adapt,
+    prompt.ADDED,
+    prompt.base_path,
+    None,
+    positions=lambda config: config.length,
+    computes=True,
+    starts=prompt.starts,
+    begin=prompt.begin,
+  ),
 }
 
 
@@ -62,6 +93,57 @@ def adapt(model: nnx.Module, adapters: Adapters, rngs: nnx.Rngs) -> nnx.Module:
   for name, config in adapters.items():
     model = ADAPTERS[name].adapt(model, config, rngs)
   return model
+
+
+def beginning(adapters: Adapters, vocabulary: Any, *, seed: int) -> Callable[[Params], Params]:
+  """What makes of a model's parameters, among which are fresh ones that adapters add, those that training begins with.
+
+  Args:
+    adapters: that are new.
+    vocabulary: of the model (`seqio.Vocabulary`).
+    seed: of what is drawn.
+
+  Raises:
+    UserError: a text that the vocabulary has no piece of.
+  """
+  begins = [(ADAPTERS[name].begin, ADAPTERS[name].starts(x, vocabulary, seed=seed)) for name, x in adapters.items()]
+
+  def begin(params: Params) -> Params:
+    for one, start in begins:
+      flat = one(traverse_util.flatten_dict(params, sep="/"), start)
+      params = traverse_util.unflatten_dict(flat, sep="/")
+    return params
+
+  return begin
+
+
+def positions(adapters: Adapters, *, computed: bool = False) -> int:
+  """How many positions they take in front of a text; those alone that are `computed` as a text's are."""
+  return sum(
+    ADAPTERS[name].positions(config) for name, config in adapters.items() if ADAPTERS[name].computes or not computed
+  )
+
+
+def prefixed(adapters: Adapters) -> tuple[str, ...]:
+  """Sides of a model whose self-attention has learned keys in front of its own."""
+  return tuple(side for config in adapters.values() if isinstance(config, prefix.PrefixConfig) for side in config.sides)
+
+
+def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
+  """The shape of a model as those know it who ask it something: with as many learned positions as a text may have.
+
+  Raises:
+    UserError: none are left for it.
+  """
+  taken = positions(adapters)
+  if not taken or not model.most_positions:
+    return model
+  if taken >= model.most_positions:
+    raise UserError(
+      f"config.{next(iter(adapters))}.length={taken}: the model has learned {model.most_positions} positions"
+      f" (config.model.max_length), which leaves none for a text"
+    )
+  return dataclasses.replace(model, max_length=model.most_positions - taken)
 
 
 def base_path(path: str, adapters: Adapters) -> str | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import re
 
 from flax import nnx
 import jax
@@ -25,7 +24,8 @@ class Ia3Config:
     UserError: nothing is.
   """
 
-  #: patterns over paths: attention/key, attention/value, whose outputs are multiplied, and mlp/down, whose inputs are
+  #: patterns over paths of attention and mlp matrices, whose outputs are multiplied, or of mlp/down and attention/out
+  #: their inputs; the paper's are these
   targets: tuple[str, ...] = ("attention/key", "attention/value", "mlp/down")
   also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
 
@@ -46,23 +46,23 @@ def adapt(model: nnx.Module, config: Ia3Config, rngs: nnx.Rngs) -> nnx.Module:
   """
   del rngs
   model = patterns.copy_of(model)
-  found = [each for each in patterns.matrices(model) if re.search(r"attention/(key|value)$|mlp/down$", each[0])]
+  found = list(patterns.matrices(model))
   patterns.check(config.targets, "config.ia3.targets", [path for path, _, _ in found])
   for path, module, name in found:
     if matches(config.targets, path):
-      kernel, reads = getattr(module, name), _reads(path)
+      kernel, is_read = getattr(module, name), reads(path)
       *stack, rows, columns = kernel[...].shape
-      axis = kernel.get_metadata()["axes"][0 if reads else 1]
+      axis = kernel.get_metadata()["axes"][0 if is_read else 1]
       # Ones, held as what they differ by: training starts from the model as it is.
-      vector = nnx.Param(jnp.zeros((*stack, rows if reads else columns), jnp.float32), axes=(axis,))
-      setattr(module, name, layers.Scaled(kernel, vector, reads=reads))
+      vector = nnx.Param(jnp.zeros((*stack, rows if is_read else columns), jnp.float32), axes=(axis,))
+      setattr(module, name, layers.Scaled(kernel, vector, reads=is_read))
   patterns.check(config.also_train, "config.ia3.also_train", patterns.paths_of(model))
   return model
 
 
-def _reads(path: str) -> bool:
-  """Whether it is what a matrix reads that is multiplied."""
-  return path.endswith("down")
+def reads(path: str) -> bool:
+  """Whether it is what a matrix reads that is multiplied: of those that a branch ends with."""
+  return path.endswith(("mlp/down", "attention/out"))
 
 
 def base_path(path: str) -> str | None:
@@ -74,7 +74,7 @@ def base_path(path: str) -> str | None:
 def merged_into(path: str) -> tuple[str, ...]:
   """What a vector is merged into: its matrix, and the bias behind that."""
   owner = path.rpartition("/")[0]
-  return (owner,) if _reads(owner) else (owner, f"{owner}_bias")
+  return (owner,) if reads(owner) else (owner, f"{owner}_bias")
 
 
 def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.Array]:
@@ -86,8 +86,8 @@ def merge(params: Mapping[str, jax.Array], config: Ia3Config) -> dict[str, jax.A
     if base is not None:
       vector = params.get(f"{base.removesuffix('_bias')}/{_VECTOR}")
       if base != path:
-        x = x * (1.0 + (vector[..., :, None] if _reads(base) else vector[..., None, :]))
-      elif vector is not None and base.endswith("_bias") and not _reads(base.removesuffix("_bias")):
+        x = x * (1.0 + (vector[..., :, None] if reads(base) else vector[..., None, :]))
+      elif vector is not None and base.endswith("_bias") and not reads(base.removesuffix("_bias")):
         x = x * (1.0 + vector)
       found[base] = x
   return found

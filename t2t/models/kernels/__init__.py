@@ -88,6 +88,7 @@ def choose(
     (asked == "plain", "as config.model.attention_kernel says"),
     (platform not in ("tpu", "gpu"), platform.upper()),
     (bias == "soft cap", "soft cap on the logits"),
+    (mask.front, "learned keys in front"),
     (batch % batch_shards, f"{batch} rows over {batch_shards} devices"),
     (heads % head_shards, f"{heads} heads over {head_shards} devices"),
     (query_length % length_shards, f"{query_length} positions over {length_shards} devices"),

@@ -1,0 +1,174 @@
+"""What PEFT's prompt tuning and prefix tuning hold, as t2t's config.prompt and config.prefix and back.
+
+Both have one matrix, `prompt_embeddings`, with a row for each position: of a prompt its vector; of a prefix the keys
+and the values of one layer after another.  A network that made those is not there, for they are what it gave.
+
+PEFT's prefix is that of the decoder, where there is one.  Behind an encoder its decoder's layer i gets the keys and
+values that stand at 2 i, modulo their number: what stands between is the cross-attention's, which passes it over.
+
+Source: PEFT 0.21, src/peft/peft_model.py (get_prompt), src/peft/tuners/{prompt_tuning,prefix_tuning}.
+"""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import numpy as np
+
+from t2t import UserError
+from t2t.convert.families import Settings
+from t2t.convert.safetensors import Entry
+from t2t.convert.tensors import Tensor, check_finite
+from t2t.models.adapt.prefix import PrefixConfig
+from t2t.models.config import TransformerConfig
+
+NAME = "prompt_embeddings"
+SECTIONS = ("prompt", "prefix")
+_PROMPT = "embed/prompt"
+
+
+def check(section: str, model: TransformerConfig, where: str) -> None:
+  """Whether theirs means the same on top of a model, with the heads that were trained, if any.
+
+  Raises:
+    UserError: it does not; says why.
+  """
+  if section == "prompt" and (model.heads or not model.kind.writes):
+    raise UserError(
+      f"{where}: a prompt is exchanged with PEFT for models that write: its classes for tasks have heads that read the"
+      " first vector of the prompt, and t2t's the first token of the text; config.prefix is the same in both"
+    )
+  if section == "prompt" and model.scale_embedding:
+    raise UserError(
+      f"{where}: config.model.scale_embedding=True: whether a prompt is scaled as tokens are differs among versions of"
+      " transformers, so that it is not exchanged with PEFT"
+    )
+  if section == "prefix" and not (model.heads or model.kind.writes):
+    raise UserError(
+      f"{where}: PEFT has a prefix for an encoder alone with a task, SEQ_CLS or TOKEN_CLS; here is no head for one"
+    )
+
+
+def _length(settings: Settings, where: str) -> int:
+  length = settings.get("num_virtual_tokens")
+  if type(length) is not int or length < 1:
+    raise UserError(f"{where}: num_virtual_tokens={str(length)[:40]!r}: must be a whole number, at least 1")
+  return length
+
+
+def prompt_fields(settings: Settings, where: str) -> dict[str, Any]:
+  """Fields of `PromptConfig`."""
+  return {"length": _length(settings, where)}
+
+
+def prefix_fields(settings: Settings, where: str) -> dict[str, Any]:
+  """Fields of `PrefixConfig`, but for its side."""
+  return {"length": _length(settings, where), "hidden": 0}
+
+
+def _parts(settings: Settings, model: TransformerConfig, where: str) -> int:
+  """num_transformer_submodules: how often theirs counts everything."""
+  parts = settings.get("num_transformer_submodules")
+  parts = (2 if model.kind.reads_apart else 1) if parts is None else parts
+  if type(parts) is not int or parts not in (1, 2):
+    raise UserError(f"{where}: num_transformer_submodules={str(parts)[:40]!r}: must be 1 or 2")
+  return parts
+
+
+def shape(section: str, settings: Settings, fields: Mapping[str, Any], model: TransformerConfig, where: str):
+  """Of `prompt_embeddings`, as the settings have it and the base needs it.
+
+  Raises:
+    UserError: they do not go together.
+  """
+  length, parts = fields["length"], _parts(settings, model, where)
+  if section == "prompt":
+    return length * parts, model.embedding_dim or model.embed_dim
+  if model.kind.reads_apart and parts != 2:
+    raise UserError(f"{where}: num_transformer_submodules={parts}: PEFT's prefix of an encoder-decoder has 2")
+  own = {"num_attention_heads": model.kv_heads, "token_dim": model.kv_heads * model.head_dim}
+  for name, size in own.items():
+    if settings.get(name) != size:
+      raise UserError(f"{where}: {name}={str(settings.get(name))[:40]}: the base's keys and values have {size}")
+  layers = settings.get("num_layers")
+  least = getattr(model, f"num_{model.kind.predicts}_layers")
+  if type(layers) is not int or layers < least or (layers > least and not model.kind.reads_apart):
+    raise UserError(f"{where}: num_layers={str(layers)[:40]}: the base has {least}")
+  return length, layers * 2 * own["token_dim"]
+
+
+def read(
+  section: str, settings: Settings, fields: Mapping[str, Any], entry: Entry, model: TransformerConfig
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+  """What was trained, by paths in the adapted model, and fields of the section besides."""
+  length = fields["length"]
+
+  def rows() -> np.ndarray:
+    value = entry.read()
+    check_finite(value, f"{entry.path}: {entry.name}")
+    return value[:length]
+
+  if section == "prompt":
+    # Of an encoder-decoder theirs has as many rows again, which nothing reads.
+    size = length, entry.shape[1]
+    return {_PROMPT: Tensor(size, np.dtype(np.float32), (rows,))}, {}
+  side = model.kind.predicts
+  number, joined, layers = getattr(model, f"num_{side}_layers"), settings["token_dim"], settings["num_layers"]
+  places = 2 * np.arange(number) % layers if model.kind.reads_apart else np.arange(number)
+
+  def part(index: int) -> np.ndarray:
+    return np.swapaxes(rows().reshape(length, layers, 2, joined)[:, places, index], 0, 1)
+
+  found = {
+    f"{side}/prefix/{name}": Tensor((number, length, joined), np.dtype(np.float32), (functools.partial(part, index),))
+    for index, name in enumerate(("keys", "values"))
+  }
+  return found, {"sides": (side,)}
+
+
+def _made(trained: Mapping[str, Tensor], side: str, name: str) -> np.ndarray:
+  """Keys or values of a prefix, [layers, length, heads * kv], as they are or as its network gives them."""
+  of = lambda part: np.asarray(trained[f"{side}/prefix/{part}"].read())
+  if f"{side}/prefix/table" not in trained:
+    return of(name)
+  hidden = np.tanh(of("table") @ of("hidden") + of("hidden_bias"))
+  return np.einsum("ph,lhk->lpk", hidden, of(name)) + of(f"{name}_bias")[:, None]
+
+
+def written(
+  section: str, config: Any, trained: Mapping[str, Tensor], model: TransformerConfig, where: str
+) -> tuple[dict[str, Any], np.ndarray, set[str]]:
+  """Fields of adapter_config.json, `prompt_embeddings`, and the paths that are in it.
+
+  Raises:
+    UserError: a prefix of an encoder that has a decoder behind it.
+  """
+  side, length = model.kind.predicts, config.length
+  settings = {"num_virtual_tokens": length, "num_transformer_submodules": 1}
+  if section == "prompt":
+    width = model.embedding_dim or model.embed_dim
+    sizes = {"token_dim": width, "num_attention_heads": model.num_heads}
+    sizes |= {"num_layers": getattr(model, f"num_{side}_layers"), "prompt_tuning_init": "RANDOM"}
+    return settings | sizes, trained[_PROMPT].read(), {_PROMPT}
+  _check_sides(config, model, where)
+  both = np.stack([_made(trained, side, name) for name in ("keys", "values")], axis=1)  # [layers, 2, length, kv]
+  if model.kind.reads_apart:
+    # Between them what the cross-attention passes over.
+    both, settings["num_transformer_submodules"] = np.stack([both, np.zeros_like(both)], axis=1), 2
+  both = both.reshape(-1, 2, *both.shape[-2:])
+  sizes = {"token_dim": both.shape[-1], "num_attention_heads": model.kv_heads, "num_layers": both.shape[0]}
+  matrix = np.moveaxis(both, 2, 0).reshape(length, -1)
+  return (
+    settings | sizes | {"prefix_projection": False},
+    matrix,
+    {p for p in trained if p.startswith(f"{side}/prefix/")},
+  )
+
+
+def _check_sides(config: PrefixConfig, model: TransformerConfig, where: str) -> None:
+  own = [side for side in model.kind.sides if side in config.sides]
+  if own != [model.kind.predicts]:
+    raise UserError(
+      f"{where}: config.prefix.sides={','.join(config.sides)}: PEFT's prefix is the {model.kind.predicts}'s alone; only"
+      f" one that was trained with config.prefix.sides={model.kind.predicts} is written"
+    )

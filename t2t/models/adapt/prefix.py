@@ -1,0 +1,123 @@
+"""Prefix tuning (Li & Liang 2021): in every layer learned keys and values stand in front of the self-attention's own.
+
+They are made of one vector for each position by a small network, which is trained with them; without it, `hidden=0`,
+they are what is trained: P-tuning v2 (Liu et al. 2022), which has heads for its tasks (config.train.loss=heads).
+
+The prefix has the first positions, and a text those behind it, as PEFT and transformers have them: a bias by distance
+(T5, ALiBi) counts from there, learned positions begin behind it, and a window reaches it from near alone.  Its keys do
+not turn where positions are rotary.  Every text of a packed row sees it, each as if it stood in front of it.
+"""
+
+import dataclasses
+import re
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from t2t import UserError, did_you_mean, sharding
+from t2t.models import attention, layers, transformer
+from t2t.models.adapt import patterns
+from t2t.models.architecture import ENCODER_DECODER
+from t2t.models.config import TransformerConfig
+
+ADDED = "(^|/)prefix/"
+SIDES = ENCODER_DECODER.sides
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixConfig:
+  """What it is.
+
+  Raises:
+    UserError: a field that is out of range, or no such side.
+  """
+
+  length: int = 20  # keys, and values, in each layer; each takes a position of the model's
+  hidden: int = 512  # width of the network that makes them, the paper's; 0: there is none (P-tuning v2)
+  #: whose self-attention has them, of the sides that the model has; PEFT's are those of its last one
+  sides: tuple[str, ...] = SIDES
+  also_train: tuple[str, ...] = ()  # patterns over paths of parameters that are trained as they are: "norm", "bias"
+
+  def __post_init__(self):
+    for name, least in (("length", 1), ("hidden", 0)):
+      if getattr(self, name) < least:
+        raise UserError(f"config.prefix.{name}={getattr(self, name)}: must be at least {least}")
+    for name in ("sides", "also_train"):  # lists, in a config.json
+      object.__setattr__(self, name, tuple(getattr(self, name)))
+    for side in self.sides:
+      if side not in SIDES:
+        raise UserError(f"config.prefix.sides: {side!r}: known are {', '.join(SIDES)}{did_you_mean(side, SIDES)}")
+
+
+class Prefix(nnx.Module):
+  """Keys and values for each layer, which are trained as they are."""
+
+  def __init__(self, model: TransformerConfig, config: PrefixConfig, rngs: nnx.Rngs, *, num_layers: int):
+    self.length, self.head_dim = config.length, model.head_dim
+    shape, axes = (num_layers, config.length, model.kv_heads * model.head_dim), ("positions", "heads")
+    self.keys = layers.param(rngs, shape, axes, scale=1.0)
+    self.values = layers.param(rngs, shape, axes, scale=1.0)
+
+  def __call__(self) -> attention.KVCache:
+    """[layers, kv heads, length, kv]."""
+    return _by_heads(self.keys[...], self.values[...], self.head_dim)
+
+
+class MadePrefix(nnx.Module):
+  """Keys and values for each layer, made of a vector for each position by a layer with tanh and another without."""
+
+  def __init__(self, model: TransformerConfig, config: PrefixConfig, rngs: nnx.Rngs, *, num_layers: int):
+    self.length, self.head_dim = config.length, model.head_dim
+    embed, hidden, joined = model.embed_dim, config.hidden, model.kv_heads * model.head_dim
+    self.table = layers.param(rngs, (config.length, embed), ("positions", "embed"), scale=1.0)
+    self.hidden = layers.param(rngs, (embed, hidden), ("embed", "rank"), scale=embed**-0.5)
+    self.hidden_bias = nnx.Param(jnp.zeros(hidden, jnp.float32), axes=("rank",))
+    shape, axes = (num_layers, hidden, joined), ("rank", "heads")
+    for name in ("keys", "values"):
+      setattr(self, name, layers.param(rngs, shape, axes, scale=hidden**-0.5))
+      setattr(self, f"{name}_bias", nnx.Param(jnp.zeros((num_layers, joined), jnp.float32), axes=("heads",)))
+
+  def __call__(self) -> attention.KVCache:
+    """[layers, kv heads, length, kv]."""
+    hidden = jnp.tanh(self.table[...] @ self.hidden[...] + self.hidden_bias[...])
+    keys, values = (
+      jnp.einsum("ph,lhk->lpk", hidden, out[...]) + bias[...][:, None]
+      for out, bias in ((self.keys, self.keys_bias), (self.values, self.values_bias))
+    )
+    return _by_heads(keys, values, self.head_dim)
+
+
+def _by_heads(keys: jax.Array, values: jax.Array, head_dim: int) -> attention.KVCache:
+  """[layers, length, kv heads * kv] -> [layers, kv heads, length, kv], both."""
+
+  def split(x: jax.Array) -> jax.Array:
+    x = jnp.swapaxes(x.reshape(*x.shape[:2], -1, head_dim), 1, 2)
+    return sharding.shard(x, "layers", "heads", None, "kv")
+
+  return attention.KVCache(split(keys), split(values))
+
+
+def adapt(model: nnx.Module, config: PrefixConfig, rngs: nnx.Rngs) -> nnx.Module:
+  """The model with keys and values in front of those of its self-attentions.
+
+  Raises:
+    UserError: it has none of the sides, or a pattern of `also_train` matches no parameter.
+  """
+  model = patterns.copy_of(model)
+  make = MadePrefix if config.hidden else Prefix
+  for _, each in patterns.modules(model, transformer.MODELS):
+    sides = [side for side in each.architecture.sides if side in config.sides]
+    if not sides:
+      there = ",".join(each.architecture.sides)
+      raise UserError(f"config.prefix.sides={','.join(config.sides)}: the model has none of them; give {there}")
+    for side in sides:
+      stack = getattr(each, side)
+      stack.prefix = nnx.data(make(each.config, config, rngs, num_layers=stack.num_layers))  # in place of a None
+  patterns.check(config.also_train, "config.prefix.also_train", patterns.paths_of(model))
+  return model
+
+
+def base_path(path: str) -> str | None:
+  """Where a parameter was before; None: it is new."""
+  return None if re.search(ADDED, path) else path

@@ -1,0 +1,183 @@
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError, sharding
+from t2t.config import override, records
+from t2t.configs import default
+from t2t.generation import decoding
+from t2t.models import adapt, attention, kernels, transformer
+from t2t.models.adapt import prefix
+from t2t.training import recipe
+
+LENGTH = 5
+DUMMY = 7  # a token
+
+
+def with_prefix(config, *, sides=prefix.SIDES, hidden=0):
+  """A model with a prefix in front of some of its stacks."""
+  wanted = prefix.PrefixConfig(length=LENGTH, hidden=hidden, sides=sides)
+  return adapt.adapt(toy.model(config), {"prefix": wanted}, nnx.Rngs(toy.key(1)))
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+  """(model, side) -> the model without the prefix, whose first keys and values are it: of tokens that mean nothing."""
+  plain = attention.Attention.keys_and_values
+
+  def keys_and_values(self, memory, angles=None, *, dropout_key=None):
+    found = attention.KVCache(*plain(self, memory, angles, dropout_key=dropout_key))
+    if "fixed" in vars(self):
+      own = jax.tree.map(lambda x: x[:, :, LENGTH:], found)
+      found = own.behind(attention.KVCache(self.fixed["keys"][...], self.fixed["values"][...]))
+    return found.keys, found.values
+
+  monkeypatch.setattr(attention.Attention, "keys_and_values", keys_and_values)
+
+  def replaced(model, side):
+    stack = getattr(model, side)
+    made, stack.prefix = stack.prefix(), None
+    if model.config.share_layers:  # of which there is one
+      made = jax.tree.map(lambda x: x[0], made)
+    layer = stack.own_layers if hasattr(stack.own_layers, "self_attention") else model.encoder.own_layers
+    layer.self_attention.fixed = nnx.data({name: nnx.Param(getattr(made, name)) for name in ("keys", "values")})
+    return model
+
+  return replaced
+
+
+def longer(batch, side):
+  """A batch with tokens in front of one side that are read, and mean nothing."""
+  front = {"input_tokens": DUMMY, "token_types": 0, "causal_attention": 1, "target_tokens": DUMMY, "loss_weights": 0}
+  names = [f"{side}_{name}" for name in front if f"{side}_{name}" in batch]
+  pad = lambda name: jnp.pad(batch[name], [(0, 0), (LENGTH, 0)], constant_values=front[name.removeprefix(f"{side}_")])
+  return batch | {name: pad(name) for name in names}
+
+
+def alike_in_all_layers(model, side):
+  """Where layers are one and the same, it is not known which one is running."""
+  if model.config.share_layers or model.config.share_stacks:
+    made = getattr(model, side).prefix
+    for each in (made.keys, made.values):
+      each[...] = jnp.broadcast_to(each[...][:1], each[...].shape)
+  return model
+
+
+@pytest.mark.parametrize(
+  ("kind", "side"), [(kind, side) for kind, config in toy.KINDS.items() for side in config.kind.sides]
+)
+def test_it_is_keys_and_values_in_front_of_a_row(kind, side, by_hand):
+  """Of each layer, seen as those of tokens in front would be, at their positions and through the same masks."""
+  config = toy.KINDS[kind]
+  batch = toy.batch(architecture=config.architecture)
+  make = lambda: alike_in_all_layers(with_prefix(config, sides=(side,)), side)
+  reads = side == config.kind.answers
+  run = jax.jit(lambda model, batch: model.states(batch) if reads else model(batch))
+  found = run(make(), batch)
+  if config.share_stacks and not reads:
+    pytest.skip("the decoder's self-attention is the encoder's, too, which would have it in the reference")
+  expected = run(by_hand(make(), side), longer(batch, side))[:, LENGTH:]
+  at = np.asarray(batch.get(f"{side}_target_tokens", batch[f"{side}_input_tokens"]) > 0)
+  np.testing.assert_allclose(found[at], expected[at], atol=1e-4)
+  assert np.max(np.abs(found - run(toy.model(config), batch))) > 1e-2
+
+
+@pytest.mark.parametrize("kind", toy.KINDS)
+def test_packed_equals_unpacked(kind):
+  """Each text of a row sees the prefix as if it stood in front of it."""
+  config = toy.KINDS[kind]
+  batch = toy.batch(architecture=config.architecture)
+  model = with_prefix(config, hidden=4)
+  apart, together = toy.logits(model, batch), toy.logits(model, toy.packed(batch))[0]
+  side = config.kind.predicts
+  lengths = np.sum(np.asarray(batch[f"{side}_target_tokens"]) > 0, axis=1)
+  rows = np.concatenate([row[:length] for row, length in zip(apart, lengths, strict=True)])
+  np.testing.assert_allclose(together[: len(rows)], rows, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["t5_1_1", "prefix_lm", "gemma", "shared_everything"])
+def test_what_beams_write_is_as_likely_as_it_is_said_to_be(kind):
+  """The sum of a beam's log-probabilities is that of the same text when it is read at once."""
+  config = toy.KINDS[kind]
+  model = with_prefix(config)
+  settings = decoding.DecodeConfig(max_length=4, num_beams=3, length_penalty=0.0)
+  lengths = (2, 6)
+  batch = toy.batch(lengths, (4, 4), padded_to=(6, 4), architecture=config.architecture)
+  found = jax.jit(lambda model, batch: decoding.decode(model, batch, config=settings, eos_id=-1))(model, batch)
+  for beam in range(3):
+    tokens, again = np.asarray(found.tokens[:, beam]), dict(batch)
+    if config.kind.reads_apart:
+      again |= {"decoder_target_tokens": tokens, "decoder_loss_weights": np.ones((2, 4), np.float32)}
+    else:
+      row = np.array(batch["decoder_target_tokens"])
+      weights = np.zeros(row.shape, np.float32)
+      for index, length in enumerate(lengths):
+        row[index, length : length + 4], weights[index, length : length + 4] = tokens[index], 1.0
+      again |= {"decoder_target_tokens": row, "decoder_loss_weights": weights}
+    again["decoder_input_tokens"] = np.pad(again["decoder_target_tokens"], [(0, 0), (1, 0)])[:, :-1]
+    expected = jax.jit(decoding.log_likelihood)(model, jax.tree.map(jnp.asarray, again))
+    np.testing.assert_allclose(found.scores[:, beam], expected, rtol=1e-3)
+
+
+def test_no_kernel_takes_it():
+  """On a TPU, too, where the other attentions run on what they can; what a run prints says why."""
+  mask = attention.AttentionMask(front=LENGTH, causal=True)
+  shape = (8, 4, 1024, 64)
+  choose = lambda mask: kernels.choose(shape, shape, jnp.bfloat16, mask, platform="tpu", device_kind="TPU v5")
+  assert choose(dataclasses.replace(mask, front=0)).kernel == "splash"
+  assert str(choose(mask)) == "plain (learned keys in front)"
+  given = override(default.get_config(), ["--config.prefix.sides=decoder"])
+  config = records(given).with_(model={"positions": "rotary"})
+  chosen = recipe.attention_kernels(config, recipe.batch(config))
+  assert {name: choice.reason for name, choice in chosen.items()} == dict.fromkeys(chosen, "CPU")
+  tokens = {side: jax.ShapeDtypeStruct((8, 1024), jnp.int32) for side in prefix.SIDES}
+  masks = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(attention, "choose", lambda query, keys, mask, **options: masks.append(mask.front))
+    features = {f"{side}_input_tokens": x for side, x in tokens.items()}
+    transformer.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
+  assert masks == [0, LENGTH, 0]  # encoder, decoder, cross
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+def program(*arguments, **model):
+  """The programs of the defaults with these options, at toy size; nothing is compiled."""
+  given = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
+  given.model.update(dataclasses.asdict(toy.config(**model)))
+  mesh = sharding.make_mesh({"data": 8})
+  with jax.set_mesh(mesh):
+    return recipe.make(records(given)).on(mesh)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--config.prefix.length=0"], "config.prefix.length=0: must be at least 1"),
+    (["--config.prefix.hidden=-1"], "config.prefix.hidden=-1: must be at least 0"),
+    (["--config.prefix.sides=decodr"], "config.prefix.sides: 'decodr': known are .*; did you mean decoder?"),
+    (["--config.prefix.sides="], "config.prefix.sides=: the model has none of them; give encoder,decoder"),
+    (["--config.prefix.also_train=nrom"], "config.prefix.also_train: 'nrom' matches none of .* mean norm?"),
+  ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+  """Before anything is on a device; the message names the key, and what would be right."""
+  with pytest.raises(UserError, match=message):
+    program(*arguments)
+
+
+def test_learned_positions_are_the_texts_and_the_prefixs():
+  """Rows may be packed; nothing more is computed."""
+  lengths = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--config.data.pack=True")
+  learned = dict(positions="learned", max_length=40)
+  program(*lengths, "--config.prefix.length=16", **learned)
+  with pytest.raises(UserError, match=r"config.prefix.length=17 in front of the encoder's 24 positions"):
+    program(*lengths, "--config.prefix.length=17", **learned)
+  config = records(override(default.get_config(), ["--config.prefix.length=16"]))
+  assert recipe.positions(config) == recipe.lengths(config)
