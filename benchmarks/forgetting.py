@@ -35,7 +35,7 @@ from t2t.training import writers
 
 OLD, NEW = "colour", "shape"
 _TASKS = pathlib.Path(__file__).with_name("two_questions.py")
-_STEPS, _OLD_STEPS, _EVERY = 400, 300, 40
+_STEPS, _OLD_STEPS, _EVERY = 300, 300, 50
 _EXAMPLES = 1_024  # that the Fisher information is of
 
 # Of both tasks: a model of 0.2 million parameters, and a plain AdamW.
