@@ -1,6 +1,6 @@
 """What a model forgets of one task while it learns another, and what five ways to keep it cost.
 
-  python benchmarks/forgetting.py                        # three seeds of each, about ten minutes on two cores
+  python benchmarks/forgetting.py                        # three seeds of each: 10 to 20 minutes on two cores
   python benchmarks/forgetting.py --seeds 1 --workdir runs/once
 
 Trains a small T5 on one question about a line of letters (two_questions.py), and from it on another question about the
@@ -206,11 +206,13 @@ def draw(results: dict[str, list[Curves]], path: pathlib.Path) -> None:
   figure.savefig(path)
 
 
-def page(results: dict[str, list[Curves]], seconds: list[dict[str, float]], typed: list[str]) -> str:
+def _commit() -> str:
+  asked = ["git", "rev-parse", "--short", "HEAD"]
+  return subprocess.run(asked, cwd=_TASKS.parent, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def page(results: dict[str, list[Curves]], seconds: list[dict[str, float]], typed: list[str], *, commit: str) -> str:
   """What docs/forgetting.md has."""
-  commit = subprocess.run(
-    ["git", "rev-parse", "--short", "HEAD"], cwd=_TASKS.parent, capture_output=True, text=True, check=False
-  ).stdout.strip()
   total = sum(sum(each.values()) for each in seconds)
   mean = {name: np.mean([each[name] for each in seconds]) for name in seconds[0]}
   times = ", ".join(f"{name} {value:.0f}" for name, value in mean.items())
@@ -251,7 +253,7 @@ def main(argv: list[str]) -> None:
   if options.seeds < 1:
     raise UserError(f"--seeds {options.seeds}: must be 1 or more")
   memory.keep_freed_memory()
-  workdir = pathlib.Path(options.workdir)
+  workdir, commit = pathlib.Path(options.workdir), _commit()
   workdir.mkdir(parents=True, exist_ok=True)
   results: dict[str, list[Curves]] = {arm: [] for arm in ARMS}
   seconds: list[dict[str, float]] = []
@@ -262,7 +264,7 @@ def main(argv: list[str]) -> None:
       results[arm].append(curves)
     record: dict[str, Any] = {"curves": results, "seconds": seconds}
     (workdir / "forgetting.json").write_text(json.dumps(record, indent=1) + "\n")
-    (workdir / "forgetting.md").write_text(page(results, seconds, argv))
+    (workdir / "forgetting.md").write_text(page(results, seconds, argv, commit=commit))
     draw(results, workdir / "forgetting.png")
   print(table(results))
   print(f"\npage   {os.path.relpath(workdir / 'forgetting.md')}")

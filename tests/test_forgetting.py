@@ -54,10 +54,10 @@ def test_page_and_picture(forgetting, tmp_path):
   """Means and spreads of what came last, and how it came about."""
   run = lambda old, new: {"colour": {0: 90.0, 10: old}, "shape": {0: 25.0, 10: new}}
   results = {"nothing": [run(20.0, 90.0), run(40.0, 94.0)], "EWC": [run(80.0, 70.0), run(80.0, 70.0)]}
-  told = forgetting.page(results, [{"old task": 10.0, "EWC": 20.0}] * 2, ["--seeds", "2"])
+  told = forgetting.page(results, [{"old task": 10.0, "EWC": 20.0}] * 2, ["--seeds", "2"], commit="abc")
   assert "| nothing | 30.0 ± 14.1 | 92.0 ± 2.8 | 61.0 ± 8.5 |" in told
   assert "| EWC | 80.0 ± 0.0 | 70.0 ± 0.0 | 75.0 ± 0.0 |" in told
-  assert "`python benchmarks/forgetting.py --seeds 2` at commit " in told and "60 s on" in told
+  assert "`python benchmarks/forgetting.py --seeds 2` at commit abc, seeds 1 to 2" in told and "60 s on" in told
   assert "old task 10, EWC 20" in told and "--config.optimizer.fisher=FISHER" in told
   forgetting.draw(results, tmp_path / "a.png")
   assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
