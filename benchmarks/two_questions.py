@@ -1,11 +1,11 @@
-"""Tasks for benchmarks/forgetting.py: two questions about the same things, whose answers have nothing to do with each other.
+"""Tasks for benchmarks/forgetting.py: two questions about the same things, with the same words for answers.
 
-  colour: k q d m r y b      ->  red        most of the things are red
-  shape: k q d m r y b       ->  flat       most of the things are flat
+  colour things: k q d m r y b  ->  third     most of the things have the third colour
+  shape things: k q d m r y b   ->  first     most of the things have the first shape
 
-Things are letters; each has one of four colours and one of four shapes, drawn once.  One model can answer both questions,
-by their first word; one that learns the second alone has no reason to keep the first.  Tasks that end in _held_out have no
-examples to train on: in a mixture they are measured, and nothing else.
+Things are letters; each has one of four colours and one of four shapes, drawn once.  One model can answer both
+questions, by their first word; one that learns the second alone has no reason to keep the first.  Tasks that end in
+_held_out have no examples to train on: in a mixture they are measured, and nothing else.
 """
 
 import functools
@@ -18,17 +18,18 @@ import tensorflow as tf
 from t2t import task_metrics
 from t2t.data import answers, text_formats, vocabularies
 
-KINDS = {name: ("first", "second", "third", "fourth") for name in ("colour", "shape")}
+QUESTIONS, KINDS = ("colour", "shape"), ("first", "second", "third", "fourth")
 _THINGS, _SHOWN = np.array(list(string.ascii_lowercase)), 7  # in all, and in an example
 _SIZES = {"train": 4_096, "validation": 256}
 _TEXT = seqio.Feature(vocabularies.load("bytes", extra_ids=0), add_eos=True)
 
 
 def _drawn(question: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-  """Lines of things, and which answer is right: that of most of them, where no other is that of as many."""
-  of_thing = np.random.default_rng(list(KINDS).index(question)).permutation(len(_THINGS)) % len(KINDS[question])
-  drawn = np.random.default_rng(list(_SIZES).index(split) + 10).integers(len(_THINGS), size=(4 * _SIZES[split], _SHOWN))
-  counts = np.stack([np.sum(of_thing[drawn] == kind, axis=1) for kind in range(len(KINDS[question]))], axis=1)
+  """Lines of things, and the kind of most of them; no other is that of as many."""
+  of_thing = np.random.default_rng(QUESTIONS.index(question)).permutation(len(_THINGS)) % len(KINDS)
+  random = np.random.default_rng(10 + list(_SIZES).index(split))
+  drawn = random.integers(len(_THINGS), size=(4 * _SIZES[split], _SHOWN))
+  counts = np.stack([np.sum(of_thing[drawn] == kind, axis=1) for kind in range(len(KINDS))], axis=1)
   top = np.sort(counts, axis=1)
   clear = np.flatnonzero(top[:, -1] > top[:, -2])[: _SIZES[split]]
   return np.array([" ".join(line) for line in _THINGS[drawn[clear]]]), np.argmax(counts[clear], axis=1)
@@ -40,7 +41,7 @@ def _dataset(split: str, shuffle_files: bool, seed: int | None = None, *, questi
   return tf.data.Dataset.from_tensor_slices({"things": lines, "label": labels})
 
 
-for _question, _answers in KINDS.items():
+for _question in QUESTIONS:
   for _name, _splits in ((_question, tuple(_SIZES)), (f"{_question}_held_out", ("validation",))):
     seqio.TaskRegistry.add(
       _name,
@@ -48,10 +49,10 @@ for _question, _answers in KINDS.items():
         functools.partial(_dataset, question=_question), splits=_splits, num_input_examples=_SIZES
       ),
       preprocessors=text_formats.preprocessors(
-        functools.partial(text_formats.labelled, prefix=_question, fields=("things",), labels=_answers)
+        functools.partial(text_formats.labelled, prefix=_question, fields=("things",), labels=KINDS)
       ),
       output_features={"inputs": _TEXT, "targets": _TEXT},
-      postprocess_fn=answers.label(_answers),
+      postprocess_fn=answers.label(KINDS),
       metric_fns=[task_metrics.accuracy],
     )
 

@@ -186,6 +186,18 @@ def test_every_step_is_measured_once(gcs, run):
   assert gcs.sizes("run/loss.png") and not [name for name in gcs.sizes("run/") if name.endswith(".part")]
 
 
+def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):
+  """Fisher information is written there and verified there, and read when the run begins and when it goes on."""
+  assert command.main(["fisher", "gs://bucket/run", "--output", "gs://bucket/fisher", "--examples", "8"]) == 0
+  assert command.main(["checkpoint", "verify", "gs://bucket/fisher"]) == 0
+  assert "whole" in capsys.readouterr().out
+  start = ("--config.init.checkpoint=gs://bucket/run", "--config.optimizer.fisher=gs://bucket/fisher")
+  for number in (2, 4):
+    held = (*start, "--config.optimizer.paths=.: anchor=10", f"--config.train.steps={number}")
+    assert command.main(train("held", *held)) == 0
+  assert [row["step"] for row in rows(gcs, "held") if "train/distance/embed" in row] == [1, 2, 3, 4]
+
+
 def test_a_step_without_its_marker_is_no_checkpoint(gcs, run):
   """The last step that was saved to its end is taken; to ask for another by name is an error."""
   for name in gcs.sizes("run/checkpoints/6/"):

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import test_head_losses
 import toy
 import trained
 
@@ -97,6 +98,24 @@ def test_meshes_give_the_same(mesh):
   assert float(sums.examples) == 9
   expected = reference("t5_1_1", [0, 1, 2, 3, 4, 5, 0, 1, 2])
   toy.assert_trees_close(jax.device_get(sums.mean), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_it_is_of_what_heads_are_asked():
+  """Each example a head of its own: not divided by how many answers a batch has."""
+  config, (batch, _) = test_head_losses.with_heads("bert"), test_head_losses.asked("encoder_only", number=1)
+  compute, params, loss = test_head_losses.loss_of(config)
+  number = len(batch["encoder_input_tokens"])
+  mesh, model = mesh_of("one"), toy.model(config)
+  with jax.set_mesh(mesh):
+    placed = sharding.param_shardings(nnx.split(model, graph=False)[1], mesh)
+    step = fisher_lib.make_step(toy.split(model)[0], loss, placed)
+    sums = step(fisher_lib.zeros(params, placed), jax.device_put(params, placed), batch, number)
+  assert float(sums.examples) == number == len(test_head_losses.HEADS)
+  rows = ({name: x[row : row + 1] for name, x in batch.items()} for row in range(number))
+  squares = [
+    jax.tree.map(jnp.square, compute(params, row, jax.tree.map(jnp.ones_like, loss.weights(row)))[1]) for row in rows
+  ]
+  toy.assert_trees_close(sums.mean, jax.tree.map(lambda *xs: sum(xs) / number, *squares), rtol=1e-3, atol=1e-6)
 
 
 def test_only_a_likelihood_has_it():

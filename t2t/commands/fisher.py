@@ -32,11 +32,11 @@ the parameters three times, whatever the batch. DIR is as large as the
 parameters, and names RUN and a digest of each of its arrays."""
 _EXAMPLES = """\
 examples:
-  t2t fisher runs/old --output runs/old_fisher
+  t2t fisher runs/old --output runs/fisher
   t2t fisher runs/tiny --output gs://BUCKET/fisher --examples 5000 \\
     --config.data.mixture=docs_match --task_modules t2t.tasks.docs
   t2t train --config finetune_docs_match --workdir runs/new \\
-    --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/old_fisher \\
+    --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/fisher \\
     --config.optimizer.paths='.: anchor=1000'"""
 _EXAMPLES_READ = 1024
 
