@@ -110,6 +110,19 @@ def test_behind_what_is_learned_cached_decode_equals_teacher_forcing(way, kind):
   check_cached_decode(way, kind)
 
 
+@pytest.mark.parametrize("way", ["prompt", "prefix"])
+def test_text_begins_behind_what_is_learned(way):
+  """Where nothing is given the first token alone is the prompt."""
+  model = adapted(way, "local_prefix_lm")[1]
+  tokens = jnp.array([[0, 7, 9, 3], [0, 5, 4, 8]])
+  first, state = model.start_decode({"decoder_input_tokens": tokens}, 4)
+  np.testing.assert_array_equal(first, tokens[:, 0])
+  expected = toy.logits(model, {"decoder_input_tokens": tokens})
+  for step in range(4):
+    found, state = model.decode_step(tokens[:, step], state)
+    np.testing.assert_allclose(found, expected[:, step], atol=1e-4)
+
+
 def check_cached_decode(way, kind):
   model = used(way, adapted(way, kind)[1])
   architecture, lengths = model.config.architecture, (3, 5)
@@ -172,6 +185,19 @@ def test_on_a_mesh_of_eight_the_same_is_learned_and_nothing_else_changes(way):
   assert same == []
   moments = sum(x.size for x in jax.tree.leaves(one.opt_state) if x.ndim)
   assert moments == 2 * sum(x.size for x in jax.tree.leaves(one.params))
+
+
+@pytest.mark.parametrize("way", ["prompt", "prefix"])
+@pytest.mark.parametrize("kind", ["t5_1_1", "local_prefix_lm"])
+def test_in_front_of_a_split_sequence_stands_the_same(way, kind):
+  """Of a prompt the positions are split, too, if they can be; of a prefix each device has all keys."""
+  model = adapted(way, kind)[1]
+  batch = toy.batch((7, 4) * 4, (3, 4) * 4, padded_to=(8, 6), architecture=model.config.architecture)
+  expected = toy.logits(model, batch)
+  mesh = sharding.make_mesh({"data": 2, "sequence": 2, "tensor": 2})
+  with jax.set_mesh(mesh):
+    found = jax.jit(lambda model, batch: model.logits(model(batch)))(model, batch)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 # ---- The command -----------------------------------------------------------------------------------------------------

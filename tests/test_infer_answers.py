@@ -109,6 +109,13 @@ def several(tmp_path_factory) -> pathlib.Path:
   return tuned(tmp_path_factory.mktemp("several"), "encoder_only", "asked")
 
 
+@pytest.fixture(scope="module")
+def behind_a_prefix(tmp_path_factory) -> pathlib.Path:
+  """P-tuning v2: three heads, and keys and values that are seen by each candidate of a row."""
+  prefix = "--config.prefix.length=4", "--config.prefix.hidden=0"
+  return tuned(tmp_path_factory.mktemp("prefix"), "encoder_only", "asked", *prefix)
+
+
 @pytest.fixture
 def run(tmp_path, capsys):
   """Runs the command; gives its exit code, its rows and what it said."""
@@ -132,6 +139,28 @@ def run(tmp_path, capsys):
 @pytest.mark.parametrize("head", LINES)
 def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
   """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
+  check_answers(head, several, run, tmp_path)
+
+
+@pytest.mark.parametrize("head", ["pair", "copa"])
+def test_behind_a_prefix_a_line_is_answered_as_the_example_of_a_task(head, behind_a_prefix, run, tmp_path):
+  """Training, evaluation and asking know of it alike, with one text in a row and with several."""
+  check_answers(head, behind_a_prefix, run, tmp_path)
+
+
+def test_a_prompt_is_for_one_text_in_a_row(run, tmp_path, capsys):
+  """Of a task with candidates it is said what would do instead; others are answered behind it."""
+  started = f"--config.init.checkpoint={trained.workdir('encoder_only')}"
+  fixed = ["train", "--config=finetune_superglue", started, "--config.train.loss=heads", "--config.prompt.length=5"]
+  assert command.main([*fixed, f"--workdir={tmp_path / 'refused'}", *options("asked")]) == 2
+  said = " ".join(capsys.readouterr().err.split())
+  assert "a row has several texts (a task with candidates, each a text); config.prefix is seen by each" in said
+  checkpoint = tuned(tmp_path, "encoder_only", "asked_pair", "--config.prompt.length=5")
+  code, rows, _ = run(checkpoint, LINES["pair"])
+  assert code == 0 and all(row["prediction"] in ("no", "yes") for row in rows)
+
+
+def check_answers(head, several, run, tmp_path):
   evaluated = ["eval", f"--checkpoint={several}", f"--workdir={tmp_path / 'eval'}", *options(f"asked_{head}")]
   evaluated += ["--config.data.eval_split=train"]
   assert command.main(evaluated) == 0

@@ -16,7 +16,7 @@ from t2t.params import Params
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
-_LEARNED = "config.model.max_length, less those in front of a text that adapt the model"
+_LEARNED = "config.model.max_length, less those of config.prompt or config.prefix"
 
 _BLOCK = 128  # what `largest` looks at together
 _CHUNK_TOKENS = 1_024  # target positions per batch shard whose logits exist at one time

@@ -34,6 +34,9 @@ KINDS = {
   "bert": BERT,
   "bert_class": dataclasses.replace(BERT, heads=CLASS, vocabulary_head=False),
   "gpt2": dataclasses.replace(toy.KINDS["gpt2"], scale_attention=True, **SQUARE),
+  "mpt": dataclasses.replace(toy.KINDS["mpt"], mlp_dim=64, **SQUARE),
+  "mistral": dataclasses.replace(toy.KINDS["llama"], attention_window=2),
+  "gemma2": dataclasses.replace(toy.KINDS["gemma"], local_rotary_base=10_000.0),
 }
 LORA = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))
 INPUTS = {"t5_1_1": parity.of_both_sides}
@@ -153,8 +156,12 @@ def theirs_behind(model, kind, batch):
   return found[:, -batch["decoder_input_tokens"].shape[1] :]
 
 
-@pytest.mark.parametrize("front", FRONTS)
-@pytest.mark.parametrize("kind", ["t5_1_1", "llama", "gpt2"])
+IN_FRONT = [(kind, front) for kind in ("t5_1_1", "llama", "gpt2") for front in FRONTS]
+# A bias by distance, and windows.
+IN_FRONT += [("mpt", "prompt"), ("mpt", "prefix"), ("mistral", "prompt"), ("mistral", "prefix"), ("gemma2", "prefix")]
+
+
+@pytest.mark.parametrize(("kind", "front"), IN_FRONT)
 def test_what_t2t_puts_in_front_gives_the_same_logits_in_peft(kind, front, tmp_path):
   """A prompt, a prefix, and a prefix that a network makes; positions lie behind them in both."""
   config, adapters = KINDS[kind], {"prompt" if front == "prompt" else "prefix": FRONTS[front](kind)}

@@ -62,14 +62,6 @@ ADAPTERS: dict[str, Adapter] = {
   "ia3": Adapter(ia3.Ia3Config, ia3.adapt, ia3.ADDED, ia3.base_path, ia3.merge, ia3.merged_into),
   "houlsby": Adapter(houlsby.HoulsbyConfig, houlsby.adapt, bottleneck.ADDED, bottleneck.base_path, None),
   "pfeiffer": Adapter(pfeiffer.PfeifferConfig, pfeiffer.adapt, bottleneck.ADDED, bottleneck.base_path, None),
-  "prefix": Adapter(
-    prefix.PrefixConfig,
-    prefix.adapt,
-    prefix.ADDED,
-    prefix.base_path,
-    None,
-    positions=lambda config: config.length,
-  ),
   "prompt": Adapter(
     prompt.PromptConfig,
     prompt.adapt,
@@ -80,6 +72,14 @@ ADAPTERS: dict[str, Adapter] = {
     computes=True,
     starts=prompt.starts,
     begin=prompt.begin,
+  ),
+  "prefix": Adapter(
+    prefix.PrefixConfig,
+    prefix.adapt,
+    prefix.ADDED,
+    prefix.base_path,
+    None,
+    positions=lambda config: config.length,
   ),
 }
 
