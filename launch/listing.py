@@ -122,7 +122,8 @@ def show(shell: shell_lib.Shell, place: Place) -> None:
   """
   failed = []
   for title, found, why in _by_kind(shell, place):
-    print(f"{title}:" if found else f"{title}: {'not known' if why else 'nothing'}", *found, sep="\n")
+    none = "not known" if why else "not asked, in a dry run" if shell.dry_run else "nothing"
+    print(f"{title}:" if found else f"{title}: {none}", *found, sep="\n")
     failed += [why] if why else []
   if failed:
     raise UserError("\n".join(failed))

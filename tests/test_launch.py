@@ -239,6 +239,7 @@ def test_a_command_without_dashes_before_it(cloud, capfd, words):
   [
     (LAUNCH.replace("--type", "--dry_run --create_flag=--a_b --type", 1), "--a_b"),
     ("status --dry_run", "gcloud compute tpus"),
+    ("status --dry_run", "Cloud TPU: not asked, in a dry run"),
     ("", "t2t launch status|logs|stop|delete [NAME]"),
   ],
 )
