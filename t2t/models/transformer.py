@@ -331,6 +331,7 @@ class DecoderOnly(_Transformer):
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     prompt = batch.get("decoder_causal_attention")
+    both_ways = self.config.bidirectional_prefix and prompt is not None  # as in training
     if prompt is None:
       tokens = tokens[:, : self.embed.prompt_ids.size + 1]
       prompt = jnp.ones_like(tokens)
@@ -342,7 +343,7 @@ class DecoderOnly(_Transformer):
     # The last token of the prompt is written once more, by the first step, which also gives its logits.
     room = max_length * num_beams
     segments = jnp.pad(real[:, :-1], [(0, 0), (0, room)], constant_values=1)
-    positions, prefix = jnp.maximum(columns, 0), real if self.config.bidirectional_prefix else None
+    positions, prefix = jnp.maximum(columns, 0), real if both_ways else None
     _, cache = self.decoder(
       self.embed(tokens, positions=positions + self.decoder.front),
       mask=AttentionMask(real, real, prefix=prefix, positions=positions, causal=True),
