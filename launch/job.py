@@ -21,9 +21,12 @@ _PATHS = (
   "data.files",
   "data.eval_files",
   "data.folders",
+  "data.sources",
   "data.vocabulary",
   "init.checkpoint",
 )
+
+_OF_SOURCE = ("files", "eval_files")  # keys of each of data.sources
 
 FOLDER = "files"  # where the files of a job lie, from the folder that a host runs it in
 
@@ -99,12 +102,14 @@ def _config(argv: Sequence[str]) -> ConfigDict | None:
 
 
 def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
-  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names."""
+  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names, and of each one's files."""
   for key in _PATHS:
     section, _, field = key.partition(".")
     value = config[section][field]
     if isinstance(value, ConfigDict):
-      yield from ((f"{key}.{name}", each) for name, each in value.items())
+      for name, each in value.items():
+        own = {f".{file}": each[file] for file in _OF_SOURCE} if isinstance(each, ConfigDict) else {"": each}
+        yield from ((f"{key}.{name}{file}", path) for file, path in own.items())
     else:
       yield key, value
 
