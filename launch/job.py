@@ -179,10 +179,11 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
   shell_lib.check_words(named)
   config = _config(argv)
-  if devices is not None and config is not None and argv[0] == "train":
+  run = records(config) if config is not None and argv[0] == "train" else None
+  if devices is not None and run is not None:
     from t2t.training import meshes
 
-    meshes.choose(records(config), devices)
+    meshes.choose(run, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
@@ -194,4 +195,6 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if remote and config is not None:
     _check_paths(config)
     argv, files = _shipped(argv, config)
+  if run is not None and not run.init.inherit:  # or the checkpoint's vocabulary takes its place
+    run.data.check_vocabulary()
   return Job(tuple(argv), files, workdir)

@@ -70,6 +70,21 @@ class DataConfig:
         raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
     object.__setattr__(self, "sources", {name: _source(name, x) for name, x in sorted(self.sources.items())})
 
+  def check_vocabulary(self) -> None:
+    """Refuses text of the user's own without a vocabulary, which registered tasks have themselves.
+
+    Raises:
+      UserError: names the key, and what would be right.
+    """
+    files = {"config.data.files": self.files}
+    files |= {f"config.data.sources.{name}.files": source.files for name, source in self.sources.items()}
+    for key in files:
+      if files[key] and not self.vocabulary:
+        raise UserError(
+          f'config.data.vocabulary is empty: with {key}, give "bytes", or the path of a SentencePiece model, a'
+          " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
+        )
+
   @property
   def named(self) -> str:
     """What says what is read, for messages: "config.data.mixture=glue"."""

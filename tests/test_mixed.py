@@ -280,6 +280,7 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   """Trained, stopped and gone on, with the passes of each; shown, and asked."""
   typed = [f"--config.data.sources.{name}.files={source.files}" for name, source in data.sources.items()]
   typed += ["--config.data.sources.b.objective=prefix_lm", "--config.data.most_epochs=1"]
+  typed += ["--config.data.sources.a.rate=1", "--config.data.sources.b.rate=3"]
   arguments = [*test_train.T5, "--config.train.log_every=1", "--config.eval.examples=1", *typed]
   run = ["--workdir", str(tmp_path / "run")]
   assert command.main(["train", *arguments, *run, "--config.train.steps=3"]) == 0
@@ -289,9 +290,9 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   assert len(epochs) == 30 and epochs == sorted(epochs) and epochs[-1] >= 1.0
   assert all(math.isfinite(row["train/loss"]) for row in found if "train/loss" in row)
   out = capsys.readouterr()
-  assert "b has been gone through 1 times (config.data.most_epochs=1); give it more text" in out.out + out.err
+  assert "times (config.data.most_epochs=1); give it more text" in out.out + out.err
   assert command.main(["tasks", "show", "--config=t5_1_1_small", "--config.data.vocabulary=bytes", *typed]) == 0
-  assert "a, b" in (said := capsys.readouterr().out) and "a 0.75, b 0.25" in said
+  assert "a, b" in (said := capsys.readouterr().out) and "a 0.25, b 0.75" in said
   assert selection.tasks_of(pipeline.load_task(data))[0].name == "a"
   (tmp_path / "in.txt").write_text("a word0 <extra_id_0>\n")
   options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length=8"]

@@ -51,17 +51,11 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   Raises:
     UserError: it cannot be loaded, or `files` are given and it is not.
   """
-  if data.sources:
-    each = mixed.each(data).values()
-    # All that is read is in one vocabulary; a source's own counts where none is of files.
-    return vocabulary(next((own for own in each if own.files), next(iter(each))))
-  if data.files and not data.vocabulary:
-    raise UserError(
-      'config.data.vocabulary is empty: with config.data.files, give "bytes", or the path of a SentencePiece model, a'
-      " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
-    )
+  data.check_vocabulary()
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
+  if data.sources:
+    return vocabulary(next(iter(mixed.each(data).values())))  # all are of registered tasks, see `selection.check`
   return selection.vocabulary_of(selection.named(data.mixture, modules=data.task_modules))
 
 
