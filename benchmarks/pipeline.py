@@ -1,23 +1,30 @@
 """How fast the host makes batches, apart from any model.
 
   python benchmarks/pipeline.py [--files GLOB] [--vocabulary MODEL] [--batch_size 128] [--seconds 20] [--pack] [--json]
+  python benchmarks/pipeline.py --sources 5      # the same files as so many sources, mixed: how fast beside one
 
 Counts tokens of inputs and targets that are not padding, of the real `train_batches`, after a warm-up.  Without --files
 it reads ../shared/data/wikipedia with the T5 vocabulary if that is there, else the installed documentation.  With
 --json the last line is one JSON object.
+
+With --sources the files are dealt out to as many sources, drawn by their sizes to the power of 0.3, and both ways of
+reading them alternate, four times each.
 """
 
 import argparse
 import dataclasses
 import json
 import pathlib
+import statistics
+import sys
 import time
 
 import jax
 import numpy as np
 
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.data import pipeline
+from t2t.data.sources import text_files
 from t2t.sections import DataConfig
 
 _SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -55,6 +62,22 @@ def measure(data: DataConfig, *, batch_size: int, seconds: float) -> dict[str, f
   }
 
 
+def compare(data: DataConfig, number: int, *, batch_size: int, seconds: float) -> dict[str, float]:
+  """Speed of one source, of so many, and the median of the ratios, of pairs that alternate."""
+  found = text_files.find_files(data.files)
+  if len(found) < number:
+    raise UserError(f"--sources {number}: there are {len(found)} file(s); give more, or fewer sources")
+  named = {f"part{i}": {"files": ",".join(found[i::number])} for i in range(number)}
+  ways = {"one": data, "several": dataclasses.replace(data, files="", sources=named, alpha=0.3)}
+  speeds: dict[str, list[float]] = {name: [] for name in ways}
+  for turn in range(4):
+    for name in sorted(ways, reverse=bool(turn % 2)):
+      speeds[name].append(measure(ways[name], batch_size=batch_size, seconds=seconds)["tokens_per_second"])
+  ratios = [several / one for one, several in zip(*speeds.values(), strict=True)]
+  medians = {f"tokens_per_second_{name}": statistics.median(found) for name, found in speeds.items()}
+  return medians | {"ratio": round(statistics.median(ratios), 3), "lowest_ratio": round(min(ratios), 3)}
+
+
 def main() -> None:
   """Reads the flags, measures, prints."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -67,6 +90,7 @@ def main() -> None:
   parser.add_argument("--seconds", type=float, default=20.0)
   parser.add_argument("--num_streams", type=int, default=0)
   parser.add_argument("--pack", action="store_true", help="documents apart, packed with segment ids")
+  parser.add_argument("--sources", type=int, default=0, help="as how many sources the files are read besides")
   parser.add_argument("--json", action="store_true")
   arguments = parser.parse_args()
 
@@ -78,7 +102,10 @@ def main() -> None:
   else:
     data = DataConfig(mixture="docs_span_corruption", task_modules=("t2t.tasks.docs",))
   data = dataclasses.replace(data, pack=arguments.pack, num_streams=arguments.num_streams)
-  result = measure(data, batch_size=arguments.batch_size, seconds=arguments.seconds)
+  options = {"batch_size": arguments.batch_size, "seconds": arguments.seconds}
+  if arguments.sources and not files:
+    raise UserError("--sources: give --files")
+  result = compare(data, arguments.sources, **options) if arguments.sources else measure(data, **options)
   print(f"{files or 'installed documentation'}, {'packed' if data.pack else 'merged'}, on {jax.devices()[0].platform}:")
   for name, value in result.items():
     print(f"  {name:20} {value:>12,}")
@@ -87,4 +114,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  try:
+    main()
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

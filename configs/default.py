@@ -41,6 +41,10 @@ def get_config() -> ConfigDict:
   config.data.eval_split = "validation"  # of the mixture
   config.data.cache_dir = ""  # folder that `t2t cache` wrote: the mixture's tasks are read from it
   config.data.folders = ConfigDict()  # a benchmark's files as released (superglue=FOLDER); without: TensorFlow Datasets
+  config.data.sources = ConfigDict()  # several, instead of files or a mixture: sources.NAME.files; see docs/sources.md
+  config.data.size = "examples"  # what sources without a rate are drawn by: examples or tokens, of each there are
+  config.data.alpha = 1.0  # to the power of which; 0.3: small ones more often (XLM-R, mT5); 1 / T of T5's temperature
+  config.data.most_epochs = 0.0  # passes over a source or a task of a mixture at which a run warns; 0: never
   config.data.vocabulary = ""  # "bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task's
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
   config.data.inputs_length = 512  # positions
@@ -144,4 +148,5 @@ def get_config() -> ConfigDict:
 
   config.lock()
   config.data.folders.unlock()  # a config may name any: config.data.folders.superglue = "SuperGLUE"
+  config.data.sources.unlock()  # likewise: config.data.sources.english = {"files": "en/*.txt", "rate": 2.0}
   return config

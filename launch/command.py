@@ -25,7 +25,8 @@ _EPILOG = """\
 examples:
   t2t launch tpu-vm --name base --type v5p-64 --zone us-central1-a \\
     -- train --config t5_1_1_base --workdir gs://BUCKET/base \\
-       --config.data.files='gs://BUCKET/text/*.jsonl.gz'
+       --config.data.files='gs://BUCKET/text/*.jsonl.gz' \\
+       --config.data.vocabulary=gs://BUCKET/spiece.model
   t2t launch status
   t2t launch logs base
   t2t launch gke --name base --type v5litepod-16 --image IMAGE \\

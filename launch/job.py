@@ -21,9 +21,12 @@ _PATHS = (
   "data.files",
   "data.eval_files",
   "data.folders",
+  "data.sources",
   "data.vocabulary",
   "init.checkpoint",
 )
+
+_OF_SOURCE = ("files", "eval_files")  # keys of each of data.sources
 
 FOLDER = "files"  # where the files of a job lie, from the folder that a host runs it in
 
@@ -99,12 +102,14 @@ def _config(argv: Sequence[str]) -> ConfigDict | None:
 
 
 def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
-  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names."""
+  """Keys of `_PATHS` and what the config says there; of a mapping, of each of its names, and of each one's files."""
   for key in _PATHS:
     section, _, field = key.partition(".")
     value = config[section][field]
     if isinstance(value, ConfigDict):
-      yield from ((f"{key}.{name}", each) for name, each in value.items())
+      for name, each in value.items():
+        own = {f".{file}": each[file] for file in _OF_SOURCE} if isinstance(each, ConfigDict) else {"": each}
+        yield from ((f"{key}.{name}{file}", path) for file, path in own.items())
     else:
       yield key, value
 
@@ -174,10 +179,11 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
   shell_lib.check_words(named)
   config = _config(argv)
-  if devices is not None and config is not None and argv[0] == "train":
+  run = records(config) if config is not None and argv[0] == "train" else None
+  if devices is not None and run is not None:
     from t2t.training import meshes
 
-    meshes.choose(records(config), devices)
+    meshes.choose(run, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))
@@ -189,4 +195,6 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if remote and config is not None:
     _check_paths(config)
     argv, files = _shipped(argv, config)
+  if run is not None and not run.init.inherit:  # or the checkpoint's vocabulary takes its place
+    run.data.check_vocabulary()
   return Job(tuple(argv), files, workdir)

@@ -18,7 +18,7 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import imports
-from t2t.sections import OPTIONAL, Config
+from t2t.sections import OPTIONAL, Config, SourceConfig
 
 T = TypeVar("T")
 
@@ -28,6 +28,9 @@ _RENAMED = {
   "data.glue_dir": "data.folders.glue",
   "data.squad_dir": "data.folders.squad",
 }
+
+# Mappings whose names have keys of their own, and the record of those.
+_RECORDS = {"data.sources": SourceConfig}
 
 
 def current_key(key: str) -> str:
@@ -220,10 +223,18 @@ def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[
   """Makes room for what is typed as --config.MAPPING.NAME, whatever the name; the keys of all names that there are."""
   for argument in arguments:
     match = re.match(r"--config\.(\w+\.\w+)\.(\w+)(?:=|$)", argument)
-    if match and match[1] in mappings and match[2] not in _value(config, match[1]):
+    if match and match[1] in mappings and match[1] not in _RECORDS and match[2] not in _value(config, match[1]):
       with config.unlocked():
         _value(config, match[1])[match[2]] = ""
-  return [f"{key}.{name}" for key in mappings for name in _value(config, key)]
+  found = [f"{key}.{name}" for key in mappings if key not in _RECORDS for name in _value(config, key)]
+  for key, cls in _RECORDS.items():
+    named, typed = _value(config, key), re.compile(rf"--config\.{re.escape(key)}\.(\w+)\.\w")
+    for name in dict.fromkeys([*named, *(match[1] for match in map(typed.match, arguments) if match)]):
+      given = dict(named[name]) if name in named else {}
+      with config.unlocked():
+        named[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
+      found += [f"{key}.{name}.{field}" for field in named[name]]
+  return found
 
 
 def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Sequence[str], known: Sequence[str]) -> None:
@@ -233,6 +244,10 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
   if key in _RENAMED:
     raise UserError(f"--config.{key}: no such key any more; give {argument.replace(key, _RENAMED[key], 1)}")
   for mapping in mappings:
+    if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
+      fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]
+      near = _nearest(key.rpartition(".")[2], fields) if key.count(".") > mapping.count(".") + 1 else ""
+      raise UserError(f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a KEY is {', '.join(fields)}{near}")
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
   raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help all` lists all keys")
@@ -260,7 +275,7 @@ def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
 def records(config: ConfigDict) -> Config:
   """The config as the records that the library takes.
 
-  Files of one's own take the place of whatever mixture a config names.
+  Files of one's own, and sources, take the place of whatever mixture a config names.
 
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
@@ -274,7 +289,7 @@ def records(config: ConfigDict) -> Config:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
   found = Config(**{name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)})
-  return found.with_(data={"mixture": ""}) if found.data.files else found
+  return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
 
 
 def _record(config: ConfigDict, name: str, cls: type[T]) -> T:

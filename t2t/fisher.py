@@ -19,6 +19,8 @@ from t2t.runtime import progress
 from t2t.sections import OPTIONAL, Config
 from t2t.training import fisher, meshes, recipe
 
+_READ = tuple(f"--config.data.{key}" for key in ("mixture=", "files=", "sources."))  # what says what is read
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -59,13 +61,13 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
     config.mesh, config.optimizer = plain.mesh, plain.optimizer
   pretrained.adopt(config, source)
   config.train.freeze, config.train.microbatches, config.train.epochs = (), 1, 0.0
-  typed = {argument.partition("=")[0] for argument in arguments}
-  if typed & {"--config.data.mixture", "--config.data.files"}:
+  if any(argument.startswith(_READ) for argument in arguments):
     config.data.mixture = config.data.files = config.data.eval_files = config.train.loss = ""
+    config.data.sources = plain.data.sources
     config.data.num_streams = 0
   config = override(config, list(arguments))
   config.data.pack = False
-  if not (config.data.mixture or config.data.files):
+  if not (config.data.mixture or config.data.files or config.data.sources):
     raise UserError(
       f"{source.path}: does not say what it was trained on; give --config.data.mixture=TASKS and --task_modules, or"
       " --config.data.files"

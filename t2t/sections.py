@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.models.adapt import ADAPTERS, Adapters
 from t2t.models.adapt.bitfit import BitFitConfig
 from t2t.models.adapt.houlsby import HoulsbyConfig
@@ -14,6 +14,21 @@ from t2t.models.adapt.pfeiffer import PfeifferConfig
 from t2t.models.adapt.prefix import PrefixConfig
 from t2t.models.adapt.prompt import PromptConfig
 from t2t.models.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+  """One of several things that are read; what is "" or 0 is as config.data says it for all."""
+
+  files: str = ""  # as config.data.files; or
+  mixture: str = ""  # as config.data.mixture
+  eval_files: str = ""  # as config.data.eval_files
+  field: str = ""  # as config.data.field
+  objective: str = ""  # as config.data.objective
+  noise_density: float = 0.0  # as config.data.noise_density
+  mean_noise_span_length: float = 0.0  # as config.data.mean_noise_span_length
+  rate: float = 0.0  # how often it is drawn, relative to the others; 0: by its size, if no other has a rate
+  share: float = 0.0  # of all examples, whatever the others' rates and sizes are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +48,10 @@ class DataConfig:
   eval_split: str = "validation"
   cache_dir: str = ""
   folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  sources: Mapping[str, SourceConfig] = dataclasses.field(default_factory=dict)
+  size: str = "examples"
+  alpha: float = 1.0
+  most_epochs: float = 0.0
   vocabulary: str = ""
   extra_ids: int = 100
   inputs_length: int = 512
@@ -49,6 +68,40 @@ class DataConfig:
     for name, folder in self.folders.items():
       if not isinstance(folder, str):
         raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")
+    object.__setattr__(self, "sources", {name: _source(name, x) for name, x in sorted(self.sources.items())})
+
+  def check_vocabulary(self) -> None:
+    """Refuses text of the user's own without a vocabulary, which registered tasks have themselves.
+
+    Raises:
+      UserError: names the key, and what would be right.
+    """
+    files = {"config.data.files": self.files}
+    files |= {f"config.data.sources.{name}.files": source.files for name, source in self.sources.items()}
+    for key in files:
+      if files[key] and not self.vocabulary:
+        raise UserError(
+          f'config.data.vocabulary is empty: with {key}, give "bytes", or the path of a SentencePiece model, a'
+          " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
+        )
+
+  @property
+  def named(self) -> str:
+    """What says what is read, for messages: "config.data.mixture=glue"."""
+    if self.sources:
+      return f"config.data.sources ({', '.join(self.sources)})"
+    return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
+
+
+def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig:
+  if isinstance(values, SourceConfig):
+    return values
+  known = [field.name for field in dataclasses.fields(SourceConfig)]
+  for key in values:
+    if key not in known:
+      near = did_you_mean(key, known)
+      raise UserError(f"config.data.sources.{name}.{key}: no such key{near}; there are {', '.join(known)}")
+  return SourceConfig(**values)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -120,7 +120,7 @@ def train(config: Config, workdir: str) -> TrainState:
       batch = next(batches)
       state, metrics = train_step(state, batch, dropout_key)
       last_step += 1
-      unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch))
+      unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch, batches.epochs))
       # A save that failed is made up for, with the state as it is now.
       saves = stop.reached() or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
       evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops

@@ -146,7 +146,7 @@ def test_different_vocabularies():
   one, other = (selection.adapt(cb, vocabulary=vocabularies.load("bytes", extra_ids=ids)) for ids in (100, 200))
   both = seqio.Mixture("both", [(one, 1), (other.replace(name="other"), 1)])
   with pytest.raises(UserError, match=r"mixture=both: other and super_glue_cb are registered with different voc"):
-    selection.check(both, {}, mixture="both")
+    selection.check(both, {}, where="config.data.mixture=both")
 
 
 def test_a_bad_line_is_found_before_training(data, folder):

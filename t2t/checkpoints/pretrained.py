@@ -168,7 +168,7 @@ def vocabulary(source: Source):
   modules, untrusted = _task_modules(source)
   values = {key: value for key, value in source.run["data"].items() if key in known} | {"task_modules": modules}
   data = DataConfig(**values)
-  if not (data.vocabulary or data.mixture or data.files):
+  if not (data.vocabulary or data.mixture or data.files or data.sources):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
       " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
@@ -225,6 +225,11 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   from t2t.data import objectives, selection
 
   data = source.run["data"]
+  if data.get("sources"):  # each as if it were all that was read
+    each = [{**data, "sources": {}, **{key: x for key, x in own.items() if x}} for own in data["sources"].values()]
+    found = {ends_prompts(dataclasses.replace(source, run={**source.run, "data": own}))[0] for own in each}
+    named = f"config.data.sources ({', '.join(data['sources'])})"
+    return (found.pop(), named) if len(found) == 1 else (None, f"{named} has sources with EOS and sources without")
   if data.get("files"):
     return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
   mixture = data.get("mixture", "")

@@ -162,8 +162,8 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
   if options.name:
     _check_registered(options.name, data.task_modules)
-    data = dataclasses.replace(data, mixture=options.name, files="", eval_files="")
-  elif data.files:
+    data = dataclasses.replace(data, mixture=options.name, files="", eval_files="", sources={})
+  elif data.files or data.sources:
     data = dataclasses.replace(data, mixture="")
   elif not data.mixture:
     raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
@@ -172,7 +172,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
     run = runs.resolved(dataclasses.replace(given_config, data=data).with_(train={"epochs": 0.0}))
     model, answers = run.model, runs.heads_asked(run)
     task = pipeline.load_task(data, model.architecture, heads=answers)
-    split = options.split or (data.eval_split if data.mixture else "validation")
+    split = options.split or ("validation" if data.files else data.eval_split)
     task = selection.for_architecture(task, model.architecture)
     choice = _Choice(data, model.architecture, task, _split(split, task, data), model.heads, answers)
     _check(
@@ -212,8 +212,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
 
 def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str:
   if name not in task.splits:
-    what = data.mixture or "config.data.files"
-    raise UserError(f"--split {name}: {what} has no such split; it has {', '.join(sorted(task.splits))}")
+    raise UserError(f"--split {name}: {data.named} has no such split; it has {', '.join(sorted(task.splits))}")
   return name
 
 

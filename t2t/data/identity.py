@@ -17,6 +17,8 @@ def settings(
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
+  left_out.add("most_epochs")
+  left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
@@ -25,6 +27,12 @@ def settings(
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(text_files.find_files(data.files))
+  for name, source in data.sources.items():
+    said = {key: value for key, value in dataclasses.asdict(source).items() if value}
+    if source.files:
+      held_out = "given" if source.eval_files else "empty: about 1 % of files is held out"
+      said |= {"files": contents.summary(text_files.find_files(source.files)), "eval_files": held_out}
+    identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
@@ -49,10 +57,12 @@ def files(
       a run goes on.
   """
   splits = (data.train_split, data.eval_split)
+  read = {"config.data": data} | {f"config.data.sources.{name}": source for name, source in data.sources.items()}
   found = {
-    f"config.data.{key}": contents.Contents(text_files.find_files(patterns, where=where), where=where)
+    where: contents.Contents(text_files.find_files(patterns, where=where), where=where)
+    for begin, each in read.items()
     for key in ("files", "eval_files")
-    if (patterns := getattr(data, key)) and (where := f"config.data.{key}")
+    if (patterns := getattr(each, key)) and (where := f"{begin}.{key}")
   }
   for key, (root, released) in selection.folders_read(task, splits).items():
     found[key] = contents.Contents(released, where=key, root=root)

@@ -20,7 +20,9 @@ from t2t import UserError, sharding
 from t2t.data import (
   answering,
   converters,
+  file_task,
   identity,
+  mixed,
   objectives,
   offline_cache,
   repeatable,
@@ -30,11 +32,12 @@ from t2t.data import (
   streams,
   vocabularies,
 )
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import faults, scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
+_ALL = "config.data"  # the section that says what is read
 EVAL_SEED = 0  # held-out batches are the same in every run
 EVAL_STREAMS = 16  # in at most so many parts, which hosts make side by side
 
@@ -48,68 +51,64 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
   Raises:
     UserError: it cannot be loaded, or `files` are given and it is not.
   """
-  if data.files and not data.vocabulary:
-    raise UserError(
-      'config.data.vocabulary is empty: with config.data.files, give "bytes", or the path of a SentencePiece model, a'
-      " vocab.txt, a tokenizer.json or their folder (`t2t vocab train` makes one from your text)"
-    )
+  data.check_vocabulary()
   if data.vocabulary:
     return vocabularies.load(data.vocabulary, extra_ids=data.extra_ids)
+  if data.sources:
+    return vocabulary(next(iter(mixed.each(data).values())))  # all are of registered tasks, see `selection.check`
   return selection.vocabulary_of(selection.named(data.mixture, modules=data.task_modules))
 
 
 def load_task(
-  data: DataConfig, architecture: str = "", *, heads: Sequence[HeadConfig] = ()
+  data: DataConfig, architecture: str = "", *, heads: Sequence[HeadConfig] = (), where: str = _ALL
 ) -> seqio.Task | seqio.Mixture:
-  """The registered task or mixture, or one made for the user's files; the registry stays as it was.
+  """The registered task or mixture, one made for the user's files, or all sources as a mixture.
+
+  The registry stays as it was.
 
   Args:
     data: what is read.
     architecture: of the model, where heads answer.
     heads: its own: the examples are what they are asked.
+    where: its keys are, for messages.
   """
+  if data.sources:
+    tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
+    parts = {}
+    for name, own in mixed.each(data).items():
+      parts[name] = load_task(own, architecture, heads=heads, where=f"config.data.sources.{name}")
+      if own.files:
+        parts[name].source.count_in(tallies)
+    found = mixed.join(data, parts)
+    selection.check_folders(found, data.folders)
+    return found
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
       " files of text or the name of a registered task or mixture"
     )
   if not data.files:
-    found = adapted(data, registered(data))
+    found = adapted(data, registered(data, alone=where == _ALL))
     return answering.for_heads(found, architecture, heads) if heads else found
   for name, folder in data.folders.items():
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
-  files = text_files.find_files(data.files)
-  annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  fields = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
-  if data.eval_files:
-    source = sources.FileSource(
-      {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
-      where={"validation": "config.data.eval_files"},
-      **fields,
-    )
-  else:
-    held_out_below = scan.held_out_below(scan.scan(files, field=data.field, malformed=data.malformed))
-    source = sources.FileSource({"train": files, "validation": files}, held_out_below=held_out_below, **fields)
-  return seqio.Task(
-    "files",
-    source=source,
-    preprocessors=objectives.preprocessors(
-      data.objective,
-      noise_density=data.noise_density,
-      mean_noise_span_length=data.mean_noise_span_length,
-      pack=data.pack,
-    ),
-    output_features=objectives.output_features(data.objective, vocabulary(data)),
-    shuffle_buffer_size=data.shuffle_buffer,
-  )
+  return file_task.make(data, vocabulary(data), where=where)
 
 
-def registered(data: DataConfig) -> seqio.Task | seqio.Mixture:
-  """The task or mixture that the user names; `folders` are named as its tasks have it."""
+def registered(data: DataConfig, *, alone: bool = True) -> seqio.Task | seqio.Mixture:
+  """The task or mixture that the user names, or all sources.
+
+  Args:
+    data: what is read; its `folders` are named as the tasks have it.
+    alone: whether it is all that is read, and all folders are its tasks'.
+  """
+  if data.sources:
+    return load_task(data)
   found = selection.named(data.mixture, modules=data.task_modules)
-  selection.check_folders(found, data.folders)
+  if alone:
+    selection.check_folders(found, data.folders)
   return found
 
 
@@ -136,7 +135,7 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   Raises:
     UserError: no mixture is given, or a name is that of no task.
   """
-  if not data.mixture:
+  if not (data.mixture or data.sources):
     raise UserError("config.data.mixture is empty: give a task or a mixture, whose tasks can be evaluated")
   found = [adapted(data, task) for task in selection.select(registered(data), names)]
   return [selection.for_architecture(task, architecture) for task in found]
@@ -263,7 +262,7 @@ def train_batches(
     own,
     files=identity.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
-    tally=task.source.tally(_split(data, train=True)) if data.files else None,
+    tally=_tally(data, task),
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,
@@ -276,6 +275,13 @@ def train_batches(
       if process == jax.process_index()
     ],
   )
+
+
+def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally | None:
+  """Of the records of files, which all that are read together have; None: there are none."""
+  own = (each.source for each in selection.tasks_of(task) if isinstance(each.source, sources.FileSource))
+  source = next(own, None)
+  return None if source is None else source.tally(_split(data, train=True))
 
 
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
@@ -423,7 +429,7 @@ def check(
     vocabularies.check(vocabulary(data), model_vocab_size)
   task = load_task(data, architecture, heads=heads)
   for objective in sorted(objectives.of(task)):
-    objectives.check_fits(objective, architecture, mixture=data.mixture)
+    objectives.check_fits(objective, architecture, where=data.named)
   lengths = feature_lengths(data, architecture, task)
   for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
@@ -433,16 +439,16 @@ def check(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
         f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
       )
-  if data.files:
-    sources_of = {"config.data.files": data.files, "config.data.eval_files": data.eval_files}
-    for where, patterns in sources_of.items():
-      if patterns:
-        found = text_files.find_files(patterns, where=where)
-        scan.scan(found, field=data.field, where=where, malformed=data.malformed)
-  else:
+  own = mixed.each(data) if data.sources else {}
+  for each, where in [(data, "config.data"), *((x, f"config.data.sources.{name}") for name, x in own.items())]:
+    for key in ("files", "eval_files"):
+      if patterns := getattr(each, key):
+        found = text_files.find_files(patterns, where=f"{where}.{key}")
+        scan.scan(found, field=each.field, where=f"{where}.{key}", malformed=data.malformed)
+  if not data.files:
     vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
-    selection.check(task, splits, mixture=data.mixture)
+    selection.check(task, splits, where=data.named)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
   examples = model_features(
     data,
@@ -451,7 +457,7 @@ def check(
     task_examples(data, architecture, task, split=_split(data, train=True)),
   )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
-  if data.mixture:
+  if data.mixture or data.sources:
     try:
       repeatable.check(plan(data, architecture, task, train=True, seed=0))
     except tf.errors.OpError as error:

@@ -281,11 +281,7 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
   at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [_MIXED + _TASK * number])
   first, taken = at[0], at[1]
-  ends = tf.constant(np.cumsum(mixing_rates(plan)), tf.float64)
-
-  def draw(index: tf.Tensor) -> tf.Tensor:
-    drawn = tf.random.stateless_uniform([], tf.stack([plan.seed % 2**31 + stream * 2**31, index]), dtype=tf.float64)
-    return tf.searchsorted(ends, [drawn * ends[-1]], side="right", out_type=tf.int64)[0]
+  draw = functools.partial(draw_task, tf.constant(np.cumsum(mixing_rates(plan)), tf.float64), plan.seed, stream)
 
   def examples_of(task: int) -> tf.data.Dataset:
     own = slice(_MIXED + _TASK * task, _MIXED + _TASK * (task + 1))
@@ -316,6 +312,18 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
 
   tables = tf.reshape(at[_MIXED:], [number, _TASK])
   return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
+
+
+def draw_task(ends: tf.Tensor, seed: int, stream: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+  """Which task an example of a stream is of, int64 [].
+
+  Args:
+    ends: float64 [tasks], rates of the tasks, added up.
+    seed: of the run.
+    stream, index: int64 [], of the example.
+  """
+  drawn = tf.random.stateless_uniform([], tf.stack([seed % 2**31 + stream * 2**31, index]), dtype=tf.float64)
+  return tf.searchsorted(ends, [drawn * ends[-1]], side="right", out_type=tf.int64)[0]
 
 
 def mixing_rates(plan: Plan) -> list[float]:

@@ -28,7 +28,7 @@ def resolved(config: Config) -> Config:
     UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
   """
   data = config.data
-  found = None if data.files or not data.mixture else pipeline.registered(data)
+  found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   return _with_steps(_with_heads(config, found), found)
 
 
@@ -115,7 +115,7 @@ def _asked_by_objectives(config: Config, found: seqio.Task | seqio.Mixture | Non
   heads = {name: objectives.heads_of(name) for name in sorted(names)}
   if len(set(heads.values())) > 1:
     listed = "; ".join(f"{name}: {', '.join(head.name for head in own) or 'none'}" for name, own in heads.items())
-    raise UserError(f"config.data.mixture={config.data.mixture}: objectives that ask different heads ({listed})")
+    raise UserError(f"{config.data.named}: objectives that ask different heads ({listed})")
   return next(iter(heads.values()), ())
 
 
@@ -159,7 +159,7 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
     config: see `resolved`.
   """
   data = config.data
-  if not data.mixture or not answered_by_heads(config.train.loss):
+  if not (data.mixture or data.sources) or not answered_by_heads(config.train.loss):
     return ()
   return config.model.heads if answering.is_answered(pipeline.registered(data)) else ()
 
@@ -190,7 +190,7 @@ def _check_loss(config: Config) -> None:
   And one of heads where an objective asks none.
   """
   data, model = config.data, config.model
-  if not (data.files or data.mixture):
+  if not (data.files or data.mixture or data.sources):
     return
   if data.files:
     names, where = {data.objective}, f"config.data.objective={data.objective}"
@@ -198,7 +198,7 @@ def _check_loss(config: Config) -> None:
     asks = bool(objectives.heads_of(data.objective))
   else:
     task = pipeline.registered(data)
-    names, where, found = objectives.of(task), f"config.data.mixture={data.mixture}", task.output_features
+    names, where, found = objectives.of(task), data.named, task.output_features
     asks = any(map(_asks_heads, selection.tasks_of(task)))
   if answered_by_heads(config.train.loss) and not asks:
     asking = ", ".join(filter(objectives.heads_of, objectives.OBJECTIVES))

@@ -250,13 +250,13 @@ def vocabulary_of(found: Found) -> seqio.Vocabulary:
   return features["targets" if "targets" in features else "inputs"].vocabulary
 
 
-def check(found: Found, splits: Mapping[str, str], *, mixture: str) -> None:
+def check(found: Found, splits: Mapping[str, str], *, where: str) -> None:
   """Whether a model can be trained on the tasks, as far as can be said before any of them is read.
 
   Args:
     found: adapted.
     splits: key of config.data -> the split that it names.
-    mixture: what the user named.
+    where: what names them, for messages.
 
   Raises:
     UserError: tasks of different vocabularies; a split that is not there, or whose files hold what cannot be used.
@@ -266,7 +266,7 @@ def check(found: Found, splits: Mapping[str, str], *, mixture: str) -> None:
   for task in tasks[1:]:
     if vocabulary_of(task) != first:
       raise UserError(
-        f"config.data.mixture={mixture}: {tasks[0].name} and {task.name} are registered with different vocabularies;"
+        f"{where}: {tasks[0].name} and {task.name} are registered with different vocabularies;"
         " config.data.vocabulary names one for all"
       )
   for key, split in splits.items():
@@ -275,19 +275,19 @@ def check(found: Found, splits: Mapping[str, str], *, mixture: str) -> None:
         task.source.num_input_examples(split)  # reads them
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in found.splits:
-      raise UserError(f"config.data.{key}={split}: {mixture} has no such split; it has {', '.join(found.splits)}")
+      raise UserError(f"config.data.{key}={split}: {where} has no such split; it has {', '.join(found.splits)}")
   if isinstance(found, seqio.Mixture):
     for task in tasks:
-      _check_rate(found, task, mixture)
+      _check_rate(found, task, where)
 
 
-def _check_rate(found: seqio.Mixture, task: seqio.Task, mixture: str) -> None:
+def _check_rate(found: seqio.Mixture, task: seqio.Task, where: str) -> None:
   counted = found.rate_per_task_name.get(task.name)
   if isinstance(counted, functools.partial) and counted.func is seqio.mixing_rate_num_examples:
     split = counted.keywords.get("split", "train")
     if split in task.splits and task.num_input_examples(split) is None:
       raise UserError(
-        f"config.data.mixture={mixture}: {task.name} does not say how many examples it has, by which tasks are mixed;"
+        f"{where}: {task.name} does not say how many examples it has, by which tasks are mixed;"
         f" say so to its source, num_input_examples={{{split!r}: NUMBER}}, or register a mixture that gives its tasks"
         " rates: seqio.MixtureRegistry.add(name, [(task, rate), ...])"
       )

@@ -217,6 +217,15 @@ class BatchIterator:
     """What this host needs of a checkpoint."""
     return tuple(stream_name(stream, self.num_streams) for stream in self._streams)
 
+  @property
+  def epochs(self) -> dict[str, int]:
+    """Of a mixture: task -> how often it has been gone through, by the stream of this host that has come furthest."""
+    tasks = self._plan.tasks
+    if len(tasks) < 2:
+      return {}
+    places = [rows_lib.position_to_json(self._plan, each)["tasks"] for each in self._positions.values()]
+    return {task.name: max(place[task.name][0] for place in places) for task in tasks}
+
   def __iter__(self) -> "BatchIterator":
     """Itself."""
     return self
@@ -354,12 +363,17 @@ class BatchIterator:
       old, new = identity.get(key), self._identity.get(key)
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
-      if old != new and not (key == "data.files" and self._files_may_change):
+      if old != new and not (_is_of_files(key) and self._files_may_change):
         raise UserError(
           f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"
           " set it back, or start a new workdir from the parameters with config.init.checkpoint"
         )
     return rows_lib.position_from_json(self._plan, saved["position"])
+
+
+def _is_of_files(key: str) -> bool:
+  """Whether a key of an identity stands for what files hold: data.files, data.sources.NAME.files."""
+  return key == "data.files" or (key.startswith("data.sources.") and key.endswith(".files"))
 
 
 def global_batch(

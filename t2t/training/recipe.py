@@ -229,6 +229,10 @@ def task_features(config: Config) -> tuple[str, ...]:
     return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
   data = config.data
+  if data.sources:  # which yield the same
+    source = next(iter(data.sources.values()))
+    chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
+    return task_features(config.with_(data={"sources": {}, **chosen}))
   if data.files or not data.mixture:
     return alone if data.objective in features.WITHOUT_INPUTS else both
   if not config.model.kind.continues:

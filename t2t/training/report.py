@@ -37,12 +37,14 @@ class Made:
   """A step that has been dispatched, and may not have been computed yet.
 
   wait_seconds: for its batch.
+  epochs: of a mixture, how often each task has been gone through.
   """
 
   step: int
   metrics: metrics_lib.Metrics
   wait_seconds: float
   batch: Batch
+  epochs: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
@@ -82,6 +84,7 @@ class Report:
     self._throughput, self._watch = throughput, watch
     self._writer = self._line = None
     self._warned, self._start, self._workdir = False, start, workdir
+    self._repeated: set[str] = set()  # tasks that were warned of
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
@@ -128,8 +131,10 @@ class Report:
       seconds_left=None if speed is None else left / speed,
     )
     self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
+    self._warn_of_repeats(step, made.epochs)
     if step % self._config.train.log_every == 0:
       values["learning_rate"] = float(self._schedule(step - 1))
+      values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
       # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
       told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
       self._writer.write(step, told)
@@ -148,6 +153,16 @@ class Report:
     if self._writer is not None:
       self._writer.close()
       self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)
+
+  def _warn_of_repeats(self, step: int, epochs: Mapping[str, int]) -> None:
+    most = self._config.data.most_epochs
+    for name, epoch in epochs.items():
+      if most and epoch >= most and name not in self._repeated:
+        self._repeated.add(name)
+        self._line.say(
+          f"step {step}: {name} has been gone through {epoch} times (config.data.most_epochs={most:g}); give it more"
+          f" text, or a lower rate"
+        )
 
   def _warn_of_waiting(self, step: int, share: float) -> None:
     if share > 0.05 and not self._warned and step >= self._start + 20:

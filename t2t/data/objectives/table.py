@@ -479,18 +479,18 @@ def t5_features(name: str) -> dict[str, seqio.Feature]:
   return output_features(name, vocabularies.t5_vocabulary(extra_ids=_objective(name).sentinels))
 
 
-def check_fits(name: str, architecture: str, *, mixture: str = "") -> None:
+def check_fits(name: str, architecture: str, *, where: str = "") -> None:
   """Whether a model can be trained with an objective.
 
   Args:
     name: a key of `OBJECTIVES`.
     architecture: of the model.
-    mixture: the registered task or mixture that was made with the objective; empty: the config names it.
+    where: what names the task or mixture that was made with the objective; "": the config names it itself.
 
   Raises:
     UserError: it cannot; names the objectives that do.
   """
   if architecture not in _objective(name).architectures:
     fitting = sorted(other for other, objective in OBJECTIVES.items() if architecture in objective.architectures)
-    where = f"config.data.mixture={mixture}: its objective {name}" if mixture else f"config.data.objective={name}"
-    raise UserError(f"{where} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")
+    which = f"{where}: its objective {name}" if where else f"config.data.objective={name}"
+    raise UserError(f"{which} does not fit config.model.architecture={architecture}; these do: {', '.join(fitting)}")

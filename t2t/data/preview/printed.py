@@ -76,13 +76,13 @@ def print_preview(
 
 def _print_facts(console: rich.console.Console, shown: examples.Preview, data: DataConfig) -> None:
   task, vocabulary = shown.task, shown.vocabulary
-  console.print(rich.text.Text(data.mixture or data.files, "bold"))
+  console.print(rich.text.Text(data.mixture or data.files or ", ".join(data.sources), "bold"))
   facts: dict[str, str | rich.text.Text] = {}
   tasks = examples.tasks_of(task, shown.split)
   if isinstance(task, seqio.Mixture):
     facts["mixture"] = ", ".join(f"{each.name} {task.get_rate(each):g}" for each in tasks)
   names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each.preprocessors] for each in tasks]
-  facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if data.mixture else "files"
+  facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if not data.files else "files"
   facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
   objective = objectives.of(task)
   if objective:

@@ -71,6 +71,10 @@ class FileSource(seqio.DataSource):
     """Of the records of a split, whoever reads them."""
     return self._tallies[split]
 
+  def count_in(self, tallies: Mapping[str, faults.Tally]) -> None:
+    """Has the records of each split counted with those of other sources, from now on."""
+    self._tallies = dict(tallies)
+
   def records(self, split: str) -> "FileRecords":
     """A split as windows.py reads it."""
     where = self._where.get(split, "config.data.files")

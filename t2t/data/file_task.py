@@ -1,0 +1,49 @@
+"""Files of the user's own, as a task that has a split to train on and one that is held out."""
+
+import seqio
+
+from t2t.data import objectives, sources
+from t2t.data.sources import scan, text_files
+from t2t.sections import DataConfig
+
+
+def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio.Task:
+  """The task "files", with the objective of `data`; it is not registered.
+
+  Args:
+    data: what is read.
+    vocabulary: of its text.
+    where: the keys of `data` are, for messages: "config.data".
+
+  Raises:
+    UserError: a file that is not there or cannot be read, no text, or no such objective.
+  """
+  files = text_files.find_files(data.files, where=f"{where}.files")
+  annotations = data.annotations if objectives.is_annotated(data.objective) else ""
+  options = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
+  if data.eval_files:
+    source = sources.FileSource(
+      {"train": files, "validation": text_files.find_files(data.eval_files, where=f"{where}.eval_files")},
+      where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
+      **options,
+    )
+  else:
+    looked = scan.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+    source = sources.FileSource(
+      {"train": files, "validation": files},
+      where=dict.fromkeys(("train", "validation"), f"{where}.files"),
+      held_out_below=scan.held_out_below(looked),
+      **options,
+    )
+  return seqio.Task(
+    "files",
+    source=source,
+    preprocessors=objectives.preprocessors(
+      data.objective,
+      noise_density=data.noise_density,
+      mean_noise_span_length=data.mean_noise_span_length,
+      pack=data.pack,
+    ),
+    output_features=objectives.output_features(data.objective, vocabulary),
+    shuffle_buffer_size=data.shuffle_buffer,
+  )

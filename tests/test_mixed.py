@@ -1,0 +1,299 @@
+"""Several sources in one run: how often each is drawn, that a run stops and goes on, and what is refused."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import scipy.stats
+import seqio
+import tensorflow as tf
+import test_rows
+import test_train
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.config import load_config, override, records
+from t2t.data import mixed, pipeline, rows, selection
+from t2t.sections import DataConfig
+from t2t.training import recipe
+
+small, register = test_rows.small, test_rows.register  # the fixtures
+
+
+def sources(**named):
+  return {name: {"files": f"{name}.txt", **own} for name, own in named.items()}
+
+
+def rates(named, sizes=None, **data):
+  return mixed.rates(DataConfig(sources=sources(**named), **data), lambda name: (sizes or {})[name])
+
+
+# ---- How often -------------------------------------------------------------------------------------------------------
+
+SIZES = {"en": 300_000.0, "fi": 20_000.0, "sw": 1_000.0}
+NONE = {name: {} for name in SIZES}
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.7, 1.0])
+def test_sizes_count_to_the_power_of_alpha(alpha):
+  """XLM's formula (Conneau & Lample 2019, section 3.1): p ~ n**alpha; T5's temperature is 1 / alpha."""
+  found = rates(NONE, SIZES, alpha=alpha)
+  expected = np.array(list(SIZES.values())) ** alpha
+  np.testing.assert_allclose(list(found.values()), expected / expected.sum())
+  if alpha:
+    tempered = [seqio.mixing_rate_num_examples(Counted(n), temperature=1 / alpha) for n in SIZES.values()]
+    np.testing.assert_allclose(list(found.values()), np.array(tempered) / sum(tempered))
+
+
+@dataclasses.dataclass
+class Counted:
+  """What seqio asks for a rate."""
+
+  number: float
+  splits = ("train",)
+  name, cache_dir = "counted", None
+
+  def num_input_examples(self, split):
+    return self.number
+
+
+def test_rates_are_relative():
+  assert rates({"a": {"rate": 3.0}, "b": {"rate": 1.0}}) == {"a": 0.75, "b": 0.25}
+
+
+def test_a_share_is_of_all_examples():
+  """Whatever the others are drawn by; replay (Sun et al. 2020; Scialom et al. 2022) is such a share."""
+  assert rates({"new": {}, "old": {"share": 0.1}}, {"new": 5.0}) == {"new": 0.9, "old": 0.1}
+  found = rates({"a": {"rate": 1.0}, "b": {"rate": 3.0}, "old": {"share": 0.2}})
+  np.testing.assert_allclose(list(found.values()), [0.2, 0.6, 0.2])
+  assert rates({"a": {"share": 0.25}, "b": {"share": 0.75}}) == {"a": 0.25, "b": 0.75}
+
+
+DRAWN = {
+  "rates": ({"a": {"rate": 1.0}, "b": {"rate": 2.0}, "c": {"rate": 5.0}}, {}),
+  "sizes": (NONE, {"alpha": 1.0}),
+  "alpha": (NONE, {"alpha": 0.3}),
+  "share": ({"a": {}, "b": {}, "old": {"share": 0.1}}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_100000_draws_are_as_the_formula_says(kind):
+  """Chi-square at one in a thousand, of each stream by itself, as the pipeline draws them."""
+  named, data = DRAWN[kind]
+  expected = np.array(list(rates(named, SIZES | {"a": 3.0, "b": 1.0}, **data).values()))
+  ends = tf.constant(np.cumsum(expected), tf.float64)
+  streams = []
+  for stream in range(2):
+    draw = lambda index, stream=stream: rows.draw_task(ends, 7, tf.constant(stream, tf.int64), index)
+    drawn = next(iter(tf.data.Dataset.range(50_000).map(draw).batch(50_000))).numpy()
+    counts = np.bincount(drawn, minlength=len(expected))
+    assert scipy.stats.chisquare(counts, expected * len(drawn)).pvalue > 1e-3
+    streams.append(drawn)
+  assert np.mean(streams[0] != streams[1]) > 0.05  # each draws for itself
+
+
+# ---- What is read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path):
+  """Two files of different lengths, told apart by their first letter."""
+  for name, number in (("a", 60), ("b", 20)):
+    texts = [f"{name} {text}" for text in test_rows.TEXTS[:number]]
+    (tmp_path / f"{name}.txt").write_text("\n\n".join(texts))
+  named = {name: {"files": f"{tmp_path}/{name}.txt"} for name in "ab"}
+  return DataConfig(
+    sources=named,
+    objective="prefix_lm",
+    vocabulary="bytes",
+    inputs_length=64,
+    targets_length=64,
+    shuffle_buffer=5,
+    num_streams=2,
+  )
+
+
+def with_source(data, name, **changes):
+  own = {key: value for key, value in dataclasses.asdict(data.sources[name]).items()}
+  return dataclasses.replace(data, sources={**data.sources, name: own | changes})
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_stopped_after_every_step(small, data, register, pack):
+  """Files with two objectives and a registered task beside them: the position is bit for bit that of a whole run."""
+  data = with_source(data, "b", objective="span_corruption", rate=1.0)
+  data = with_source(data, "a", rate=3.0)
+  qa = {"mixture": register("mixed_questions"), "share": 0.25}
+  data = dataclasses.replace(data, pack=pack, sources={**data.sources, "qa": qa})
+  iterator = test_rows.batches(data, num_streams=2)
+  assert [task.name for task in iterator._plan.tasks] == ["a", "b", "mixed_questions"]
+  np.testing.assert_allclose(rows.mixing_rates(iterator._plan), [0.5625, 0.1875, 0.25])
+  test_rows.assert_stopping_changes_nothing(iterator, every=2)
+
+
+def test_sizes_are_counted_by_documents_or_by_text(data):
+  task = pipeline.load_task(data)
+  number = {name: len(text.read_text().split("\n\n")) for name, text in files_of(data).items()}
+  assert [task.get_rate(each) for each in task.tasks] == pytest.approx([number["a"] / 80, number["b"] / 80])
+  task = pipeline.load_task(dataclasses.replace(data, size="tokens"))
+  texts = {name: len(text.read_text()) for name, text in files_of(data).items()}
+  expected = texts["a"] / sum(texts.values())
+  assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without what stands between documents
+
+
+def files_of(data):
+  return {name: pathlib.Path(source.files) for name, source in data.sources.items()}
+
+
+def test_tasks_of_a_mixture_keep_their_rates_among_themselves(data, register):
+  names = [register(f"mixed_{number}", number=number) for number in range(2)]
+  seqio.MixtureRegistry.add("mixed_both", list(zip(names, (1, 3), strict=True)))
+  try:
+    named = {"a": dict(dataclasses.asdict(data.sources["a"]), share=0.6), "qa": {"mixture": "mixed_both", "share": 0.4}}
+    task = pipeline.load_task(dataclasses.replace(data, sources=named))
+  finally:
+    seqio.MixtureRegistry.remove("mixed_both")
+  assert {each.name: task.get_rate(each) for each in task.tasks} == pytest.approx(
+    {"a": 0.6, "mixed_0": 0.1, "mixed_1": 0.3}
+  )
+
+
+def test_passes_over_each_source_are_counted(small, data):
+  """The small one comes round sooner."""
+  data = with_source(with_source(data, "a", rate=1.0), "b", rate=1.0)
+  iterator = test_rows.batches(data)
+  test_rows.take(iterator, 30)
+  assert iterator.epochs["b"] > iterator.epochs["a"] >= 0
+
+
+def test_malformed_records_of_all_are_counted_together(data, tmp_path):
+  (tmp_path / "c.jsonl").write_text('{"text": "c is whole"}\n' * 3 + "not json\n")
+  sources_of = {**data.sources, "c": {"files": f"{tmp_path}/c.jsonl"}}
+  task = pipeline.load_task(dataclasses.replace(data, sources=sources_of, malformed=0.3))
+  tallies = {id(each.source.tally("train")) for each in task.tasks}
+  assert len(tallies) == 1
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (dict(rate=2.0), "data.sources.a.rate is 2.0"),
+    (dict(objective="span_corruption"), "data.sources.a.objective"),
+  ],
+)
+def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, message):
+  """The key is named; files that moved are the same, files with other text are not."""
+  data = with_source(with_source(data, "a", rate=1.0), "b", rate=1.0)
+  iterator = test_rows.batches(data)
+  test_rows.take(iterator, 2)
+  saved = iterator.state(2)
+  with pytest.raises(UserError, match=message):
+    test_rows.batches(with_source(data, "a", **change)).restore(saved, step=2)
+
+
+def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path):
+  iterator = test_rows.batches(data)
+  test_rows.take(iterator, 2)
+  saved = iterator.state(2)
+  (tmp_path / "elsewhere").mkdir()
+  moved = (tmp_path / "b.txt").rename(tmp_path / "elsewhere/b.txt")
+  data = with_source(data, "b", files=str(moved))
+  test_rows.batches(data).restore(saved, step=2)
+  moved.write_text(moved.read_text().replace("word3", "word4"))
+  with pytest.raises(UserError, match=r"config.data.sources.b.files are not those that the checkpoint"):
+    test_rows.batches(data).restore(saved, step=2)
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("named", "changes", "message"),
+  [
+    ({"a": {"rate": -1.0}}, {}, "config.data.sources.a.rate=-1.0: must be at least 0"),
+    ({"a": {"share": 1.5}}, {}, "config.data.sources.a.share=1.5: must be from 0 to 1"),
+    ({"a": {"rate": 1.0, "share": 0.5}}, {}, "config.data.sources.a: has rate=1.0 and share=0.5; leave one"),
+    ({"a": {"rate": 1.0}, "b": {}}, {}, "config.data.sources.b: has no rate, and a has one; give all"),
+    ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, for there are sources"),
+    ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
+    ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
+    ({"a": {}}, {"size": "bytes"}, "config.data.size='bytes': give examples or tokens"),
+    ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give one of them"),
+    ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give one of them"),
+    ({"a": {"files": "", "mixture": "x", "field": "y"}}, {}, "config.data.sources.a.field=y: is of files"),
+    ({"a": {}}, {"files": "x.txt"}, "config.data.files=x.txt: with config.data.sources give config.data.sources.NAME"),
+    ({"a": {}}, {"train_split": "all"}, "config.data.train_split=all: config.data.sources.a has files"),
+    ({"a": {}}, {"cache_dir": "c"}, "config.data.cache_dir=c: holds tasks, and config.data.sources.a has files"),
+  ],
+)
+def test_what_cannot_be_mixed_is_refused(named, changes, message):
+  data = DataConfig(sources=sources(**named), **changes)
+  with pytest.raises(UserError, match=message):
+    mixed.each(data)
+    mixed.rates(data, lambda name: 1.0)
+
+
+def test_sources_that_do_not_go_together_are_refused(data, register):
+  with pytest.raises(UserError, match=r"sources can be mixed that yield the same features \(.*a: .*; b: .*\)"):
+    pipeline.load_task(with_source(data, "a", objective="causal_lm"))
+  name = register("mixed_twice")
+  twice = {"x": {"mixture": name, "rate": 1.0}, "y": {"mixture": name, "rate": 1.0}}
+  with pytest.raises(UserError, match="config.data.sources.y: mixed_twice is read by another source already"):
+    pipeline.load_task(dataclasses.replace(data, sources=twice))
+  uncounted = {"a": dataclasses.asdict(data.sources["a"]), "x": {"mixture": name}}
+  with pytest.raises(
+    UserError, match="config.data.sources.x: nobody has counted its tokens, by which config.data.size"
+  ):
+    pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
+
+
+def test_keys_that_there_are_not_are_refused():
+  """With the nearest; on the command line and in a file."""
+  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a KEY is files, .*; nearest: files"):
+    override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
+  with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
+    override(load_config("tiny_t5"), ["--config.data.sources.en=x"])
+  with pytest.raises(UserError, match="config.data.sources.en.fils: no such key; did you mean files"):
+    DataConfig(sources={"en": {"fils": "x"}})
+
+
+def test_a_config_is_typed_and_saved():
+  """What is typed takes the place of a config's mixture; as JSON and back it is the same."""
+  typed = ["--config.data.sources.en.files=en.txt", "--config.data.sources.en.rate=2", "--config.data.alpha=0.3"]
+  config = records(override(load_config("tiny_t5"), typed))
+  assert config.data.mixture == "" and config.data.sources["en"].rate == 2.0
+  assert recipe.task_features(config) == ("inputs", "targets")
+  saved = json.loads(json.dumps(config.to_dict()))
+  assert DataConfig(**saved["data"]) == dataclasses.replace(
+    config.data, **{key: saved["data"][key] for key in ("task_modules",)}
+  )
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_take_sources(small, data, tmp_path, capsys):
+  """Trained, stopped and gone on, with the passes of each; shown, and asked."""
+  typed = [f"--config.data.sources.{name}.files={source.files}" for name, source in data.sources.items()]
+  typed += ["--config.data.sources.b.objective=prefix_lm", "--config.data.most_epochs=1"]
+  typed += ["--config.data.sources.a.rate=1", "--config.data.sources.b.rate=3"]
+  arguments = [*test_train.T5, "--config.train.log_every=1", "--config.eval.examples=1", *typed]
+  run = ["--workdir", str(tmp_path / "run")]
+  assert command.main(["train", *arguments, *run, "--config.train.steps=3"]) == 0
+  assert command.main(["train", *arguments, *run, "--config.train.steps=30", "--config.eval.every=30"]) == 0
+  found = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+  epochs = [row["train/epoch/b"] for row in found if "train/epoch/b" in row]
+  assert len(epochs) == 30 and epochs == sorted(epochs) and epochs[-1] >= 1.0
+  assert all(math.isfinite(row["train/loss"]) for row in found if "train/loss" in row)
+  out = capsys.readouterr()
+  assert "times (config.data.most_epochs=1); give it more text" in out.out + out.err
+  assert command.main(["tasks", "show", "--config=t5_1_1_small", "--config.data.vocabulary=bytes", *typed]) == 0
+  assert "a, b" in (said := capsys.readouterr().out) and "a 0.25, b 0.75" in said
+  assert selection.tasks_of(pipeline.load_task(data))[0].name == "a"
+  (tmp_path / "in.txt").write_text("a word0 <extra_id_0>\n")
+  options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length=8"]
+  assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 0
