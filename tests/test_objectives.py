@@ -437,7 +437,7 @@ def test_which_objective_fits_which_architecture():
   with pytest.raises(UserError) as error:
     objectives.check_fits("masked_lm", "decoder_only")
   assert str(error.value).startswith(
-    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; these do: causal_lm, fill_in"
+    "config.data.objective=masked_lm does not fit config.model.architecture=decoder_only; these do: causal_lm, drop_to"
   )
   objectives.check_fits("masked_lm", "encoder_only")
   assert {name for name, each in objectives.OBJECTIVES.items() if "encoder_only" in each.architectures} == {

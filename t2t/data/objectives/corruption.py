@@ -120,6 +120,16 @@ def check_mixture(
     span_lengths(inputs_length - mode_length, noise_density=density, mean_noise_span_length=mean)
     for density, mean in noise
   ]
+  check_fit(lengths, inputs_length, targets_length, extra_ids=extra_ids)
+  return lengths
+
+
+def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length: int, *, extra_ids: int) -> None:
+  """Whether targets fit and there are sentinels enough, of several kinds of noise at once.
+
+  Raises:
+    UserError: names the configuration key and a value that would do.
+  """
   longest = max(lengths, key=lambda kind: kind.targets)
   if longest.targets > targets_length:
     raise UserError(
@@ -134,7 +144,6 @@ def check_mixture(
       f" sentinel of its own; set config.data.extra_ids={spans} (and room in config.model.vocab_size)"
       " or a shorter config.data.inputs_length"
     )
-  return lengths
 
 
 # ---- Span corruption of one sequence ---------------------------------------------------------------------------------
