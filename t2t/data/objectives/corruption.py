@@ -451,6 +451,19 @@ def shuffle(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 # ---- One contiguous part ---------------------------------------------------------------------------------------------
 
 
+def fragment(candidates: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.5) -> tf.Tensor:
+  """True at `noise_count` candidates that follow one another, each run of them equally likely.
+
+  In:  candidates [F, T, T, T, T, F]
+  Out: [F, F, T, T, F, F]
+  """
+  index = tf.cumsum(tf.cast(candidates, tf.int32), exclusive=True)
+  number = tf.math.count_nonzero(candidates, dtype=tf.int32)
+  count = noise_count(number, noise_density)
+  start = tf.random.stateless_uniform([], seed, 0, number - count + 1, tf.int32)
+  return candidates & (index >= start) & (index < start + count)
+
+
 def mask_fragment(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_density: float = 0.5) -> Features:
   """Puts masks in place of the tokens of one contiguous part, which is the target.
 
@@ -459,8 +472,5 @@ def mask_fragment(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_den
 
   Source: Song et al. 2019 (MASS), section 3.2.
   """
-  count = noise_count(tf.size(tokens), noise_density)
-  start = tf.random.stateless_uniform([], seed, 0, tf.size(tokens) - count + 1, tf.int32)
-  places = tf.range(tf.size(tokens))
-  inside = (places >= start) & (places < start + count)
-  return {"inputs": tf.where(inside, mask_id, tokens), "targets": tokens[start : start + count]}
+  inside = fragment(tf.ones_like(tokens, tf.bool), seed, noise_density=noise_density)
+  return {"inputs": tf.where(inside, mask_id, tokens), "targets": tf.boolean_mask(tokens, inside)}

@@ -1,10 +1,10 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
 An objective turns documents, {"text": string} and for annotated.py what is marked in it, into examples that fit the
-sequence lengths: {"inputs", "targets"} for any model with a decoder, {"targets"} alone for text that is simply
-continued, for an encoder alone {"inputs", "targets", "loss_weights"} of one length, and what pairs.py says of pairs of
-texts; all int32 [n].  To add one, write what it does to a sequence in corruption.py or masking.py, and its preprocessor
-and its row of `OBJECTIVES` here.
+sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it what in_place.py says of the targets
+for one with an encoder, too; {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
+what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import annotated, corruption, iid, masking, pairs, pieces, sentences
+from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.models.config import HeadConfig
@@ -246,6 +246,7 @@ _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "target
 _IDS = ("inputs", "targets")  # features that are ids of the vocabulary
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
+_MASS = {"noise_density": 0.5}
 # Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
 _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
@@ -255,9 +256,14 @@ def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[s
   return Objective(_ENCODER_DECODER, _PAIR, _with_eos(denoising, noise=noise, facts=facts), published or {})
 
 
-def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
+def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]], published: Mapping[str, float] = _BERT) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
-  return Objective(_ENCODER, _ALIGNED, make, _BERT)
+  return Objective(_ENCODER, _ALIGNED, make, published)
+
+
+def _in_place(preprocessor: Preprocessor, beside: str, published: Mapping[str, float]) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
+  return Objective(_ENCODER_DECODER, (*_PAIR, beside), make, published)
 
 
 def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
@@ -299,8 +305,10 @@ OBJECTIVES: dict[str, Objective] = {
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
   "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
-  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), {"noise_density": 0.5}),
+  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
+  "mass_in_place": _in_place(in_place.mass_in_place, "target_places", _MASS),
   "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
+  "bert_style_masked_only": _in_place(in_place.bert_style_masked_only, "loss_weights", _BERT),
   "deshuffling": _denoiser(corruption.shuffle),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
   "token_masking": _denoiser(corruption.mask_tokens, "mask_id", published=_BERT),
@@ -313,6 +321,7 @@ OBJECTIVES: dict[str, Objective] = {
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
   "ngram_masked_lm": _masked(masking.word_ngrams),
+  "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
