@@ -43,8 +43,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 # Those that predict tokens: what pairs of texts cost is not told by token.
 _FOUND = {name: objectives.OBJECTIVES[name] for name in objectives.OF_TEXT}
 OBJECTIVES = {name: found for name, found in _FOUND.items() if "targets" in found.features}
-# Objectives whose targets are as long as their inputs; span corruption's are not.
-_LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66)}
+# Lengths of objectives whose targets are not as long as their inputs.
+_LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66), "mass_in_place": (128, 66)}
+_LENGTHS |= {"iid_span_corruption": (128, 40), "iid_token_corruption": (128, 40), "drop_tokens": (128, 24)}
 
 
 def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:

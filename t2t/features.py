@@ -8,10 +8,15 @@ ENCODER = ("inputs", "targets", "loss_weights", "token_types")
 # What stands beside the inputs of a task that heads answer: token by token which head is asked, what it should say, and
 # which of several texts of the example the token belongs to.
 ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
+# What stands beside the targets of some tasks of an encoder with a decoder: where their loss counts, and at which
+# places of a text they stand, if not at its first.
+BESIDE_TARGETS = ("loss_weights", "target_places")
 # Of pairs of texts: the tokens of both, and which of them each belongs to.
 PAIRED = ("inputs", "token_types", "texts")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
+# Those whose examples say where their targets stand, see `BESIDE_TARGETS`.
+WITH_POSITIONS = ("mass_in_place",)
 
 
 def are_compared(features: Sequence[str]) -> bool:
@@ -38,8 +43,11 @@ def task_lengths(
     return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
   if not kind.writes:
     return dict.fromkeys(ENCODER, inputs_length)
+  if not kind.reads_apart and "inputs" not in features:
+    return {"targets": targets_length}
   lengths = {"inputs": inputs_length, "targets": targets_length}
-  return lengths if kind.reads_apart or "inputs" in features else {"targets": targets_length}
+  beside = [name for name in BESIDE_TARGETS if name in features and kind.reads_apart]
+  return lengths | dict.fromkeys(beside, targets_length)
 
 
 def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -60,7 +68,9 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool)
   sides = model_lengths(architecture, lengths)
   if "texts" in lengths:
     return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
-  names = (*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ()))
+  names = [*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ())]
+  if "target_places" in lengths and not pack:
+    names.append("decoder_positions")
   return {name: sides[name.partition("_")[0]] for name in names}
 
 

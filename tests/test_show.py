@@ -7,6 +7,7 @@ from etils import epath
 import foreign
 import pytest
 import rich.cells
+import seqio
 import test_convert_heads
 
 from t2t import UserError, tasks
@@ -111,6 +112,13 @@ def test_the_list_has_every_task_that_comes_with_t2t(printed):
   assert len(names) == len(set(names))
   assert max(map(rich.cells.cell_len, lines)) <= 80
   assert any(line.startswith("t2t.tasks.docs: The embedded default") for line in lines)
+
+
+@pytest.mark.parametrize("objective", objectives.OF_TEXT)
+def test_a_task_is_shown_to_a_model_that_it_fits(objective):
+  """Whatever its features look like: an encoder with a decoder takes weights, too."""
+  registry.load("t2t.tasks.docs")
+  objectives.check_fits(objective, tasks_command._architecture(seqio.TaskRegistry.get(f"docs_{objective}")))
 
 
 def test_what_a_line_says(printed, module):

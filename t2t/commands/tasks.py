@@ -1,7 +1,7 @@
 """The command `t2t tasks`: lists what is registered, and shows what a task makes of its text, as view.py prints it."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import fnmatch
 import os
@@ -188,7 +188,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   split = _split(split, task, data)
   architecture = config.model.architecture
   if "config.model.architecture" not in given:
-    architecture = _architecture(task.output_features)
+    architecture = _architecture(task)
   task = selection.for_architecture(task, architecture)
   # Shorter where the vocabulary has too few sentinels for the objective at T5's length.
   lengths = (512, 256, 128) if objectives.of(task) else (512,)
@@ -234,11 +234,17 @@ def _check_registered(name: str, modules: Sequence[str]) -> None:
     registry.task_or_mixture(part.strip(), modules=[*own, *modules], where="", modules_where="--task_modules")
 
 
-def _architecture(features: Mapping[str, seqio.Feature]) -> str:
-  """The architecture that a task is for, by what it yields."""
-  if {"loss_weights", "texts"} & set(features):
-    return "encoder_only"
-  return "encoder_decoder" if "inputs" in features else "decoder_only"
+def _architecture(task: seqio.Task | seqio.Mixture) -> str:
+  """The architecture that a task is for, by what it yields, and by its objective where that is for others."""
+  features = set(task.output_features)
+  found = "encoder_decoder" if "inputs" in features else "decoder_only"
+  if {"loss_weights", "texts"} & features:
+    found = "encoder_only"
+  for name in objectives.of(task):
+    fitting = objectives.OBJECTIVES[name].architectures
+    if found not in fitting:
+      return fitting[0]
+  return found
 
 
 def _show(console: rich.console.Console, choice: _Choice, options: argparse.Namespace) -> None:

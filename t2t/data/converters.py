@@ -15,6 +15,9 @@ from t2t.models.architecture import ARCHITECTURES
 
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
+# `features.BESIDE_TARGETS` -> what the model gets of it.
+_BESIDE_TARGETS = {"loss_weights": "decoder_loss_weights", "target_places": "decoder_positions"}
+
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
 
@@ -60,6 +63,33 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     """All features are as long as the inputs."""
     names = [*self.MODEL_FEATURES, *(self.PACKING_FEATURE_DTYPES if self.pack else ())]
     return dict.fromkeys(names, task_feature_lengths["inputs"])
+
+
+class EncoderDecoderFeatureConverter(seqio.EncDecFeatureConverter):
+  """seqio's converter of that kind, with loss weights and positions of the targets from tasks that have them.
+
+  Packed, two examples:
+    [{"inputs": [8, 9, 9, 1], "targets": [6, 4, 1], "loss_weights": [1, 1, 0], "target_places": [1, 2, 3]},
+     {"inputs": [9, 1], "targets": [5, 1], "loss_weights": [1, 0], "target_places": [0, 1]}]
+  have beside what seqio makes of inputs and targets, 6 long:
+     decoder_loss_weights [1, 1, 0, 1, 0, 0]
+        decoder_positions [1, 2, 3, 0, 1, 0]
+  """
+
+  def __init__(self, task_features: Sequence[str] = (), **options):
+    super().__init__(**options)
+    self._own = {name: _BESIDE_TARGETS[name] for name in task_features}
+    added = dict.fromkeys(self._own.values(), _SPEC)
+    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._own, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **added}
+
+  def _convert_example(self, found: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+    return {**super()._convert_example(found), **{name: found[own] for own, name in self._own.items()}}
+
+  def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
+    """What stands beside the targets is as long as they are."""
+    own = dict.fromkeys(self._own.values(), task_feature_lengths["targets"])
+    return {**super().get_model_feature_lengths(task_feature_lengths), **own}
 
 
 class TextsFeatureConverter(seqio.FeatureConverter):
@@ -128,7 +158,7 @@ def _texts_apart(groups: tf.Tensor, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
 
 # architecture -> its feature converter
 FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
-  "encoder_decoder": seqio.EncDecFeatureConverter,
+  "encoder_decoder": EncoderDecoderFeatureConverter,
   # "inputs" and "targets" one after the other, the loss on targets; or "targets" alone.
   "decoder_only": seqio.DecoderFeatureConverter,
   "encoder_only": EncoderFeatureConverter,
@@ -194,7 +224,8 @@ def convert(
     pack: several examples in one sequence.
   """
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and ARCHITECTURES[architecture].writes
-  shift = 0 if zero_is_padding else 1
+  beside = [name for name in features.BESIDE_TARGETS if name in lengths]
+  shift = 0 if zero_is_padding and not beside else 1
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
   if "texts" in lengths:
@@ -202,6 +233,7 @@ def convert(
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
+    options |= {"task_features": beside} if ARCHITECTURES[architecture].reads_apart else {}
     converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
@@ -215,18 +247,20 @@ def convert(
   if not shift:
     return converted
   padding = max(vocabulary.pad_id, 0)
+  raised_too = {"encoder_loss_weights", "encoder_token_types"}
+  raised_too |= {_BESIDE_TARGETS[name] for name in beside}
 
   def lower(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)
     for side in ("encoder", "decoder"):
       tokens = features.get(f"{side}_input_tokens" if side == "encoder" else f"{side}_target_tokens")
-      if tokens is not None:
+      if tokens is not None and not zero_is_padding:
         # A model that finds no segment ids takes id 0 for padding.
         features.setdefault(f"{side}_segment_ids", tf.cast(tokens > 0, tf.int32))
     for name, x in features.items():
       if name.endswith("_tokens"):
         features[name] = tf.where(x > 0, x - 1, padding)
-      elif name in ("encoder_loss_weights", "encoder_token_types") or name.endswith("answer_heads"):
+      elif name in raised_too or name.endswith("answer_heads"):
         features[name] = tf.maximum(x - 1, 0)
       elif name.endswith("answer_targets"):
         # Of padding it is 0 now, and may be anything where a head is asked.

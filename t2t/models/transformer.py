@@ -27,7 +27,8 @@ class DecodeState:
     `AttentionMask.key_positions`.
   position: int [], of the next token.
   segments: int [batch, key], 0 for keys of the cache that hold nothing; None: all hold something.
-  padding: int [batch], positions before a sequence's first token; None: there are none.
+  padding: int [batch], positions before a sequence's first token; below 0 where it stands further on itself.  None:
+    there are none.
   memory: keys and values of the encoder's output for each layer's cross-attention.
   memory_mask: which of the encoder's positions are real.
   ancestors: see `AttentionMask`; None: there are no beams.
@@ -258,7 +259,7 @@ class EncoderDecoder(_Transformer):
 
     Args:
       batch: encoder_input_tokens, int [batch, length]; decoder_input_tokens, whose first column starts each sequence,
-        if that is not 0.
+        if that is not 0; decoder_positions, whose first column is where, as far as so many positions are learned.
       max_length: how many positions `decode_step` may be called for.
       num_beams: sequences that are written for each row.
 
@@ -272,10 +273,14 @@ class EncoderDecoder(_Transformer):
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
     cache = attention.KVCache(empty, empty)
     cache = cache.behind(self.decoder.prefix()) if self.decoder.front else cache
+    places = batch.get("decoder_positions")
+    if places is not None:
+      places = jnp.clip(places[:, 0], 0, (config.most_positions or jnp.iinfo(jnp.int32).max) - max_length)
     first = jnp.zeros(batch_size, jnp.int32)
     return batch["decoder_input_tokens"][:, 0] if "decoder_input_tokens" in batch else first, DecodeState(
       cache=_shard_cache(cache),
       position=position,
+      padding=None if places is None else -places,
       memory=self.decoder.read(memory),
       memory_mask=AttentionMask(jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position),
       ancestors=_no_ancestors(batch_size, num_beams, max_length),

@@ -217,6 +217,8 @@ _CORPORA = ("c4", "docs", "wikipedia")
 def task_features(config: Config) -> tuple[str, ...]:
   """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
 
+  Of an encoder with a decoder also "target_places".
+
   The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
   then the task modules are imported, and TensorFlow with them.
 
@@ -228,23 +230,30 @@ def task_features(config: Config) -> tuple[str, ...]:
   if losses.compares_texts(config.train.loss):
     return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
-  data = config.data
+  placed = (*both, "target_places")
+  data, kind = config.data, config.model.kind
   if data.sources:  # which yield the same
     source = next(iter(data.sources.values()))
     chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
     return task_features(config.with_(data={"sources": {}, **chosen}))
   if data.files or not data.mixture:
-    return alone if data.objective in features.WITHOUT_INPUTS else both
-  if not config.model.kind.continues:
+    if data.objective in features.WITHOUT_INPUTS:
+      return alone
+    return placed if kind.reads_apart and data.objective in features.WITH_POSITIONS else both
+  if not kind.writes:
     return both  # whatever the task has: an encoder reads something
   if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
-    parts = (name.strip().partition("_") for name in data.mixture.split(","))
-    is_alone = {corpus in _CORPORA and rest.startswith(features.WITHOUT_INPUTS) for corpus, _, rest in parts}
-    return alone if is_alone == {True} else both
+    parts = [name.strip().partition("_") for name in data.mixture.split(",")]
+    are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
+    if kind.reads_apart:
+      return placed if are(features.WITH_POSITIONS) else both
+    return alone if are(features.WITHOUT_INPUTS) else both
   from t2t.data import selection
 
-  found = selection.named(data.mixture, modules=data.task_modules)
-  return both if "inputs" in found.output_features else alone
+  found = selection.named(data.mixture, modules=data.task_modules).output_features
+  if kind.reads_apart:
+    return placed if "target_places" in found else both
+  return both if "inputs" in found else alone
 
 
 def asks_data(config: Config) -> bool:

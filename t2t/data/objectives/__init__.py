@@ -1,13 +1,10 @@
 """What text is made into for pre-training: the table of objectives, and what its rows are made of."""
 
+from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, Denoiser, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.table import (
   OBJECTIVES,
   OF_TEXT,
-  R_DENOISERS,
-  S_DENOISERS,
-  X_DENOISERS,
-  Denoiser,
   Objective,
   causal_lm,
   check_fits,
@@ -22,7 +19,6 @@ from t2t.data.objectives.table import (
   preprocessors,
   span_corruption,
   t5_features,
-  ul2,
 )
 
 __all__ = [

@@ -120,6 +120,16 @@ def check_mixture(
     span_lengths(inputs_length - mode_length, noise_density=density, mean_noise_span_length=mean)
     for density, mean in noise
   ]
+  check_fit(lengths, inputs_length, targets_length, extra_ids=extra_ids)
+  return lengths
+
+
+def check_fit(lengths: Sequence[SpanLengths], inputs_length: int, targets_length: int, *, extra_ids: int) -> None:
+  """Whether targets fit and there are sentinels enough, of several kinds of noise at once.
+
+  Raises:
+    UserError: names the configuration key and a value that would do.
+  """
   longest = max(lengths, key=lambda kind: kind.targets)
   if longest.targets > targets_length:
     raise UserError(
@@ -134,7 +144,6 @@ def check_mixture(
       f" sentinel of its own; set config.data.extra_ids={spans} (and room in config.model.vocab_size)"
       " or a shorter config.data.inputs_length"
     )
-  return lengths
 
 
 # ---- Span corruption of one sequence ---------------------------------------------------------------------------------
@@ -442,6 +451,19 @@ def shuffle(tokens: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 # ---- One contiguous part ---------------------------------------------------------------------------------------------
 
 
+def fragment(candidates: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.5) -> tf.Tensor:
+  """True at `noise_count` candidates that follow one another, each run of them equally likely.
+
+  In:  candidates [F, T, T, T, T, F]
+  Out: [F, F, T, T, F, F]
+  """
+  index = tf.cumsum(tf.cast(candidates, tf.int32), exclusive=True)
+  number = tf.math.count_nonzero(candidates, dtype=tf.int32)
+  count = noise_count(number, noise_density)
+  start = tf.random.stateless_uniform([], seed, 0, number - count + 1, tf.int32)
+  return candidates & (index >= start) & (index < start + count)
+
+
 def mask_fragment(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_density: float = 0.5) -> Features:
   """Puts masks in place of the tokens of one contiguous part, which is the target.
 
@@ -450,8 +472,5 @@ def mask_fragment(tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, noise_den
 
   Source: Song et al. 2019 (MASS), section 3.2.
   """
-  count = noise_count(tf.size(tokens), noise_density)
-  start = tf.random.stateless_uniform([], seed, 0, tf.size(tokens) - count + 1, tf.int32)
-  places = tf.range(tf.size(tokens))
-  inside = (places >= start) & (places < start + count)
-  return {"inputs": tf.where(inside, mask_id, tokens), "targets": tokens[start : start + count]}
+  inside = fragment(tf.ones_like(tokens, tf.bool), seed, noise_density=noise_density)
+  return {"inputs": tf.where(inside, mask_id, tokens), "targets": tf.boolean_mask(tokens, inside)}

@@ -154,6 +154,20 @@ def word_ngrams(
   return _spans(candidates, starts, spans, order_seed, noise_density)
 
 
+def one_fragment(
+  candidates: tf.Tensor, starts: tf.Tensor, seed: tf.Tensor, *, noise_density: float = 0.5
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses tokens that follow one another, as many as `corruption.noise_count` says.
+
+  In:  candidates [F, T, T, T, T, F]
+  Out: ([F, F, T, T, F, F], [0, 1, 2, 3, 4, 5])
+
+  Source: Song et al. 2019 (MASS), section 3.2, for an encoder alone.
+  """
+  del starts
+  return corruption.fragment(candidates, seed, noise_density=noise_density), tf.range(tf.size(candidates))
+
+
 def _spans(
   candidates: tf.Tensor, starts: tf.Tensor, spans: tf.Tensor, order_seed: tf.Tensor, noise_density: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -214,11 +228,23 @@ def bert_style(
 
   Source: Raffel et al. 2020, section 3.3.1.
   """
+  return hide(tokens, seed, mask_id=mask_id, ordinary_ids=ordinary_ids, noise_density=noise_density)[0]
+
+
+def hide(
+  tokens: tf.Tensor, seed: tf.Tensor, *, mask_id: int, ordinary_ids: tf.Tensor, noise_density: float = 0.15
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """`bert_style`, and which tokens it has hidden.
+
+  In:  [3, 4, 5, 6, 7, 8], mask_id 99, noise_density 0.3
+  Out: [3, 99, 5, 6, 7, 4], [F, T, F, F, F, T]
+  """
   choose_seed, replace_seed = tf.unstack(tf.random.split(seed))
   candidates = is_one_of(tokens, ordinary_ids)
   chosen, groups = random_tokens(candidates, candidates, choose_seed, noise_density=noise_density)
   rates = {"mask_rate": 0.9, "random_rate": 0.1}
-  return replace(tokens, chosen, groups, replace_seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **rates)
+  inputs = replace(tokens, chosen, groups, replace_seed, mask_id=mask_id, ordinary_ids=ordinary_ids, **rates)
+  return inputs, chosen
 
 
 # ---- The objective of an encoder alone -------------------------------------------------------------------------------

@@ -1,16 +1,15 @@
 """Pre-training objectives as seqio preprocessors: functions from tf.data.Dataset to tf.data.Dataset.
 
 An objective turns documents, {"text": string} and for annotated.py what is marked in it, into examples that fit the
-sequence lengths: {"inputs", "targets"} for any model with a decoder, {"targets"} alone for text that is simply
-continued, for an encoder alone {"inputs", "targets", "loss_weights"} of one length, and what pairs.py says of pairs of
-texts; all int32 [n].  To add one, write what it does to a sequence in corruption.py or masking.py, and its preprocessor
-and its row of `OBJECTIVES` here.
+sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it what in_place.py says of the targets
+for one with an encoder, too; {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
+"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
+what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import seqio
@@ -18,7 +17,8 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import annotated, corruption, masking, pairs, pieces, sentences
+from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences
+from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.models.config import HeadConfig
 
@@ -86,74 +86,6 @@ def span_corruption(
       noise_density=noise_density,
       mean_noise_span_length=mean_noise_span_length,
     )
-
-  return corrupt(dataset)
-
-
-@dataclasses.dataclass(frozen=True)
-class Denoiser:
-  """One of the seven tasks that UL2 mixes."""
-
-  mode: str  # text in front of the inputs
-  noise_density: float
-  mean_noise_span_length: float  # infinite: one span, which ends the text
-
-
-R_DENOISERS = (Denoiser("[NLU]", 0.15, 3.0), Denoiser("[NLU]", 0.15, 8.0))
-S_DENOISERS = (Denoiser("[S2S]", 0.25, math.inf),)
-X_DENOISERS = (
-  Denoiser("[NLG]", 0.5, 3.0),
-  Denoiser("[NLG]", 0.5, 8.0),
-  Denoiser("[NLG]", 0.15, 64.0),
-  Denoiser("[NLG]", 0.5, 64.0),
-)
-
-
-def ul2(
-  dataset: tf.data.Dataset,
-  sequence_length: Mapping[str, int],
-  output_features: Mapping[str, seqio.Feature],
-  *,
-  denoisers: Sequence[Denoiser] = R_DENOISERS + S_DENOISERS + X_DENOISERS,
-  merge_documents: bool = True,
-) -> tf.data.Dataset:
-  """Span corruption with a denoiser drawn for each example, all equally likely, and its mode in front of the inputs.
-
-  In:  {"targets": [3, 4, 5, 6, 7, 8]}      S_DENOISERS, [50, 51] the ids of its mode and 99 the last id
-  Out: {"inputs": [50, 51, 3, 4, 5, 6, 99], "targets": [99, 7, 8]}        EOS is added by the next preprocessor
-
-  Each example holds as much text as its own denoiser needs to fill the inputs.  The modes are the texts of the
-  released checkpoints for the paper's [R], [S] and [X]; a vocabulary without pieces for them spells them.
-
-  Args and errors: as in `span_corruption`, T5's draw of one part of a long document included; the targets of each
-  denoiser must fit.
-
-  Source: Tay et al. 2023, section 3.1.2 and table 1.
-  """
-  vocabulary = output_features["targets"].vocabulary
-  modes = [list(vocabulary.encode(denoiser.mode)) for denoiser in denoisers]
-  lengths = corruption.check_mixture(
-    sequence_length["inputs"],
-    sequence_length["targets"],
-    noise=[(denoiser.noise_density, denoiser.mean_noise_span_length) for denoiser in denoisers],
-    extra_ids=vocabularies.num_sentinels(vocabulary),
-    mode_length=max(len(mode) for mode in modes),
-  )
-  first_sentinel = vocabularies.sentinel_ids(vocabulary, 1)[0]
-  dataset = pieces.cut_into_kinds(dataset, lengths=[kind.raw for kind in lengths], merge_documents=merge_documents)
-
-  @seqio.map_over_dataset(num_seeds=2)
-  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
-    kind = features["kind"]
-    corrupted = corruption.corrupt_spans(
-      features["targets"],
-      seeds,
-      first_sentinel=first_sentinel,
-      noise_density=tf.constant([d.noise_density for d in denoisers], tf.float64)[kind],
-      mean_noise_span_length=tf.constant([d.mean_noise_span_length for d in denoisers], tf.float64)[kind],
-    )
-    mode = tf.ragged.constant(modes, tf.int32)[kind]
-    return {**corrupted, "inputs": tf.concat([mode, corrupted["inputs"]], 0)}
 
   return corrupt(dataset)
 
@@ -314,6 +246,7 @@ _TEXT, _PAIR, _ALIGNED = ("targets",), ("inputs", "targets"), ("inputs", "target
 _IDS = ("inputs", "targets")  # features that are ids of the vocabulary
 _T5 = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _BERT = {"noise_density": 0.15}
+_MASS = {"noise_density": 0.5}
 # Half of 512 tokens in short spans take more sentinels than T5's 100; the 32,128 rows of its embedding hold these, too.
 _MANY = 127
 _BART = {"noise_density": 0.3, "mean_noise_span_length": 3.0}
@@ -323,9 +256,14 @@ def _denoiser(noise: Callable[..., tf.Tensor], *facts: str, published: Mapping[s
   return Objective(_ENCODER_DECODER, _PAIR, _with_eos(denoising, noise=noise, facts=facts), published or {})
 
 
-def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
+def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]], published: Mapping[str, float] = _BERT) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(masking.masked_lm, choose=choose, **options)]
-  return Objective(_ENCODER, _ALIGNED, make, _BERT)
+  return Objective(_ENCODER, _ALIGNED, make, published)
+
+
+def _in_place(preprocessor: Preprocessor, beside: str, published: Mapping[str, float]) -> Objective:
+  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
+  return Objective(_ENCODER_DECODER, (*_PAIR, beside), make, published)
 
 
 def _with_sentences(task: sentences.Task, choose: Callable[..., tuple[tf.Tensor, tf.Tensor]]) -> Objective:
@@ -361,11 +299,16 @@ OBJECTIVES: dict[str, Objective] = {
   "r_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=R_DENOISERS)),
   "s_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=S_DENOISERS)),
   "x_denoising": Objective(_DECODERS, _PAIR, _with_eos(ul2, denoisers=X_DENOISERS), sentinels=_MANY),
+  "iid_span_corruption": Objective(_DECODERS, _PAIR, _with_eos(iid.iid_span_corruption), _BERT),
+  "iid_token_corruption": Objective(_DECODERS, _PAIR, _with_eos(iid.iid_token_corruption), _BERT),
+  "drop_tokens": Objective(_DECODERS, _PAIR, _with_eos(iid.drop_tokens), _BERT),
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
   "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
-  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), {"noise_density": 0.5}),
+  "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
+  "mass_in_place": _in_place(in_place.mass_in_place, "target_places", _MASS),
   "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
+  "bert_style_masked_only": _in_place(in_place.bert_style_masked_only, "loss_weights", _BERT),
   "deshuffling": _denoiser(corruption.shuffle),
   # BART gives no rates for masking and deletion alone; these are BERT's, which it follows.
   "token_masking": _denoiser(corruption.mask_tokens, "mask_id", published=_BERT),
@@ -378,6 +321,7 @@ OBJECTIVES: dict[str, Objective] = {
   "whole_word_masked_lm": _masked(masking.whole_words),
   "span_masked_lm": _masked(masking.word_spans),
   "ngram_masked_lm": _masked(masking.word_ngrams),
+  "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),

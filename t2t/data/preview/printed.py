@@ -173,10 +173,10 @@ class _Tokens:
     """Where the loss counts, if the architecture takes that from the task: bool [length of the inputs]."""
     if "answer_heads" in example and "loss_weights" not in example:
       return np.asarray(example["answer_heads"]) > 0
-    if ARCHITECTURES[self._shown.architecture].writes:
-      return None
     if "loss_weights" in example:
       return np.asarray(example["loss_weights"]) > 0
+    if ARCHITECTURES[self._shown.architecture].writes:
+      return None
     return np.asarray(example["inputs"]) == examples.mask_id(self._shown.vocabulary)
 
   def _asked(self, example: Mapping[str, Any]) -> str:

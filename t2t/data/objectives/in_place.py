@@ -1,0 +1,101 @@
+"""Objectives of an encoder with a decoder that say more of their targets: where their loss counts, where they stand."""
+
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import vocabularies
+from t2t.data.objectives import corruption, masking, pieces
+
+Features = dict[str, tf.Tensor]
+
+
+def bert_style_masked_only(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """The noise of `masking.bert_style`, and the whole text as targets, whose loss counts what was hidden alone.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      noise_density 0.3, with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 5, 6, 7, 4, 1], "targets": [3, 4, 5, 6, 7, 8, 1], "loss_weights": [0, 1, 0, 0, 0, 1, 0]}
+
+  The decoder is given what stands before each token, hidden or not, as by `bert_style`: the loss alone differs, and a
+  model does not learn to copy the text, nor where it ends.
+
+  Pieces fit both lengths, which should be the same: the longer is not filled.
+
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  length = pieces.room(sequence_length, {"inputs": 1, "targets": 1})
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    tokens = features["targets"]
+    options = {"mask_id": mask_id, "ordinary_ids": ordinary_ids, "noise_density": noise_density}
+    inputs, hidden = masking.hide(tokens, seed, **options)
+    behind = lambda x, end: tf.concat([tf.cast(x, tf.int32), [end]], 0)
+    return {
+      "inputs": behind(inputs, vocabulary.eos_id),
+      "targets": behind(tokens, vocabulary.eos_id),
+      "loss_weights": behind(hidden, 0),
+    }
+
+  return corrupt(dataset)
+
+
+def mass_in_place(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.5,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """`mass` whose decoder is told where in the text the fragment stands: it writes each token at its own position.
+
+  In:  {"targets": [3, 4, 5, 6, 7, 8]}      with 99 as mask and EOS 1
+  Out: {"inputs": [3, 4, 99, 99, 99, 8, 1], "targets": [5, 6, 7, 1], "target_places": [2, 3, 4, 5]}
+
+  What starts the decoder stands in the place of MASS's mask, at the position of the first token.  A model whose
+  positions are relative or rotary knows distances alone, and learns the same by `mass`.
+
+  Args: as in `span_corruption`, T5's draw of one part of a long document included.
+
+  Raises:
+    UserError: targets that do not fit their length.
+
+  Source: Song et al. 2019 (MASS), section 3.2 and figure 1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  mask_id, eos_id = vocabularies.mask_id(vocabulary), vocabulary.eos_id
+  length = pieces.room(sequence_length, {"inputs": 1})
+  longest = max(round(length * noise_density), 1) + 1
+  if longest > sequence_length["targets"]:
+    raise UserError(
+      f"config.data.targets_length={sequence_length['targets']} is too short: of the {length} tokens of"
+      f" inputs_length={sequence_length['inputs']}, {longest - 1} are written, with EOS behind them; set"
+      f" config.data.targets_length={longest}"
+    )
+  dataset = pieces.cut(dataset, length=length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=1)
+  def corrupt(features: Features, seed: tf.Tensor) -> Features:
+    tokens = features["targets"]
+    inside = corruption.fragment(tf.ones_like(tokens, tf.bool), seed, noise_density=noise_density)
+    places = tf.boolean_mask(tf.range(tf.size(tokens)), inside)
+    return {
+      "inputs": tf.concat([tf.where(inside, mask_id, tokens), [eos_id]], 0),
+      "targets": tf.concat([tf.boolean_mask(tokens, inside), [eos_id]], 0),
+      "target_places": tf.concat([places, places[-1:] + 1], 0),
+    }
+
+  return corrupt(dataset)
