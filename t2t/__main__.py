@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.runtime import exit_codes, stopping, telling
 from t2t.storage import away
 
@@ -107,7 +107,8 @@ def _run(command: str, rest: list[str]) -> int:
   atexit.register(gc.freeze)
   try:
     if command not in SUBCOMMANDS:
-      raise UserError(f"no such command {command!r}; there are {', '.join(SUBCOMMANDS)}")
+      near = did_you_mean(command, SUBCOMMANDS)
+      raise UserError(f"no such command {command!r}{near or ';'} there are {', '.join(SUBCOMMANDS)}")
     return importlib.import_module(SUBCOMMANDS[command][0]).main(rest) or 0
   except UserError as error:
     # A folder that cannot be listed, or checkpoints that cannot be saved, because its bucket is away.

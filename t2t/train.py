@@ -165,8 +165,9 @@ def train(config: Config, workdir: str) -> TrainState:
     baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
     shown = show(program.reader, state, eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
-      kept, loss = checkpoints.metrics(), f"{measured['loss']:.4f} {made.loss.unit}"
-      reports.summarise(workdir, loss, baselines, shown, saved_step, kept, outdated.best_steps(kept))
+      kept = checkpoints.metrics()
+      loss, best = measured["loss"], outdated.best_steps(kept)
+      reports.summarise(workdir, loss, made.loss.unit, baselines, shown, saved_step, kept, best)
   return state
 
 
@@ -176,7 +177,7 @@ def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) 
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
   number = f"{amounts.compact_count(trained + frozen)} parameters"
   if frozen:
-    number += f" ({amounts.compact_count(frozen)} of them not trained)"
+    number += f" ({amounts.compact_count(trained)} of them, {100 * trained / (trained + frozen):.2g} %, trained)"
   where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
   if made.idle_heads:
     where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"

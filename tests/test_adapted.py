@@ -156,7 +156,7 @@ def test_a_base_that_is_gone_is_named(moved, capsys):
   assert "which is not there any more" in " ".join(capsys.readouterr().out.split())
   assert command.main(["checkpoint", "verify", str(moved / "run")]) == 1
   found = capsys.readouterr()
-  assert "base/checkpoints/2, which is not as it was" in found.out and "not there any more" in found.err
+  assert "base/checkpoints/2, without which nobody can read it" in found.out and "not there any more" in found.err
 
 
 @pytest.mark.parametrize("way", ["resumed", "read", "converted", "verified"])

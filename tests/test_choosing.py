@@ -73,6 +73,7 @@ def test_each_line_is_answered_as_by_its_adapter_alone(architecture, adapters, o
 @pytest.mark.parametrize(
   ("arguments", "line", "message"),
   [
+    ([], {"adapter": "law"}, "line 1: asks for the adapter 'law', and none is loaded; give --adapter law=RUN"),
     (["--adapter", "law"], {}, "--adapter law: give NAME=RUN"),
     (["--adapter", "a=A", "a=B"], {}, "--adapter a=B: a is A already"),
     (["--adapter", "a=A"], {"adapter": "b"}, "line 1: adapter 'b': there is none of that name; known are a"),

@@ -209,6 +209,12 @@ def test_standard_input_is_resumed_with_the_same_lines(run, finished, monkeypatc
   assert code == 2 and "its line 4 is not of standard input, line 4" in said
 
 
+def test_tokens_are_counted_as_they_are_written(run):
+  """One of each text, whether it is EOS or the text was cut behind it; in an empty one's place another is written."""
+  _, rows, said = run("--max_length", "1")
+  assert f"new tokens     {len(rows)} in " in said
+
+
 def test_beams_write_a_token_at_least():
   """Unless they are told that they may write none; without beams a text may be empty."""
   config = writing.decode_config

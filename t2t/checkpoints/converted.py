@@ -181,8 +181,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   source = pretrained.read_source(path, where=where)
   if there := adapt.kept(source.adapters):
     raise UserError(
-      f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it computes, and no"
-      " other format holds; eval, infer and embed read it as it is"
+      f"{where}{path}: its model has what config.{'/'.join(there)} added, which no model without it"
+      " computes; eval, infer and embed read it as it is, and `t2t convert --to peft` writes what PEFT knows"
     )
   found, beside = _tensors(source, where)
   found = _merged(found, source.adapters)

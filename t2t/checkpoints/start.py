@@ -33,13 +33,17 @@ def check(config: Config) -> None:
   for section in config.adapters:
     raise UserError(
       f"config.{section} changes a model that is trained already, and leaves its parameters as they are: give the"
-      " checkpoint, config.init.checkpoint, and leave config.init.parameters as it is"
+      f" checkpoint, config.init.checkpoint{_unless(config)}"
     )
   if config.optimizer.fisher:
     raise UserError(
       f"config.optimizer.fisher={config.optimizer.fisher}: holds a run near the checkpoint that it is of: give that,"
-      " config.init.checkpoint, and leave config.init.parameters as it is"
+      f" config.init.checkpoint{_unless(config)}"
     )
+
+
+def _unless(config: Config) -> str:
+  return "" if config.init.parameters else ", and leave config.init.parameters=True"
 
 
 def start(

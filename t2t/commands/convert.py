@@ -100,7 +100,7 @@ def _take_adapter(job: Job) -> None:
   nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
   with output.progress(nbytes, len(adapter.tensors) + len(adapter.kept)) as advance:
     written = detached.save(adapter, base, part, bucket.absolute(job.out), advance=advance)
-  notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or as far from {job.out}"]
+  notes = [*base.notes, f"lies on top of {base.path}, which must stay where it is, or be moved together with {job.out}"]
   if adapter.kept:
     notes.append(f"of its head the base's: {', '.join(adapter.kept)}")
   print("\n".join(_report(written, job, notes)))
@@ -110,7 +110,8 @@ def _give_adapter(job: Job) -> None:
   """From a run of t2t's that trained an adapter to PEFT's folder."""
   source = pretrained.read_source(job.source, where="")
   (trained, below), base = detached.trained(source), detached.base_folder(source)
-  with output.progress(sum(tensor.nbytes for tensor in trained.values()), len(trained)) as advance:
+  number = sum(len(tensor.parts) for tensor in trained.values())  # layers are apart there
+  with output.progress(sum(tensor.nbytes for tensor in trained.values()), number) as advance:
     notes = peft.save(
       source.model,
       source.adapters,
@@ -256,10 +257,11 @@ def _shard_bytes(text: str) -> int:
 
 
 def _known(option: str, kind: str) -> None:
-  if kind and kind not in KINDS:
-    near = did_you_mean(kind, KINDS)
+  kinds = [each for each in KINDS if option == "from" or each != "t5x"]  # which is read alone
+  if kind and kind not in kinds:
+    near = did_you_mean(kind, kinds)
     is_path = "; the path comes after it" if epath.Path(kind).exists() or "/" in kind else ""
-    raise UserError(f"--{option} {kind}: known are {', '.join(KINDS)}{near or is_path}")
+    raise UserError(f"--{option} {kind}: known are {', '.join(kinds)}{near or is_path}")
 
 
 def _kind(path: str, given: str) -> str:

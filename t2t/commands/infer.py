@@ -186,10 +186,10 @@ def main(argv: list[str]) -> None:
     memory.keep_freed_memory()  # the page is one process's
   else:
     hosts.start(options, default.get_config().train)
+  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   source = pretrained.read_source(options.checkpoint)
   adapters = one_base.open_all(source, _places(options.adapter))
   pretrained.trust(options.task_modules)
-  logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.server:
     server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return

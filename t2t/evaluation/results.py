@@ -162,8 +162,8 @@ def print_table(
   lost = [result.task for result in results if 2 * result.unparseable > len(result.answers)]
   if lost:
     console.print(
-      f"unparseable: most answers to {', '.join(lost)} are none that the task knows, and count as wrong;\n"
-      "was the model fine-tuned on it? With --config.eval.method=rank it chooses among the options"
+      f"unparseable: most answers to {', '.join(lost)} are none that the task knows, and count as wrong;"
+      " was the model fine-tuned on it? With --config.eval.method=rank it chooses among the options"
     )
 
 

@@ -9,7 +9,7 @@ from t2t.checkpoints import pretrained
 from t2t.generation import line_files, lines
 from t2t.params import Params
 
-FIELD = "adapter"  # of a line
+FIELD = line_files.ADAPTER
 BASE = ""  # the name of the model itself
 
 
@@ -31,7 +31,8 @@ def named(value: Any, names: Sequence[str], where: str) -> str:
     return BASE
   if not isinstance(value, str) or not value or value not in names:
     near = did_you_mean(str(value), list(filter(None, names)))
-    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: there is none of that name; known are {known}{near}")
+    there = f"there is none of that name; known are {known}{near}" if known else "no adapter is loaded"
+    raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {there}")
   return value
 
 

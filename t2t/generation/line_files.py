@@ -57,6 +57,7 @@ class Form:
 
 
 TEXTS = Form()
+ADAPTER = "adapter"  # field of an object that names one of several adapters
 
 
 def place(path: str, number: int = 0) -> str:

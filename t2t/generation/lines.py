@@ -215,11 +215,20 @@ def _answer_windows(params: Params, way: Way) -> None:
     way.answer(params, given, numbers=range(first, first + len(given)), done=None)
 
 
+def _check_adapter(line: line_files.Line, way: Way, where: str) -> None:
+  """Refuses a line that asks for an adapter where there is none: the model itself would answer in its name."""
+  field = line_files.ADAPTER
+  if field in line.others and field not in way.form.may:
+    named = str(line.others[field])[:60]
+    raise UserError(f"{where}: asks for the {field} {named!r}, and none is loaded; give --adapter {named}=RUN")
+
+
 def _checked(found: Iterable[line_files.Line], job: Job, way: Way) -> Iterator[line_files.Line]:
   """The lines, if the model can be asked of them, with `--strict` only such as can be answered as they are."""
   for line in found:
     where = line_files.place(job.input, line.number)
     if line.text:
+      _check_adapter(line, way, where)
       way.check(line, where)
     if job.strict:
       asked = _asked(line, way)

@@ -244,7 +244,8 @@ class Predictor:
       for i, beams, of_beams in zip(indices, tokens, scores, strict=True):
         found[i] = Generation([self._trimmed(beam) for beam in beams], [float(score) for score in of_beams])
       if on_batch is not None:
-        on_batch(len(indices), sum(len(found[i].tokens[0]) + 1 for i in indices))
+        ends = np.any(tokens[:, 0] == self._framing.eos_id, axis=1)  # or it was cut
+        on_batch(len(indices), sum(len(found[i].tokens[0]) for i in indices) + int(np.sum(ends)))
     return found
 
   def log_likelihood(

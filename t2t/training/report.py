@@ -223,7 +223,8 @@ class Report:
 
 def summarise(
   workdir: epath.Path,
-  loss: str,
+  loss: float,
+  unit: str,
   baselines: Sequence[Baseline],
   shown: Sequence[Sequence[tuple[str, str]]],
   saved_step: int,
@@ -234,15 +235,15 @@ def summarise(
 
   Args:
     workdir: of the run.
-    loss: held-out, with its unit.
+    loss, unit: held-out, and what it is in.
     baselines: the loss of who has learned nothing.
     shown: lines of examples, each a label and a text.
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
     best: metric -> step of the checkpoint that is the best by it.
   """
-  picture = writers.plot_loss(workdir, baselines=baselines)
-  print(f"\nheld-out loss  {loss}")
+  picture = writers.plot_loss(workdir, baselines=baselines, unit=unit)
+  print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
   for number, lines in enumerate(shown, start=1):

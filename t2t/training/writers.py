@@ -286,8 +286,10 @@ class Writer:
         log.close()
 
 
-def plot_loss(workdir: epath.Path, *, baselines: Sequence[Baseline] = ()) -> epath.Path:
-  """Draws training and held-out loss of `workdir`/metrics.jsonl; returns the PNG's path."""
+def plot_loss(
+  workdir: epath.Path, *, baselines: Sequence[Baseline] = (), unit: str = "nats per target token"
+) -> epath.Path:
+  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path."""
   import matplotlib.figure
   import matplotlib.ticker
 
@@ -304,7 +306,7 @@ def plot_loss(workdir: epath.Path, *, baselines: Sequence[Baseline] = ()) -> epa
     axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-  axes.set_ylabel("loss (nats per target token)")
+  axes.set_ylabel(f"loss ({unit.partition(',')[0]})")
   axes.grid(alpha=0.25)
   axes.spines[["top", "right"]].set_visible(False)
   if train or held_out:
