@@ -7,7 +7,7 @@ from typing import Any
 import seqio
 
 from t2t.data import objectives, selection, streams, vocabularies
-from t2t.data.sources import contents, text_files
+from t2t.data.sources import contents, parallel, text_files
 from t2t.sections import DataConfig
 
 
@@ -18,13 +18,14 @@ def settings(
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
+  left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
   else:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
-    identity["data.files"] = contents.summary(text_files.find_files(data.files))
+    identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]
@@ -35,6 +36,14 @@ def settings(
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
+
+
+def _with_beside(data: DataConfig, paths: Sequence[str]) -> tuple[str, ...]:
+  """Files, and those beside them that hold the translations of their lines."""
+  if not objectives.is_parallel(data.objective):
+    return tuple(paths)
+  others = (parallel.beside(path, translation=data.translation, where="config.data.files") for path in paths)
+  return (*paths, *filter(None, others))
 
 
 def files(
@@ -50,7 +59,9 @@ def files(
   """
   splits = (data.train_split, data.eval_split)
   found = {
-    f"config.data.{key}": contents.Contents(text_files.find_files(patterns, where=where), where=where)
+    f"config.data.{key}": contents.Contents(
+      _with_beside(data, text_files.find_files(patterns, where=where)), where=where
+    )
     for key in ("files", "eval_files")
     if (patterns := getattr(data, key)) and (where := f"config.data.{key}")
   }

@@ -30,7 +30,7 @@ from t2t.data import (
   streams,
   vocabularies,
 )
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import parallel, scan, text_files
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
@@ -82,10 +82,16 @@ def load_task(
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
   files = text_files.find_files(data.files)
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  fields = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
+  translation = data.translation if objectives.is_parallel(data.objective) else ""
+  fields = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
+  found = {"config.data.files": files}
+  if data.eval_files:
+    found["config.data.eval_files"] = text_files.find_files(data.eval_files, where="config.data.eval_files")
+  for where, paths in found.items():
+    parallel.check(paths, translation=translation, where=where, most=scan.READ_WHOLE_BYTES)
   if data.eval_files:
     source = sources.FileSource(
-      {"train": files, "validation": text_files.find_files(data.eval_files, where="config.data.eval_files")},
+      {"train": files, "validation": found["config.data.eval_files"]},
       where={"validation": "config.data.eval_files"},
       **fields,
     )
@@ -466,7 +472,10 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
     return
-  count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+  try:
+    count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
   if count < batch_size:
     raise UserError(
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
