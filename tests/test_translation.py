@@ -1,18 +1,21 @@
 """Texts beside their translations: what is hidden in them, the files that they come from, and what they teach."""
 
+import collections
 import gzip
 import json
+import re
 
+from flax import nnx
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError
+from t2t import UserError, train
 from t2t import __main__ as command
 from t2t.config import load_config, records
-from t2t.data import converters, objectives, pipeline
+from t2t.data import converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
 from t2t.sections import DataConfig
 from t2t.training import recipe
@@ -222,3 +225,63 @@ def test_learned_positions_start_anew():
   assert np.abs(restarted - through).max() > 1e-3
   other = toy.logits(model, batch | {"encoder_input_tokens": np.array([[5, 6, 7, 8, 9, 11]])})
   assert np.abs(restarted[0, 0] - other[0, 0]).max() > 1e-5
+
+
+# ---- What it teaches -------------------------------------------------------------------------------------------------
+
+
+def cipher_pairs(*, num_words=100, length=8):
+  """Words of the documentation, eight at a time, and the same in a cipher: each word is always the same other one."""
+  texts = (json.loads(line)["text"] for line in documentation.files()["train"].read_text().splitlines())
+  texts = [re.findall("[a-z]+", text.lower()) for text in texts]
+  words = [word for word, _ in collections.Counter(word for text in texts for word in text).most_common(num_words)]
+  order = np.random.default_rng(0).permutation(num_words)
+  cipher = {word: f"x{words[i]}" for word, i in zip(words, order, strict=True)}
+  texts = [[word for word in text if word in cipher] for text in texts]
+  sentences = {tuple(text[i : i + length]) for text in texts for i in range(0, len(text) - length, length)}
+  pairs = [" ".join(each) + "\t" + " ".join(cipher[word] for word in each) for each in sorted(sentences)]
+  return [*words, *cipher.values()], list(np.random.default_rng(1).permutation(pairs))
+
+
+def test_a_translation_beside_a_text_helps(tmp_path):
+  """By `t2t train`'s loop: hidden words of one language are read in the other, and guessed where it is covered."""
+  words, pairs = cipher_pairs()
+  (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+  (tmp_path / "train.tsv").write_text("\n".join(pairs[:5_000]) + "\n")
+  (tmp_path / "held_out.tsv").write_text("\n".join(pairs[5_000:5_256]) + "\n")
+  config = load_config("tiny_bert")
+  config.model.update(vocab_size=256, embed_dim=64, num_heads=4, head_dim=16, mlp_dim=128, num_encoder_layers=2)
+  config.model.update(max_length=20, init_scale=0.1)
+  config.data.update(files=f"{tmp_path}/train.tsv", eval_files=f"{tmp_path}/held_out.tsv", mixture="", extra_ids=0)
+  config.data.update(
+    objective="translation_lm", vocabulary=f"{tmp_path}/vocab.txt", inputs_length=20, targets_length=20
+  )
+  config.train.update(steps=200, batch_size=64)
+  config.eval.update(every=200, batches=4, examples=0)
+  run = records(config)
+  state = train.train(run, str(tmp_path / "run"))
+
+  rows = pipeline.eval_rows(run.data, "encoder_only", batch_size=64, max_batches=4)
+  graphdef = nnx.split(recipe.make(run).model_fn(toy.key()), graph=False)[0]
+
+  def accuracy(change):
+    """Of the hidden words of the first text."""
+    right = total = 0
+    for batch in rows:
+      likeliest = np.argmax(toy.logits(state.model(graphdef), batch | change(batch)), -1)
+      hidden = (batch["encoder_loss_weights"] > 0) & (batch["encoder_token_types"] == 0)
+      right += ((likeliest == batch["encoder_target_tokens"]) & hidden).sum()
+      total += hidden.sum()
+    return right / total
+
+  def covered(batch):
+    return {"encoder_segment_ids": np.where(batch["encoder_token_types"] == 0, batch["encoder_segment_ids"], 0)}
+
+  def of_another(batch):
+    second = batch["encoder_token_types"] > 0
+    tokens = batch["encoder_input_tokens"]
+    return {"encoder_input_tokens": np.where(second, np.roll(tokens, 1, axis=0), tokens)}
+
+  beside, alone, wrong = (accuracy(change) for change in (lambda batch: {}, covered, of_another))
+  print(f"right of the hidden words: {beside:.1%} beside their translation, {alone:.1%} alone, {wrong:.1%} of another")
+  assert beside > 0.8 and alone < 0.5 and wrong < 0.5
