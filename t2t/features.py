@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from t2t.models.architecture import ARCHITECTURES, architecture_of
+from t2t.models.architecture import ARCHITECTURES, Architecture, architecture_of
 
 ENCODER = ("inputs", "targets", "loss_weights", "token_types")
 # What stands beside the inputs of a task that heads answer: token by token which head is asked, what it should say, and
@@ -15,8 +15,18 @@ BESIDE_TARGETS = ("loss_weights", "target_places")
 PAIRED = ("inputs", "token_types", "texts")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
-# Those whose examples say where their targets stand, see `BESIDE_TARGETS`.
-WITH_POSITIONS = ("mass_in_place",)
+# Those whose examples say where their tokens stand, by the feature that says so, see `places_of`.
+WITH_PLACES = {"target_places": ("mass_in_place",), "input_places": ("translation_lm",)}
+
+
+def places_of(kind: Architecture) -> str:
+  """The feature by which a task may say where in its text each token stands, instead of at 0, 1, 2, ...
+
+  It is of the side that is predicted; "" of a decoder alone, which reads and writes one text.
+  """
+  if kind.continues:
+    return ""
+  return "target_places" if kind.writes else "input_places"
 
 
 def are_compared(features: Sequence[str]) -> bool:
@@ -42,7 +52,7 @@ def task_lengths(
     own = PAIRED if are_compared(features) else ANSWERED
     return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
   if not kind.writes:
-    return dict.fromkeys(ENCODER, inputs_length)
+    return dict.fromkeys((*ENCODER, *(name for name in features if name == places_of(kind))), inputs_length)
   if not kind.reads_apart and "inputs" not in features:
     return {"targets": targets_length}
   lengths = {"inputs": inputs_length, "targets": targets_length}
@@ -69,8 +79,8 @@ def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool)
   if "texts" in lengths:
     return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
   names = [*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ())]
-  if "target_places" in lengths and not pack:
-    names.append("decoder_positions")
+  if places_of(kind) in lengths and not pack:
+    names.append(f"{kind.predicts}_positions")
   return {name: sides[name.partition("_")[0]] for name in names}
 
 

@@ -24,6 +24,7 @@ class SourceConfig:
   mixture: str = ""  # as config.data.mixture
   eval_files: str = ""  # as config.data.eval_files
   field: str = ""  # as config.data.field
+  translation: str = ""  # as config.data.translation
   objective: str = ""  # as config.data.objective
   noise_density: float = 0.0  # as config.data.noise_density
   mean_noise_span_length: float = 0.0  # as config.data.mean_noise_span_length
@@ -39,6 +40,7 @@ class DataConfig:
   eval_files: str = ""
   field: str = "text"
   annotations: str = "entities"
+  translation: str = "translation"
   malformed: float = 0.0
   files_may_change: bool = False
   objective: str = "span_corruption"
@@ -65,6 +67,11 @@ class DataConfig:
   def __post_init__(self) -> None:
     # A config has a ConfigDict here; config.json and what compares two of them need a dict.
     object.__setattr__(self, "folders", dict(self.folders))
+    if not self.translation:
+      raise UserError(
+        "config.data.translation is empty: give the name of a field of JSON lines, or as .en.txt=.fr.txt how the names"
+        " of files side by side end; the second column of a .tsv is found whatever it is"
+      )
     for name, folder in self.folders.items():
       if not isinstance(folder, str):
         raise UserError(f"config.data.folders.{name}={folder!r}: must be the path of a folder")

@@ -364,6 +364,8 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
     (1, 2, 3, 4, 40, 61, 62, 63, 64, 65, 66, 200, 5, 1)
   )]  # fmt: skip
   records = {"text": texts, "entities": np.tile([[[0, 1]]], (len(texts), 1, 1))}
+  if objective.parallel:
+    records = {"first": texts, "second": texts[::-1]}
   vocabulary = vocabularies.load("bytes", extra_ids=40)
   # Made with room to spare, but for the preprocessors: what they make is seen uncut.
   task = seqio.Task(
@@ -449,6 +451,7 @@ def test_which_objective_fits_which_architecture():
     "fragment_masked_lm",
     "span_masked_lm_sbo",
     "annotated_masked_lm",
+    "translation_lm",
     "masked_lm_nsp",
     "masked_lm_sop",
     "ngram_masked_lm_sop",

@@ -17,7 +17,7 @@ import tensorflow as tf
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.data import objectives, offline_cache, pipeline, selection, text_formats, vocabularies
-from t2t.data.objectives import annotated, pieces
+from t2t.data.objectives import annotated, pairs, pieces
 from t2t.sections import DataConfig
 
 
@@ -142,6 +142,7 @@ def test_text_is_cached_as_tokens(name):
   task = seqio.Task(name, source=source, preprocessors=objectives.preprocessors(name), output_features=features)
   before, after = offline_cache.split_preprocessors(task)
   tokenize = annotated.tokenize if objectives.is_annotated(name) else pieces.tokenize
+  tokenize = pairs.encode if objectives.is_parallel(name) else tokenize
   assert [step.func for step in before] == [tokenize] and len(after) == len(task.preprocessors) - 1
   assert objectives.of(task.replace(preprocessors=after)) == {name}  # still known where the first step is gone
 

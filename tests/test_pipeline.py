@@ -210,7 +210,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   """Whatever is set otherwise is noticed, but for what the training data does not depend on, and where it lies."""
   # Folders and files are known by what they hold.
   moves = {"files", "vocabulary", "cache_dir", "folders"}
-  free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations"}
+  free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
   free |= {"malformed", "files_may_change"}
 
   def identity(data, **options):
@@ -224,8 +224,10 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
       other = "causal_lm" if key == "objective" else other  # one that there is
       assert identity(dataclasses.replace(data, **{key: other})) != own, key
   marked = dataclasses.replace(data, objective="annotated_masked_lm")
-  for other, reads in ((marked, True), (data, False)):
-    assert (identity(dataclasses.replace(other, annotations="other")) != identity(other)) is reads
+  pairs = dataclasses.replace(data, objective="translation_lm", translation=".txt=.fr.txt")
+  for key, other, reads in (("annotations", marked, True), ("annotations", data, False), ("translation", data, False)):
+    assert (identity(dataclasses.replace(other, **{key: "other"})) != identity(other)) is reads
+  assert identity(pairs)["data.translation"] == ".txt=.fr.txt"
   assert identity(data, batch_size=16) != own and identity(data, seed=2) != own and identity(data, num_streams=4) != own
 
 

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
     raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
-  files = text_files.find_files(arguments.input, where="--input")
+  files = text_files.find_files(arguments.input, where="--input", pairs=False)
   examples: list[str] = []
 
   def texts():

@@ -1,6 +1,7 @@
 """Feature converters: which of a task's features become which of a model's, by architecture.
 
-They are seqio's, but for the encoder's, which takes the positions where loss counts from the task.
+They are seqio's, but for the encoder's, which takes the positions where loss counts from the task, and those of tasks
+that say where tokens stand or of pairs of texts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,9 @@ from t2t.models.architecture import ARCHITECTURES
 
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
-# `features.BESIDE_TARGETS` -> what the model gets of it.
+# What some tasks say besides -> what the model gets of it.
 _BESIDE_TARGETS = {"loss_weights": "decoder_loss_weights", "target_places": "decoder_positions"}
+_BESIDE_INPUTS = {"input_places": "encoder_positions"}
 
 # Features of a task that are ids of its vocabulary; the others are counts or switches.
 _IDS = ("inputs", "targets")
@@ -35,6 +37,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
       encoder_token_types [0, 0, 0, 0, 0, 0, 0, 0]
       encoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
         encoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
+  Of tasks with "input_places" these are the positions, packed or not.
   """
 
   TASK_FEATURES = dict.fromkeys(features.ENCODER, _SPEC)
@@ -42,6 +45,12 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights", "encoder_token_types"), _SPEC
   )
   PACKING_FEATURE_DTYPES = {"encoder_segment_ids": tf.int32, "encoder_positions": tf.int32}
+
+  def __init__(self, task_features: Sequence[str] = (), **options):
+    super().__init__(**options)
+    self._own = {name: _BESIDE_INPUTS[name] for name in task_features}
+    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._own, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._own.values(), _SPEC)}
 
   def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
     def convert(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -54,7 +63,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
       if self.pack:
         model_features["encoder_segment_ids"] = features["inputs_segment_ids"]
         model_features["encoder_positions"] = features["inputs_positions"]
-      return model_features
+      return model_features | {name: features[own] for own, name in self._own.items()}
 
     fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
     return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
@@ -65,31 +74,48 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
     return dict.fromkeys(names, task_feature_lengths["inputs"])
 
 
-class EncoderDecoderFeatureConverter(seqio.EncDecFeatureConverter):
-  """seqio's converter of that kind, with loss weights and positions of the targets from tasks that have them.
+class TargetsFeatureConverter(seqio.EncDecFeatureConverter):
+  """seqio's converter for an encoder with a decoder, with what a task says of its targets, see `BESIDE_TARGETS`.
 
   Packed, two examples:
     [{"inputs": [8, 9, 9, 1], "targets": [6, 4, 1], "loss_weights": [1, 1, 0], "target_places": [1, 2, 3]},
      {"inputs": [9, 1], "targets": [5, 1], "loss_weights": [1, 0], "target_places": [0, 1]}]
-  have beside what seqio makes of inputs and targets, 6 long:
+  become, beside what seqio makes of inputs and targets, 6 long:
      decoder_loss_weights [1, 1, 0, 1, 0, 0]
         decoder_positions [1, 2, 3, 0, 1, 0]
   """
 
-  def __init__(self, task_features: Sequence[str] = (), **options):
+  def __init__(self, task_features: Sequence[str], **options):
     super().__init__(**options)
-    self._own = {name: _BESIDE_TARGETS[name] for name in task_features}
-    added = dict.fromkeys(self._own.values(), _SPEC)
-    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(self._own, _SPEC)}
-    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **added}
+    self._own = {_BESIDE_TARGETS[name]: name for name in task_features}
+    self.TASK_FEATURES = {**self.TASK_FEATURES, **dict.fromkeys(task_features, _SPEC)}
+    self.MODEL_FEATURES = {**self.MODEL_FEATURES, **dict.fromkeys(self._own, _SPEC)}
 
-  def _convert_example(self, found: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
-    return {**super()._convert_example(found), **{name: found[own] for own, name in self._own.items()}}
+  def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
+    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      targets, segments = found["targets"], found.get("targets_segment_ids")
+      model_features = {
+        "encoder_input_tokens": found["inputs"],
+        "decoder_target_tokens": targets,
+        "decoder_input_tokens": seqio.utils.make_autoregressive_inputs(targets, segments, bos_id=self.bos_id),
+        "decoder_loss_weights": tf.cast(targets > 0, tf.int32),
+      }
+      if self.pack:
+        for side, name in (("encoder", "inputs"), ("decoder", "targets")):
+          model_features |= {f"{side}_{kind}": found[f"{name}_{kind}"] for kind in ("segment_ids", "positions")}
+      return model_features | {name: found[own] for name, own in self._own.items()}
+
+    fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
+    return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
     """What stands beside the targets is as long as they are."""
-    own = dict.fromkeys(self._own.values(), task_feature_lengths["targets"])
+    own = dict.fromkeys(self._own, task_feature_lengths["targets"])
     return {**super().get_model_feature_lengths(task_feature_lengths), **own}
+
+
+def _encoder_decoder_converter(*, task_features: Sequence[str], **options) -> seqio.FeatureConverter:
+  return TargetsFeatureConverter(task_features, **options) if task_features else seqio.EncDecFeatureConverter(**options)
 
 
 class TextsFeatureConverter(seqio.FeatureConverter):
@@ -158,7 +184,7 @@ def _texts_apart(groups: tf.Tensor, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
 
 # architecture -> its feature converter
 FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
-  "encoder_decoder": EncoderDecoderFeatureConverter,
+  "encoder_decoder": _encoder_decoder_converter,
   # "inputs" and "targets" one after the other, the loss on targets; or "targets" alone.
   "decoder_only": seqio.DecoderFeatureConverter,
   "encoder_only": EncoderFeatureConverter,
@@ -187,7 +213,8 @@ class _Completed:
         # seqio's convention: loss where there is a mask.
         mask = vocabularies.mask_id(self.vocabulary)
         features["loss_weights"] = tf.cast(inputs == mask, tf.int32)
-      features["token_types"] = token_types(features["targets"], vocabularies.sep_id(self.vocabulary))
+      if "token_types" not in features:
+        features["token_types"] = token_types(features["targets"], vocabularies.sep_id(self.vocabulary))
     return features
 
 
@@ -223,8 +250,10 @@ def convert(
     vocabulary: of the targets.
     pack: several examples in one sequence.
   """
-  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and ARCHITECTURES[architecture].writes
-  beside = [name for name in features.BESIDE_TARGETS if name in lengths]
+  kind = ARCHITECTURES[architecture]
+  own = _BESIDE_TARGETS if kind.reads_apart else {} if kind.writes else _BESIDE_INPUTS
+  beside = {name: of_model for name, of_model in own.items() if name in lengths}
+  zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.writes
   shift = 0 if zero_is_padding and not beside else 1
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
@@ -233,7 +262,7 @@ def convert(
     converter = TextsFeatureConverter(architecture, tuple(lengths), **options)
     complete = dict
   else:
-    options |= {"task_features": beside} if ARCHITECTURES[architecture].reads_apart else {}
+    options |= {} if kind.continues else {"task_features": tuple(beside)}
     converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
@@ -248,7 +277,7 @@ def convert(
     return converted
   padding = max(vocabulary.pad_id, 0)
   raised_too = {"encoder_loss_weights", "encoder_token_types"}
-  raised_too |= {_BESIDE_TARGETS[name] for name in beside}
+  raised_too |= set(beside.values())
 
   def lower(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     features = dict(features)

@@ -3,7 +3,7 @@
 import seqio
 
 from t2t.data import objectives, sources
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import parallel, scan, text_files
 from t2t.sections import DataConfig
 
 
@@ -20,10 +20,16 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
   """
   files = text_files.find_files(data.files, where=f"{where}.files")
   annotations = data.annotations if objectives.is_annotated(data.objective) else ""
-  options = {"field": data.field, "annotations": annotations, "malformed": data.malformed}
+  translation = data.translation if objectives.is_parallel(data.objective) else ""
+  options = {"field": data.field, "annotations": annotations, "translation": translation, "malformed": data.malformed}
+  found = {f"{where}.files": files}
+  if data.eval_files:
+    found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
+  for key, paths in found.items():
+    parallel.check(paths, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
   if data.eval_files:
     source = sources.FileSource(
-      {"train": files, "validation": text_files.find_files(data.eval_files, where=f"{where}.eval_files")},
+      {"train": files, "validation": found[f"{where}.eval_files"]},
       where={"train": f"{where}.files", "validation": f"{where}.eval_files"},
       **options,
     )

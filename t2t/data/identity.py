@@ -6,8 +6,8 @@ from typing import Any
 
 import seqio
 
-from t2t.data import objectives, selection, streams, vocabularies
-from t2t.data.sources import contents, text_files
+from t2t.data import mixed, objectives, selection, streams, vocabularies
+from t2t.data.sources import contents, parallel, text_files
 from t2t.sections import DataConfig
 
 
@@ -20,18 +20,23 @@ def settings(
   left_out.add("most_epochs")
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
+  left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
   else:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
-    identity["data.files"] = contents.summary(text_files.find_files(data.files))
-  for name, source in data.sources.items():
+    identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
+  for name, own in (mixed.each(data) if data.sources else {}).items():
+    source = data.sources[name]
     said = {key: value for key, value in dataclasses.asdict(source).items() if value}
     if source.files:
       held_out = "given" if source.eval_files else "empty: about 1 % of files is held out"
-      said |= {"files": contents.summary(text_files.find_files(source.files)), "eval_files": held_out}
+      read = _with_beside(own, text_files.find_files(source.files))
+      said |= {"files": contents.summary(read), "eval_files": held_out}
+      if objectives.is_parallel(own.objective):
+        said["translation"] = own.translation
     identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
   for name, folder in data.folders.items():
     if folder:
@@ -43,6 +48,14 @@ def settings(
     "train.batch_size": batch_size,
     "train.seed": seed,
   }
+
+
+def _with_beside(data: DataConfig, paths: Sequence[str]) -> tuple[str, ...]:
+  """Files, and those beside them that hold the translations of their lines."""
+  if not objectives.is_parallel(data.objective):
+    return tuple(paths)
+  others = (parallel.beside(path, translation=data.translation, where="config.data.files") for path in paths)
+  return (*paths, *filter(None, others))
 
 
 def files(
@@ -57,9 +70,10 @@ def files(
       a run goes on.
   """
   splits = (data.train_split, data.eval_split)
-  read = {"config.data": data} | {f"config.data.sources.{name}": source for name, source in data.sources.items()}
+  sources = mixed.each(data) if data.sources else {}
+  read = {"config.data": data} | {f"config.data.sources.{name}": own for name, own in sources.items()}
   found = {
-    where: contents.Contents(text_files.find_files(patterns, where=where), where=where)
+    where: contents.Contents(_with_beside(each, text_files.find_files(patterns, where=where)), where=where)
     for begin, each in read.items()
     for key in ("files", "eval_files")
     if (patterns := getattr(each, key)) and (where := f"{begin}.{key}")

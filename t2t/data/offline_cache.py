@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import selection, text_formats, vocabularies
-from t2t.data.objectives import annotated, pieces
+from t2t.data.objectives import annotated, pairs, pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
-_TOKENIZERS = (pieces.tokenize, annotated.tokenize, *text_formats.TOKENIZERS)
+_TOKENIZERS = (pieces.tokenize, annotated.tokenize, pairs.encode, *text_formats.TOKENIZERS)
 
 
 # ---- What is cached --------------------------------------------------------------------------------------------------

@@ -472,7 +472,10 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
   # takes need not be counted.
   if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
     return
-  count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+  try:
+    count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
   if count < batch_size:
     raise UserError(
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"

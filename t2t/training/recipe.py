@@ -217,7 +217,7 @@ _CORPORA = ("c4", "docs", "wikipedia")
 def task_features(config: Config) -> tuple[str, ...]:
   """Features that the training task yields, as far as models differ by them: "targets", and "inputs" if it has any.
 
-  Of an encoder with a decoder also "target_places".
+  Also where tokens stand, see `features.places_of`.
 
   The objective says so of files, and the name of those tasks that come with t2t.  Of others the registration does:
   then the task modules are imported, and TensorFlow with them.
@@ -230,29 +230,28 @@ def task_features(config: Config) -> tuple[str, ...]:
   if losses.compares_texts(config.train.loss):
     return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
-  placed = (*both, "target_places")
   data, kind = config.data, config.model.kind
   if data.sources:  # which yield the same
     source = next(iter(data.sources.values()))
     chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
     return task_features(config.with_(data={"sources": {}, **chosen}))
+  places = features.places_of(kind)
+  placed = (*both, places)
   if data.files or not data.mixture:
     if data.objective in features.WITHOUT_INPUTS:
       return alone
-    return placed if kind.reads_apart and data.objective in features.WITH_POSITIONS else both
-  if not kind.writes:
-    return both  # whatever the task has: an encoder reads something
+    return placed if data.objective in features.WITH_PLACES.get(places, ()) else both
   if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
     parts = [name.strip().partition("_") for name in data.mixture.split(",")]
     are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
-    if kind.reads_apart:
-      return placed if are(features.WITH_POSITIONS) else both
+    if places:  # an encoder reads something, whatever the task has
+      return placed if are(features.WITH_PLACES[places]) else both
     return alone if are(features.WITHOUT_INPUTS) else both
   from t2t.data import selection
 
   found = selection.named(data.mixture, modules=data.task_modules).output_features
-  if kind.reads_apart:
-    return placed if "target_places" in found else both
+  if places:
+    return placed if places in found else both
   return both if "inputs" in found else alone
 
 

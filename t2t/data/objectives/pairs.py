@@ -10,6 +10,7 @@ import functools
 import seqio
 import tensorflow as tf
 
+from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.objectives import masking, pieces
 
@@ -139,6 +140,12 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
   """
   vocabulary = output_features["inputs"].vocabulary
   names = ("first", "second")
+  if missing := [name for name in names if name not in dataset.element_spec]:
+    there = ", ".join(dataset.element_spec)
+    raise UserError(
+      f'the source\'s records have no field {missing[0]!r}; pairs of texts are "first" and "second", which'
+      f" `text_formats.pairs` makes of two fields; there are: {there}"
+    )
   ids = lambda features: {name: tf.cast(vocabulary.encode_tf(features[name]), tf.int32) for name in names}
   dataset = dataset.map(ids, num_parallel_calls=tf.data.AUTOTUNE)
   return dataset.filter(lambda features: (tf.size(features["first"]) > 0) & (tf.size(features["second"]) > 0))

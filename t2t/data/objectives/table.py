@@ -20,6 +20,7 @@ from t2t.data import vocabularies
 from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
+from t2t.data.objectives.translation import translation_lm
 from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
@@ -221,6 +222,7 @@ class Objective:
   sentinels: int = 100  # enough at T5's 512 tokens
   heads: tuple[HeadConfig, ...] = ()  # that it asks; the first heads of its model
   annotated: bool = False  # whether records mark phrases in their text, "entities", int [n, 2]
+  parallel: bool = False  # whether records are texts and their translations, "first" and "second"
 
 
 def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
@@ -288,6 +290,11 @@ def _annotated() -> Objective:
   return Objective(_ENCODER, _ALIGNED, make, _BERT, annotated=True)
 
 
+def _translated() -> Objective:
+  make = lambda **options: [pairs.encode, functools.partial(translation_lm, **options)]
+  return Objective(_ENCODER, (*_ALIGNED, "token_types", "input_places"), make, _BERT, parallel=True)
+
+
 def _paired(preprocessor: Preprocessor) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
@@ -324,6 +331,7 @@ OBJECTIVES: dict[str, Objective] = {
   "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
+  "translation_lm": _translated(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
@@ -334,7 +342,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 # Those of text alone, which any corpus has.
-OF_TEXT = tuple(name for name, objective in OBJECTIVES.items() if not objective.annotated)
+OF_TEXT = tuple(name for name, found in OBJECTIVES.items() if not (found.annotated or found.parallel))
 
 
 def _objective(name: str) -> Objective:
@@ -416,6 +424,15 @@ def is_annotated(name: str) -> bool:
     UserError: no such objective; names the nearest.
   """
   return _objective(name).annotated
+
+
+def is_parallel(name: str) -> bool:
+  """Whether an objective reads texts and their translations, "first" and "second".
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return _objective(name).parallel
 
 
 def t5_features(name: str) -> dict[str, seqio.Feature]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data import documentation, windows
-from t2t.data.sources import faults, text_files
+from t2t.data.sources import faults, parallel, text_files
 
 
 def text_hash(text: str | bytes) -> int:
@@ -24,7 +24,7 @@ def text_hash(text: str | bytes) -> int:
 
 
 class FileSource(seqio.DataSource):
-  """Files of text as a seqio source that yields {"text": string}.
+  """Files of text as a seqio source that yields {"text": string}, or of texts and translations, "first" and "second".
 
   Training reads it through `records`, see windows.py; lines of files that are not compressed are found from any byte
   on.
@@ -36,6 +36,7 @@ class FileSource(seqio.DataSource):
     *,
     field: str = "text",
     annotations: str = "",
+    translation: str = "",
     held_out_below: int = 0,
     where: Mapping[str, str] | None = None,
     malformed: float = 0.0,
@@ -46,6 +47,7 @@ class FileSource(seqio.DataSource):
       files: split -> paths, as `find_files` gives them.
       field: where the text is in JSON objects, Examples and Parquet tables.
       annotations: where JSON objects have ranges of characters, which records then have as "entities"; "": nowhere.
+      translation: where the translation of each text is, see parallel.py; "": there is none.
       held_out_below: if not 0, documents whose `text_hash` is below it are the split "validation", and the others all
         other splits; both then read the same files.
       where: split -> the configuration key that names its files, for messages.
@@ -53,7 +55,7 @@ class FileSource(seqio.DataSource):
     """
     super().__init__(splits=tuple(files))
     self._files = {split: tuple(paths) for split, paths in files.items()}
-    self._field, self._annotations = field, annotations
+    self._field, self._annotations, self._translation = field, annotations, translation
     self._held_out_below = held_out_below
     self._where = dict(where or {})
     self._tallies = {split: faults.Tally(malformed) for split in files}
@@ -86,6 +88,7 @@ class FileSource(seqio.DataSource):
       held_out_below=self._held_out_below,
       held_out=held_out,
       annotations=self._annotations,
+      translation=self._translation,
       tally=self.tally(split),
     )
 
@@ -135,6 +138,7 @@ class FileRecords:
   field, where: see `FileSource`.
   held_out_below, held_out: which documents, by a hash of their text: those below, or the others; None: all.
   annotations: see `FileSource`; the second column, as bytes of int32 [n, 2].
+  translation: see there; the second column, its text.
   tally: of its records.
   """
 
@@ -144,17 +148,21 @@ class FileRecords:
   held_out_below: int = 0
   held_out: bool | None = None
   annotations: str = ""
+  translation: str = ""
   tally: faults.Tally = dataclasses.field(default_factory=lambda: faults.Tally(0.0), compare=False)
 
   @property
   def num_columns(self) -> int:
-    """The text, and what is marked in it."""
-    return 2 if self.annotations else 1
+    """The text, and what is marked in it, or its translation."""
+    return 2 if self.annotations or self.translation else 1
 
   def shards(self) -> list[windows.Shard]:
     """A file that is not compressed and consists of lines can be divided."""
     return [
-      windows.Shard(size * (_UNPACKED if path.endswith((".gz", ".parquet")) else 1.0), divisible=_is_divisible(path))
+      windows.Shard(
+        size * (_UNPACKED if path.endswith((".gz", ".parquet")) else 1.0),
+        divisible=_is_divisible(path) and not self._beside(path),
+      )
       for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
     ]
 
@@ -165,11 +173,12 @@ class FileRecords:
       UserError: the file or a held-out record cannot be read; names the file and the line.
     """
     path = self.files[piece.shard]
-    found = (
-      text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
-      if _is_divisible(path)
-      else text_files.records(path, field=self.field, where=self.where)
-    )
+    if other := self._beside(path):
+      found = parallel.lines(path, other, where=self.where)
+    elif _is_divisible(path):
+      found = text_files.lines(path, where=self.where, start=piece.start, stop=piece.stop)
+    else:
+      found = text_files.records(path, field=self.field, where=self.where)
     for number, record in itertools.islice(found, piece.part, None, piece.parts):
       raw = _Raw(piece, number, record)
       if not self.held_out:
@@ -177,8 +186,12 @@ class FileRecords:
       elif text := self.parse(raw):
         yield len(text[0]), text
 
+  def _beside(self, path: str) -> str:
+    """The file with the translations of another's lines, if they are in one."""
+    return parallel.beside(path, translation=self.translation, where=self.where) if self.translation else ""
+
   def parse(self, found: "_Raw | tuple[bytes, ...]") -> tuple[bytes, ...] | None:
-    """The text of a record, if it has one and is of this split, and what is marked in it.
+    """The text of a record, if it has one and is of this split, and what is marked in it or its translation.
 
     Raises:
       UserError: it cannot be read, and is one too many of those; names the file and the line.
@@ -206,20 +219,28 @@ class FileRecords:
 
   def _columns(self, path: str, number: int, record: bytes) -> tuple[bytes, ...]:
     text = text_files.parse(path, number, record, field=self.field, where=self.where).encode()
-    if not self.annotations or not text:
+    if not text:
+      return (text,)
+    if self.translation:
+      options = {"translation": self.translation, "where": self.where}
+      other = parallel.translated(path, number, record, **options).encode()
+      return (text if other else b"", other)  # of a pair with a blank there is nothing to learn
+    if not self.annotations:
       return (text,)
     options = {"field": self.field, "annotations": self.annotations, "where": self.where}
     return text, text_files.marked(path, number, record, **options).tobytes()
 
   def features(self, columns: Sequence[tf.Tensor]) -> tf.data.Dataset:
-    """{"text": string} again, and "entities"."""
+    """{"text": string} again, and "entities"; or "first" and "second"."""
     return tf.data.Dataset.from_tensor_slices(tuple(columns)).map(self.named)
 
-  def named(self, text: tf.Tensor, ranges: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+  def named(self, text: tf.Tensor, other: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
     """The columns of a record as its features."""
-    if ranges is None:
+    if other is None:
       return {"text": text}
-    return {"text": text, "entities": tf.reshape(tf.io.decode_raw(ranges, tf.int32), [-1, 2])}
+    if self.translation:
+      return {"first": text, "second": other}
+    return {"text": text, "entities": tf.reshape(tf.io.decode_raw(other, tf.int32), [-1, 2])}
 
 
 class _Raw(NamedTuple):
@@ -235,7 +256,7 @@ _UNPACKED = 3.0
 
 
 def _is_divisible(path: str) -> bool:
-  return text_files.kind(path) in ("text", "json") and not path.endswith(".gz")
+  return text_files.kind(path) in ("text", "json", "pairs") and not path.endswith(".gz")
 
 
 def user_error(error: tf.errors.OpError) -> Exception | None:

@@ -35,6 +35,7 @@ from t2t.storage import records as tfrecords
 # What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
 KINDS = {
   "text": re.compile(r"\.txt(\.gz)?$"),
+  "pairs": re.compile(r"\.tsv(\.gz)?$"),  # of texts and their translations
   "json": re.compile(r"\.(jsonl|json|ndjson)(\.gz)?$"),
   "parquet": re.compile(r"\.parquet$"),
   "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$"),
@@ -64,12 +65,13 @@ def kind(path: str, *, where: str = "config.data.files") -> str:
 # ---- Finding files ---------------------------------------------------------------------------------------------------
 
 
-def find_files(patterns: str, *, where: str = "config.data.files") -> tuple[str, ...]:
+def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool = True) -> tuple[str, ...]:
   """All files that comma-separated globs match, sorted and each once.
 
   Args:
     patterns: local or in a bucket (gs://...); `**` reaches into folders.
     where: what the user set, for messages.
+    pairs: also files of texts and their translations.
 
   Raises:
     UserError: a pattern that matches no file; says how far its path exists.
@@ -87,7 +89,10 @@ def find_files(patterns: str, *, where: str = "config.data.files") -> tuple[str,
   if not found:
     raise UserError(f"{where} is empty: give a glob of {_ENDINGS} files")
   for path in found:
-    kind(path, where=where)
+    if kind(path, where=where) == "pairs" and not pairs:
+      raise UserError(
+        f"{where}: {path}: has two texts in each line, not one; give a file for each, `cut -f1` makes one"
+      )
   return tuple(sorted(found))
 
 
@@ -158,7 +163,8 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
 
   Args:
     path: the file, which says what sort of record it is.
-    number: of the record in the file, from 1; a line number where the file has lines.
+    number: of the record in the file, from 1; a line number where the file has lines, of which .tsv have two texts: the
+      first.
     record: a line, a serialised tf.train.Example, or the text itself (Parquet).
     field: where the text is, in JSON objects and Examples.
     where: what the user set, for messages.
@@ -167,7 +173,7 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     UserError: what is wrong with the record, with file and line.
   """
   file_kind = kind(path, where=where)
-  unit = "line" if file_kind in ("text", "json") else "record"
+  unit = "line" if file_kind in ("text", "json", "pairs") else "record"
   place = f"{where}: {path}, {unit} {number}"
   if isinstance(record, faults.Damaged):
     raise UserError(f"{place}: {record.reason}")
@@ -182,6 +188,11 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     ) from error
   if number == 1:
     text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
+  if file_kind == "pairs" and not text.isspace():
+    columns = text.rstrip("\r\n").split("\t")
+    if len(columns) != 2:
+      raise UserError(f"{place}: {len(columns)} column(s), separated by tabs; a text and its translation are two")
+    text = columns[0]
   if file_kind != "json":
     return text.strip()
   if not text or text.isspace():

@@ -1,0 +1,75 @@
+"""Translation language modelling: a text and its translation in one row, tokens of both hidden."""
+
+from collections.abc import Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import framing, vocabularies
+from t2t.data.objectives import masking, pieces
+
+Features = dict[str, tf.Tensor]
+
+
+def translation_lm(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """`masking.masked_lm` of two texts that see each other: what is hidden in one may be read in the other.
+
+  In:  {"first": [3, 4, 5], "second": [6, 7]}         noise_density 0.4, [CLS] 101, [SEP] 102 and 99 as mask
+  Out: {"inputs": [101, 3, 99, 5, 102, 101, 99, 7, 102], "targets": [101, 3, 4, 5, 102, 101, 6, 7, 102],
+        "loss_weights": [0, 0, 1, 0, 0, 0, 1, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1, 1, 1],
+        "input_places": [0, 1, 2, 3, 4, 0, 1, 2, 3]}
+
+  Each text is framed as one that is read alone, in a vocabulary without [CLS] and [SEP] by EOS behind it.  Positions
+  start anew at the second, so that words which mean the same stand at like positions, where positions are learned.
+  Token types say of which text, so of which language, a token is: with config.model.segment_types=2 they are the
+  paper's language embeddings.  Of texts that do not fit the longer one is cut first.
+
+  Args:
+    dataset: {"first", "second": int32 [n]} without EOS.
+    sequence_length: maximum length of "inputs", of both texts; that of "targets" must not be shorter.
+    output_features: its "targets" has the vocabulary, of both languages.
+    noise_density: part of the tokens of both that is hidden.
+    merge_documents: changes nothing; a row is one pair, or with config.data.pack several that do not see each other.
+
+  Raises:
+    UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
+
+  Source: Lample & Conneau 2019 (XLM), section 3.3 and figure 1.
+  """
+  del merge_documents
+  vocabulary = output_features["targets"].vocabulary
+  if sequence_length["targets"] < sequence_length["inputs"]:
+    raise UserError(
+      f"config.data.targets_length={sequence_length['targets']}: targets stand token by token beside the inputs;"
+      f" set config.data.targets_length={sequence_length['inputs']}"
+    )
+  begin, end = masking.special_ids(vocabulary)
+  room = pieces.room(sequence_length, {"inputs": 2 * (len(begin) + len(end))}, shortest=2)
+  mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    texts = [features[name] for name in ("first", "second")]
+    kept = framing.shortened(tf.stack([tf.size(text) for text in texts]), room)
+    around = [tf.constant(ids, tf.int32) for ids in (begin, end)]
+    framed = [tf.concat([around[0], text[: kept[i]], around[1]], 0) for i, text in enumerate(texts)]
+    tokens = tf.concat(framed, 0)
+    candidates = masking.is_one_of(tokens, ordinary_ids)
+    chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
+    return {
+      "inputs": masking.replace(tokens, chosen, groups, seeds[1], mask_id=mask_id, ordinary_ids=ordinary_ids),
+      "targets": tokens,
+      "loss_weights": tf.cast(chosen, tf.int32),
+      "token_types": tf.concat([tf.zeros_like(framed[0]), tf.ones_like(framed[1])], 0),
+      "input_places": tf.concat([tf.range(tf.size(text)) for text in framed], 0),
+    }
+
+  return corrupt(dataset)

@@ -1,0 +1,132 @@
+"""Texts and their translations: two columns of a line, two fields of a JSON line, or lines of two files side by side.
+
+A translation is found by `config.data.translation`: in JSON lines it is the name of a field, beside files of text how
+the name of the file beside ends, ".en.txt=.fr.txt"; the second column of a .tsv has no name.
+"""
+
+from collections.abc import Iterator, Sequence
+import functools
+import itertools
+import json
+
+from t2t import UserError
+from t2t.data.sources import text_files
+
+
+class Aligned(bytes):
+  """A line of text, and that of the file beside: `other`, a line of `path`."""
+
+  other: bytes
+  path: str
+
+  def __new__(cls, line: bytes, other: bytes, path: str):
+    """A line and its translation."""
+    found = super().__new__(cls, line)
+    found.other, found.path = other, path
+    return found
+
+
+def beside(path: str, *, translation: str, where: str) -> str:
+  """The file whose lines translate those of another, or "" where the translation stands in the same file.
+
+  In:  "news.en.txt", translation ".en.txt=.fr.txt"
+  Out: "news.fr.txt"
+
+  Raises:
+    UserError: the file has no translation in it, and none beside it is named.
+  """
+  kind = text_files.kind(path, where=where)
+  if kind in ("pairs", "json"):
+    return ""
+  old, found, new = translation.partition("=")
+  if kind == "text" and found and old != new and path.endswith(old):
+    return path.removesuffix(old) + new
+  known = "a .tsv of two columns, JSON lines of two fields, or the file beside, as '.en.txt=.fr.txt'"
+  if kind == "text" and found:
+    raise UserError(
+      f"{where}: {path}: its name does not end in {old!r}, as config.data.translation={translation} has it, which names"
+      " the end of a name and that of its translation's"
+    )
+  raise UserError(
+    f"{where}: {path}: has no translations; config.data.translation={translation} names a field of JSON lines. Give"
+    f" {known}"
+  )
+
+
+def lines(path: str, other: str, *, where: str) -> Iterator[tuple[int, Aligned]]:
+  """The lines of a file with those of the file beside, numbered from 1.
+
+  Raises:
+    UserError: a file that cannot be read to its end; one that ends before the other, which names the first line that
+      has no translation.
+  """
+  found = (text_files.lines(each, where=where) for each in (path, other))
+  for number, (line, translation) in enumerate(itertools.zip_longest(*found), 1):
+    if line is None or translation is None:
+      longer, shorter = (other, path) if line is None else (path, other)
+      raise UserError(
+        f"{where}: {longer}, line {number}: has no line beside it in {shorter}, which ends before it; in files side by"
+        " side each line translates the one of the same number"
+      )
+    yield number, Aligned(line[1], translation[1], other)
+
+
+def check(files: Sequence[str], *, translation: str, where: str, most: int) -> None:
+  """Whether files have translations where they are read, and those side by side have as many lines.
+
+  Args:
+    files: paths.
+    translation: see above; "": the objective reads none.
+    where: the configuration key that names the files.
+    most: bytes of a file whose lines are counted before training; of a larger one they are while it is read.
+
+  Raises:
+    UserError: no translation; a file beside that is not there; the first line that has none beside it.
+  """
+  if not translation:
+    if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
+      raise UserError(
+        f"{where}: {alone[0]}: has texts and their translations, which config.data.objective=translation_lm reads; for"
+        " other objectives give a file for each language, `cut -f1` makes one"
+      )
+    return
+  others = {path: other for path in files if (other := beside(path, translation=translation, where=where))}
+  found = text_files.stats([*others, *others.values()], where=where)
+  for path, other in others.items():
+    if found[path].size <= most:
+      _check_lines(path, other, where, (found[path], found[other]))
+
+
+@functools.lru_cache(maxsize=1_024)
+def _check_lines(path: str, other: str, where: str, stats: tuple[text_files.Stat, ...]) -> None:
+  del stats  # as long as they are the same, so are the lines
+  for _ in lines(path, other, where=where):
+    pass
+
+
+def translated(path: str, number: int, record: bytes, *, translation: str, where: str) -> str:
+  """The translation of a record whose text `text_files.parse` has read; "" for a blank one.
+
+  Raises:
+    UserError: it has none; names the file and the line.
+  """
+  if isinstance(record, Aligned):
+    return text_files.parse(record.path, number, record.other, field="", where=where)
+  text = record.decode("utf-8-sig" if number == 1 else "utf-8")
+  if text_files.kind(path, where=where) == "pairs":
+    return text.rstrip("\r\n").split("\t")[1].strip()
+  value = json.loads(text)
+  found = value.get(translation)
+  if not isinstance(found, str):
+    what = f"field {translation!r} is no string" if translation in value else f"has no field {translation!r}"
+    there = ", ".join(map(repr, value))
+    raise UserError(
+      f"{where}: {path}, line {number}: {what}; it has {there}; set config.data.translation to the translation's name"
+    )
+  try:
+    found.encode("utf-8")
+  except UnicodeEncodeError as error:
+    raise UserError(
+      f"{where}: {path}, line {number}: field {translation!r} is not valid Unicode (an unpaired surrogate escape)"
+    ) from error
+  return found.strip()
