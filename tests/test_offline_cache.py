@@ -285,7 +285,9 @@ def test_a_cache_that_cannot_be_used(data, tmp_path):
   check(data)
   with pytest.raises(UserError, match=r"cached in another vocabulary \(359 ids\) than that of its inputs \(309 ids\)"):
     check(dataclasses.replace(data, vocabulary="bytes", extra_ids=50))
-  with pytest.raises(UserError, match="eval_split=test: cache_test_pairs has no such split; it has train, validation"):
+  with pytest.raises(
+    UserError, match="eval_split=test: config.data.mixture=cache_test_pairs has no such split; it has train, validation"
+  ):
     check(dataclasses.replace(data, eval_split="test"))
   with pytest.raises(UserError, match="cache_dir=.*: holds tasks, not config.data.files"):
     check(dataclasses.replace(data, mixture="", files=f"{tmp_path}/*.txt", vocabulary="bytes"))

@@ -211,7 +211,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   # Folders and files are known by what they hold.
   moves = {"files", "vocabulary", "cache_dir", "folders"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
-  free |= {"malformed", "files_may_change"}
+  free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
 
   def identity(data, **options):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
@@ -396,7 +396,9 @@ def test_names_that_are_not_registered(registered, tmp_path):
   (tmp_path / "syntax.py").write_text("x = 1\ny = = 2\n")
   with pytest.raises(UserError, match="cannot be imported, .*syntax.py, line 2: SyntaxError"):
     check(dataclasses.replace(registered, task_modules=(str(tmp_path / "syntax.py"),)))
-  with pytest.raises(UserError, match="config.data.eval_split=test: pipeline_test_mixture has no such split"):
+  with pytest.raises(
+    UserError, match="config.data.eval_split=test: config.data.mixture=pipeline_test_mixture has no such split"
+  ):
     check(dataclasses.replace(registered, eval_split="test"))
 
 

@@ -257,8 +257,8 @@ def _shard_bytes(text: str) -> int:
 
 
 def _known(option: str, kind: str) -> None:
-  kinds = [each for each in KINDS if option == "from" or each != "t5x"]  # which is read alone
-  if kind and kind not in kinds:
+  if kind and kind not in KINDS:
+    kinds = [each for each in KINDS if option == "from" or each != "t5x"]  # which is read alone
     near = did_you_mean(kind, kinds)
     is_path = "; the path comes after it" if epath.Path(kind).exists() or "/" in kind else ""
     raise UserError(f"--{option} {kind}: known are {', '.join(kinds)}{near or is_path}")

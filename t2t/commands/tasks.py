@@ -212,7 +212,9 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
 
 def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str:
   if name not in task.splits:
-    raise UserError(f"--split {name}: {data.named} has no such split; it has {', '.join(sorted(task.splits))}")
+    raise UserError(
+      f"--split {name}: {data.mixture or data.named} has no such split; it has {', '.join(sorted(task.splits))}"
+    )
   return name
 
 

@@ -91,10 +91,8 @@ def _reason(error: Exception) -> str:
 
 def _status(code: int) -> str:
   """Of HTTP, with its name if it has one; the client has classes for some alone, and gives the others as numbers."""
-  try:
-    return f"{int(code)} {http.HTTPStatus(code).phrase}"
-  except ValueError:
-    return str(int(code))
+  names = {each.value: f" {each.phrase}" for each in http.HTTPStatus}
+  return f"{int(code)}{names.get(int(code), '')}"
 
 
 @contextlib.contextmanager
