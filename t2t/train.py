@@ -44,9 +44,9 @@ def train(config: Config, workdir: str) -> TrainState:
       of a large corpus turns out to be broken on the way, the loss stops being finite, or nothing can be saved.
     Stopped: a signal has asked for it, and what was reached is saved; it ends the process with the signal's exit code.
   """
-  starts.check(config)
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
+  starts.check(config, bucket.absolute(workdir))
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
   from t2t.data import pipeline, runs, vocabularies
   from t2t.evaluation import evaluate

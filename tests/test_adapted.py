@@ -146,6 +146,14 @@ def test_both_may_be_moved_together(moved):
   assert params(moved / "run").keys() == expected.keys()
 
 
+def test_a_run_that_goes_on_need_not_name_its_base(moved):
+  """What it was trained on stands beside its steps."""
+  layers = [f"--config.model.num_{side}_layers=1" for side in ("encoder", "decoder")]
+  own = ("--config.init.inherit=False", *trained.MODEL, *layers, "--config.train.steps=3")
+  assert adapt("", moved / "run", *own) == 0
+  assert (moved / "run/checkpoints/3").exists()
+
+
 def test_a_base_that_is_gone_is_named(moved, capsys):
   """With what would help."""
   shutil.rmtree(moved / "base")

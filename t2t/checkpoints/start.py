@@ -5,12 +5,13 @@ import functools
 import json
 from typing import Any
 
+from etils import epath
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
 from t2t import UserError
-from t2t.checkpoints import adapted, fishers, going_back, pretrained, store
+from t2t.checkpoints import adapted, damage, fishers, going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
@@ -22,13 +23,14 @@ from t2t.training.train_state import TrainState
 _SHOWN = 5  # keys of the config that are not as they were
 
 
-def check(config: Config) -> None:
-  """Refuses what has nothing to start from, before anything is read.
+def check(config: Config, workdir: epath.Path) -> None:
+  """Refuses what has nothing to start from, before anything is read; a run that goes on has its own checkpoints.
 
   Raises:
     UserError: an adapter, or what holds a run near a checkpoint, without one.
   """
-  if config.init.checkpoint and config.init.parameters:
+  needs = config.adapters or config.optimizer.fisher
+  if not needs or (config.init.checkpoint and config.init.parameters) or damage.steps(workdir / store.CHECKPOINTS):
     return
   for section in config.adapters:
     raise UserError(
