@@ -211,6 +211,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   # Folders and files are known by what they hold.
   moves = {"files", "vocabulary", "cache_dir", "folders"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
+  free |= {"dictionary", "switching_rate"}  # which count together
   free |= {"malformed", "files_may_change"}
 
   def identity(data, **options):

@@ -7,6 +7,7 @@ from typing import Any
 import seqio
 
 from t2t.data import objectives, selection, streams, vocabularies
+from t2t.data.objectives import switching
 from t2t.data.sources import contents, parallel, text_files
 from t2t.sections import DataConfig
 
@@ -19,6 +20,7 @@ def settings(
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
+  left_out |= set() if data.files and data.dictionary else {"dictionary", "switching_rate"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
@@ -26,6 +28,8 @@ def settings(
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
+    if data.dictionary:
+      identity["data.dictionary"] = switching.named(data.dictionary)
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]

@@ -105,6 +105,8 @@ def load_task(
       data.objective,
       noise_density=data.noise_density,
       mean_noise_span_length=data.mean_noise_span_length,
+      dictionary=data.dictionary,
+      switching_rate=data.switching_rate,
       pack=data.pack,
     ),
     output_features=objectives.output_features(data.objective, vocabulary(data)),
