@@ -36,6 +36,8 @@ def get_config() -> ConfigDict:
   config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
   config.data.files_may_change = False  # a run goes on though files that it reads were altered since it stopped
   config.data.objective = "span_corruption"  # what `files` are made into
+  config.data.dictionary = ""  # TSV of words and translations, by which words of `files` are replaced; "": none are
+  config.data.switching_rate = 0.0  # with which probability, of words that the dictionary has
   config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`; "a,b,c": by numbers of examples
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
   config.data.train_split = "train"  # of the mixture

@@ -44,6 +44,8 @@ class DataConfig:
   malformed: float = 0.0
   files_may_change: bool = False
   objective: str = "span_corruption"
+  dictionary: str = ""
+  switching_rate: float = 0.0
   mixture: str = ""
   task_modules: tuple[str, ...] = ()
   train_split: str = "train"

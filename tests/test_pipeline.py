@@ -212,6 +212,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   moves = {"files", "vocabulary", "cache_dir", "folders"}
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
   free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
+  free |= {"dictionary", "switching_rate"}  # which count together
 
   def identity(data, **options):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options

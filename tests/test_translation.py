@@ -17,6 +17,7 @@ from t2t import __main__ as command
 from t2t.config import load_config, records
 from t2t.data import converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
+from t2t.data.sources import parallel
 from t2t.sections import DataConfig
 from t2t.training import recipe
 
@@ -193,6 +194,18 @@ def test_files_without_translations(tmp_path, files, keys, message):
   first = min(files)
   with pytest.raises(UserError, match=message):
     check(data_of(files=f"{tmp_path}/{first}", eval_files=f"{tmp_path}/{first}", **keys))
+
+
+def test_lines_are_counted_before_training(tmp_path):
+  """Of files that are not too large; of others while they are read."""
+  for language, lines in {"en": 3, "fr": 2}.items():
+    (tmp_path / f"a.{language}.txt").write_text("a\n" * lines)
+  check_files = lambda most: parallel.check(
+    [f"{tmp_path}/a.en.txt"], translation=".en.txt=.fr.txt", where="config.data.files", most=most
+  )
+  check_files(5)
+  with pytest.raises(UserError, match="a.en.txt, line 3: has no line beside it"):
+    check_files(6)
 
 
 def test_an_empty_key_and_a_vocabulary_of_pairs(tmp_path):

@@ -48,6 +48,8 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
       data.objective,
       noise_density=data.noise_density,
       mean_noise_span_length=data.mean_noise_span_length,
+      dictionary=data.dictionary,
+      switching_rate=data.switching_rate,
       pack=data.pack,
     ),
     output_features=objectives.output_features(data.objective, vocabulary),

@@ -7,6 +7,7 @@ from typing import Any
 import seqio
 
 from t2t.data import mixed, objectives, selection, streams, vocabularies
+from t2t.data.objectives import switching
 from t2t.data.sources import contents, parallel, text_files
 from t2t.sections import DataConfig
 
@@ -21,6 +22,8 @@ def settings(
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
+  switches = data.dictionary and (data.files or any(source.files for source in data.sources.values()))
+  left_out |= set() if switches else {"dictionary", "switching_rate"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
   if not data.files:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
@@ -38,6 +41,8 @@ def settings(
       if objectives.is_parallel(own.objective):
         said["translation"] = own.translation
     identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
+  if switches:
+    identity["data.dictionary"] = switching.named(data.dictionary)
   for name, folder in data.folders.items():
     if folder:
       identity[f"data.folders.{name}"] = folder.rstrip("/").rsplit("/", 1)[-1]

@@ -2,6 +2,7 @@
 
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, Denoiser, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
+from t2t.data.objectives.switching import code_switching
 from t2t.data.objectives.table import (
   OBJECTIVES,
   OF_TEXT,
@@ -32,6 +33,7 @@ __all__ = [
   "Objective",
   "causal_lm",
   "check_fits",
+  "code_switching",
   "denoising",
   "ends_inputs",
   "fill_in_the_middle",

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences
+from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences, switching
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.translation import translation_lm
@@ -353,7 +353,13 @@ def _objective(name: str) -> Objective:
 
 
 def preprocessors(
-  name: str, *, noise_density: float = 0.0, mean_noise_span_length: float = 0.0, pack: bool = False
+  name: str,
+  *,
+  noise_density: float = 0.0,
+  mean_noise_span_length: float = 0.0,
+  dictionary: str = "",
+  switching_rate: float = 0.0,
+  pack: bool = False,
 ) -> list[Preprocessor]:
   """The preprocessors of an objective, for a seqio task whose source yields {"text": string}.
 
@@ -361,10 +367,13 @@ def preprocessors(
     name: a key of `OBJECTIVES`.
     noise_density: part of the tokens that is noise; 0 is the published one.
     mean_noise_span_length: tokens; 0 is the published one.
+    dictionary: of words and translations, which replace them in the text, see `switching.code_switching`; "": none.
+    switching_rate: with which probability they do.
     pack: examples are kept apart because the feature converter packs them.
 
   Raises:
-    UserError: no such objective, which names the nearest; or a number that it has not, or not in that range.
+    UserError: no such objective, which names the nearest; or a number that it has not, or not in that range; a
+      dictionary for what is not text alone.
   """
   objective = _objective(name)
   options = dict(objective.published)
@@ -376,6 +385,9 @@ def preprocessors(
   if options:
     corruption.check_noise(**options)
   steps = [functools.partial(step) for step in objective.make(merge_documents=not pack, **options)]
+  if dictionary or switching_rate:
+    switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
+    steps.insert(0, functools.partial(switching.code_switching, dictionary=dictionary, rate=switching_rate))
   for step in steps:
     step.objective = name  # what `of` finds, also where a cache takes the place of the first
   return steps

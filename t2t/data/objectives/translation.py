@@ -42,7 +42,7 @@ def translation_lm(
   Raises:
     UserError: lengths that do not fit, or a vocabulary without mask and sentinels.
 
-  Source: Lample & Conneau 2019 (XLM), section 3.3 and figure 1.
+  Source: Lample & Conneau 2019 (XLM), section 3.4 and figure 1.
   """
   del merge_documents
   vocabulary = output_features["targets"].vocabulary

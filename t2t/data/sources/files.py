@@ -223,8 +223,7 @@ class FileRecords:
       return (text,)
     if self.translation:
       options = {"translation": self.translation, "where": self.where}
-      other = parallel.translated(path, number, record, **options).encode()
-      return (text if other else b"", other)  # of a pair with a blank there is nothing to learn
+      return text, parallel.translated(path, number, record, **options).encode()
     if not self.annotations:
       return (text,)
     options = {"field": self.field, "annotations": self.annotations, "where": self.where}

@@ -1,0 +1,135 @@
+"""Words replaced by a dictionary: literal texts, rates, files and tasks, and dictionaries that cannot be used."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import identity, objectives, pipeline, repeatable, vocabularies
+from t2t.data.objectives import switching
+from t2t.sections import DataConfig
+
+DICTIONARY = "red\trouge\nhouse\tmaison\nhouse\tcasa\nParis\tLutèce\n"
+
+
+@pytest.fixture
+def dictionary(tmp_path):
+  path = tmp_path / "words.tsv"
+  path.write_text(DICTIONARY)
+  return str(path)
+
+
+def switched(texts, **options):
+  dataset = tf.data.Dataset.from_tensor_slices({"text": texts})
+  with seqio.utils.map_seed_manager(options.pop("seed", 0)):
+    found = objectives.code_switching(dataset, **options)
+  return [example["text"].decode() for example in found.as_numpy_iterator()]
+
+
+def test_docstring_examples(dictionary):
+  """Words, their translations, and what stays: marks, and what the dictionary does not have."""
+  words = switching.read_dictionary(dictionary)
+  assert words == {"red": ("rouge",), "house": ("maison", "casa"), "Paris": ("Lutèce",)}
+  draws = np.array([[0.9, 0.1, 0.2], [0, 0, 0.9]])
+  found = switching.switch(
+    "The red house.", draws, dictionary={"red": ["rouge"], "house": ["maison", "casa"]}, rate=0.5
+  )
+  assert found == "The rouge casa."
+  assert "the rouge house" in switched(["the red house"] * 50, dictionary=dictionary, rate=0.5)
+
+
+def test_words_are_found_as_they_stand(dictionary):
+  """In lower case, too; parts of words are none, and the text around is as it was."""
+  texts = ["RED, Paris; paris", "  redden\tred\n(red)  ", "", "日本 red 日本", "Red House"]
+  assert switched(texts, dictionary=dictionary, rate=1.0)[:4] == [
+    "rouge, Lutèce; paris", "  redden\trouge\n(rouge)  ", "", "日本 rouge 日本"]  # fmt: skip
+
+
+def test_rates_and_draws(dictionary):
+  """Each word by itself, all translations alike; the same seed gives the same text, another another."""
+  options = {"dictionary": dictionary, "rate": 0.3}
+  found = switched(["house " * 200] * 40, **options)
+  words = " ".join(found).split()
+  shares = [np.mean([word == each for word in words]) for each in ("house", "maison", "casa")]
+  np.testing.assert_allclose(shares, (0.7, 0.15, 0.15), atol=0.02)
+  assert found == switched(["house " * 200] * 40, **options) and len(set(found)) == 40
+  assert found != switched(["house " * 200] * 40, seed=1, **options)
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    ("red\trouge\nhouse\n", "line 2: 'house' is not a word, a tab and its translation"),
+    ("red\trouge\tx\n", "line 1: 'red.trouge.tx' is not a word"),
+    ("red\t\n", "line 1: 'red' is not a word, a tab"),
+    ("red house\tmaison rouge\n", "line 1: 'red house' is not one word"),
+    ("\n\n", "has no words"),
+    (b"r\xe9d\trouge\n", r"not valid UTF-8 \(byte 2\)"),
+    (None, "cannot be read"),
+  ],
+)
+def test_a_dictionary_that_cannot_be_used(tmp_path, content, message):
+  """With its line."""
+  path = tmp_path / "words.tsv"
+  if content is not None:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+  with pytest.raises(UserError, match=rf"config.data.dictionary={path}.*{message}"):
+    switched(["a"], dictionary=str(path), rate=0.5)
+
+
+def data_of(tmp_path, **fields):
+  (tmp_path / "a.txt").write_text("".join(f"the red house {i}\n" for i in range(100)))
+  files = {"files": f"{tmp_path}/a.txt", "eval_files": f"{tmp_path}/a.txt", "vocabulary": "bytes"}
+  options = {"objective": "causal_lm", "inputs_length": 64, "targets_length": 64, "pack": True}
+  return DataConfig(**(files | options | {"switching_rate": 0.5} | fields))
+
+
+def test_own_files_are_switched(tmp_path, dictionary):
+  """In front of the objective; a position in the data belongs to the dictionary and its rate, if there is one."""
+  data = data_of(tmp_path, dictionary=dictionary)
+  vocabulary = vocabularies.load("bytes")
+  made = pipeline.task_examples(data, "decoder_only", pipeline.load_task(data), split="train")
+  texts = [vocabulary.decode(example["targets"][:-1]) for example in made.as_numpy_iterator()]
+  assert len(texts) == 100 and len(set(" ".join(text.split()[:3]) for text in texts)) == 6
+  assert all(text.split()[3] == str(i) for i, text in enumerate(texts))
+
+  def of(data):
+    return identity.settings(data, vocabulary, batch_size=1, seed=0, num_streams=1)
+
+  plain = dataclasses.replace(data, dictionary="", switching_rate=0.0)
+  assert not {"data.dictionary", "data.switching_rate"} & of(plain).keys()
+  assert of(data)["data.switching_rate"] == 0.5 and of(data) != of(dataclasses.replace(data, switching_rate=0.4))
+  before = of(data)
+  (tmp_path / "words.tsv").write_text(DICTIONARY + "the\tla\n")
+  assert of(data) != before
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"switching_rate": 0.0}, "config.data.switching_rate=0.0: of the words .* must be above 0"),
+    ({"switching_rate": 1.5}, "config.data.switching_rate=1.5: .* at most 1"),
+    ({"dictionary": ""}, "config.data.switching_rate=0.5: by which words"),
+    ({"objective": "annotated_masked_lm"}, "words are replaced in texts alone"),
+  ],
+)
+def test_keys_that_do_not_go_together(tmp_path, dictionary, fields, message):
+  with pytest.raises(UserError, match=message):
+    pipeline.load_task(data_of(tmp_path, **({"dictionary": dictionary} | fields)))
+
+
+def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):
+  """A registered one, whose preprocessors are looked at before training, and which is known by its objective."""
+  features = objectives.output_features("causal_lm", vocabularies.load("bytes"))
+  source = seqio.FunctionDataSource(
+    lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": ["the red house"] * 40}),
+    splits=("train", "validation"),
+  )
+  steps = objectives.preprocessors("causal_lm", dictionary=dictionary, switching_rate=0.5, pack=True)
+  task = seqio.Task("switched", source=source, preprocessors=steps, output_features=features)
+  assert objectives.of(task) == {"causal_lm"}
+  data = data_of(tmp_path, switching_rate=0.0)
+  repeatable.check(pipeline.plan(data, "decoder_only", task, train=True, seed=0))
