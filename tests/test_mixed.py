@@ -193,6 +193,8 @@ def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, messa
   saved = iterator.state(2)
   with pytest.raises(UserError, match=message):
     test_rows.batches(with_source(data, "a", **change)).restore(saved, step=2)
+  with pytest.raises(UserError, match="data.objective is 'span_corruption'"):  # which is that of all
+    test_rows.batches(dataclasses.replace(data, objective="span_corruption")).restore(saved, step=2)
 
 
 def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path):

@@ -22,12 +22,13 @@ def settings(
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
-  switches = data.dictionary and (data.files or any(source.files for source in data.sources.values()))
+  own_text = bool(data.files) or any(source.files for source in data.sources.values())
+  switches = data.dictionary and own_text
   left_out |= set() if switches else {"dictionary", "switching_rate"}
   identity = {f"data.{key}": value for key, value in dataclasses.asdict(data).items() if key not in left_out}
-  if not data.files:
+  if not own_text:
     identity = {key: value for key, value in identity.items() if key not in streams.OF_FILES}
-  else:
+  if data.files:
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
