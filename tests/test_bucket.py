@@ -323,10 +323,10 @@ def test_a_file_is_read_whole_or_not_at_all(gcs, name, monkeypatch):
 def test_a_status_that_the_client_has_no_class_for_is_told(gcs, status, wanted, monkeypatch):
   """As a number, with its name if it has one."""
   monkeypatch.setattr(bucket, "RETRY_SECONDS", 0.1)
-  gcs.write("text/one", b"text")
-  gcs.faults[:] = [Fault("/o/text/one", status=status, times=10**6)]
+  gcs.write("statuses/one", b"text")
+  gcs.faults[:] = [Fault("/o/statuses/one", status=status, times=10**6)]
   with pytest.raises(OSError, match=wanted):
-    bucket.read("gs://bucket/text/one")
+    bucket.read("gs://bucket/statuses/one")
 
 
 def test_a_bucket_may_be_away_for_most_of_the_time_that_there_is(monkeypatch):

@@ -98,7 +98,7 @@ def test_the_base_may_be_a_folder_of_theirs(folder, tmp_path):
 
 
 def test_every_command_takes_what_came_from_peft(folder, tmp_path):
-  """One merges it, one writes with it, one goes on training from it."""
+  """One merges it, one writes with it, one trains another on top of what was merged."""
   run, base = tmp_path / "run", trained.workdir("encoder_decoder")
   assert convert(folder, "t2t", run, "--base", base) == 0
   assert command.main(["adapt", "merge", str(run), "--output", str(tmp_path / "merged")]) == 0
@@ -106,7 +106,7 @@ def test_every_command_takes_what_came_from_peft(folder, tmp_path):
   (tmp_path / "in.txt").write_text("the quick brown fox\n")
   lines = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length", "4"]
   assert command.main(["infer", "--checkpoint", str(run), *lines]) == 0
-  more = (f"--config.init.checkpoint={run}", f"--config.data.files={base}.jsonl", *trained.SMALL, *LORA)
+  more = (f"--config.init.checkpoint={tmp_path}/merged", f"--config.data.files={base}.jsonl", *trained.SMALL, *LORA)
   train = ["train", "--config=t5_1_1_small", "--config.init.inherit=True", *more, "--workdir", str(tmp_path / "more")]
   assert command.main([*train, "--config.train.steps=1"]) == 0
 
