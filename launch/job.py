@@ -108,7 +108,7 @@ def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
     value = config[section][field]
     if isinstance(value, ConfigDict):
       for name, each in value.items():
-        own = {f".{file}": each[file] for file in _OF_SOURCE} if isinstance(each, ConfigDict) else {"": each}
+        own = {f".{file}": each.get(file, "") for file in _OF_SOURCE} if isinstance(each, ConfigDict) else {"": each}
         yield from ((f"{key}.{name}{file}", path) for file, path in own.items())
     else:
       yield key, value

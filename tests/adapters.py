@@ -1,16 +1,22 @@
 """What the tests of adapters of other formats share: an adapter of random numbers, on top of any model."""
 
 from collections.abc import Mapping
+import dataclasses
 import functools
 from typing import Any
 
 from flax import nnx, traverse_util
 import jax
 import numpy as np
+import toy
 
+from t2t import sharding
+from t2t.config import override, records
+from t2t.configs import default
 from t2t.convert.tensors import Tensor
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
+from t2t.training import recipe
 
 
 def adapted_shapes(config: TransformerConfig, adapters: adapt.Adapters) -> dict[str, tuple[int, ...]]:
@@ -71,3 +77,12 @@ def adapter_paths(params: Mapping[str, np.ndarray], adapters: Any, adapter: Mapp
   """Where the base's parameters are in the adapted model."""
   owners = {path.rpartition("/")[0] for path in adapter}
   return [f"{path}/kernel" if path in owners else path for path in params]
+
+
+def program(*arguments, **model):
+  """The programs of the defaults with these options, at toy size; nothing is compiled."""
+  given = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
+  given.model.update(dataclasses.asdict(toy.config(**model)))
+  mesh = sharding.make_mesh({"data": 8})
+  with jax.set_mesh(mesh):
+    return recipe.make(records(given)).on(mesh)

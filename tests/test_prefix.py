@@ -1,5 +1,6 @@
 import dataclasses
 
+import adapters as shared
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, sharding
+from t2t import UserError
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.generation import decoding
@@ -147,15 +148,6 @@ def test_no_kernel_takes_it():
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 
-def program(*arguments, **model):
-  """The programs of the defaults with these options, at toy size; nothing is compiled."""
-  given = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
-  given.model.update(dataclasses.asdict(toy.config(**model)))
-  mesh = sharding.make_mesh({"data": 8})
-  with jax.set_mesh(mesh):
-    return recipe.make(records(given)).on(mesh)
-
-
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
@@ -169,15 +161,15 @@ def program(*arguments, **model):
 def test_what_does_not_fit_is_refused(arguments, message):
   """Before anything is on a device; the message names the key, and what would be right."""
   with pytest.raises(UserError, match=message):
-    program(*arguments)
+    shared.program(*arguments)
 
 
 def test_learned_positions_are_the_texts_and_the_prefixs():
   """Rows may be packed; nothing more is computed."""
   lengths = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--config.data.pack=True")
   learned = dict(positions="learned", max_length=40)
-  program(*lengths, "--config.prefix.length=16", **learned)
+  shared.program(*lengths, "--config.prefix.length=16", **learned)
   with pytest.raises(UserError, match=r"config.prefix.length=17 in front of the encoder's 24 positions"):
-    program(*lengths, "--config.prefix.length=17", **learned)
+    shared.program(*lengths, "--config.prefix.length=17", **learned)
   config = records(override(default.get_config(), ["--config.prefix.length=16"]))
   assert recipe.positions(config) == recipe.lengths(config)

@@ -1,6 +1,7 @@
 import dataclasses
 import re
 
+import adapters as shared
 from flax import nnx, traverse_util
 import jax
 import jax.numpy as jnp
@@ -145,15 +146,6 @@ LEARNED = dict(positions="learned", max_length=40)
 SHORT = ("--config.data.inputs_length=24", "--config.data.targets_length=8", "--config.prompt.length=16")
 
 
-def program(*arguments, **model):
-  """The programs of the defaults with these options, at toy size; nothing is compiled."""
-  given = override(default.get_config(), ["--config.train.batch_size=8", *arguments])
-  given.model.update(dataclasses.asdict(toy.config(**model)))
-  mesh = sharding.make_mesh({"data": 8})
-  with jax.set_mesh(mesh):
-    return recipe.make(records(given)).on(mesh)
-
-
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
@@ -168,14 +160,14 @@ def program(*arguments, **model):
 def test_what_does_not_fit_is_refused(arguments, message):
   """Before anything is on a device; the message names the key, and what would be right."""
   with pytest.raises(UserError, match=message):
-    program(*arguments)
+    shared.program(*arguments)
 
 
 def test_learned_positions_are_the_texts_and_the_prompts():
   """As many as there are do; of one more it is said what would."""
-  program(*SHORT, **LEARNED)
+  shared.program(*SHORT, **LEARNED)
   with pytest.raises(UserError, match=r"length=17 in front of the encoder's 24 positions: .* learned 40 .* to 23, or"):
-    program(*SHORT, "--config.prompt.length=17", **LEARNED)
+    shared.program(*SHORT, "--config.prompt.length=17", **LEARNED)
   config = toy.config(**LEARNED)
   assert adapt.as_asked(config, {"prompt": PROMPT}).most_positions == 40 - LENGTH
   with pytest.raises(UserError, match="config.prompt.length=40: .* leaves none for a text"):

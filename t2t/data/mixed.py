@@ -96,20 +96,20 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
   return {name: shares[name] if name in shares else left * weights[name] / total for name in data.sources}
 
 
-def join(data: DataConfig, parts: Mapping[str, selection.Found]) -> seqio.Mixture:
+def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, selection.Found]) -> seqio.Mixture:
   """The sources as one mixture, which draws its tasks as `rates` says.
 
   Args:
     data: what is read.
-    parts: name -> what is read of `each`; of files a task, which gets that name.
+    own: see `each`.
+    parts: name -> what is read of it; of files a task, which gets that name.
 
   Raises:
     UserError: they cannot be mixed.
   """
-  own = each(data)
   found = rates(data, lambda name: _size(data, name, own[name], parts[name]))
   tasks: dict[str, tuple[seqio.Task, float]] = {}
-  features: dict[tuple[str, ...], str] = {}
+  features = {}
   for name, part in parts.items():
     part = part.replace(name=name) if own[name].files else part
     drawn = selection.tasks_of(part)
@@ -118,10 +118,8 @@ def join(data: DataConfig, parts: Mapping[str, selection.Found]) -> seqio.Mixtur
       if task.name in tasks:
         raise UserError(f"{_KEY}.{name}: {task.name} is read by another source already; a task is drawn at one rate")
       tasks[task.name] = task, found[name] * inner[task.name] / math.fsum(inner.values())
-      features.setdefault(tuple(sorted(task.output_features)), name)
-  if len(features) > 1:
-    listed = "; ".join(f"{name}: {', '.join(yielded)}" for yielded, name in features.items())
-    raise UserError(f"{_KEY}: sources can be mixed that yield the same features ({listed})")
+      features[name] = tuple(sorted(task.output_features))  # a mixture's tasks yield the same
+  selection.check_yields(features, f"{_KEY}: sources")
   return seqio.Mixture("sources", list(tasks.values()))
 
 

@@ -74,12 +74,12 @@ def load_task(
   """
   if data.sources:
     tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
-    parts = {}
-    for name, own in mixed.each(data).items():
+    each, parts = mixed.each(data), {}
+    for name, own in each.items():
       parts[name] = load_task(own, architecture, heads=heads, where=f"config.data.sources.{name}")
       if own.files:
         parts[name].source.count_in(tallies)
-    found = mixed.join(data, parts)
+    found = mixed.join(data, each, parts)
     selection.check_folders(found, data.folders)
     return found
   if bool(data.files) == bool(data.mixture):

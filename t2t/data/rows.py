@@ -90,6 +90,11 @@ def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
   }
 
 
+def epochs(positions: Sequence[np.ndarray]) -> list[int]:
+  """Of each task how often it has been gone through where that is most often."""
+  return np.max([position[_MIXED::_TASK] for position in positions], axis=0).tolist()
+
+
 def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
   """The inverse of `position_to_json`.
 

@@ -61,11 +61,23 @@ def named(mixture: str, *, modules: Sequence[str]) -> Found:
   if len(parts) == 1:
     return parts[0]
   tasks = list(dict.fromkeys(task for part in parts for task in tasks_of(part)))
-  features = {task.name: tuple(task.output_features) for task in tasks}
+  check_yields({task.name: tuple(task.output_features) for task in tasks}, f"config.data.mixture={mixture}: tasks")
+  return seqio.Mixture(mixture, [(task, by_number_of_examples) for task in tasks])
+
+
+def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
+  """Refuses what cannot be mixed.
+
+  Args:
+    features: name -> what it yields.
+    where: what names them, and what they are, for messages.
+
+  Raises:
+    UserError: they yield different features; lists them.
+  """
   if len(set(features.values())) > 1:
     listed = "; ".join(f"{name}: {', '.join(yielded)}" for name, yielded in features.items())
-    raise UserError(f"config.data.mixture={mixture}: tasks can be mixed that yield the same features ({listed})")
-  return seqio.Mixture(mixture, [(task, by_number_of_examples) for task in tasks])
+    raise UserError(f"{where} can be mixed that yield the same features ({listed})")
 
 
 def select(mixture: Found, names: Sequence[str], *, where: str = "config.eval.tasks") -> list[seqio.Task]:

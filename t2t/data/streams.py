@@ -193,6 +193,7 @@ class BatchIterator:
     self.num_streams = num_streams
     self.wait_seconds = 0.0
     self._plan = plan
+    self._tasks = [task.name for task in plan.tasks]
     self._streams = tuple(streams)
     self._saved = self._streams if saved is None else tuple(saved)
     self._batch_size = batch_size
@@ -220,11 +221,9 @@ class BatchIterator:
   @property
   def epochs(self) -> dict[str, int]:
     """Of a mixture: task -> how often it has been gone through, by the stream of this host that has come furthest."""
-    tasks = self._plan.tasks
-    if len(tasks) < 2:
+    if len(self._tasks) < 2:
       return {}
-    places = [rows_lib.position_to_json(self._plan, each)["tasks"] for each in self._positions.values()]
-    return {task.name: max(place[task.name][0] for place in places) for task in tasks}
+    return dict(zip(self._tasks, rows_lib.epochs(list(self._positions.values())), strict=True))
 
   def __iter__(self) -> "BatchIterator":
     """Itself."""

@@ -47,6 +47,13 @@ def ours(config, params, batch):
   return np.asarray(toy.logits(nnx.merge(foreign.graphdef(config), foreign.nested(params)), batch))
 
 
+def read_by_peft(base, folder):
+  """The model with an adapter of a folder on top of it; a warning is a failure."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("error", UserWarning)  # of keys that are missing, or that nothing reads
+    return peft.PeftModel.from_pretrained(base, folder).eval()
+
+
 def theirs(model, kind, batch):
   with torch.no_grad():
     return model(**INPUTS.get(kind, parity.inputs)(batch))[0].numpy()
@@ -74,9 +81,7 @@ def test_what_t2t_writes_gives_the_same_logits_in_peft(kind, variant, tmp_path):
   peft_lib.save(config, adapters, shared.tensors(arrays), below, epath.Path(tmp_path / "adapter"), where="RUN")
   batch = toy.batch(architecture=config.architecture)
   before = theirs(base, kind, batch)
-  with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)  # of keys that are missing, or that nothing reads
-    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  adapted = read_by_peft(base, tmp_path / "adapter")
   found = ours(config, shared.merged(params, arrays, adapters), batch)
   at = parity.real(batch)
   assert_same(found, theirs(adapted, kind, batch), at)
@@ -115,9 +120,7 @@ def test_vectors_that_t2t_writes_give_the_same_logits_in_peft(kind, targets, tmp
   peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
   batch = toy.batch(architecture=config.architecture)
   before = theirs(base, kind, batch)
-  with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)
-    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  adapted = read_by_peft(base, tmp_path / "adapter")
   found = ours(config, shared.merged(params, arrays, adapters), batch)
   at = parity.real(batch)
   assert_same(found, theirs(adapted, kind, batch), at)
@@ -220,9 +223,7 @@ def test_a_prefix_with_a_head_gives_the_same_logits_in_peft(tmp_path):
   peft_lib.save(config, adapters, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
   base = parity.load(parity.exported(config, tmp_path / "base"))
   batch = toy.batch(architecture="encoder_only")
-  with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)
-    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  adapted = read_by_peft(base, tmp_path / "adapter")
   with torch.no_grad():
     expected = adapted(**parity.inputs(batch)).logits.numpy()
   model = shared.with_adapter(config, adapters, foreign.random_params(config), arrays)
@@ -236,9 +237,7 @@ def test_a_head_is_written_for_their_class(tmp_path):
   peft_lib.save(config, {"lora": LORA}, shared.tensors(arrays), {}, epath.Path(tmp_path / "adapter"), where="RUN")
   base = parity.load(parity.exported(config, tmp_path / "base"))
   batch = toy.batch(architecture="encoder_only")
-  with warnings.catch_warnings():
-    warnings.simplefilter("error", UserWarning)
-    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+  adapted = read_by_peft(base, tmp_path / "adapter")
   state = {name: x.detach().numpy() for name, x in adapted.base_model.model.named_parameters()}
   saved = foreign.safetensors(tmp_path / "adapter")
   for name in ("bert.pooler.dense", "classifier"):
