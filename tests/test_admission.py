@@ -226,7 +226,7 @@ def test_who_has_asked_is_answered_before_the_end(in_time, number, capsys, monke
     connection = send(port, WHOLE)
     connection.recv(100)
     os.kill(os.getpid(), number)
-    with contextlib.suppress(ConnectionRefusedError):
+    with contextlib.suppress(ConnectionError):  # one that had not been accepted when the port closed is reset
       while True:
         socket.create_connection(("127.0.0.1", port)).close()
     service.goes_on.set()
