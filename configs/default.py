@@ -141,6 +141,9 @@ def get_config() -> ConfigDict:
   config.init.parts = ()  # are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all
   config.init.rows = ()  # may have more or fewer rows than there, of which the first are taken: "embed/table,head"
 
+  # Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.
+  config.stages = ()
+
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices
   config.mesh.data = 1  # the batch is split, parameters are copied

@@ -29,6 +29,8 @@ _RENAMED = {
   "data.squad_dir": "data.folders.squad",
 }
 
+_STAGES = "stages"  # which is no section but a list of mappings
+
 # Mappings whose names have keys of their own, and the record of those.
 _RECORDS = {"data.sources": SourceConfig}
 
@@ -62,9 +64,11 @@ def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
   """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
   found = default.get_config().copy_and_resolve_references()
   as_tuples = lambda values: {key: tuple(x) if isinstance(x, list) else x for key, x in values.items()}
-  sections = {name: as_tuples(values) for name, values in with_current_keys(saved).items()}
+  sections = with_current_keys(saved)
+  stages = tuple(map(as_tuples, sections.pop(_STAGES, ())))
   with found.unlocked():
-    for name, values in sections.items():
+    found[_STAGES] = stages
+    for name, values in ((name, as_tuples(values)) for name, values in sections.items()):
       if name in OPTIONAL:
         found[name] = values
       else:
@@ -176,9 +180,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       given = config[name].to_dict() if name in config else {}
       with config.unlocked():
         config[name] = ConfigDict(dataclasses.asdict(cls()) | given).lock()
-  keys = [f"{section}.{key}" for section, values in config.items() for key in values]
+  keys = [f"{section}.{key}" for section, values in config.items() if section != _STAGES for key in values]
   mappings = [key for key in keys if isinstance(_value(config, key), ConfigDict)]
-  keys = [key for key in keys if key not in mappings]
+  keys = [key for key in keys if key not in mappings] + [_STAGES]
   named = _add_names(config, mappings, arguments)
   optional = [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
   for argument in arguments:
@@ -216,7 +220,7 @@ def _is_used(config: ConfigDict, section: str) -> bool:
 
 def _value(config: ConfigDict, key: str) -> Any:
   section, _, field = key.partition(".")
-  return config[section][field]
+  return config[section][field] if field else config[section]
 
 
 def _add_names(config: ConfigDict, mappings: Sequence[str], arguments: Sequence[str]) -> list[str]:
@@ -280,15 +284,16 @@ def records(config: ConfigDict) -> Config:
   Raises:
     UserError: a section or a key that there is not, or one that is missing; a value that the model cannot have.
   """
-  sections = {field.name: field.type for field in dataclasses.fields(Config)} | OPTIONAL
-  unknown = [name for name in config if name not in sections]
+  sections = {field.name: field.type for field in dataclasses.fields(Config) if field.name != _STAGES} | OPTIONAL
+  unknown = [name for name in config if name not in (*sections, _STAGES)]
   if unknown:
-    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], list(sections))}")
+    raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], [*sections, _STAGES])}")
   missing = [name for name in sections if name not in config and name not in OPTIONAL]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
-  found = Config(**{name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)})
+  read = {name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)}
+  found = Config(**read, stages=config.to_dict().get(_STAGES, ()))
   return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
 
 

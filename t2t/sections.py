@@ -269,6 +269,49 @@ class ContrastiveConfig:
   symmetric: bool = False  # the first of a pair is looked for as well, given the second; the loss is the mean of both
 
 
+@dataclasses.dataclass(frozen=True)
+class StageConfig:
+  """A part of a run: how long it is, and what it does otherwise than the sections of the config say.
+
+  name: which metrics and messages know it by.
+  steps: how many; 0: as `share` says.
+  share: of config.train.steps; of one stage both may be 0, and it has what the others leave.
+  changes: key -> value, {"data.inputs_length": 128}.
+  """
+
+  name: str
+  steps: int = 0
+  share: float = 0.0
+  changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def to_dict(self) -> dict[str, Any]:
+    """As it stands in a config: {"name": "short", "share": 0.9, "data.inputs_length": 128}."""
+    length = {key: getattr(self, key) for key in ("steps", "share") if getattr(self, key)}
+    return {"name": self.name, **length, **self.changes}
+
+
+def _stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageConfig:
+  """The record of the stage that is `number` in a config, from 1.
+
+  Raises:
+    UserError: it is no mapping, or says its name or its length as what it is not.
+  """
+  if isinstance(values, StageConfig):
+    return values
+  where = f"config.stages, stage {number}"
+  if not isinstance(values, Mapping):
+    raise UserError(f'{where}: {values!r} is no mapping; a stage is {{"share": 0.9, "data.inputs_length": 128}}')
+  values = dict(values)
+  own = {"name": str(values.pop("name", number)), "steps": values.pop("steps", 0), "share": values.pop("share", 0.0)}
+  if type(own["steps"]) is not int or own["steps"] < 0:
+    raise UserError(f"{where}: steps={own['steps']!r}: must be a number of steps, at least 1")
+  if type(own["share"]) not in (int, float) or not 0.0 <= own["share"] <= 1.0:
+    raise UserError(f"{where}: share={own['share']!r}: must be from 0 to 1, of config.train.steps")
+  if own["steps"] and own["share"]:
+    raise UserError(f"{where}: has steps={own['steps']} and share={own['share']}; leave one of them out")
+  return StageConfig(**own, changes=values)
+
+
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.
 OPTIONAL: dict[str, type] = {"electra": ElectraConfig, "contrastive": ContrastiveConfig} | {
   name: adapter.config for name, adapter in ADAPTERS.items()
@@ -288,6 +331,7 @@ class Config:
   checkpoint: CheckpointConfig
   init: InitConfig
   mesh: MeshConfig
+  stages: tuple[StageConfig, ...] = ()
   # Those of OPTIONAL:
   electra: ElectraConfig | None = None
   contrastive: ContrastiveConfig | None = None
@@ -300,6 +344,7 @@ class Config:
   prefix: PrefixConfig | None = None
 
   def __post_init__(self) -> None:
+    object.__setattr__(self, "stages", tuple(_stage(number, x) for number, x in enumerate(self.stages, start=1)))
     if len(self.adapters) > 1:
       named = " and ".join(f"config.{name}" for name in self.adapters)
       raise UserError(f"{named}: a run adapts its model in one way; leave all of these sections but one out")
@@ -317,9 +362,15 @@ class Config:
     changed = {name: dataclasses.replace(getattr(self, name), **keys) for name, keys in sections.items()}
     return dataclasses.replace(self, **changed)
 
-  def to_dict(self) -> dict[str, dict[str, Any]]:
-    """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name."""
+  def to_dict(self) -> dict[str, Any]:
+    """Section -> key -> value, as config.json has them: of sections that are used, and of mappings with a name.
+
+    And "stages", a list of mappings, if there are any.
+    """
     found = {name: values for name, values in dataclasses.asdict(self).items() if values is not None}
+    del found["stages"]
+    if self.stages:
+      found["stages"] = [stage.to_dict() for stage in self.stages]
     if not self.data.folders:
       del found["data"]["folders"]
     return found

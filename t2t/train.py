@@ -1,7 +1,6 @@
 """The loop: from a config and a workdir to a trained model."""
 
 import collections
-from collections.abc import Sequence
 import contextlib
 import functools
 import json
@@ -10,21 +9,20 @@ from typing import Any
 
 import jax
 
-from t2t import losses
+from t2t import course, stages
 from t2t import metrics as metrics_lib
 from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints import start as starts
 from t2t.checkpoints.going_back import go_back
+from t2t.checkpoints.going_back import left_out as left_out_of
 from t2t.generation.shown import show
 from t2t.models import kernels
-from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import finite, meshes, numbers, recipe
 from t2t.training import report as reports
-from t2t.training.ahead import Ahead
 from t2t.training.throughput import Throughput
 from t2t.training.train_state import TrainState
 
@@ -49,30 +47,27 @@ def train(config: Config, workdir: str) -> TrainState:
   starts.check(config, bucket.absolute(workdir))
   # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
   from t2t.data import pipeline, runs, vocabularies
-  from t2t.evaluation import evaluate
 
   # ---- Mesh and data -------------------------------------------------------
-  config = runs.resolved(config)
-  made = recipe.make(config)
+  run = runs.resolved_stages(config)
+  config = run[-1].config
   hosts.check_number(config.train.hosts)
-  mesh, why = meshes.make(config)
-  recipe.check_sizes(config, mesh)
+  mesh, why = meshes.make(max(run, key=lambda stage: recipe.tokens(stage.config)).config)
   steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
   workdir = bucket.absolute(workdir)
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
-    program = made.on(mesh)
+    legs = course.Course(run, mesh)
     # The longest part of the start, beside all that follows until the first step.
-    train_step = Ahead(program.train_step, mesh, program.state, *recipe.arguments(config, mesh))
+    legs.prepare(starts.next_stage(run, workdir))
     stack.enter_context(steps.running())
-    runs.check(config)
+    runs.check_stages(run)
     held = stack.enter_context(writer.held(workdir))
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
-    hosts.say(f"{_described(made, program.state, mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
+    hosts.say(f"{_described(legs[-1], mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
-    tasks = evaluate.of_training(config, program.reader, mesh, vocabulary=vocabulary)
 
     # ---- Where training starts ---------------------------------------------
     damage.set_aside(workdir / store.CHECKPOINTS)
@@ -81,57 +76,67 @@ def train(config: Config, workdir: str) -> TrainState:
     stack.callback(checkpoints.close)
     runs.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
-    batches = runs.batches(config, mesh, num_streams=num_streams)
+    first = stages.at(run, checkpoints.latest_step() or 0)
+    left_out = functools.partial(left_out_of, workdir)
+    batches = runs.batches(run, mesh, num_streams=num_streams, first=first, left_out=left_out)
     stack.callback(batches.close)
     # What was chosen at the first start is part of the config from then on: it decides the order of the data.
-    config = config.with_(data={"num_streams": batches.num_streams})
-    resolved = json.loads(json.dumps(config.to_dict()))
+    run = [stage.with_(data={"num_streams": batches.num_streams}) for stage in run]
+    resolved = [json.loads(json.dumps(stage.config.to_dict())) for stage in run]
+    leg, program = legs[batches.stage], legs[batches.stage].program
     parameter_key, dropout_key = jax.random.split(jax.random.key(config.train.seed))
-    begun = starts.start(program, config, checkpoints, batches, parameter_key, vocabulary=vocabulary)
+    begun = starts.start(program, run[batches.stage], checkpoints, batches, parameter_key, vocabulary=vocabulary)
     state, first_step, saved = begun
     if jax.process_index() == 0:
-      (workdir / "config.json").write_text(json.dumps(resolved, indent=2) + "\n")
+      (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
 
     # ---- What is measured --------------------------------------------------
-    eval_batches = runs.eval_batches(config, mesh)
-    chosen = recipe.attention_kernels(config, eval_batches[0])
-    hosts.say(kernels.described(chosen))
-    flops = made.flops(predicted=losses.share_of_weights(eval_batches))
-    throughput = Throughput(flops_per_step=flops, devices=list(mesh.devices.flat))
+    throughput = Throughput(devices=list(mesh.devices.flat))
     watch = numbers.Watch(config, workdir, program.state.params, saved)
-    report = reports.Report(config, workdir, made.schedule, throughput, watch, start=first_step, unwritten=saved)
+    report = reports.Report(config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved)
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
-    measure = functools.partial(_measure, program, eval_batches, tasks, report, stop)
+    measure = functools.partial(_measure, report, stop)
+    tasks = _begin(leg, report, throughput, vocabulary)
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
     measured, measured_step, saved_step, last_step = None, None, first_step or None, first_step
-    evaluates = 0 < first_step < config.train.steps and _is_due(config, first_step, config.eval.every)
+    evaluates = 0 < first_step < config.train.steps and _is_due(leg.stage, first_step, config.eval.every)
     if evaluates and not checkpoints.was_measured(first_step):
       # A run that was stopped at an evaluation makes up for it; stopped there again, it goes no further.
       with contextlib.suppress(stopping.Abandoned):
-        measured, measured_step = measure(first_step, state), first_step
+        measured, measured_step = measure(leg, tasks, first_step, state), first_step
     # Read after the next step has been dispatched, so that the device never waits.
     unread: collections.deque[reports.Made] = collections.deque()
     while last_step < config.train.steps and not stop.stops:
+      if batches.begins_stage:
+        steps.pause()
+        batches.begin_stage()
+        leg = legs[batches.stage]
+        tasks = _begin(leg, report, throughput, vocabulary)
+        watch.begin_stage()
+        steps.resume()
       batch = next(batches)
-      state, metrics = train_step(state, batch, dropout_key)
+      state, metrics = legs.step(batches.stage, state, batch, dropout_key)
       last_step += 1
       unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch, batches.epochs))
       # A save that failed is made up for, with the state as it is now.
-      saves = stop.reached() or checkpoints.overdue() or _is_due(config, last_step, config.checkpoint.every)
-      evaluates = _is_due(config, last_step, config.eval.every) and not stop.stops
+      saves = stop.reached() or checkpoints.overdue() or _is_due(leg.stage, last_step, config.checkpoint.every)
+      evaluates = _is_due(leg.stage, last_step, config.eval.every) and not stop.stops
       # A checkpoint is made of a state whose loss is known to be finite.
       looks, follows = evaluates or saves, len(unread) > 1
       wrong = report.steps(unread, leaves=0 if looks else 1)
       if wrong is not None:
         steps.pause()
         del state  # there is no room for two
-        state, last_step, saved = go_back(*wrong, config, checkpoints, program.state, batches)
+        state, last_step, saved = go_back(*wrong, leg.stage.config, checkpoints, program.state, batches)
         report.rewind(last_step, saved)
+        if leg is not legs[batches.stage]:
+          leg = legs[batches.stage]
+          tasks = _begin(leg, report, throughput, vocabulary)
         measured_step, saved_step = None, last_step
         steps.resume()
         continue
@@ -142,14 +147,15 @@ def train(config: Config, workdir: str) -> TrainState:
         steps.pause()
       if evaluates:
         with contextlib.suppress(stopping.Abandoned):
-          measured, measured_step = measure(last_step, state), last_step
+          measured, measured_step = measure(leg, tasks, last_step, state), last_step
       if saves or stop.stops:
         held.check()
         stop.saving()
         finite.check(state, step=last_step)
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state(last_step) | report.flush()
-        checkpoints.save(last_step, state, beside, resolved, metrics=measured if measured_step == last_step else None)
+        found = measured if measured_step == last_step else None
+        checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
       if looks:
         steps.resume()
@@ -158,21 +164,22 @@ def train(config: Config, workdir: str) -> TrainState:
     checkpoints.wait()
     stop.finish(functools.partial(report.stopped, last_step))
     if measured_step != last_step:
-      measured = measure(last_step, state)  # nothing was left to train
+      measured = measure(leg, tasks, last_step, state)  # nothing was left to train
     report.end()
 
     # ---- What came out -----------------------------------------------------
-    baselines = made.loss.baselines(eval_batches, config.model.vocab_size)
-    shown = show(program.reader, state, eval_batches[0], vocabulary, number=config.eval.examples)
+    baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
+    shown = show(leg.program.reader, state, leg.eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], outdated.best_steps(kept)
-      reports.summarise(workdir, loss, made.loss.unit, baselines, shown, saved_step, kept, best)
+      reports.summarise(workdir, loss, leg.made.loss.unit, baselines, shown, saved_step, kept, best, run)
   return state
 
 
-def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) -> str:
+def _described(leg: course.Leg, mesh: jax.sharding.Mesh) -> str:
   """How large the model is, what of it is not trained, and where it lies."""
+  made, state = leg.made, leg.program.state
   trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
   axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
   number = f"{amounts.compact_count(trained + frozen)} parameters"
@@ -184,25 +191,27 @@ def _described(made: recipe.Recipe, state: TrainState, mesh: jax.sharding.Mesh) 
   return f"{number} {where}"
 
 
-def _is_due(config: Config, step: int, every: int) -> bool:
-  return step % every == 0 or step == config.train.steps
+def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
+  return step % every == 0 or step == stage.end
+
+
+def _begin(leg: course.Leg, report: reports.Report, throughput: Throughput, vocabulary: Any) -> Any:
+  """Tells of a stage that begins, or is gone on with; what its tasks are measured by."""
+  hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
+  throughput.begin(leg.flops)
+  report.stage(leg.stage)
+  return leg.tasks(vocabulary)
 
 
 def _measure(
-  program: recipe.Program,
-  eval_batches: Sequence[Batch],
-  tasks: Any,
-  report: reports.Report,
-  stop: stopping.Steps,
-  step: int,
-  state: TrainState,
+  report: reports.Report, stop: stopping.Steps, leg: course.Leg, tasks: Any, step: int, state: TrainState
 ) -> dict[str, float]:
   """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
 
   Raises:
     Abandoned: a signal came, and the state is to be saved.
   """
-  found = (program.eval_step(state, batch) for batch in stop.abandonable(eval_batches))
+  found = (leg.program.eval_step(state, batch) for batch in stop.abandonable(leg.eval_batches))
   total = functools.reduce(metrics_lib.merge, found)
   loss = report.evaluation(step, total)
   if tasks is None:

@@ -75,10 +75,22 @@ def _write(workdir: epath.Path, kept: Sequence[Turn]) -> None:
 
 
 def pass_over(batches: Any, taken: Sequence[Turn], step: int) -> None:
-  """Takes the batches from the data that are passed over at `step`, where it stands (`pipeline.BatchIterator`)."""
+  """Takes the batches from the data that are passed over at `step`, where it stands (`staged.StagedBatches`)."""
   for turn in taken:
-    for _ in range(turn.step - turn.checkpoint if turn.checkpoint == step else 0):
-      batches.next_rows()
+    if turn.checkpoint == step:
+      batches.leave_out(turn.checkpoint, turn.step)
+
+
+def left_out(workdir: epath.Path, begin: int, end: int) -> int:
+  """How many batches are passed over where a stage of the run begins.
+
+  Those from which the run has gone back to a checkpoint of an earlier stage.
+
+  Args:
+    workdir: of the run.
+    begin, end: steps made when the stage begins and when it ends.
+  """
+  return sum(min(turn.step, end) - begin for turn in on_all_hosts(workdir) if turn.checkpoint <= begin < turn.step)
 
 
 def go_back(

@@ -10,13 +10,15 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
-from t2t import UserError
+from t2t import UserError, stages
 from t2t.checkpoints import adapted, damage, fishers, going_back, pretrained, store
 from t2t.checkpoints.warm_start import warm_start
+from t2t.config import records, saved_config
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
 from t2t.sections import Config
+from t2t.stages import Stage
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
 
@@ -44,12 +46,18 @@ def check(config: Config, workdir: epath.Path) -> None:
     )
 
 
+def next_stage(run: Sequence[Stage], workdir: epath.Path) -> int:
+  """Number of the stage that the next step of a workdir is probably of, by the names of its checkpoints."""
+  step = max(damage.steps(workdir / store.CHECKPOINTS), default=0)
+  return stages.at(run, step + 1)
+
+
 def _unless(config: Config) -> str:
   return "" if config.init.parameters else ", and leave config.init.parameters=True"
 
 
 def start(
-  program: Program, config: Config, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
+  program: Program, stage: Stage, checkpoints: store.Checkpoints, batches: Any, key: jax.Array, *, vocabulary: Any
 ) -> tuple[TrainState, int, dict[str, bytes]]:
   """The state that the first step is taken from.
 
@@ -58,9 +66,9 @@ def start(
 
   Args:
     program: of the run.
-    config: as it is now; what a resumed run does otherwise than before is told.
+    stage: that has made the last step, with the config as it is now; what a resumed run does otherwise is told.
     checkpoints: of the workdir.
-    batches: the training data (`pipeline.BatchIterator`); of a resumed run it goes on where that run stopped.
+    batches: the training data (`staged.StagedBatches`); of a resumed run it goes on where that run stopped.
     key: of fresh parameters.
     vocabulary: of the run (`seqio.Vocabulary`), against which that of another checkpoint is compared.
 
@@ -68,10 +76,10 @@ def start(
     The state, how many steps have been made, and what was saved beside it.
 
   Raises:
-    UserError: the checkpoint is of another model, or beyond the steps that are asked for; or one to start
-      from was trained in another vocabulary, and its embedding would be taken.
+    UserError: the checkpoint is of another model, or beyond the steps that are asked for, or of a stage that began at
+      another step; or one to start from was trained in another vocabulary, and its embedding would be taken.
   """
-  step = checkpoints.latest_step()
+  step, config = checkpoints.latest_step(), stage.config
   if step is not None:
     if step > config.train.steps:
       raise UserError(
@@ -79,6 +87,7 @@ def start(
         " give more steps to go on, or another workdir"
       )
     before, base = checkpoints.config(step), config.init.checkpoint
+    _check_stage(before, stage, step)
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
     state, saved = adapted.restore(
@@ -124,6 +133,18 @@ def start(
     return (state if fisher is None else fishers.begin(fisher, program.state, state)), 0, {}
   hosts.say("starting from fresh parameters")
   return program.fresh()(key), 0, {}
+
+
+def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
+  """Refuses a stage that began at another step: the position in its data counts from there."""
+  was = stages.of(records(saved_config(before)))
+  was = was[stages.at(was, step)]
+  if was.begin != stage.begin:
+    raise UserError(
+      f"config.stages: step {step} is of {stage.described or 'a run without stages'}, and was of"
+      f" {was.described or 'a run without stages'} when it was made; give the stages up to there the steps that they"
+      " had (share counts from config.train.steps), or another workdir"
+    )
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
@@ -182,11 +203,15 @@ def _check_trained(fresh: Sequence[str], config: Config) -> None:
     )
 
 
-def _changes(old: Mapping[str, Mapping], new: Mapping[str, Mapping]) -> list[str]:
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """What a resumed run does otherwise than the run that saved its checkpoint."""
-  return [
+  found = [
     f"config.{section}.{key}: {value!r}, it was {old[section][key]!r}"
     for section, values in new.items()
+    if section != "stages"
     for key, value in values.items()
     if key in old.get(section, {}) and old[section][key] != value
   ]
+  if new.get("stages") != old.get("stages"):
+    found.append(f"config.stages: {new.get('stages', [])!r}, it was {old.get('stages', [])!r}")
+  return found

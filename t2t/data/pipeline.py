@@ -228,6 +228,7 @@ def train_batches(
   *,
   batch_size: int,
   seed: int,
+  common_size: int = 0,
   num_streams: int | None = None,
   heads: Sequence[HeadConfig] = (),
   evaluated: Sequence[str] = (),
@@ -240,6 +241,7 @@ def train_batches(
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     seed: of shuffling and of the preprocessors' noise.
+    common_size: what the batches of all that is read in the same streams are multiples of; 0: `batch_size`.
     num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
     heads: see `load_task`.
     evaluated: names of tasks, see `find_tasks`, whose files are to stay as they are, too.
@@ -251,8 +253,12 @@ def train_batches(
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = streams.host_rows(batch_sharding, batch_size)
   documents = _num_documents(data, task)
+  common = common_size or batch_size
   total = streams.choose_num_streams(
-    host_rows, batch_size=batch_size, wanted=num_streams or data.num_streams, documents=documents
+    streams.host_rows(batch_sharding, common),
+    batch_size=common,
+    wanted=num_streams or data.num_streams,
+    documents=documents,
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)

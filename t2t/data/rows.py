@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import math
 from typing import Any
 import zlib
 
@@ -438,3 +439,49 @@ def proportional(plan: Plan, stream: int, *, num_streams: int, taken: int) -> np
     group = int(np.searchsorted(weights, (epochs - int(epochs)) * weights[-1], side="right"))
     position[_MIXED + _TASK * number :][:2] = epoch, min(group, len(weights) - 1)
   return position
+
+
+# ---- From one stage of a run to the next -----------------------------------------------------------------------------
+
+
+def carried(before: Plan, after: Plan, stream: int, position: np.ndarray, *, num_streams: int) -> np.ndarray:
+  """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
+
+  A window of which rows were taken counts as read.  A task that only `after` has, or that reads other files there,
+  begins anew.
+
+  Args:
+    before, after: the plans.
+    stream: of both.
+    position: of it, by `before`.
+    num_streams: of all hosts.
+  """
+  found = beginning(after)
+  then = {source.task.name: (number, source) for number, source in enumerate(_sources(before, num_streams))}
+  for number, new in enumerate(_sources(after, num_streams)):
+    at, old = then.get(new.task.name, (0, None))
+    if old is None or old.shares != new.shares or before.seed != after.seed:
+      continue
+    epoch, group, window, taken = map(int, position[_MIXED + _TASK * at :][:_TASK])
+    place = _same_text(old.order(stream), new.order(stream), windows.Place(epoch, group, window + (taken > 0)))
+    found[_MIXED + _TASK * number :][:3] = dataclasses.astuple(place)
+  if len(after.tasks) > 1:
+    found[0] = position[0] + 1  # none of its draws again
+  return found
+
+
+def _same_text(old: windows.Order, new: windows.Order, place: windows.Place) -> windows.Place:
+  """The first place of `new`, through the same pieces, whose text is all behind what `old` has before a place."""
+  if old.size == new.size:
+    return place
+  if max(old.epochs_together, new.epochs_together) > 1:  # of so little text nothing is left over
+    return windows.Place(place.epoch + (old.epochs_together if place.group or place.window else 0))
+  weight = lambda group: math.fsum(piece.weight for piece in group)
+  groups = old.groups(place.epoch)
+  read = sum(map(weight, groups[: place.group]))
+  read += min(place.window * old.size, weight(groups[place.group]) if place.group < len(groups) else 0.0)
+  for number, group in enumerate(new.groups(place.epoch)):
+    if read < weight(group):
+      return windows.Place(place.epoch, number, math.ceil(read / new.size))
+    read -= weight(group)
+  return windows.Place(place.epoch + 1)

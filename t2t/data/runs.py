@@ -1,6 +1,8 @@
 """The data of a run: what its config says is read, and which heads its tasks need of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import math
 from typing import Any
 
 from etils import epath
@@ -8,8 +10,8 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, features
-from t2t.data import answering, objectives, pipeline, selection, sources, streams, vocabularies
+from t2t import UserError, features, stages
+from t2t.data import answering, objectives, pipeline, selection, sources, staged, streams, vocabularies
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
@@ -30,6 +32,21 @@ def resolved(config: Config) -> Config:
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   return _with_steps(_with_heads(config, found), found)
+
+
+def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
+  """The stages of a run, each `resolved`; of a run without any, one.
+
+  Raises:
+    UserError: see `stages.of` and `resolved`.
+  """
+  if not config.stages:
+    return stages.of(resolved(config))
+  found = []
+  for stage in stages.of(config):
+    with stage.told():
+      found.append(dataclasses.replace(stage, config=resolved(stage.config)))
+  return tuple(found)
 
 
 def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
@@ -164,6 +181,17 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
   return config.model.heads if answering.is_answered(pipeline.registered(data)) else ()
 
 
+def check_stages(run: Sequence[stages.Stage]) -> None:
+  """`check` of each stage.
+
+  Raises:
+    UserError: see there; names the stage.
+  """
+  for stage in run:
+    with stage.told():
+      check(stage.config)
+
+
 def check(config: Config) -> None:
   """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
 
@@ -272,18 +300,41 @@ def check_vocabulary(
     vocabularies.check_saved(vocabulary, kept, noted=noted, spec=spec)
 
 
-def batches(config: Config, mesh: jax.sharding.Mesh, *, num_streams: int | None) -> streams.BatchIterator:
-  """`train_batches` of a run; a resumed one has as many streams as it began with."""
-  return pipeline.train_batches(
-    config.data,
-    config.model.architecture,
-    mesh,
-    batch_size=config.train.batch_size,
-    seed=config.train.seed,
-    num_streams=num_streams,
-    heads=heads_asked(config),
-    evaluated=config.eval.tasks,
-  )
+def batches(
+  run: Sequence[stages.Stage],
+  mesh: jax.sharding.Mesh,
+  *,
+  num_streams: int | None,
+  first: int = 0,
+  left_out: Callable[[int, int], int] = lambda begin, end: 0,
+) -> staged.StagedBatches:
+  """The training batches of a run, stage after stage.
+
+  Args:
+    run: its stages.
+    mesh: see `pipeline.train_batches`.
+    num_streams: a resumed run has as many as it began with; None: they are chosen.
+    first: number of the stage that is read first.
+    left_out: see `StagedBatches`.
+  """
+  common = math.gcd(*(stage.config.train.batch_size for stage in run))
+
+  def make(number: int, num_streams: int | None) -> streams.BatchIterator:
+    config = run[number].config
+    return pipeline.train_batches(
+      config.data,
+      config.model.architecture,
+      mesh,
+      batch_size=config.train.batch_size,
+      common_size=common,
+      seed=config.train.seed,
+      num_streams=num_streams,
+      heads=heads_asked(config),
+      evaluated=config.eval.tasks,
+    )
+
+  ends = [stage.end for stage in run]
+  return staged.StagedBatches(ends, make, num_streams=num_streams, first=first, left_out=left_out)
 
 
 def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:

@@ -80,6 +80,10 @@ class Watch:
     self._skipped, self._in_a_row = found.get("skipped", 0), found.get("in_a_row", 0)
     self._losses = collections.deque(found.get("losses", ()), maxlen=self._config.numbers.spike_window)
 
+  def begin_stage(self) -> None:
+    """Losses are of other data from here on, which those before say nothing of."""
+    self._losses.clear()
+
   def state(self) -> dict[str, bytes]:
     """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""
     if jax.process_index() != 0 or not (self._skipped or self._losses):

@@ -320,14 +320,7 @@ def _on_flat_dict(tx: optax.GradientTransformation) -> optax.GradientTransformat
 
 # What a setting may be, both ends included; with anything else training would go astray, and some only after hours.
 _RANGES = {
-  "learning_rate": (0.0, math.inf),
-  "warmup_steps": (0, math.inf),
-  "warmup_ratio": (0.0, 1.0),
   "layer_decay": (0.0, 1.0),
-  "final_ratio": (0.0, 1.0),
-  "decay_share": (0.0, 1.0),
-  "rise": (0.0, 1.0),
-  "rise_ratio": (1.0, math.inf),
   "clip_norm": (0.0, math.inf),
   "weight_decay": (0.0, math.inf),
   "adafactor_decay_rate": (0.0, math.inf),
@@ -341,13 +334,14 @@ _RANGES = {
 
 
 def make_optimizer(
-  config: OptimizerConfig, num_steps: int, *, num_layers: int = 0
+  config: OptimizerConfig, num_steps: int, *, num_layers: int = 0, schedule: optax.Schedule | None = None
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """The optimizer and its schedule.
 
   Args:
     config: see `OptimizerConfig`.
     num_steps: length of the run; most schedules end there.
+    schedule: the learning rate by step, where it is not what the config alone makes of it.
     num_layers: of the model's deepest stack, whether it is trained or not: what is set by depth counts from there.
 
   Raises:
@@ -357,14 +351,10 @@ def make_optimizer(
   if config.name not in OPTIMIZERS:
     near = did_you_mean(config.name, OPTIMIZERS)
     raise UserError(f"config.optimizer.name={config.name!r}: known are {', '.join(OPTIMIZERS)}{near}")
-  for key, (low, high) in _RANGES.items():
-    value = getattr(config, key)
-    if not low <= value <= high or not math.isfinite(value):
-      wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-      raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
+  schedules.check_ranges(config, _RANGES)
+  schedule = schedules.make_schedule(config, num_steps) if schedule is None else schedule
   for pattern in config.no_decay:
     check_pattern(pattern, "config.optimizer.no_decay")
-  schedule = schedules.make_schedule(config, num_steps)
   config = _OfModel(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)}, num_layers=num_layers)
   if paths.sets(config, "moments") and config.name not in _WITH_FIRST_MOMENT:
     raise UserError(

@@ -18,7 +18,7 @@ from t2t.models import adapt, kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
-from t2t.training import anchors, numbers, optimizers, paths, train_state
+from t2t.training import anchors, numbers, optimizers, paths, schedules, train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,9 @@ def make(config: Config) -> Recipe:
     )
   _check_fisher(config)
   layers = config.model.deepest_stack
-  tx, schedule = optimizers.make_optimizer(config.optimizer, config.train.steps, num_layers=layers)
+  tx, schedule = optimizers.make_optimizer(
+    config.optimizer, config.train.steps, num_layers=layers, schedule=schedules.of_run(config)
+  )
   numbers.check(config.numbers)
 
   def model_fn(key: jax.Array) -> nnx.Module:
@@ -285,6 +287,11 @@ def positions(config: Config) -> dict[str, int]:
   found = lengths(config)
   front = config.model.kind.answers
   return found | {front: found[front] + adapt.positions(config.adapters, computed=True)}
+
+
+def tokens(config: Config) -> int:
+  """Positions of a batch."""
+  return config.train.batch_size * sum(lengths(config).values())
 
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:

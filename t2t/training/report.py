@@ -17,6 +17,7 @@ from t2t.losses import Baseline
 from t2t.models.architecture import Batch
 from t2t.runtime import telling
 from t2t.sections import Config
+from t2t.stages import Stage
 from t2t.training import numbers, writers
 from t2t.training.throughput import Throughput
 
@@ -140,6 +141,11 @@ class Report:
       self._writer.write(step, told)
     return ""
 
+  def stage(self, stage: Stage) -> None:
+    """Tells which stage is run from here on; of a run that has none, nothing."""
+    if stage.described and self._line is not None:
+      self._line.say(stage.described)
+
   def rewind(self, start: int, saved: Mapping[str, bytes]) -> None:
     """Goes back to a step: what was measured behind it is taken away, as where a run is resumed there.
 
@@ -230,6 +236,7 @@ def summarise(
   saved_step: int,
   metrics: Mapping[int, Mapping[str, float]],
   best: Mapping[str, int],
+  run: Sequence[Stage],
 ) -> None:
   """Prints what a person wants to know at the end, and draws the curve of the loss.
 
@@ -241,8 +248,9 @@ def summarise(
     saved_step: of the last checkpoint.
     metrics: of each checkpoint.
     best: metric -> step of the checkpoint that is the best by it.
+    run: its stages, whose ends the curve marks.
   """
-  picture = writers.plot_loss(workdir, baselines=baselines, unit=unit)
+  picture = writers.plot_loss(workdir, baselines=baselines, unit=unit, run=run)
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")

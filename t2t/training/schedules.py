@@ -1,13 +1,14 @@
 """Schedules of the learning rate, from optax wherever optax has them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import optax
 
-from t2t import UserError, did_you_mean
-from t2t.sections import OptimizerConfig
+from t2t import UserError, did_you_mean, stages
+from t2t.sections import Config, OptimizerConfig
 
 
 def t5_inverse_sqrt(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -102,21 +103,74 @@ SCHEDULES: dict[str, Callable[[OptimizerConfig, int], optax.Schedule]] = {
 }
 
 _SHAPES = ("linear", "1-sqrt")
+# What a setting may be, both ends included.
+_RANGES = {
+  "learning_rate": (0.0, math.inf),
+  "warmup_steps": (0, math.inf),
+  "warmup_ratio": (0.0, 1.0),
+  "final_ratio": (0.0, 1.0),
+  "decay_share": (0.0, 1.0),
+  "rise": (0.0, 1.0),
+  "rise_ratio": (1.0, math.inf),
+}
+
+
+def check_ranges(config: OptimizerConfig, ranges: Mapping[str, tuple[float, float]]) -> None:
+  """Refuses a number that is out of its range.
+
+  Args:
+    config: whose numbers they are.
+    ranges: key -> lowest and highest.
+
+  Raises:
+    UserError: names the key.
+  """
+  for key, (low, high) in ranges.items():
+    value = getattr(config, key)
+    if not low <= value <= high or not math.isfinite(value):
+      wanted = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+      raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """The learning rate by step.
 
   Args:
-    config: see `OptimizerConfig`; its numbers are within their ranges.
+    config: see `OptimizerConfig`.
     num_steps: length of the run; all but the first two and constant end there.
 
   Raises:
-    UserError: an unknown name; lists those that are known.  Or a decay that would begin within the warm-up.
+    UserError: an unknown name; lists those that are known.  Or a number out of its range, or a decay that would begin
+      within the warm-up.
   """
+  check_ranges(config, _RANGES)
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
       raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
   if config.warmup_ratio:
     config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
   return SCHEDULES[config.schedule](config, num_steps)
+
+
+def of_run(config: Config) -> optax.Schedule:
+  """The learning rate by step of a run: one schedule over all of it, but for stages that have a rate of their own.
+
+  Such a stage's is as if the stage were a run of its own: it counts from its first step and ends with it.
+
+  Raises:
+    UserError: see `make_schedule`.
+  """
+  whole = make_schedule(config.optimizer, config.train.steps)
+  if not any(map(stages.own_rate, config.stages)):
+    return whole
+  found, ends, begin = [], [], 0
+  for stage, number in zip(config.stages, stages.steps(config), strict=True):
+    own = stages.own_rate(stage)
+    if "warmup_steps" in own:  # and not what the run says of it
+      own = {"warmup_ratio": 0.0} | own
+    # Joined schedules count from where they begin.
+    goes_on = lambda step, begin=begin: whole(step + begin)
+    found.append(make_schedule(dataclasses.replace(config.optimizer, **own), number) if own else goes_on)
+    begin += number
+    ends.append(begin)
+  return optax.join_schedules(found, ends[:-1])

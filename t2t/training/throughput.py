@@ -14,7 +14,7 @@ class Throughput:
   The first step is left out: it contains the compilation.
   """
 
-  def __init__(self, *, flops_per_step: float, devices: list[jax.Device]):
+  def __init__(self, *, devices: list[jax.Device], flops_per_step: float = 0.0):
     peak = chips.peak_flops(devices[0].device_kind)
     self._flops_per_second = None if peak is None else peak * len(devices)
     self._flops_per_step = flops_per_step
@@ -41,6 +41,12 @@ class Throughput:
     if self._flops_per_second is not None:
       values["mfu"] = self._flops_per_step * values["steps_per_second"] / self._flops_per_second
     return values
+
+  def begin(self, flops_per_step: float) -> None:
+    """Steps are others from here on: those before say nothing of their speed."""
+    self._flops_per_step = flops_per_step
+    self._window.clear()
+    self._last = None
 
   def pause(self) -> None:
     """What happens from here to the next step is no part of it (an evaluation)."""

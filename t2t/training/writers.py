@@ -19,6 +19,7 @@ import rich.progress
 from t2t import UserError
 from t2t.losses import Baseline
 from t2t.runtime import amounts, telling
+from t2t.stages import Stage
 from t2t.storage import bucket, logs, records
 
 EMPTY = "(empty)"  # in place of a text that has nothing to read
@@ -287,9 +288,20 @@ class Writer:
 
 
 def plot_loss(
-  workdir: epath.Path, *, baselines: Sequence[Baseline] = (), unit: str = "nats per target token"
+  workdir: epath.Path,
+  *,
+  baselines: Sequence[Baseline] = (),
+  unit: str = "nats per target token",
+  run: Sequence[Stage] = (),
 ) -> epath.Path:
-  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path."""
+  """Draws training and held-out loss of `workdir`/metrics.jsonl, in a `unit`; returns the PNG's path.
+
+  Args:
+    workdir: of the run.
+    baselines: losses of who has learned nothing.
+    unit: of the loss.
+    run: its stages; where there are several, lines stand where one ends.
+  """
   import matplotlib.figure
   import matplotlib.ticker
 
@@ -304,6 +316,13 @@ def plot_loss(
     axes.plot(list(held_out), list(held_out.values()), "o-", color="#c8442e", markersize=4, label="held-out text")
   for baseline in baselines:
     axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
+  last = max([0, *train, *held_out])
+  for stage in run if len(run) > 1 else ():
+    if stage.begin and stage.begin < last:
+      axes.axvline(stage.begin + 0.5, color="#6b6b6b", linestyle=":", linewidth=1.0)
+    if stage.begin < last:
+      middle = (stage.begin + min(stage.end, last)) / 2
+      axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.set_ylabel(f"loss ({unit.partition(',')[0]})")

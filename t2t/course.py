@@ -1,0 +1,118 @@
+"""What each stage of a run runs: its programs, its held-out batches, and what it is measured by."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from t2t import UserError, losses
+from t2t.models.architecture import Batch
+from t2t.params import path_name
+from t2t.stages import Stage
+from t2t.training import recipe
+from t2t.training.ahead import Ahead
+from t2t.training.train_state import TrainState
+
+
+class Leg:
+  """A stage with its programs.
+
+  Args:
+    stage: whose config is resolved (`runs.resolved_stages`).
+    mesh: the current one.
+
+  Raises:
+    UserError: see `Recipe.on`.
+  """
+
+  def __init__(self, stage: Stage, mesh: jax.sharding.Mesh):
+    self.stage, self._mesh = stage, mesh
+    with stage.told():
+      self.made = recipe.make(stage.config)
+      recipe.check_sizes(stage.config, mesh)
+      self.program = self.made.on(mesh)
+
+  @functools.cached_property
+  def train_step(self) -> Ahead:
+    """The step, compiled from the first time that it is asked for."""
+    return Ahead(
+      self.program.train_step, self._mesh, self.program.state, *recipe.arguments(self.stage.config, self._mesh)
+    )
+
+  def takes_step_of(self, other: "Leg") -> bool:
+    """Whether another stage's step is the same program, for batches of the same shapes."""
+    mine, its = self.stage.config, other.stage.config
+    return dataclasses.replace(mine, data=its.data) == its and recipe.batch(mine) == recipe.batch(its)
+
+  @functools.cached_property
+  def eval_batches(self) -> list[Batch]:
+    """Held-out batches, made from the stage's own data."""
+    from t2t.data import runs
+
+    return runs.eval_batches(self.stage.config, self._mesh)
+
+  def tasks(self, vocabulary: Any) -> Any:
+    """What the stage's tasks are measured by (`evaluate.of_training`)."""
+    from t2t.evaluation import evaluate
+
+    return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
+
+  @functools.cached_property
+  def flops(self) -> float:
+    """Of a step."""
+    return self.made.flops(predicted=losses.share_of_weights(self.eval_batches))
+
+
+class Course:
+  """The stages of a run; the step of the next is compiled while the one before runs.
+
+  Args:
+    run: the stages.
+    mesh: the current one.
+
+  Raises:
+    UserError: one whose model or optimizer has other parameters than the first's; names what differs.
+  """
+
+  def __init__(self, run: Sequence[Stage], mesh: jax.sharding.Mesh):
+    self._legs = [Leg(stage, mesh) for stage in run]
+    for leg in self._legs[1:]:
+      _check_same(self._legs[0], leg)
+
+  def __getitem__(self, number: int) -> Leg:
+    """A stage, by its number."""
+    return self._legs[number]
+
+  def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Any]:
+    """A step of a stage (`Program.train_step`)."""
+    made = self._legs[number].train_step(state, batch, key)
+    self.prepare(number + 1)
+    return made
+
+  def prepare(self, number: int) -> None:
+    """Has the step of a stage compiled, if there is such a stage."""
+    if number >= len(self._legs):
+      return
+    leg = self._legs[number]
+    if number and "train_step" not in vars(leg) and leg.takes_step_of(self._legs[number - 1]):
+      leg.train_step = self._legs[number - 1].train_step
+    leg.train_step  # noqa: B018 - compiled from here on
+
+
+def _check_same(first: Leg, other: Leg) -> None:
+  """Refuses a stage that cannot take over the state of the first."""
+  shapes = lambda leg: {
+    path_name(path): (x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(leg.program.state)
+  }
+  old, new = shapes(first), shapes(other)
+  name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), None)
+  if name is None:
+    return
+  shown = lambda found: f"{found[0]} {found[1]}" if found else "not there"
+  raise UserError(
+    f"config.stages, {other.stage.name}: has another model than {first.stage.name}: {name} is"
+    f" {shown(new.get(name))}, it was {shown(old.get(name))}; a stage may change only what leaves every parameter as"
+    " it is"
+  )

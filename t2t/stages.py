@@ -1,0 +1,241 @@
+"""Stages: a run in parts, one after another, each with data, lengths, batches or rates of its own (`config.stages`).
+
+One optimizer, whose state and count of steps go on from stage to stage, and one model: what a stage changes is told
+apart here from what it cannot.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.sections import Config, SourceConfig, StageConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A part of a run.
+
+  name: "" of a run that has no stages.
+  begin, end: steps made when it begins and when it ends.
+  config: that of the run, changed as the stage has it.
+  """
+
+  name: str
+  begin: int
+  end: int
+  config: Config
+
+  @property
+  def described(self) -> str:
+    """'stage short, steps 1 to 900', for messages; "" of a run that has no stages."""
+    return f"stage {self.name}, steps {self.begin + 1} to {self.end}" if self.name else ""
+
+  def with_(self, **sections: Mapping[str, Any]) -> "Stage":
+    """The same stage with some keys of its config changed, see `Config.with_`."""
+    return dataclasses.replace(self, config=self.config.with_(**sections))
+
+  @contextlib.contextmanager
+  def told(self) -> Iterator[None]:
+    """Errors of what the config says are told with the stage's name.
+
+    Raises:
+      UserError: whatever the block raises.
+    """
+    try:
+      yield
+    except UserError as error:
+      if not self.name:
+        raise
+      raise UserError(f"config.stages, {self.name}: {error}") from error
+
+
+_RATE = ("learning_rate", "schedule", "warmup_steps", "warmup_ratio", "final_ratio", "decay_share", "decay_shape")
+_RATE += ("rise", "rise_ratio")
+# What a stage may change of the sections that have more keys; of config.model all that changes no parameter.
+_MAY = {
+  "train": ("batch_size", "microbatches", "loss", "z_loss", "label_smoothing", "chunk_tokens"),
+  "optimizer": _RATE,
+}
+# Why it may not change others.
+_WHY = {
+  "data.vocabulary": "the model has one embedding, of one vocabulary",
+  "data.extra_ids": "the model has one embedding, of one vocabulary",
+  "data.task_modules": "all stages' tasks are registered at the start; name all modules in config.data.task_modules",
+  "data.num_streams": "every stage's data is read in the same parts",
+  "train.steps": "a stage has steps or share",
+  "train.epochs": "a stage has steps or share",
+  "train.seed": "it is of the run",
+  "optimizer": f"its state goes on from stage to stage; a stage may have a rate of its own: {', '.join(_RATE)}",
+  "train": f"it is of the run; a stage may change {', '.join(_MAY['train'])}",
+  "mesh": "parameters are laid out over the devices once",
+  "init": "parameters come from there once, before the first stage",
+}
+_CHANGED = ("data", "train", "optimizer", "model")  # sections
+
+
+def of(config: Config) -> tuple[Stage, ...]:
+  """The stages of a run in order; of one that says none, one, which is all of it.
+
+  Raises:
+    UserError: stages that leave no steps or ask for too many, a key that no stage can change (says why), or a value
+      that it cannot have.
+  """
+  if not config.stages:
+    return (Stage("", 0, config.train.steps, config),)
+  names = [stage.name for stage in config.stages]
+  if twice := next((name for name in names if names.count(name) > 1), None):
+    raise UserError(f"config.stages: two of them have the name {twice!r}")
+  if config.train.epochs:
+    raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
+  found, begin = [], 0
+  for stage, number in zip(config.stages, steps(config), strict=True):
+    found.append(Stage(stage.name, begin, begin + number, _changed(config, stage)))
+    begin += number
+  stages = _each_says_all(config, found)
+  return tuple(dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=stages)) for stage in found)
+
+
+def with_all_said(config: Config) -> Config:
+  """The run whose stages all say what one of them changes, so that its sections may become those of any stage."""
+  return dataclasses.replace(config, stages=of(config)[0].config.stages)
+
+
+def at(stages: Sequence[Stage], step: int) -> int:
+  """Number of the stage that made `step`, from 0; of step 0 the first."""
+  return next((number for number, stage in enumerate(stages) if step <= stage.end), len(stages) - 1)
+
+
+def own_rate(stage: StageConfig) -> dict[str, Any]:
+  """What a stage says of its learning rate: key of config.optimizer -> value; {}: the run's schedule goes on."""
+  return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
+
+
+def steps(config: Config) -> list[int]:
+  """How many steps each stage of a run that has some has.
+
+  Raises:
+    UserError: they are none, or not those of the run.
+  """
+  total = config.train.steps
+  said = [stage.steps or round(stage.share * total) for stage in config.stages]
+  rest = [number for number, stage in enumerate(config.stages) if not stage.steps and not stage.share]
+  if len(rest) > 1:
+    named = ", ".join(config.stages[number].name for number in rest)
+    raise UserError(f"config.stages: {named} say neither steps nor share; one of them may, and has what is left")
+  if rest:
+    said[rest[0]] = total - sum(said)
+  for stage, number in zip(config.stages, said, strict=True):
+    if number < 1:
+      raise UserError(
+        f"config.stages: {stage.name} has {number} steps of the {total} of config.train.steps; each has at least one"
+      )
+  if sum(said) != total:
+    listed = " + ".join(map(str, said))
+    raise UserError(
+      f"config.stages: {listed} = {sum(said)} steps, and config.train.steps={total}; leave steps and share of one"
+      " stage out, and it has what the others leave"
+    )
+  return said
+
+
+def _changed(config: Config, stage: StageConfig) -> Config:
+  """The run as it is in a stage; its optimizer's section is the run's, see `own_rate`."""
+  where = f"config.stages, {stage.name}"
+  sections: dict[str, dict[str, Any]] = {}
+  for key, value in stage.changes.items():
+    section, _, name = key.partition(".")
+    _check_key(config, key, where)
+    if section == "data" and "." in name:
+      mapping, _, rest = name.partition(".")
+      values = sections.setdefault("data", {})
+      values[mapping] = _with_entry(values.get(mapping, getattr(config.data, mapping)), rest, value, where)
+      continue
+    sections.setdefault(section, {})[name] = _typed(f"{where}: {key}", value, getattr(getattr(config, section), name))
+  sections.pop("optimizer", None)
+  if data := sections.get("data"):
+    # Who names one of these means it in place of the others.
+    read = ("files", "mixture", "sources")
+    if given := [key for key in read if data.get(key)]:
+      sections["data"] = {key: type(getattr(config.data, key))() for key in read if key not in given} | data
+  try:
+    return config.with_(**sections)
+  except UserError as error:
+    raise UserError(f"{where}: {error}") from error
+
+
+def _check_key(config: Config, key: str, where: str) -> None:
+  """Refuses a key that there is not, or that no stage can change."""
+  section, _, name = key.partition(".")
+  there = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+  known = [
+    f"{each}.{field.name}"
+    for each in _CHANGED
+    for field in dataclasses.fields(there[each])
+    if field.name in _MAY.get(each, (field.name,)) and f"{each}.{field.name}" not in _WHY
+  ]
+  field = ".".join(key.split(".")[:2])
+  if field in known and (key == field or field in ("data.sources", "data.folders")):
+    return
+  exists = dataclasses.is_dataclass(there.get(section)) and hasattr(there[section], field.partition(".")[2])
+  if not exists:
+    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, [*known, 'name', 'steps', 'share'])}")
+  if key != field and field in known:
+    raise UserError(f"{where}: {key}: no such key{did_you_mean(key, known)}")
+  why = _WHY.get(field) or _WHY.get(section) or "it is of the run; a stage changes keys of " + ", ".join(_CHANGED)
+  raise UserError(f"{where}: {key} cannot change from stage to stage: {why}")
+
+
+def _with_entry(mapping: Mapping[str, Any], key: str, value: Any, where: str) -> dict[str, Any]:
+  """A mapping of config.data with one more entry, or with one that is changed: sources.NAME.rate, folders.NAME."""
+  name, _, field = key.partition(".")
+  if not field:
+    return {**mapping, name: value}
+  source = mapping.get(name, SourceConfig())
+  source = source if isinstance(source, SourceConfig) else SourceConfig(**source)
+  if not hasattr(source, field):
+    near = did_you_mean(field, [each.name for each in dataclasses.fields(SourceConfig)])
+    raise UserError(f"{where}: data.sources.{key}: no such key{near}")
+  typed = _typed(f"{where}: data.sources.{key}", value, getattr(source, field))
+  return {**mapping, name: dataclasses.replace(source, **{field: typed})}
+
+
+def _typed(where: str, value: Any, like: Any) -> Any:
+  """The value as the key has it, where that is the same: 1 of a rate is 1.0."""
+  if isinstance(like, float) and type(value) is int:
+    return float(value)
+  if isinstance(like, tuple) and isinstance(value, list):
+    return tuple(value)
+  if isinstance(like, Mapping) and isinstance(value, Mapping):
+    return dict(value)
+  if type(value) is not type(like):
+    raise UserError(f"{where}={value!r}: must be {type(like).__name__}, as {like!r} is")
+  return value
+
+
+def _each_says_all(config: Config, stages: Sequence[Stage]) -> tuple[StageConfig, ...]:
+  """The stages, each of which says whatever differs between them and from the run's sections."""
+  everywhere = [config, *(stage.config for stage in stages)]
+  found = []
+  for said, stage in zip(config.stages, stages, strict=True):
+    changes = {
+      f"{section}.{field.name}": _plain(_value(stage.config, section, field))
+      for section in ("data", "train", "model")
+      for field in dataclasses.fields(getattr(config, section))
+      if any(_value(x, section, field) != _value(config, section, field) for x in everywhere)
+    }
+    rate = {f"optimizer.{key}": value for key, value in own_rate(said).items()}
+    found.append(dataclasses.replace(said, changes=changes | rate))
+  return tuple(found)
+
+
+def _value(config: Config, section: str, field: dataclasses.Field) -> Any:
+  return getattr(getattr(config, section), field.name)
+
+
+def _plain(value: Any) -> Any:
+  """A mapping of records as one of mappings, as it is typed and saved."""
+  if not isinstance(value, Mapping):
+    return value
+  return {key: dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x for key, x in value.items()}
