@@ -11,9 +11,18 @@ from t2t import UserError, losses
 from t2t.models.architecture import Batch
 from t2t.params import path_name
 from t2t.stages import Stage
-from t2t.training import recipe
+from t2t.training import meshes, recipe
 from t2t.training.ahead import Ahead
 from t2t.training.train_state import TrainState
+
+
+def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
+  """The mesh of a run, chosen for the stage with the most tokens in a batch, and why it is this one.
+
+  Raises:
+    UserError: see `meshes.make`.
+  """
+  return meshes.make(recipe.largest(run).config)
 
 
 class Leg:

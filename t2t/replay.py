@@ -6,6 +6,7 @@ Nothing is written to the run's workdir.
 from collections.abc import Mapping
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -16,13 +17,13 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, course, stages
 from t2t.checkpoints import adapted, damage, going_back, store
 from t2t.config import records, saved_config
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
 from t2t.sections import Config
-from t2t.training import meshes, numbers, origin, places, recipe, report, writers
+from t2t.training import numbers, origin, places, report, writers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,14 +100,16 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     config = last if after is None else _config(checkpoints.config(after))
     if why := registry.why_untrusted(config.data.task_modules):
       raise UserError(f"{workdir}: {why}")
-    config = runs.resolved(config)
-    made = recipe.make(config)
-    mesh, _ = meshes.make(config)
-    recipe.check_sizes(config, mesh)
+    run = runs.resolved_stages(config)
+    mesh, _ = course.make_mesh(run)
     stack.enter_context(jax.set_mesh(mesh))
-    program = made.on(mesh)
-    batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
+    legs = course.Course(run, mesh)
+    left_out = functools.partial(going_back.left_out, workdir)
+    batches = runs.batches(
+      run, mesh, num_streams=config.data.num_streams, first=stages.at(run, first), left_out=left_out
+    )
     stack.callback(batches.close)
+    program = legs[batches.stage].program
     damage.check(directory / str(first))
     state, saved = adapted.restore(
       checkpoints, first, program.state, batches.stream_names, going_back.BESIDE, config=config
@@ -120,6 +123,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
       if number == step - 1:
         # The step reuses the state's memory; in the host's it is out of the way.
         before = jax.tree.map(_shards, state)
+      program = legs[batches.stage].program
       state, metrics = program.train_step(state, batch, dropout_key)
     host = jax.device_get(metrics)
     squares = host.pop("grad_squares").total
@@ -141,7 +145,8 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     del state
     state = jax.tree.map(_of_shards, program.state, before)
     spoilt = places.squares(jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), 0.0, jnp.nan), state.params))
-    size = config.train.batch_size if config.train.microbatches == 1 else 0
+    train = run[batches.stage].config.train
+    size = train.batch_size if train.microbatches == 1 else 0
     return dataclasses.replace(
       found,
       parameter=places.first_not_finite(program.state.params, np.asarray(spoilt)),

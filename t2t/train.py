@@ -21,7 +21,7 @@ from t2t.params import join_frozen
 from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
-from t2t.training import finite, meshes, numbers, recipe
+from t2t.training import finite, numbers, recipe
 from t2t.training import report as reports
 from t2t.training.throughput import Throughput
 from t2t.training.train_state import TrainState
@@ -52,7 +52,7 @@ def train(config: Config, workdir: str) -> TrainState:
   run = runs.resolved_stages(config)
   config = run[-1].config
   hosts.check_number(config.train.hosts)
-  mesh, why = meshes.make(max(run, key=lambda stage: recipe.tokens(stage.config)).config)
+  mesh, why = course.make_mesh(run)
   steps = watchdog.Watchdog(config.train.stall_factor, longest=config.train.stall_seconds)
   workdir = bucket.absolute(workdir)
 

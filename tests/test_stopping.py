@@ -207,9 +207,8 @@ with stopping.after_steps() as stop:
 @pytest.mark.parametrize("number", CODES)
 def test_a_loop_saves_and_stops(number):
   """At the step after the signal, with the signal's exit code."""
-  deaf = (
-    "    if step == 1:\n      doing()\n      while not stop._watch._number: time.sleep(0.001)\n      time.sleep(0.1)\n"
-  )
+  # A deadline is the last that follows from a signal.
+  deaf = "    if step == 1:\n      doing()\n      while stop._watch._deadline is None: time.sleep(0.001)\n"
   code, said = run(STEPS.replace("    if stop.reached", deaf + "    if stop.reached"), number)
   assert code == CODES[number]
   second = "SIGTERM" if number == signal.SIGHUP else "again"

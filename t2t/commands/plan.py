@@ -6,14 +6,16 @@ is read off that program.  Without --topology it is compiled for the devices tha
 
 import argparse
 import json
+import pathlib
 import sys
 
-from t2t import UserError
+from t2t import UserError, stages
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.config import records
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search
 from t2t.runtime import xla_flags
+from t2t.sections import Config
 from t2t.training import meshes, recipe
 
 _EPILOG = """\
@@ -59,31 +61,62 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
-  config = records(inherited(config, parser, argv))
-  if recipe.asks_data(config):
-    from t2t.data import runs  # and TensorFlow with it
-
-    config = runs.resolved(config)
+  run = _stages(records(inherited(config, parser, argv)))
+  largest = recipe.largest(run)
   if options.search:
-    search.search(config, options)
+    if largest.name:
+      print(f"{largest.described}, which has the most tokens in a batch:", file=sys.stderr)
+    search.search(largest.config, options)
     return
   if options.topology:
     # What needs no compiler is said before one is asked for.
-    meshes.choose(config, program.num_devices(options.topology, slices=options.slices))
+    meshes.choose(largest.config, program.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
-  flags = xla_flags.as_options(devices[0].platform) if config.train.xla_flags else {}
+  flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
   if flags:
     print("with these flags of XLA, as `t2t train` sets them (t2t/runtime/xla_flags.py):", file=sys.stderr)
     for name, value in flags.items():
       print(f"  --{name}={value}", file=sys.stderr)
 
-  def compute() -> plan_lib.Plan:
-    with plan_lib.working(f"compiling {options.config} for {where}"):
-      return plan_lib.make_plan(config, devices, hlo=options.hlo)
+  found = []
+  for stage in meshes.on_one(run, devices):
+    what = f"{options.config}, stage {stage.name}," if stage.name else options.config
 
-  plan = compute() if options.hlo else plan_lib.cached(plan_lib.cache_path(config, where), compute)
-  plan = {"config": options.config, "topology": options.topology, "slices": options.slices} | plan
-  plan = plan_lib.with_budget(plan, options.tokens, options.price)
-  print(plan_lib.report(plan))
+    def compute(config: Config = stage.config, what: str = what, hlo: str | None = _hlo(options.hlo, stage)):
+      with plan_lib.working(f"compiling {what} for {where}"):
+        return plan_lib.make_plan(config, devices, hlo=hlo)
+
+    plan = compute() if options.hlo else plan_lib.cached(plan_lib.cache_path(stage.config, where), compute)
+    plan = {"config": options.config, "topology": options.topology, "slices": options.slices} | plan
+    plan = plan_lib.with_budget(plan, options.tokens, options.price)
+    if stage.name:
+      print(f"{stage.described}\n")
+      plan |= {"stage": stage.name, "steps": stage.end - stage.begin}
+    print(plan_lib.report(plan) + ("\n" if stage.name else ""))
+    found.append(plan)
+  if len(found) > 1:
+    print(plan_lib.sum_of_stages(found))
   if options.json:
-    print(json.dumps(plan))
+    print(json.dumps(_of_all(found)))
+
+
+def _stages(config: Config) -> tuple[stages.Stage, ...]:
+  """Those of a run, with what only its data say."""
+  found = stages.of(config)
+  if any(recipe.asks_data(stage.config) for stage in found):
+    from t2t.data import runs  # and TensorFlow with it
+
+    found = runs.resolved_stages(config)
+  return found
+
+
+def _hlo(path: str | None, stage: stages.Stage) -> str | None:
+  """The file of a stage's program: step.long.txt of step.txt."""
+  whole = pathlib.Path(path or "")
+  return str(whole.with_suffix(f".{stage.name}{whole.suffix}")) if path and stage.name else path
+
+
+def _of_all(found: list[plan_lib.Plan]) -> plan_lib.Plan:
+  """What --json prints: the plan of the stage that needs most memory, and of several all, in order."""
+  most = max(found, key=lambda plan: plan["memory_per_chip"]["total"])
+  return most | ({"stages": found} if len(found) > 1 else {})

@@ -4,7 +4,7 @@ The step that `t2t train` runs, optimizer included, is compiled for the TPU by l
 is read off that program.  Without --topology it is compiled for the devices that are here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import hashlib
@@ -284,6 +284,25 @@ def report(plan: Plan) -> str:
   lines += ["", *_verdict(plan)]
   if plan["collective_bytes"] is not None:
     lines += ["", *_work(plan)]
+  return "\n".join(lines)
+
+
+def sum_of_stages(found: Sequence[Plan]) -> str:
+  """What the stages of a run take together, a line for each."""
+  lines = [f"{'stage':<22}{'steps':>10}{'memory':>10}  {'fits':<8}{'step':>10}{'all of it':>14}"]
+  hours = [
+    plan["steps"] * plan["predicted_step_seconds"] / 3600 if plan["predicted_step_seconds"] else None for plan in found
+  ]
+  for plan, own in zip(found, hours, strict=True):
+    fits = {True: "yes", False: "NO", None: "unknown"}[plan["fits"]]
+    step = plan["predicted_step_seconds"]
+    lines.append(
+      f"{plan['stage'][:21]:<22}{plan['steps']:>10,}{_bytes(plan['memory_per_chip']['total']):>10}  {fits:<8}"
+      + (f"{seconds(step):>10}{own:>12,.1f} h" if step else f"{'unknown':>10}").rstrip()
+    )
+  if None not in hours:
+    chips = found[0]["chips"]
+    lines.append(f"together {sum(hours):,.1f} h, {chips * sum(hours):,.0f} chip-hours (a prediction)")
   return "\n".join(lines)
 
 

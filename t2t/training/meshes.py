@@ -10,6 +10,7 @@ from t2t import chips, sharding
 from t2t.params import split_frozen
 from t2t.runtime import amounts
 from t2t.sections import Config
+from t2t.stages import Stage
 from t2t.training import recipe
 
 # A TPU works on rows of 128 numbers: a shard that is thinner is padded to that, and as large to send as if it were not.
@@ -61,6 +62,14 @@ def make(config: Config, *, devices: Sequence[jax.Device] | None = None) -> tupl
   devices = jax.devices() if devices is None else list(devices)
   sizes, why = choose(config, len(devices), device_kind=devices[0].device_kind)
   return sharding.make_mesh(sizes, devices=devices, order=config.mesh.order), why
+
+
+def on_one(run: Sequence[Stage], devices: Sequence[jax.Device]) -> list[Stage]:
+  """The stages of a run, whose configs say the mesh that all of them have: that of the one with the largest batch."""
+  if len(run) == 1:
+    return list(run)
+  sizes, _ = choose(recipe.largest(run).config, len(devices), device_kind=devices[0].device_kind)
+  return [stage.with_(mesh=sizes) for stage in run]
 
 
 def _state_bytes(config: Config) -> int:

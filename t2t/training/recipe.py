@@ -4,7 +4,7 @@ What is planned is what is trained: both ask here.  TensorFlow is not loaded, un
 yields.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 
@@ -18,6 +18,7 @@ from t2t.models import adapt, kernels, transformer
 from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
+from t2t.stages import Stage
 from t2t.training import anchors, numbers, optimizers, paths, schedules, train_state
 
 
@@ -289,9 +290,9 @@ def positions(config: Config) -> dict[str, int]:
   return found | {front: found[front] + adapt.positions(config.adapters, computed=True)}
 
 
-def tokens(config: Config) -> int:
-  """Positions of a batch."""
-  return config.train.batch_size * sum(lengths(config).values())
+def largest(run: Sequence[Stage]) -> Stage:
+  """The stage with the most positions in a batch."""
+  return max(run, key=lambda stage: stage.config.train.batch_size * sum(lengths(stage.config).values()))
 
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:

@@ -317,12 +317,12 @@ def plot_loss(
   for baseline in baselines:
     axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
   last = max([0, *train, *held_out])
-  for stage in run if len(run) > 1 else ():
-    if stage.begin and stage.begin < last:
+  for stage in (stage for stage in run if len(run) > 1 and stage.begin < last):
+    axes.set_xlim(left=0)
+    if stage.begin:
       axes.axvline(stage.begin + 0.5, color="#6b6b6b", linestyle=":", linewidth=1.0)
-    if stage.begin < last:
-      middle = (stage.begin + min(stage.end, last)) / 2
-      axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    middle = (stage.begin + min(stage.end, last)) / 2
+    axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
   axes.set_ylabel(f"loss ({unit.partition(',')[0]})")
