@@ -99,6 +99,8 @@ def train(config: Config, workdir: str) -> TrainState:
     stop = stack.enter_context(stopping.after_steps())
     measure = functools.partial(_measure, report, stop)
     tasks = _begin(leg, report, throughput, vocabulary)
+    if not batches.begins_stage:
+      report.stage(leg.stage)
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
@@ -115,9 +117,11 @@ def train(config: Config, workdir: str) -> TrainState:
       if batches.begins_stage:
         steps.pause()
         batches.begin_stage()
-        leg = legs[batches.stage]
-        tasks = _begin(leg, report, throughput, vocabulary)
         watch.begin_stage()
+        if leg is not legs[batches.stage]:
+          leg = legs[batches.stage]
+          tasks = _begin(leg, report, throughput, vocabulary)
+        report.stage(leg.stage)
         steps.resume()
       batch = next(batches)
       state, metrics = legs.step(batches.stage, state, batch, dropout_key)
@@ -196,10 +200,9 @@ def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
 
 
 def _begin(leg: course.Leg, report: reports.Report, throughput: Throughput, vocabulary: Any) -> Any:
-  """Tells of a stage that begins, or is gone on with; what its tasks are measured by."""
+  """Has what is measured be that of a stage; returns what its tasks are measured by."""
   hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
   throughput.begin(leg.flops)
-  report.stage(leg.stage)
   return leg.tasks(vocabulary)
 
 

@@ -1,0 +1,338 @@
+"""Stages: what one may change, where its data begin, and that a run with some goes on bit for bit wherever it stops."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import test_numbers
+import test_rows
+import test_train
+
+from t2t import UserError, course, sharding, stages
+from t2t import __main__ as command
+from t2t.config import load_config, override, records, saved_config
+from t2t.data import rows, runs, windows
+from t2t.sections import DataConfig
+from t2t.training import schedules
+
+small, files, text = test_rows.small, test_rows.files, test_train.text  # the fixtures
+
+
+def config_of(*found, name="tiny", overrides=()):
+  config = load_config(name)
+  config.stages = found
+  return records(override(config, list(overrides)))
+
+
+SHORT, LONG = {"name": "short", "share": 0.9, "data.inputs_length": 32}, {"name": "long", "train.batch_size": 8}
+
+
+# ---- What a config says ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_stages_is_one():
+  config = load_config("tiny")
+  (stage,) = stages.of(records(config))
+  assert (stage.begin, stage.end, stage.described) == (0, config.train.steps, "")
+
+
+@pytest.mark.parametrize(
+  ("said", "ends"),
+  [
+    ([{"share": 0.9}, {}], [90, 100]),
+    ([{"steps": 10}, {"share": 0.25}, {}], [10, 35, 100]),
+    ([{}, {"steps": 1}], [99, 100]),
+    ([{"share": 0.5}, {"share": 0.5}], [50, 100]),
+  ],
+)
+def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
+  found = stages.of(config_of(*said, overrides=["--config.train.steps=100"]))
+  assert [stage.end for stage in found] == ends and [stage.begin for stage in found] == [0, *ends[:-1]]
+  assert [stage.name for stage in found] == [str(number) for number in range(1, len(said) + 1)]
+  made = [stages.at(found, step) for step in range(101)]
+  assert made == sorted(made) and made[0] == 0 and all(found[made[end]].end == end for end in ends)
+
+
+def test_a_stage_is_the_run_but_for_what_it_changes():
+  config = config_of(SHORT, LONG)
+  short, long = stages.of(config)
+  without = lambda found: dataclasses.replace(found, stages=())
+  assert without(short.config) == without(config.with_(data={"inputs_length": 32}))
+  assert without(long.config) == without(config.with_(train={"batch_size": 8}))
+
+
+def test_the_config_of_any_stage_has_all_stages():
+  """A checkpoint is saved with the config of its stage, and whoever reads it finds the others from there."""
+  found = stages.of(config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG))
+  for stage in found:
+    saved = json.loads(json.dumps(stage.config.to_dict()))
+    assert stages.of(records(saved_config(saved))) == found
+  assert found[0].config.data.sources["a"].rate == 2.0 and not found[0].config.data.mixture
+  assert not found[1].config.data.sources
+
+
+def test_a_source_is_changed_by_its_keys():
+  """What is not said of it stays."""
+  options = [
+    "--config.data.sources.a.files=a.txt",
+    "--config.data.sources.a.rate=1",
+    "--config.data.sources.b.files=b.txt",
+  ]
+  options += ["--config.data.sources.b.rate=1", "--config.data.vocabulary=bytes"]
+  found = stages.of(config_of({"share": 0.5}, {"data.sources.b.rate": 3}, overrides=options))
+  of = lambda stage: {name: (source.files, source.rate) for name, source in stage.config.data.sources.items()}
+  assert of(found[0]) == {"a": ("a.txt", 1.0), "b": ("b.txt", 1.0)}
+  assert of(found[1]) == {"a": ("a.txt", 1.0), "b": ("b.txt", 3.0)}
+
+
+@pytest.mark.parametrize(
+  ("said", "message"),
+  [
+    ([{"share": 0.5}, {"share": 0.4}], "add up|= 90 steps"),
+    ([{"share": 1.0}, {}], "2 has 0 steps"),
+    ([{}, {}], "1, 2 say neither steps nor share"),
+    ([{"name": "a", "share": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
+    ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
+    ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
+    ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
+    (["short"], "'short' is no mapping"),
+    ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
+    ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),
+    ([{"data.inputs_length": "32"}], "data.inputs_length='32': must be int"),
+    ([{"data.vocabulary": "x"}], "data.vocabulary cannot change.*one embedding"),
+    ([{"optimizer.name": "lamb"}], "optimizer.name cannot change.*rate of its own"),
+    ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state goes on"),
+    ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*laid out"),
+    ([{"train.seed": 2}], "train.seed cannot change"),
+    ([{"train.steps": 2}], "train.steps cannot change.*has steps or share"),
+    ([{"checkpoint.every": 2}], "checkpoint.every cannot change.*data, train, optimizer, model"),
+    ([{"data.sources.a.ratee": 2}], "data.sources.a.ratee: no such key.*rate"),
+    ([{"model.dropout_rate": 2.0}], "1: config.model.dropout_rate=2.0"),
+  ],
+)
+def test_what_cannot_be_is_said(said, message):
+  with pytest.raises(UserError, match=f"config.stages.*({message})"):
+    stages.of(config_of(*said, overrides=["--config.train.steps=100"]))
+
+
+@pytest.mark.parametrize("key", ["model.embed_dim", "model.num_encoder_layers", "model.vocab_size"])
+def test_a_stage_has_the_same_parameters(key):
+  mesh = sharding.make_mesh({"data": 1}, devices=[test_rows.mesh().devices.flat[0]])
+  value = {"model.embed_dim": 32, "model.num_encoder_layers": 1, "model.vocab_size": 256}[key]
+  run = runs.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
+  with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
+    course.Course(run, mesh)
+
+
+# ---- The rate --------------------------------------------------------------------------------------------------------
+
+RATE = ("--config.train.steps=100", "--config.optimizer.schedule=cosine", "--config.optimizer.warmup_steps=10")
+
+
+def test_one_schedule_goes_over_all_stages():
+  config = config_of(SHORT, LONG, overrides=RATE)
+  whole = schedules.make_schedule(config.optimizer, 100)
+  of_run = schedules.of_run(stages.of(config)[1].config)
+  assert [float(of_run(step)) for step in range(100)] == [float(whole(step)) for step in range(100)]
+
+
+def test_a_stage_may_have_a_rate_of_its_own():
+  """As if it were a run of its own; the stages around it have what the run's schedule says of their steps."""
+  own = {"optimizer.schedule": "linear", "optimizer.learning_rate": 0.5, "optimizer.warmup_steps": 4}
+  config = config_of({"steps": 30}, {"steps": 20, **own}, {}, overrides=RATE)
+  whole = schedules.make_schedule(config.optimizer, 100)
+  stage = schedules.make_schedule(
+    dataclasses.replace(config.optimizer, schedule="linear", learning_rate=0.5, warmup_steps=4), 20
+  )
+  of_run = schedules.of_run(config)
+  found = [float(of_run(step)) for step in range(100)]
+  expected = [float(whole(step) if not 30 <= step < 50 else stage(step - 30)) for step in range(100)]
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  assert found[33] == pytest.approx(0.5) and found[29] < 0.5
+
+
+def test_a_bad_rate_of_a_stage_is_refused():
+  with pytest.raises(UserError, match="learning_rate=-1.0: must be at least 0"):
+    schedules.of_run(config_of({"share": 0.5}, {"optimizer.learning_rate": -1.0}))
+
+
+# ---- The data --------------------------------------------------------------------------------------------------------
+
+
+def staged(data, *changes, ends=(4, 9, 14), left_out=lambda begin, end: 0):
+  """The batches of a run over `data`, whose stages change it so."""
+  config = records(load_config("tiny")).with_(
+    train={"steps": ends[-1], "batch_size": 8, "seed": 1}, data=dataclasses.asdict(data) | {"mixture": ""}
+  )
+  begins = [0, *ends]
+  said = [{"steps": end - begin, **own} for begin, end, own in zip(begins, ends, changes, strict=False)]
+  run = stages.of(dataclasses.replace(config, stages=tuple(said)))
+  return runs.batches(run, test_rows.mesh(), num_streams=None, left_out=left_out)
+
+
+CHANGES = {
+  "lengths": ({"data.inputs_length": 32, "data.targets_length": 16}, {}, {"data.pack": True}),
+  "batches": ({}, {"train.batch_size": 16}, {"train.batch_size": 24}),
+  "objectives": ({"data.objective": "prefix_lm"}, {"data.objective": "deshuffling"}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_stopped_after_every_step(files, kind):
+  """Boundaries among them: the position is that of the stage which has made the last step."""
+  whole, states, iterator = [], [], staged(files, *CHANGES[kind], ends=(2, 4, 6))
+  for step in range(1, 7):
+    whole += test_rows.take(iterator, 1)
+    states.append(iterator.state(step))
+  sizes = [len(batch["decoder_target_tokens"]) for batch in whole]
+  assert sizes == ([8, 8, 16, 16, 24, 24] if kind == "batches" else [8] * 6)
+  other = staged(files, *CHANGES[kind], ends=(2, 4, 6))
+  for step in (5, 4, 3, 2, 1):
+    other.restore(states[step - 1], step=step)
+    test_rows.assert_same(test_rows.take(other, 1), whole[step : step + 1])
+
+
+def by_stream(batches, name):
+  """Rows of the feature that each of the two streams has yielded."""
+  parts = [np.split(batch[name], 2) for batch in batches]
+  return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+
+
+def test_larger_batches_are_of_the_very_next_rows(files):
+  """As a ramp of the batch size has it: nothing is read twice, and nothing passed over."""
+  found = test_rows.take(staged(files, {}, {"train.batch_size": 16}, {"train.batch_size": 32}), 14)
+  whole = test_rows.take(test_rows.batches(files), 4 + 2 * 5 + 4 * 5)
+  for name in whole[0]:
+    np.testing.assert_array_equal(by_stream(found, name), by_stream(whole, name))
+
+
+def numbers_in(batch):
+  """Of texts that begin with a number of four digits, those that are in a batch of bytes."""
+  both = np.concatenate([batch["encoder_input_tokens"], batch["decoder_target_tokens"]], axis=1)
+  texts = (bytes(int(token) - 3 if token >= 3 else 32 for token in row) for row in both)
+  return {int(found) for text in texts for found in re.findall(rb"(?<!\d)\d{4}(?!\d)", text)}
+
+
+def test_a_stage_of_other_lengths_reads_on(tmp_path):
+  """No text that an earlier stage has read comes again in the same epoch."""
+  (tmp_path / "a.txt").write_text("\n".join(f"{number:04d} {'x' * 50}" for number in range(6000)))
+  data = DataConfig(
+    files=f"{tmp_path}/a.txt",
+    eval_files=f"{tmp_path}/a.txt",
+    objective="prefix_lm",
+    vocabulary="bytes",
+    inputs_length=64,
+    targets_length=64,
+    num_streams=2,
+    shuffle_buffer=1,
+  )
+  longer = {"data.inputs_length": 128, "data.targets_length": 128}
+  batches = test_rows.take(staged(data, {}, longer, {}, ends=(9, 16, 20)), 20)
+  first, second, third = (set.union(*map(numbers_in, part)) for part in (batches[:9], batches[9:16], batches[16:]))
+  assert min(map(len, (first, second, third))) > 20
+  assert not first & second and not first & third and not second & third
+
+
+def test_other_files_are_read_from_their_beginning(files, tmp_path):
+  (tmp_path / "c.txt").write_text("\n".join(f"other {text}" for text in test_rows.TEXTS))
+  found = test_rows.take(staged(files, {}, {"data.files": f"{tmp_path}/c.txt"}, {}), 14)
+  alone = test_rows.take(test_rows.batches(dataclasses.replace(files, files=f"{tmp_path}/c.txt")), 5)
+  test_rows.assert_same(found[4:9], alone)
+
+
+@pytest.mark.parametrize("old", [1000, 3000, 50_000])
+@pytest.mark.parametrize("new", [1000, 7000, 200_000])
+def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
+  """By bytes, whatever the size of a window: pieces are gone through in the same order."""
+  share = tuple(windows.Piece(number, weight=10_000.0 + number) for number in range(40))
+  orders = [windows.Order(share, (1, 2), size) for size in (old, new)]
+  ends = []
+  for order in orders:
+    groups = order.groups(3)
+    starts = np.cumsum([0.0, *(sum(piece.weight for piece in group) for group in groups)])
+    ends.append((groups, starts))
+  groups, starts = ends[0]
+  for group in range(len(groups)):
+    for window in (0, 1, 2):
+      read = min(starts[group] + window * old, starts[group + 1])
+      place = rows._same_text(*orders, windows.Place(3, group, window))
+      if place.epoch == 4:
+        assert read == starts[-1]
+        continue
+      at = ends[1][1][place.group] + place.window * new
+      assert read <= at + 1e-6 < read + new + 1e-6 or old == new
+
+
+def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):
+  """A run that goes back from the second stage to the first passes over what it had taken of both."""
+  (tmp_path / "c.txt").write_text("\n".join(f"other {text}" for text in test_rows.TEXTS))
+  changes = {}, {"data.files": f"{tmp_path}/c.txt"}
+  whole = test_rows.take(staged(files, *changes, ends=(4, 9)), 8)
+  left = staged(files, *changes, ends=(4, 9), left_out=lambda begin, end: 2 if begin == 4 else 0)
+  test_rows.take(left, 2)
+  left.leave_out(2, 6)  # of steps 3 to 6 two are of the first stage
+  found = test_rows.take(left, 4)
+  test_rows.assert_same(found[:2], test_rows.take(test_rows.batches(files), 6)[4:])
+  test_rows.assert_same(found[2:], whole[6:8])
+
+
+# ---- The whole command -----------------------------------------------------------------------------------------------
+
+SAID = (
+  '--config.stages={"name": "short", "steps": 4, "data.inputs_length": 32, "data.targets_length": 12},'
+  '{"name": "long", "train.batch_size": 16, "optimizer.learning_rate": 0.01}'
+)
+
+
+def arguments(text, workdir, *options):
+  return test_numbers.arguments(
+    text, workdir, "--config.train.steps=7", "--config.checkpoint.every=2", "--config.checkpoint.keep=9", *options
+  )
+
+
+def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, capsys, monkeypatch):
+  """Losses to the last bit; replayed in both stages; read by other commands as its stage has it."""
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  assert command.main(arguments(text, whole, SAID)) == 0
+  err = capsys.readouterr().err
+  assert "stage short, steps 1 to 4" in err and "stage long, steps 5 to 7" in err
+  rows_found = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+  assert [row["step"] for row in rows_found if "eval/loss" in row] == [4, 7]  # a stage is measured where it ends
+  losses = test_train.losses(whole)
+  assert list(losses) == [1, 2, 3, 4, 5, 6, 7]
+  for step in (4, 6):
+    shutil.copytree(whole, parts)
+    for later in (parts / "checkpoints").iterdir():
+      if int(later.name) > step:
+        shutil.rmtree(later)
+    assert command.main(arguments(text, parts, SAID)) == 0
+    assert test_train.losses(parts) == losses
+    shutil.rmtree(parts)
+  for step in (4, 5):
+    capsys.readouterr()
+    assert command.main(["replay", str(whole), "--step", str(step)]) == 0
+    assert "bit for bit as it was recorded" in capsys.readouterr().out
+  # A boundary that is behind the run stays where it was; one that is before it may move.
+  moved = SAID.replace('"steps": 4', '"steps": 3')
+  assert command.main(arguments(text, whole, moved)) == 2
+  assert "step 7 is of stage long, steps 4 to 7, and was of stage long, steps 5 to 7" in capsys.readouterr().err
+  assert command.main(arguments(text, whole, SAID, "--config.train.steps=8")) == 0
+
+
+def test_a_run_that_goes_back_over_a_boundary_is_the_same_however_it_is_broken_off(text, tmp_path, monkeypatch):
+  back = ("--config.numbers.not_finite=back", "--config.checkpoint.every=3", SAID)
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  with monkeypatch.context() as patch:
+    test_numbers.poison(patch, 4, 6)
+    assert command.main(arguments(text, whole, *back)) == 0
+  turns = [json.loads(line) for line in (whole / "went_back.jsonl").read_text().splitlines()]
+  assert turns[0] == {"checkpoint": 3, "step": 4}
+  shutil.copytree(
+    whole, parts, ignore=lambda folder, names: [x for x in names if folder.endswith("checkpoints") and int(x) > 4]
+  )
+  assert command.main(arguments(text, parts, *back)) == 0
+  assert test_train.losses(parts) == test_train.losses(whole)
