@@ -39,6 +39,7 @@ def with_generator(config: ConfigDict, embed_dim: int, num_heads: int, mlp_dim: 
 def get_config(size: str = "small") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config("large" if size == "large" else "base")
+  config.stages = ()
   vocab_size = config.model.vocab_size
   config.model.update(sizes.electra(size))
   config.model.vocab_size = vocab_size

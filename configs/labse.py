@@ -19,6 +19,7 @@ SIZES = ("base",)
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
+  config.stages = ()
   config.model.vocab_size = 501_248  # rows up to a multiple of 128, for the mesh to divide
   config.data.mixture = "wmt_en_de_pairs,wmt_en_fr_pairs,wmt_en_ro_pairs"
   config.data.task_modules = ("t2t.tasks.translation",)

@@ -3,7 +3,11 @@
   t2t train --config modern_bert_base --workdir gs://BUCKET/modern_bert \
     --config.data.vocabulary=gs://BUCKET/tokenizer.json
 
-Sizes: base 149 M, large 395 M parameters.  The first phase, 1,024 tokens a sequence; 30 % of the tokens are masked.
+Sizes: base 149 M, large 395 M parameters.  30 % of the tokens are masked.  Three phases (section 2.2.2): 1.7 T tokens
+in sequences of 1,024, at a rate that stays; 250 B in sequences of 8,192, with another base of the rotations in the
+global layers, at a lower rate; 50 B at which it falls by 1 - sqrt, where the authors had better text ("data.mixture" of
+the stage).  Left out: the first 50 B tokens in smaller batches, and large's second rate of 5e-5.  Published: GLUE 88.4
+(base) and 90.4 (large).
 """
 
 from ml_collections import ConfigDict
@@ -23,15 +27,24 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.objective = "masked_lm"  # of files of one's own
   config.data.noise_density = 0.3
   config.data.task_modules = ("t2t.tasks.c4",)
-  config.data.inputs_length = 1_024
+  config.data.inputs_length = 8_192
   config.data.extra_ids = 0
-  config.train.steps = 364_000
-  config.train.batch_size = {"base": 4_608, "large": 4_928}[size]
+  rows = {"base": 4_608, "large": 4_928}[size]
+  late = {"train.batch_size": rows // 8, "optimizer.learning_rate": 3e-4, "optimizer.warmup_steps": 0}
+  decay = {"optimizer.schedule": "wsd", "optimizer.decay_share": 1.0, "optimizer.decay_shape": "1-sqrt"}
+  tokens = rows * 1_024  # of a batch in each of the phases
+  config.stages = (
+    {"name": "short", "data.inputs_length": 1_024, "model.rotary_base": 10_000.0},
+    {"name": "long", "steps": round(250e9 / tokens), **late},
+    {"name": "decay", "steps": round(50e9 / tokens), **late, **decay, "optimizer.final_ratio": 0.0},
+  )
+  config.train.steps = round(2e12 / tokens)
+  config.train.batch_size = rows
   config.train.z_loss = 0.0
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = {"base": 8e-4, "large": 5e-4}[size]
-  config.optimizer.schedule = "inverse_sqrt"
-  config.optimizer.warmup_steps = 1_000
+  config.optimizer.schedule = "constant"
+  config.optimizer.warmup_steps = round(3e9 / tokens)
   config.optimizer.scale_by_parameter = False
   config.optimizer.weight_decay = 1e-5
   config.optimizer.b2 = 0.98

@@ -16,6 +16,7 @@ SIZES = bert.SIZES
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
+  config.stages = ()
   config.data.mixture = "wikipedia_neighbouring_sentences"
   config.data.objective = "neighbouring_sentences"  # of files of one's own
   config.data.inputs_length = 128  # both texts

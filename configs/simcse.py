@@ -29,6 +29,7 @@ def with_pairs(config: ConfigDict, **changed) -> ConfigDict:
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
+  config.stages = ()
   config.init.inherit = True
   config.data.mixture = "wikipedia_same_text_twice"
   config.data.objective = "same_text_twice"  # of files of one's own

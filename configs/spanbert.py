@@ -24,6 +24,7 @@ def with_boundaries(config: ConfigDict) -> ConfigDict:
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
+  config.stages = ()
   config.model.vocab_size = 29_056  # 28,996 up to a multiple of 128, for the mesh to divide
   config.data.mixture = "wikipedia_span_masked_lm_sbo"
   config.data.objective = "span_masked_lm_sbo"  # of files of one's own

@@ -16,6 +16,7 @@ SIZES = bert.SIZES
 def get_config(size: str = "base") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config(size)
+  config.stages = ()
   config.data.mixture = "wikipedia_struct_bert"
   config.data.objective = "struct_bert"  # of files of one's own
   config.train.loss = "tokens_and_heads"

@@ -205,12 +205,28 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     raise UserError(re.sub(r"could not convert string to float.*", "must be a number", text)) from error
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
+  _check_stages(values.config, arguments)
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
       loss = values.config.train.loss or "cross_entropy"
       raise UserError(f"{mine}: config.train.loss={loss} does not read it; add --config.train.loss={name}")
   return values.config
+
+
+def _check_stages(config: ConfigDict, arguments: Sequence[str]) -> None:
+  """Refuses a key that is typed for the run, and that every stage says itself, so that it would change nothing."""
+  stages = [stage for stage in config[_STAGES] if isinstance(stage, Mapping)]
+  if any(argument.startswith(f"--config.{_STAGES}") for argument in arguments):
+    return
+  for argument in arguments if stages else ():
+    key = argument.partition("=")[0].removeprefix("--config.")
+    if all(key in stage for stage in stages):
+      said = ", ".join(f"{stage.get('name', number)}: {stage[key]!r}" for number, stage in enumerate(stages, start=1))
+      raise UserError(
+        f"{argument}: every stage of this config says it itself ({said}); give the stages anew (docs/stages.md), or add"
+        f" --config.{_STAGES}='()' for a run in one"
+      )
 
 
 def _is_used(config: ConfigDict, section: str) -> bool:
@@ -288,12 +304,12 @@ def records(config: ConfigDict) -> Config:
   unknown = [name for name in config if name not in (*sections, _STAGES)]
   if unknown:
     raise UserError(f"config.{unknown[0]}: no such section{_nearest(unknown[0], [*sections, _STAGES])}")
-  missing = [name for name in sections if name not in config and name not in OPTIONAL]
+  missing = [name for name in (*sections, _STAGES) if name not in config and name not in OPTIONAL]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
   read = {name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)}
-  found = Config(**read, stages=config.to_dict().get(_STAGES, ()))
+  found = Config(**read, stages=config[_STAGES])
   return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
 
 

@@ -189,6 +189,8 @@ class EvalConfig:
   batches: int
   batch_size: int
   examples: int
+  patience: int
+  stop_by: str
   tasks: tuple[str, ...]
   method: str
   num_beams: int

@@ -32,6 +32,12 @@ class Stage:
     """'stage short, steps 1 to 900', for messages; "" of a run that has no stages."""
     return f"stage {self.name}, steps {self.begin + 1} to {self.end}" if self.name else ""
 
+  @property
+  def changes(self) -> str:
+    """What differs between the stages, as this one has it: "data.inputs_length=128", for messages."""
+    own = next((stage.changes for stage in self.config.stages if stage.name == self.name), {})
+    return ", ".join(f"{key}={value}" for key, value in own.items() if not isinstance(value, Mapping))
+
   def with_(self, **sections: Mapping[str, Any]) -> "Stage":
     """The same stage with some keys of its config changed, see `Config.with_`."""
     return dataclasses.replace(self, config=self.config.with_(**sections))

@@ -23,6 +23,7 @@ from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import finite, numbers, recipe
 from t2t.training import report as reports
+from t2t.training.early import EarlyStop
 from t2t.training.throughput import Throughput
 from t2t.training.train_state import TrainState
 
@@ -102,6 +103,8 @@ def train(config: Config, workdir: str) -> TrainState:
     if not batches.begins_stage:
       report.stage(leg.stage)
 
+    early = EarlyStop(config.eval, saved)
+
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
       hosts.say("nothing left to train: more --config.train.steps go on; what follows is the run as it stands")
@@ -111,13 +114,15 @@ def train(config: Config, workdir: str) -> TrainState:
       # A run that was stopped at an evaluation makes up for it; stopped there again, it goes no further.
       with contextlib.suppress(stopping.Abandoned):
         measured, measured_step = measure(leg, tasks, first_step, state), first_step
+        early.note(first_step, measured)
     # Read after the next step has been dispatched, so that the device never waits.
     unread: collections.deque[reports.Made] = collections.deque()
-    while last_step < config.train.steps and not stop.stops:
+    while last_step < config.train.steps and not stop.stops and not early.why:
       if batches.begins_stage:
         steps.pause()
         batches.begin_stage()
         watch.begin_stage()
+        early.begin_stage()
         if leg is not legs[batches.stage]:
           leg = legs[batches.stage]
           tasks = _begin(leg, report, throughput, vocabulary)
@@ -138,6 +143,7 @@ def train(config: Config, workdir: str) -> TrainState:
         del state  # there is no room for two
         state, last_step, saved = go_back(*wrong, leg.stage.config, checkpoints, program.state, batches)
         report.rewind(last_step, saved)
+        early.restore(saved)
         if leg is not legs[batches.stage]:
           leg = legs[batches.stage]
           tasks = _begin(leg, report, throughput, vocabulary)
@@ -152,12 +158,13 @@ def train(config: Config, workdir: str) -> TrainState:
       if evaluates:
         with contextlib.suppress(stopping.Abandoned):
           measured, measured_step = measure(leg, tasks, last_step, state), last_step
-      if saves or stop.stops:
+          early.note(last_step, measured)
+      if saves or stop.stops or early.why:
         held.check()
         stop.saving()
         finite.check(state, step=last_step)
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
-        beside = batches.state(last_step) | report.flush()
+        beside = batches.state(last_step) | report.flush() | early.state()
         found = measured if measured_step == last_step else None
         checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
@@ -170,6 +177,8 @@ def train(config: Config, workdir: str) -> TrainState:
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
     report.end()
+    if early.why:
+      hosts.say(early.why)
 
     # ---- What came out -----------------------------------------------------
     baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)

@@ -250,6 +250,9 @@ def test_config_and_records_have_the_same_keys():
     if section.name in OPTIONAL:
       assert section.name not in given and getattr(made, section.name) is None
       continue
+    if section.name == "stages":
+      assert made.stages == given.stages == ()
+      continue
     record, values = getattr(made, section.name), given[section.name]
     assert {field.name for field in dataclasses.fields(record)} == set(values)
     for field in dataclasses.fields(record):

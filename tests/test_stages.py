@@ -108,7 +108,7 @@ def test_a_source_is_changed_by_its_keys():
     ([{"optimizer.b1": 0.5}], "optimizer.b1 cannot change.*its state goes on"),
     ([{"mesh.fsdp": 2}], "mesh.fsdp cannot change.*laid out"),
     ([{"train.seed": 2}], "train.seed cannot change"),
-    ([{"train.steps": 2}], "train.steps cannot change.*has steps or share"),
+    ([{"train.steps": 2, "share": 0.5}, {}], "train.steps cannot change.*has steps or share"),
     ([{"checkpoint.every": 2}], "checkpoint.every cannot change.*data, train, optimizer, model"),
     ([{"data.sources.a.ratee": 2}], "data.sources.a.ratee: no such key.*rate"),
     ([{"model.dropout_rate": 2.0}], "1: config.model.dropout_rate=2.0"),
@@ -126,6 +126,16 @@ def test_a_stage_has_the_same_parameters(key):
   run = runs.resolved_stages(config_of({"share": 0.5}, {"name": "wide", key: value}))
   with jax.set_mesh(mesh), pytest.raises(UserError, match="config.stages, wide: has another model than 1: .* it was"):
     course.Course(run, mesh)
+
+
+def test_what_is_typed_for_the_run_has_a_say_in_some_stage():
+  """Or who types it is told that it changes nothing."""
+  stage = {"share": 0.5, "data.inputs_length": 32}
+  typed = ["--config.data.inputs_length=48"]
+  assert [x.config.data.inputs_length for x in stages.of(config_of(stage, {}, overrides=typed))] == [32, 48]
+  with pytest.raises(UserError, match=r"inputs_length=48: every stage of this config says it itself \(1: 32, 2: 16\)"):
+    config_of(stage, {"data.inputs_length": 16}, overrides=typed)
+  assert config_of(stage, {"data.inputs_length": 16}, overrides=["--config.stages=()", *typed]).stages == ()
 
 
 # ---- The rate --------------------------------------------------------------------------------------------------------

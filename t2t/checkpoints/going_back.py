@@ -16,12 +16,12 @@ from t2t.checkpoints import adapted, damage, store
 from t2t.runtime import hosts
 from t2t.sections import Config
 from t2t.storage import logs
-from t2t.training import numbers, writers
+from t2t.training import early, numbers, writers
 from t2t.training.train_state import TrainState
 
 NAME = "went_back.jsonl"  # in a workdir: a line for each turn
 # What a run keeps beside the positions of its data.
-BESIDE = (*writers.UNWRITTEN, numbers.SAVED)
+BESIDE = (*writers.UNWRITTEN, numbers.SAVED, early.SAVED)
 
 
 class Turn(NamedTuple):

@@ -34,6 +34,7 @@ def _comments() -> dict[str, str]:
   for section, cls in OPTIONAL.items():
     found |= {f"{section}.{name}": comment for name, comment in _of_fields(inspect.getsource(cls)).items()}
   text = pathlib.Path(default.__file__).read_text()
+  found |= {name: comment for comment, name in re.findall(r"^  # (.*)\n  config\.(\w+) = \(\)$", text, re.MULTILINE)}
   return found | dict(re.findall(r"^  config\.(\w+\.\w+) = .*?  # (.*)$", text, re.MULTILINE))
 
 
@@ -59,7 +60,7 @@ def _sections() -> dict[str, dict[str, Any]]:
 
 def _described_keys(which: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
-  comments, indent = _comments(), " " * 8
+  comments = _comments()
   for section, values in _sections().items():
     first = default.FIRST.get(section, ())
     if section in OPTIONAL and which in ("all", section):
@@ -68,9 +69,14 @@ def _described_keys(which: str) -> Iterator[str]:
     for key in values if which in ("all", section) else () if which else first:
       mapping = isinstance(values[key], dict)
       yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={_shown(values[key])}")
-      comment = comments.get(f"{section}.{key}", "")
-      if comment:
-        yield textwrap.fill(comment, 80, initial_indent=indent, subsequent_indent=indent)
+      yield from _indented(comments.get(f"{section}.{key}", ""))
+  if which in ("all", "stages"):
+    yield "  --config.stages="
+    yield from _indented(comments["stages"])
+
+
+def _indented(comment: str) -> list[str]:
+  return textwrap.wrap(comment, 80, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 class _Help(argparse.Action):
@@ -80,8 +86,9 @@ class _Help(argparse.Action):
     del namespace, option_string
     which = values or ""
     sections = _sections()
-    if which not in ("", "all", *sections):
-      raise UserError(f"--help {which}: give all, or a section: {', '.join(sections)}{did_you_mean(which, sections)}")
+    known = [*sections, "stages"]
+    if which not in ("", "all", *known):
+      raise UserError(f"--help {which}: give all, or a section: {', '.join(known)}{did_you_mean(which, known)}")
     print(parser.format_help())
     if not which:
       names = ", ".join(config_names())
@@ -91,7 +98,7 @@ class _Help(argparse.Action):
     print("\n".join(_described_keys(which)))
     if not which:
       number = sum(map(len, sections.values())) - sum(map(len, default.FIRST.values()))
-      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(sections)}", 80))
+      print("\n" + textwrap.fill(f"and {number} more: --help all, or --help with a section: {', '.join(known)}", 80))
     parser.exit()
 
 

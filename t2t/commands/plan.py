@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
     plan = {"config": options.config, "topology": options.topology, "slices": options.slices} | plan
     plan = plan_lib.with_budget(plan, options.tokens, options.price)
     if stage.name:
-      print(f"{stage.described}\n")
+      print(f"{stage.described}: {stage.changes}\n")
       plan |= {"stage": stage.name, "steps": stage.end - stage.begin}
     print(plan_lib.report(plan) + ("\n" if stage.name else ""))
     found.append(plan)

@@ -144,7 +144,7 @@ class Report:
   def stage(self, stage: Stage) -> None:
     """Tells which stage is run from here on; of a run that has none, nothing."""
     if stage.described and self._line is not None:
-      self._line.say(stage.described)
+      self._line.say(f"{stage.described}: {stage.changes or 'as the config has it'}")
 
   def rewind(self, start: int, saved: Mapping[str, bytes]) -> None:
     """Goes back to a step: what was measured behind it is taken away, as where a run is resumed there.

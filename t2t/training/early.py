@@ -1,0 +1,79 @@
+"""Early stopping: a run ends when what it is measured by has not become better for some evaluations."""
+
+from collections.abc import Mapping
+import json
+
+import jax
+
+from t2t import UserError, did_you_mean
+from t2t.runtime import hosts
+from t2t.sections import EvalConfig
+
+SAVED = "early.json"  # what a checkpoint calls what is remembered
+
+
+def check(config: EvalConfig) -> None:
+  """Refuses a patience that there cannot be.
+
+  Raises:
+    UserError: it is below 0.
+  """
+  if config.patience < 0:
+    raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
+
+
+class EarlyStop:
+  """Whether to go on, by `config.eval.patience`: the number of evaluations without a better one (Prechelt 1998).
+
+  Args:
+    config: of the run.
+    saved: what stands beside the checkpoint that training goes on from.
+  """
+
+  def __init__(self, config: EvalConfig, saved: Mapping[str, bytes]):
+    self._config = config
+    self.restore(saved)
+
+  def restore(self, saved: Mapping[str, bytes]) -> None:
+    """Remembers what `state` returned before a checkpoint was saved."""
+    found = json.loads(saved.get(SAVED, b"{}"))
+    self._best, self._step, self._since = found.get("best"), found.get("step", 0), found.get("since", 0)
+
+  def state(self) -> dict[str, bytes]:
+    """What a checkpoint is to hold, by name: on the first host, where there is something to remember."""
+    if jax.process_index() != 0 or self._best is None:
+      return {}
+    return {SAVED: json.dumps({"best": self._best, "step": self._step, "since": self._since}).encode()}
+
+  def begin_stage(self) -> None:
+    """What is measured is other text from here on."""
+    self.restore({})
+
+  def note(self, step: int, measured: Mapping[str, float]) -> None:
+    """Takes what an evaluation has found, the same on all hosts.
+
+    Raises:
+      UserError: it has no metric of that name.
+    """
+    name = self._config.stop_by
+    if not self._config.patience:
+      return
+    if name not in measured:
+      near = did_you_mean(name, measured)
+      raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {', '.join(measured)}{near}")
+    value = hosts.share(measured[name])
+    sign = -1 if name == "loss" else 1
+    if self._best is None or sign * value > sign * self._best:  # NaN is never better
+      self._best, self._step, self._since = value, step, 0
+    else:
+      self._since += 1
+
+  @property
+  def why(self) -> str:
+    """Why the run ends here; "": it goes on."""
+    if not 0 < self._config.patience <= self._since:
+      return ""
+    return (
+      f"{self._config.stop_by} {self._best:.4f} of step {self._step} was not bettered in {self._since} evaluations"
+      f" (config.eval.patience={self._config.patience}): the run ends here"
+    )

@@ -1,0 +1,87 @@
+"""Early stopping: by how many evaluations without a better one, whatever stops and goes on in between."""
+
+import dataclasses
+import math
+
+import pytest
+import test_numbers
+import test_train
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.config import load_config, records
+from t2t.training import early
+
+text = test_train.text  # the fixture
+CONFIG = records(load_config("tiny")).eval
+
+
+def noted(values, *, patience=2, stop_by="loss", stopped=False):
+  """After how many evaluations the run ends; `stopped`: it is saved and goes on after each."""
+  config = dataclasses.replace(CONFIG, patience=patience, stop_by=stop_by)
+  found = early.EarlyStop(config, {})
+  for number, value in enumerate(values, start=1):
+    found.note(10 * number, {"loss": 1.0, stop_by: value})
+    if stopped:
+      found = early.EarlyStop(config, found.state())
+    if found.why:
+      return number, found.why
+  return None
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+  ("values", "patience", "ends"),
+  [
+    ([3.0, 2.0, 2.5, 2.0], 2, 4),  # as good is not better
+    ([3.0, 2.0, 2.5, 1.9, 2.0, 2.0], 2, 6),
+    ([3.0, math.nan], 1, 2),
+    ([3.0, 4.0, 5.0], 0, None),
+    ([3.0, 2.0, 1.0], 1, None),
+  ],
+)
+def test_it_ends_when_so_many_were_no_better(values, patience, ends, stopped):
+  found = noted(values, patience=patience, stopped=stopped)
+  assert (found and found[0]) == ends
+  # Of a task's metric more is better.
+  found = noted([-value for value in values], patience=patience, stop_by="rte/accuracy", stopped=stopped)
+  assert (found and found[0]) == ends
+
+
+def test_it_says_what_was_best():
+  _, why = noted([3.0, 2.0, 2.5, 2.5])
+  assert why.startswith("loss 2.0000 of step 20 was not bettered in 2 evaluations")
+
+
+def test_a_stage_begins_anew():
+  found = early.EarlyStop(dataclasses.replace(CONFIG, patience=1), {})
+  found.note(1, {"loss": 1.0})
+  found.begin_stage()
+  found.note(2, {"loss": 2.0})
+  assert not found.why
+  found.note(3, {"loss": 3.0})
+  assert "loss 2.0000 of step 2" in found.why
+
+
+def test_a_metric_that_is_not_measured_is_refused():
+  found = early.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/acuracy"), {})
+  with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
+    found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
+
+
+def test_a_patience_below_0_is_refused():
+  with pytest.raises(UserError, match="patience=-1: must be at least 0"):
+    early.check(dataclasses.replace(CONFIG, patience=-1))
+
+
+def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys):
+  """At a rate of 0 nothing becomes better: the second evaluation without a better one is the last."""
+  still = ("--config.optimizer.learning_rate=0.0", "--config.eval.every=1", "--config.train.steps=6")
+  arguments = lambda *options: test_numbers.arguments(text, tmp_path, *still, *options)
+  assert command.main(arguments("--config.eval.patience=2")) == 0
+  assert "of step 1 was not bettered in 2 evaluations (config.eval.patience=2)" in (err := capsys.readouterr().err), err
+  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and (tmp_path / "checkpoints" / "3").is_dir()
+  assert command.main(arguments("--config.eval.patience=2")) == 0  # has ended
+  assert list(test_train.losses(tmp_path)) == [1, 2, 3] and "not bettered in 2" in capsys.readouterr().err
+  assert command.main(arguments("--config.eval.patience=4")) == 0
+  assert list(test_train.losses(tmp_path)) == [1, 2, 3, 4, 5]
