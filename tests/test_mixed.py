@@ -170,6 +170,18 @@ def test_passes_over_each_source_are_counted(small, data):
   assert iterator.epochs["b"] > iterator.epochs["a"] >= 0
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
+  """Though one has less of it than there are streams, and is drawn most of the time."""
+  held_out = {"a": test_rows.TEXTS, "b": ["short but there."] * 3}
+  for name, texts in held_out.items():
+    (tmp_path / f"{name}.eval.txt").write_text("\n".join(f"{name} {text}"[:60] for text in texts))
+    data = with_source(data, name, eval_files=f"{tmp_path}/{name}.eval.txt", rate={"a": 1.0, "b": 9.0}[name])
+  data = dataclasses.replace(data, objective="causal_lm", pack=pack)
+  found = pipeline.eval_rows(data, "decoder_only", batch_size=16, max_batches=9)
+  assert sum((batch["decoder_target_tokens"] == 1).sum() for batch in found) == 63  # an EOS behind each
+
+
 def test_malformed_records_of_all_are_counted_together(data, tmp_path):
   (tmp_path / "c.jsonl").write_text('{"text": "c is whole"}\n' * 3 + "not json\n")
   sources_of = {**data.sources, "c": {"files": f"{tmp_path}/c.jsonl"}}
