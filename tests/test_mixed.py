@@ -265,9 +265,26 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
 
 
+def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
+  """It would be waited for as soon as it is drawn: of a single sentence there is no pair."""
+  (tmp_path / "a.txt").write_text("\n".join(f"sentence {i}. and another." for i in range(9)))
+  (tmp_path / "b.txt").write_text("\n".join("xyz"))
+  data = dataclasses.replace(data, objective="neighbouring_sentences")
+  with pytest.raises(UserError, match=r"sources.b.files: config.data.objective=.* makes no example"):
+    pipeline.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
+
+
+@pytest.mark.parametrize("name", ["en-us", "a b", ""])
+def test_a_source_is_named_as_tasks_are(name):
+  with pytest.raises(UserError, match=f"'{name}': a source's name is of letters, digits and _"):
+    DataConfig(sources={name: {"files": "x.txt"}})
+  with pytest.raises(UserError, match="a NAME is of letters, digits and _"):
+    override(load_config("tiny_t5"), [f"--config.data.sources.{name}.files=x.txt"])
+
+
 def test_keys_that_there_are_not_are_refused():
   """With the nearest; on the command line and in a file."""
-  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a KEY is files, .*; nearest: files"):
+  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME is .*, a KEY is files, .*; nearest: files"):
     override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
   with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
     override(load_config("tiny_t5"), ["--config.data.sources.en=x"])
