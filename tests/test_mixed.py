@@ -209,6 +209,18 @@ def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, messa
     test_rows.batches(dataclasses.replace(data, objective="span_corruption")).restore(saved, step=2)
 
 
+def test_what_marks_phrases_is_part_of_a_position(small, data, tmp_path):
+  """Of one of the sources, as where there is one text alone."""
+  for name in "ab":
+    record = lambda text: json.dumps({"text": text, "entities": [[0, 4]], "nouns": [[0, 3]]})
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(record(f"{name} {text}"[:50]) for text in test_rows.TEXTS))
+    data = with_source(data, name, files=f"{tmp_path}/{name}.jsonl", objective="annotated_masked_lm")
+  iterator = test_rows.batches(data, "encoder_only")
+  test_rows.take(iterator, 2)
+  with pytest.raises(UserError, match=r"config.data.sources.a.annotations is 'nouns', but .* 'entities'"):
+    test_rows.batches(dataclasses.replace(data, annotations="nouns"), "encoder_only").restore(iterator.state(2), step=2)
+
+
 def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path):
   iterator = test_rows.batches(data)
   test_rows.take(iterator, 2)
