@@ -171,6 +171,22 @@ def test_passes_over_each_source_are_counted(small, data):
 
 
 @pytest.mark.parametrize("pack", [False, True])
+def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_path, monkeypatch, pack):
+  """A window is hundreds of examples of each stream: a small source would be through long before it is told."""
+  for name, size in {"_MIXED_ALONE": 4_096, "_MIXED_PACKED": 4_096, "_EXAMPLES_OF_WINDOW": 1}.items():
+    monkeypatch.setattr(rows, name, size)
+  for name in "ab":
+    (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {number:058}" for number in range(20)))
+    data = with_source(data, name, rate=1.0, objective="drop_tokens")
+  iterator = test_rows.batches(dataclasses.replace(data, targets_length=128, inputs_length=128, pack=pack))
+  found = test_rows.take(iterator, 10 if pack else 20)
+  tokens = sum((batch[f"{side}_tokens"] > 1).sum() for batch in found for side in ("encoder_input", "decoder_target"))
+  passes = tokens / 2 / (19 * 60)  # of 20 texts one is held out
+  assert passes > 4 and set(iterator.epochs) == {"a", "b"}
+  assert all(passes - 2 < each < passes + 2 for each in iterator.epochs.values()), (passes, iterator.epochs)
+
+
+@pytest.mark.parametrize("pack", [False, True])
 def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
   """Though one has less of it than there are streams, and is drawn most of the time."""
   held_out = {"a": test_rows.TEXTS, "b": ["short but there."] * 3}

@@ -28,7 +28,8 @@ not_converted = tf.autograph.experimental.do_not_convert
 
 Examples = tf.data.Dataset
 
-POSITION = "position"  # beside the model's features in a row
+# Beside the model's features in a row; the second in those of a mixture that is trained on.
+POSITION, EPOCHS = "position", "epochs"
 _TASK, _MIXED = 4, 2  # integers of a task's position, and of the mixture's
 
 # Half an example of padding is lost at the end of a window of packed or merged text: 0.1 % of so many examples.
@@ -91,9 +92,9 @@ def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
   }
 
 
-def epochs(positions: Sequence[np.ndarray]) -> list[int]:
-  """Of each task how often it has been gone through where that is most often."""
-  return np.max([position[_MIXED::_TASK] for position in positions], axis=0).tolist()
+def epochs(position: np.ndarray) -> np.ndarray:
+  """Of each task how often it has been gone through; of a mixture where its window begins."""
+  return position[_MIXED::_TASK]
 
 
 def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
@@ -313,13 +314,32 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
 
   def mixed(index: tf.Tensor, window: tuple) -> tf.data.Dataset:
     features, tables = window
-    table = tf.data.Dataset.get_single_element(tables.take(1))
-    rows = plan.convert(tf.data.Dataset.zip(features)).enumerate(1).skip(tf.where(index == first, taken, 0))
-    behind = lambda number: tf.concat([[index, number], tf.reshape(table, [-1])], 0)
-    return rows.map(lambda number, features: {**features, POSITION: behind(number)})
+    tables = tf.data.Dataset.get_single_element(tables.batch(size))
+    behind = lambda number: tf.concat([[index, number], tf.reshape(tables[0], [-1])], 0)
+    found = plan.convert(tf.data.Dataset.zip(features))
+    if not plan.train:
+      return found.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
+    rows = found.scan(tf.constant(0, tf.int64), _counted if plan.pack else _one).enumerate(1)
+    passes = lambda last: tables[tf.minimum(last, tf.shape(tables, tf.int64)[0]) - 1, :, 0]
+    return rows.skip(tf.where(index == first, taken, 0)).map(
+      lambda number, row: {**row[0], POSITION: behind(number), EPOCHS: passes(row[1])}
+    )
 
   tables = tf.reshape(at[_MIXED:], [number, _TASK])
   return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
+
+
+def _one(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
+  """A row of one example, and how many there are up to it."""
+  return number + 1, (features, number + 1)
+
+
+def _counted(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
+  """`_one` of several examples, which are numbered in the row."""
+  groups = [x for name, x in features.items() if name.endswith("answer_groups")]
+  groups = groups or [x for name, x in features.items() if name.endswith("segment_ids")]
+  number += tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
+  return number, (features, number)
 
 
 def _while_any_is_left(plan: Plan, parts: Sequence[tf.data.Dataset], stream: tf.Tensor) -> tf.data.Dataset:
