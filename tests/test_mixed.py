@@ -17,6 +17,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
 from t2t.data import mixed, pipeline, rows, selection
+from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.training import recipe
 
@@ -143,6 +144,18 @@ def test_sizes_are_counted_by_documents_or_by_text(data):
   texts = {name: len(text.read_text()) for name, text in files_of(data).items()}
   expected = texts["a"] / sum(texts.values())
   assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without what stands between documents
+
+
+def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeypatch):
+  """By a sample, whatever else stands beside a text, and however many bytes a character of it has."""
+  monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 1_000)
+  texts = {"a": [f"word {number:04}" for number in range(2_000)], "b": [f"слов {number:04}" for number in range(1_000)]}
+  (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "url": "x" * 99}) for text in texts["a"]))
+  (tmp_path / "b.txt").write_text("\n".join(texts["b"]))
+  data = with_source(data, "a", files=f"{tmp_path}/a.jsonl")
+  for size in mixed.SIZES:
+    task = pipeline.load_task(dataclasses.replace(data, size=size))
+    assert [task.get_rate(each) for each in task.tasks] == pytest.approx([2 / 3, 1 / 3], rel=0.02)
 
 
 def files_of(data):

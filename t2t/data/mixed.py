@@ -152,10 +152,11 @@ def _size(data: DataConfig, name: str, own: DataConfig, part: selection.Found) -
   if own.files:
     source = part.source
     looked = scan.scan(source.list_shards("train"), field=own.field, where=f"{where}.files", malformed=own.malformed)
+    counted = looked.documents if data.size == "examples" else looked.characters
     if looked.complete:
-      return float(looked.documents if data.size == "examples" else looked.characters)
-    text = math.fsum(shard.weight for shard in source.records("train").shards())
-    return text * looked.documents / max(looked.characters, 1) if data.size == "examples" else text
+      return float(counted)
+    # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
+    return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(looked.size, 1)
   counts = [task.num_input_examples(data.train_split) for task in selection.tasks_of(part)]
   if data.size == "tokens" or None in counts:
     why = "nobody has counted its tokens" if data.size == "tokens" else "it does not say how many examples it has"
