@@ -267,7 +267,10 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
     if f"{key}.".startswith(f"{mapping}.") and mapping in _RECORDS:
       fields = [field.name for field in dataclasses.fields(_RECORDS[mapping])]
       near = _nearest(key.rpartition(".")[2], fields) if key.count(".") > mapping.count(".") + 1 else ""
-      raise UserError(f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a KEY is {', '.join(fields)}{near}")
+      raise UserError(
+        f"{argument}: give --config.{mapping}.NAME.KEY=VALUE; a NAME is of letters, digits and _, a KEY is"
+        f" {', '.join(fields)}{near}"
+      )
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
   raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help all` lists all keys")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import re
 from typing import Any
 
 from t2t import UserError, did_you_mean
@@ -103,6 +104,8 @@ class DataConfig:
 
 
 def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig:
+  if not re.fullmatch(r"\w+", name):  # a task is called so, and a metric, and a key
+    raise UserError(f"config.data.sources: {name!r}: a source's name is of letters, digits and _")
   if isinstance(values, SourceConfig):
     return values
   known = [field.name for field in dataclasses.fields(SourceConfig)]

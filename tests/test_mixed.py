@@ -17,6 +17,7 @@ from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
 from t2t.data import mixed, pipeline, rows, selection
+from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.training import recipe
 
@@ -145,6 +146,18 @@ def test_sizes_are_counted_by_documents_or_by_text(data):
   assert task.get_rate(task.tasks[0]) == pytest.approx(expected, rel=0.01)  # without what stands between documents
 
 
+def test_sizes_of_what_is_too_large_to_be_counted(small, data, tmp_path, monkeypatch):
+  """By a sample, whatever else stands beside a text, and however many bytes a character of it has."""
+  monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 1_000)
+  texts = {"a": [f"word {number:04}" for number in range(2_000)], "b": [f"слов {number:04}" for number in range(1_000)]}
+  (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "url": "x" * 99}) for text in texts["a"]))
+  (tmp_path / "b.txt").write_text("\n".join(texts["b"]))
+  data = with_source(data, "a", files=f"{tmp_path}/a.jsonl")
+  for size in mixed.SIZES:
+    task = pipeline.load_task(dataclasses.replace(data, size=size))
+    assert [task.get_rate(each) for each in task.tasks] == pytest.approx([2 / 3, 1 / 3], rel=0.02)
+
+
 def files_of(data):
   return {name: pathlib.Path(source.files) for name, source in data.sources.items()}
 
@@ -168,6 +181,34 @@ def test_passes_over_each_source_are_counted(small, data):
   iterator = test_rows.batches(data)
   test_rows.take(iterator, 30)
   assert iterator.epochs["b"] > iterator.epochs["a"] >= 0
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_passes_are_counted_within_a_window_of_mixed_examples(small, data, tmp_path, monkeypatch, pack):
+  """A window is hundreds of examples of each stream: a small source would be through long before it is told."""
+  for name, size in {"_MIXED_ALONE": 4_096, "_MIXED_PACKED": 4_096, "_EXAMPLES_OF_WINDOW": 1}.items():
+    monkeypatch.setattr(rows, name, size)
+  for name in "ab":
+    (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {number:058}" for number in range(20)))
+    data = with_source(data, name, rate=1.0, objective="drop_tokens")
+  iterator = test_rows.batches(dataclasses.replace(data, targets_length=128, inputs_length=128, pack=pack))
+  found = test_rows.take(iterator, 10 if pack else 20)
+  tokens = sum((batch[f"{side}_tokens"] > 1).sum() for batch in found for side in ("encoder_input", "decoder_target"))
+  passes = tokens / 2 / (19 * 60)  # of 20 texts one is held out
+  assert passes > 4 and set(iterator.epochs) == {"a", "b"}
+  assert all(passes - 2 < each < passes + 2 for each in iterator.epochs.values()), (passes, iterator.epochs)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_held_out_text_of_all_comes_once(small, data, tmp_path, pack):
+  """Though one has less of it than there are streams, and is drawn most of the time."""
+  held_out = {"a": test_rows.TEXTS, "b": ["short but there."] * 3}
+  for name, texts in held_out.items():
+    (tmp_path / f"{name}.eval.txt").write_text("\n".join(f"{name} {text}"[:60] for text in texts))
+    data = with_source(data, name, eval_files=f"{tmp_path}/{name}.eval.txt", rate={"a": 1.0, "b": 9.0}[name])
+  data = dataclasses.replace(data, objective="causal_lm", pack=pack)
+  found = pipeline.eval_rows(data, "decoder_only", batch_size=16, max_batches=9)
+  assert sum((batch["decoder_target_tokens"] == 1).sum() for batch in found) == 63  # an EOS behind each
 
 
 def test_malformed_records_of_all_are_counted_together(data, tmp_path):
@@ -195,6 +236,18 @@ def test_other_sources_are_refused_when_a_run_goes_on(small, data, change, messa
     test_rows.batches(with_source(data, "a", **change)).restore(saved, step=2)
   with pytest.raises(UserError, match="data.objective is 'span_corruption'"):  # which is that of all
     test_rows.batches(dataclasses.replace(data, objective="span_corruption")).restore(saved, step=2)
+
+
+def test_what_marks_phrases_is_part_of_a_position(small, data, tmp_path):
+  """Of one of the sources, as where there is one text alone."""
+  for name in "ab":
+    record = lambda text: json.dumps({"text": text, "entities": [[0, 4]], "nouns": [[0, 3]]})
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(record(f"{name} {text}"[:50]) for text in test_rows.TEXTS))
+    data = with_source(data, name, files=f"{tmp_path}/{name}.jsonl", objective="annotated_masked_lm")
+  iterator = test_rows.batches(data, "encoder_only")
+  test_rows.take(iterator, 2)
+  with pytest.raises(UserError, match=r"config.data.sources.a.annotations is 'nouns', but .* 'entities'"):
+    test_rows.batches(dataclasses.replace(data, annotations="nouns"), "encoder_only").restore(iterator.state(2), step=2)
 
 
 def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path):
@@ -253,9 +306,26 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
 
 
+def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
+  """It would be waited for as soon as it is drawn: of a single sentence there is no pair."""
+  (tmp_path / "a.txt").write_text("\n".join(f"sentence {i}. and another." for i in range(9)))
+  (tmp_path / "b.txt").write_text("\n".join("xyz"))
+  data = dataclasses.replace(data, objective="neighbouring_sentences")
+  with pytest.raises(UserError, match=r"sources.b.files: config.data.objective=.* makes no example"):
+    pipeline.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
+
+
+@pytest.mark.parametrize("name", ["en-us", "a b", ""])
+def test_a_source_is_named_as_tasks_are(name):
+  with pytest.raises(UserError, match=f"'{name}': a source's name is of letters, digits and _"):
+    DataConfig(sources={name: {"files": "x.txt"}})
+  with pytest.raises(UserError, match="a NAME is of letters, digits and _"):
+    override(load_config("tiny_t5"), [f"--config.data.sources.{name}.files=x.txt"])
+
+
 def test_keys_that_there_are_not_are_refused():
   """With the nearest; on the command line and in a file."""
-  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a KEY is files, .*; nearest: files"):
+  with pytest.raises(UserError, match=r"NAME.KEY=VALUE; a NAME is .*, a KEY is files, .*; nearest: files"):
     override(load_config("tiny_t5"), ["--config.data.sources.en.fils=x"])
   with pytest.raises(UserError, match="give --config.data.sources.NAME.KEY=VALUE"):
     override(load_config("tiny_t5"), ["--config.data.sources.en=x"])

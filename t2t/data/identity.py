@@ -41,6 +41,8 @@ def settings(
       said |= {"files": contents.summary(read), "eval_files": held_out}
       if objectives.is_parallel(own.objective):
         said["translation"] = own.translation
+      if objectives.is_annotated(own.objective):
+        said["annotations"] = own.annotations
     identity |= {f"data.sources.{name}.{key}": value for key, value in said.items()}
   if switches:
     identity["data.dictionary"] = switching.named(data.dictionary)

@@ -9,9 +9,10 @@ import dataclasses
 import math
 
 import seqio
+import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import selection
+from t2t.data import selection, sources
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 
@@ -123,16 +124,39 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
   return seqio.Mixture("sources", list(tasks.values()))
 
 
+def check_yields(own: Mapping[str, DataConfig], examples: Callable[[str], tf.data.Dataset]) -> None:
+  """Refuses files of which an objective makes nothing: whoever drew from them would wait for ever.
+
+  Args:
+    own: see `each`.
+    examples: name of a source -> what it yields.
+
+  Raises:
+    UserError: names the source; or a record that cannot be used.
+  """
+  for name in (name for name, source in own.items() if source.files):
+    try:
+      found = next(iter(examples(name)), None)
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+    if found is None:
+      raise UserError(
+        f"{_KEY}.{name}.files: config.data.objective={own[name].objective} makes no example of this text; give other"
+        " text, or leave the source out"
+      )
+
+
 def _size(data: DataConfig, name: str, own: DataConfig, part: selection.Found) -> float:
   """How much a source has; of files of which only a part was looked at about how much."""
   where = f"{_KEY}.{name}"
   if own.files:
     source = part.source
     looked = scan.scan(source.list_shards("train"), field=own.field, where=f"{where}.files", malformed=own.malformed)
+    counted = looked.documents if data.size == "examples" else looked.characters
     if looked.complete:
-      return float(looked.documents if data.size == "examples" else looked.characters)
-    text = math.fsum(shard.weight for shard in source.records("train").shards())
-    return text * looked.documents / max(looked.characters, 1) if data.size == "examples" else text
+      return float(counted)
+    # What stands beside texts in their records, and how many bytes a character has, differs from source to source.
+    return math.fsum(shard.weight for shard in source.records("train").shards()) * counted / max(looked.size, 1)
   counts = [task.num_input_examples(data.train_split) for task in selection.tasks_of(part)]
   if data.size == "tokens" or None in counts:
     why = "nobody has counted its tokens" if data.size == "tokens" else "it does not say how many examples it has"

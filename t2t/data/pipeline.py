@@ -463,6 +463,9 @@ def check(
     task_examples(data, architecture, task, split=_split(data, train=True)),
   )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
+  tasks = {each.name: each for each in selection.tasks_of(task)}
+  of_source = lambda name: task_examples(data, architecture, tasks[name], split="train").with_options(rows.options())
+  mixed.check_yields(own, of_source)
   if data.mixture or data.sources:
     try:
       repeatable.check(plan(data, architecture, task, train=True, seed=0))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 import zlib
@@ -28,7 +29,8 @@ not_converted = tf.autograph.experimental.do_not_convert
 
 Examples = tf.data.Dataset
 
-POSITION = "position"  # beside the model's features in a row
+# Beside the model's features in a row; the second in those of a mixture that is trained on.
+POSITION, EPOCHS = "position", "epochs"
 _TASK, _MIXED = 4, 2  # integers of a task's position, and of the mixture's
 
 # Half an example of padding is lost at the end of a window of packed or merged text: 0.1 % of so many examples.
@@ -91,9 +93,9 @@ def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
   }
 
 
-def epochs(positions: Sequence[np.ndarray]) -> list[int]:
-  """Of each task how often it has been gone through where that is most often."""
-  return np.max([position[_MIXED::_TASK] for position in positions], axis=0).tolist()
+def epochs(position: np.ndarray) -> np.ndarray:
+  """Of each task how often it has been gone through; of a mixture where its window begins."""
+  return position[_MIXED::_TASK]
 
 
 def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
@@ -299,10 +301,12 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
       lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     )
 
-  choices = tf.data.Dataset.counter(first * size).map(draw)
-  examples = tf.data.Dataset.choose_from_datasets(
-    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=True
-  )
+  parts = [examples_of(task) for task in range(number)]
+  if plan.train:
+    choices = tf.data.Dataset.counter(first * size).map(draw)
+    examples = tf.data.Dataset.choose_from_datasets(parts, choices, stop_on_empty_dataset=True)
+  else:
+    examples = _while_any_is_left(plan, parts, stream)
 
   def note(table: tf.Tensor, element: tuple) -> tuple:
     """Where each task stood before this example, beside it."""
@@ -311,13 +315,62 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
 
   def mixed(index: tf.Tensor, window: tuple) -> tf.data.Dataset:
     features, tables = window
-    table = tf.data.Dataset.get_single_element(tables.take(1))
-    rows = plan.convert(tf.data.Dataset.zip(features)).enumerate(1).skip(tf.where(index == first, taken, 0))
-    behind = lambda number: tf.concat([[index, number], tf.reshape(table, [-1])], 0)
-    return rows.map(lambda number, features: {**features, POSITION: behind(number)})
+    tables = tf.data.Dataset.get_single_element(tables.batch(size))
+    behind = lambda number: tf.concat([[index, number], tf.reshape(tables[0], [-1])], 0)
+    found = plan.convert(tf.data.Dataset.zip(features))
+    if not plan.train:
+      return found.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
+    rows = found.scan(tf.constant(0, tf.int64), _counted if plan.pack else _one).enumerate(1)
+    passes = lambda last: tables[tf.minimum(last, tf.shape(tables, tf.int64)[0]) - 1, :, 0]
+    return rows.skip(tf.where(index == first, taken, 0)).map(
+      lambda number, row: {**row[0], POSITION: behind(number), EPOCHS: passes(row[1])}
+    )
 
   tables = tf.reshape(at[_MIXED:], [number, _TASK])
   return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
+
+
+def _one(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
+  """A row of one example, and how many there are up to it."""
+  return number + 1, (features, number + 1)
+
+
+def _counted(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
+  """`_one` of several examples, which are numbered in the row."""
+  groups = [x for name, x in features.items() if name.endswith("answer_groups")]
+  groups = groups or [x for name, x in features.items() if name.endswith("segment_ids")]
+  number += tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
+  return number, (features, number)
+
+
+def _while_any_is_left(plan: Plan, parts: Sequence[tf.data.Dataset], stream: tf.Tensor) -> tf.data.Dataset:
+  """Held-out examples of several tasks, each once: drawn as in training, and where a task has no more of the others.
+
+  A task that has few would end the others' as well, else, and a stream may have none of it at all.
+  """
+  came: dict[int, int] = {}
+
+  def draws(number: int) -> Iterator[int]:
+    rates, came[number] = np.array(mixing_rates(plan)), 0
+    for index in itertools.count():
+      if not rates.any():
+        return
+      before = came[number]
+      yield (task := int(draw_task(tf.constant(np.cumsum(rates), tf.float64), plan.seed, number, index)))
+      # Whoever asks again without an example between has found none.
+      rates[task] *= came[number] > before
+
+  def count(number: np.ndarray) -> np.ndarray:
+    came[int(number)] += 1
+    return number
+
+  def counted(features: Any, task: tf.Tensor, position: tf.Tensor) -> tuple:
+    with tf.control_dependencies([tf.numpy_function(count, [stream], tf.int64)]):
+      return features, tf.identity(task), position
+
+  choices = tf.data.Dataset.from_generator(draws, args=(stream,), output_signature=tf.TensorSpec([], tf.int64))
+  examples = tf.data.Dataset.choose_from_datasets(parts, choices, stop_on_empty_dataset=False)
+  return examples.map(not_converted(counted))
 
 
 def draw_task(ends: tf.Tensor, seed: int, stream: tf.Tensor, index: tf.Tensor) -> tf.Tensor:

@@ -202,6 +202,7 @@ class BatchIterator:
     self._files, self._files_may_change = dict(files or {}), files_may_change
     self._tally = tally
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
+    self._epochs = self._begun()
     # tf.data asks late where the tasks of a mixture begin, when others have moved on.
     self._starts = dict(self._positions)
     self._dataset = rows_lib.of_streams(
@@ -223,7 +224,11 @@ class BatchIterator:
     """Of a mixture: task -> how often it has been gone through, by the stream of this host that has come furthest."""
     if len(self._tasks) < 2:
       return {}
-    return dict(zip(self._tasks, rows_lib.epochs(list(self._positions.values())), strict=True))
+    return dict(zip(self._tasks, np.max(self._epochs, axis=0).tolist(), strict=True))
+
+  def _begun(self) -> list[np.ndarray]:
+    """Of each stream how often it has gone through each task, as far as its position says so."""
+    return [rows_lib.epochs(position) for position in self._positions.values()]
 
   def __iter__(self) -> "BatchIterator":
     """Itself."""
@@ -248,6 +253,8 @@ class BatchIterator:
       waiting.end()
     positions = features.pop(rows_lib.POSITION)
     self._positions = {stream: positions[i, -1] for i, stream in enumerate(self._streams)}
+    # Positions are those of a mixture's windows, and know of a pass only when the next one begins.
+    self._epochs = features.pop(rows_lib.EPOCHS)[:, -1] if rows_lib.EPOCHS in features else self._begun()
     self.wait_seconds = time.monotonic() - started
     return {stream: {name: array[i] for name, array in features.items()} for i, stream in enumerate(self._streams)}
 
@@ -310,6 +317,7 @@ class BatchIterator:
       stream: self._restored(stream, state[name], step)
       for stream, name in zip(self._streams, self.stream_names, strict=True)
     }
+    self._epochs = self._begun()
     self._iterator = None
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:

@@ -1,6 +1,6 @@
 """Looks through the user's files before training, so that a bad line is found now and not after a night."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from t2t.runtime import cache_folder, progress
 READ_WHOLE_BYTES = 256 * 2**20
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 1000
-_VERSION = 3  # of what is remembered
+_VERSION = 4  # of what is remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Scan:
   characters: int
   smallest_hash: int  # of the documents' `sources.text_hash`
   held_out: int  # documents with a hash below `HELD_OUT_BELOW`
+  size: int  # bytes of the records, with what else stands in them than the text
 
 
 # One document in a hundred is held out where the user names no files to evaluate on.
@@ -77,11 +78,11 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
     tally = faults.Tally(malformed)
     counted = pool.map(lambda path: _count(path, number, tally, field=field, where=where), paths)
     counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
-  documents, characters, held_out = (sum(column) for column in list(zip(*counts, strict=True))[:3])
-  smallest_hash = min(count[3] for count in counts)
+  *sums, smallest = zip(*counts, strict=True)
+  documents, characters, held_out, size = map(sum, sums)
   if not documents:
     raise UserError(f"{where}: {_listing(paths)} hold no text: every record is blank, or there is none")
-  found = Scan(complete, documents, characters, smallest_hash, held_out)
+  found = Scan(complete, documents, characters, min(smallest), held_out, size)
   try:
     cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(found)).encode())
   except OSError as error:
@@ -89,17 +90,25 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   return found
 
 
-def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, where: str) -> tuple[int, int, int, int]:
-  """Documents, characters, documents to be held out and the smallest hash of the first texts of a file, or of all."""
-  documents = characters = held_out = 0
+def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, where: str) -> tuple[int, ...]:
+  """Of the first texts of a file, or of all: documents, characters, those held out, bytes, and the smallest hash."""
+  documents = characters = held_out = size = 0
   smallest_hash = 2**32 - 1
-  for text in itertools.islice(text_files.read_texts(path, field=field, where=where, tally=tally), number):
+
+  def counted() -> Iterator[tuple[int, bytes]]:
+    nonlocal size
+    for place, record in text_files.records(path, field=field, where=where):
+      size += len(record)
+      yield place, record
+
+  found = text_files.texts(counted(), path, field=field, where=where, tally=tally)
+  for text in itertools.islice(found, number):
     text_hash = sources.text_hash(text)
     documents += 1
     characters += len(text)
     held_out += text_hash < HELD_OUT_BELOW
     smallest_hash = min(smallest_hash, text_hash)
-  return documents, characters, held_out, smallest_hash
+  return documents, characters, held_out, size, smallest_hash
 
 
 def _listing(paths: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ Records are numbered from 1, and `parse` makes text of them, so that a bad one i
 line wherever it is met.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -445,8 +445,15 @@ def read_texts(
   Raises:
     UserError: the file or a record cannot be read; names the file and the line.
   """
-  tally = faults.Tally(0.0) if tally is None else tally
-  for number, record in records(path, field=field, where=where):
+  found = records(path, field=field, where=where)
+  return texts(found, path, field=field, where=where, tally=faults.Tally(0.0) if tally is None else tally)
+
+
+def texts(
+  found: Iterable[tuple[int, bytes]], path: str, *, field: str, where: str, tally: faults.Tally
+) -> Iterator[str]:
+  """`read_texts` of records that are read already, of a file of that path."""
+  for number, record in found:
     try:
       text = parse(path, number, record, field=field, where=where)
     except UserError as error:
