@@ -11,7 +11,7 @@ import math
 import seqio
 
 from t2t import UserError
-from t2t.data import selection
+from t2t.data import filled, selection
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 
@@ -109,7 +109,7 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
   """
   found = rates(data, lambda name: _size(data, name, own[name], parts[name]))
   tasks: dict[str, tuple[seqio.Task, float]] = {}
-  features = {}
+  of_source = {}
   for name, part in parts.items():
     part = part.replace(name=name) if own[name].files else part
     drawn = selection.tasks_of(part)
@@ -118,9 +118,12 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
       if task.name in tasks:
         raise UserError(f"{_KEY}.{name}: {task.name} is read by another source already; a task is drawn at one rate")
       tasks[task.name] = task, found[name] * inner[task.name] / math.fsum(inner.values())
-      features[name] = tuple(sorted(task.output_features))  # a mixture's tasks yield the same
-  selection.check_yields(features, f"{_KEY}: sources")
-  return seqio.Mixture("sources", list(tasks.values()))
+      of_source[task.name] = name
+  alike = filled.alike([task for task, _ in tasks.values()])
+  # A mixture's tasks yield the same.
+  yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in alike}
+  selection.check_yields(yielded, f"{_KEY}: sources")
+  return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])
 
 
 def _size(data: DataConfig, name: str, own: DataConfig, part: selection.Found) -> float:
