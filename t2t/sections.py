@@ -25,6 +25,7 @@ class SourceConfig:
   eval_files: str = ""  # as config.data.eval_files
   field: str = ""  # as config.data.field
   translation: str = ""  # as config.data.translation
+  language: str = ""  # as config.data.language; its held-out loss is measured
   objective: str = ""  # as config.data.objective
   noise_density: float = 0.0  # as config.data.noise_density
   mean_noise_span_length: float = 0.0  # as config.data.mean_noise_span_length
@@ -41,6 +42,7 @@ class DataConfig:
   field: str = "text"
   annotations: str = "entities"
   translation: str = "translation"
+  language: str = ""
   malformed: float = 0.0
   files_may_change: bool = False
   objective: str = "span_corruption"

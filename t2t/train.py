@@ -1,7 +1,7 @@
 """The loop: from a config and a workdir to a trained model."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import functools
 import json
@@ -94,7 +94,7 @@ def train(config: Config, workdir: str) -> TrainState:
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
 
     # ---- What is measured --------------------------------------------------
-    eval_batches = runs.eval_batches(config, mesh)
+    eval_batches, by_source = runs.eval_batches(config, mesh), runs.eval_batches_by_source(config, mesh)
     chosen = recipe.attention_kernels(config, eval_batches[0])
     hosts.say(kernels.described(chosen))
     flops = made.flops(predicted=losses.share_of_weights(eval_batches))
@@ -103,7 +103,7 @@ def train(config: Config, workdir: str) -> TrainState:
     report = reports.Report(config, workdir, made.schedule, throughput, watch, start=first_step, unwritten=saved)
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
-    measure = functools.partial(_measure, program, eval_batches, tasks, report, stop)
+    measure = functools.partial(_measure, program, eval_batches, by_source, tasks, report, stop)
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
@@ -191,6 +191,7 @@ def _is_due(config: Config, step: int, every: int) -> bool:
 def _measure(
   program: recipe.Program,
   eval_batches: Sequence[Batch],
+  by_source: Mapping[str, Sequence[Batch]],
   tasks: Any,
   report: reports.Report,
   stop: stopping.Steps,
@@ -199,12 +200,17 @@ def _measure(
 ) -> dict[str, float]:
   """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
 
+  Of some sources the loss is told by itself, too.
+
   Raises:
     Abandoned: a signal came, and the state is to be saved.
   """
-  found = (program.eval_step(state, batch) for batch in stop.abandonable(eval_batches))
-  total = functools.reduce(metrics_lib.merge, found)
-  loss = report.evaluation(step, total)
+
+  def of(batches: Sequence[Batch]) -> metrics_lib.Metrics:
+    found = (program.eval_step(state, batch) for batch in stop.abandonable(batches))
+    return functools.reduce(metrics_lib.merge, found)
+
+  loss = report.evaluation(step, of(eval_batches), {name: of(batches) for name, batches in by_source.items()})
   if tasks is None:
     return {"loss": loss}
   params = join_frozen(state.params, state.frozen_params)

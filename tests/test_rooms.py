@@ -35,6 +35,7 @@ FLOORS = (
   "data.sources",
   "data.file_task",
   "data.selection",
+  "data.languages",
   "data.filled",
   "data.mixed",
   "data.answering",

@@ -11,7 +11,7 @@ import math
 import seqio
 
 from t2t import UserError
-from t2t.data import filled, selection
+from t2t.data import filled, languages, selection
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 
@@ -27,7 +27,7 @@ def each(data: DataConfig) -> dict[str, DataConfig]:
   Raises:
     UserError: one that is neither files nor a mixture, or both; or has a key that has no say.
   """
-  for key in ("files", "eval_files"):
+  for key in ("files", "eval_files", "language"):
     if getattr(data, key):
       raise UserError(f"config.data.{key}={getattr(data, key)}: with {_KEY} give {_KEY}.NAME.{key}")
   found = {}
@@ -44,7 +44,7 @@ def each(data: DataConfig) -> dict[str, DataConfig]:
       for key, split in (("train_split", "train"), ("eval_split", "validation")):
         if getattr(data, key) != split:
           raise UserError(f"config.data.{key}={getattr(data, key)}: {where} has files, of which it is {split!r}")
-    own = {"files": source.files, "mixture": source.mixture, **own}
+    own = {"files": source.files, "mixture": source.mixture, "language": source.language, **own}
     if source.files and data.cache_dir:
       raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, and {where} has files; register a task")
     own |= {"folders": {}} if source.files else {}  # of the registered tasks
@@ -119,11 +119,31 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
         raise UserError(f"{_KEY}.{name}: {task.name} is read by another source already; a task is drawn at one rate")
       tasks[task.name] = task, found[name] * inner[task.name] / math.fsum(inner.values())
       of_source[task.name] = name
-  alike = filled.alike([task for task, _ in tasks.values()])
+  numbers = languages.numbers(own)
+  told = {task: numbers[name] for task, name in of_source.items() if numbers}
+  alike = filled.alike([task for task, _ in tasks.values()], told)
   # A mixture's tasks yield the same.
   yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in alike}
   selection.check_yields(yielded, f"{_KEY}: sources")
   return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])
+
+
+def parts(data: DataConfig, mixture: seqio.Mixture) -> dict[str, selection.Found]:
+  """Of each source that names its language what is read of it, as it is mixed.
+
+  Args:
+    data: what is read.
+    mixture: see `join`.
+  """
+  tasks = {task.name: task for task in selection.tasks_of(mixture)}
+  found: dict[str, selection.Found] = {}
+  for name, own in each(data).items():
+    read = selection.tasks_of(selection.named(own.mixture, modules=own.task_modules)) if own.mixture else ()
+    mine = [tasks[task.name] for task in read] if own.mixture else [tasks[name]]
+    if own.language and any(data.eval_split in task.splits for task in mine):
+      rated = [(task, mixture.get_rate(task)) for task in mine]
+      found[name] = mine[0] if len(mine) == 1 else seqio.Mixture(name, rated)
+  return found
 
 
 def _size(data: DataConfig, name: str, own: DataConfig, part: selection.Found) -> float:
