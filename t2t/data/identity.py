@@ -19,6 +19,7 @@ def settings(
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
   left_out |= {"most_epochs", "language"}
+  left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
@@ -33,7 +34,7 @@ def settings(
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
   each = mixed.each(data) if data.sources else {}
-  tells_languages = bool(languages.numbers(each))
+  tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
   for name, own in each.items():
     source = data.sources[name]
     said = {key: value for key, value in dataclasses.asdict(source).items() if value}

@@ -1,8 +1,9 @@
 """Which languages sources are of, `config.data.sources.NAME.language`: one, or of texts with translations two."""
 
 from collections.abc import Mapping
+import string
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.data import objectives
 from t2t.sections import DataConfig
 
@@ -92,4 +93,61 @@ def check_model(sources: Mapping[str, DataConfig], *, segment_types: int) -> Non
       f"config.model.segment_types={segment_types}: beside translation_lm there is one for each language, and"
       f" config.data.sources have {len(every)} ({', '.join(every)}); set config.model.segment_types={len(every)}, or 0"
       " for a model that is not told the language"
+    )
+
+
+_TAGGED = "translation"  # the objective whose inputs have tags
+
+
+def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
+  """What stands in front of a text that is to be translated, and in front of one of the other direction; "": nothing.
+
+  In:  language_tags "<2{target}>", language "en,fr"
+  Out: "<2fr>", "<2en>"
+
+  Args:
+    data: of one source.
+    where: its keys are, for messages.
+
+  Raises:
+    UserError: a tag of what is no language, or of languages that are not named.
+  """
+  if not data.language_tags or data.objective != _TAGGED:
+    return "", ""
+  key = f"config.data.language_tags={data.language_tags}"
+  try:
+    names = [name for _, name, _, _ in string.Formatter().parse(data.language_tags) if name is not None]
+  except ValueError as error:
+    raise UserError(f"{key}: {error}; give for example '<2{{target}}>'") from error
+  known = ("source", "target")
+  for name in names:
+    if name not in known:
+      raise UserError(
+        f"{key}: {{{name}}} is no language{did_you_mean(name, known)}; there are {{source}} and {{target}}"
+      )
+  found = said(data, where=where)
+  if names and not found:
+    raise UserError(
+      f"{key}: names languages, and {where}.language is empty; give the text's and the translation's, as en,fr"
+    )
+  first, second = found or ("", "")
+  write = lambda source, target: data.language_tags.format(source=source, target=target)
+  return write(first, second), write(second, first)
+
+
+def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
+  """Whether anything that is read has the tags that are asked for.
+
+  Args:
+    data: what is read.
+    sources: its sources, see `of_all`, or none.
+
+  Raises:
+    UserError: nothing has.
+  """
+  read = list(sources.values()) or [data]
+  if data.language_tags and not any(each.files and each.objective == _TAGGED for each in read):
+    raise UserError(
+      f"config.data.language_tags={data.language_tags}: stand in front of what is to be translated, which nothing that"
+      f" is read is; set the objective of texts and their translations to {_TAGGED}"
     )

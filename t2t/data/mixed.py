@@ -18,7 +18,15 @@ from t2t.sections import DataConfig
 SIZES = ("examples", "tokens")
 _KEY = "config.data.sources"
 # What a source may say itself of how it is read, where it is files, and where it is not.
-_OF_FILES = ("eval_files", "field", "translation", "objective", "noise_density", "mean_noise_span_length")
+_OF_FILES = (
+  "eval_files",
+  "field",
+  "translation",
+  "both_directions",
+  "objective",
+  "noise_density",
+  "mean_noise_span_length",
+)
 
 
 def each(data: DataConfig) -> dict[str, DataConfig]:

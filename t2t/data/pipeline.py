@@ -22,6 +22,7 @@ from t2t.data import (
   converters,
   file_task,
   identity,
+  languages,
   mixed,
   objectives,
   offline_cache,
@@ -422,6 +423,7 @@ def check(
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
   if not 0.0 <= data.malformed < 1.0:
     raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
+  languages.check_tags(data, mixed.each(data) if data.sources else {})
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if data.files:
