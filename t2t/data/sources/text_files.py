@@ -256,7 +256,9 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
 
 def _field_key(where: str) -> str:
   """What to set, in the words of the command that asked: a config key, or an option beside `--input`."""
-  return "give the text's name as --field" if where.startswith("--") else "set config.data.field to the text's name"
+  return (
+    "set config.data.field to the text's name" if where.startswith("config.") else "give the text's name as --field"
+  )
 
 
 def _json_type(value) -> str:
