@@ -28,11 +28,14 @@ def get_config() -> ConfigDict:
   config.model = ConfigDict(sizes.t5_1_1("small"))
 
   config.data = ConfigDict()
-  config.data.files = ""  # globs, comma-separated: .txt, .jsonl, .jsonl.gz, .parquet, .tfrecord; local or gs://
+  config.data.files = ""  # globs, comma-separated: .txt, .jsonl, .tsv, .tmx (all .gz, too), .parquet, .tfrecord; gs://
   config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
-  config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord
+  config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord; of TMX a language
   config.data.annotations = "entities"  # that of [start, end] of each phrase, in characters: for annotated_masked_lm
-  config.data.translation = "translation"  # of each text, for translation_lm: a field, or beside it: .en.txt=.fr.txt
+  config.data.translation = "translation"  # of each text: a field, TMX's language, or beside it: .en.txt=.fr.txt
+  config.data.both_directions = False  # a text and its translation are two examples: each is given, and the other asked
+  config.data.language = ""  # what `files` are in: a name, sw; of texts with translations two, en,sw
+  config.data.language_tags = ""  # in front of texts to translate: "<2{target}>", "{source} to {target}:"; "": none
   config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
   config.data.files_may_change = False  # a run goes on though files that it reads were altered since it stopped
   config.data.objective = "span_corruption"  # what `files` are made into

@@ -62,6 +62,13 @@ class Leg:
 
     return runs.eval_batches(self.stage.config, self._mesh)
 
+  @functools.cached_property
+  def by_source(self) -> dict[str, list[Batch]]:
+    """Those of each source that names its language."""
+    from t2t.data import runs
+
+    return runs.eval_batches_by_source(self.stage.config, self._mesh)
+
   def tasks(self, vocabulary: Any) -> Any:
     """What the stage's tasks are measured by (`evaluate.of_training`)."""
     from t2t.evaluation import evaluate

@@ -26,6 +26,8 @@ class SourceConfig:
   eval_files: str = ""  # as config.data.eval_files
   field: str = ""  # as config.data.field
   translation: str = ""  # as config.data.translation
+  both_directions: bool = False  # as config.data.both_directions
+  language: str = ""  # as config.data.language; its held-out loss is measured
   objective: str = ""  # as config.data.objective
   noise_density: float = 0.0  # as config.data.noise_density
   mean_noise_span_length: float = 0.0  # as config.data.mean_noise_span_length
@@ -42,6 +44,9 @@ class DataConfig:
   field: str = "text"
   annotations: str = "entities"
   translation: str = "translation"
+  both_directions: bool = False
+  language: str = ""
+  language_tags: str = ""
   malformed: float = 0.0
   files_may_change: bool = False
   objective: str = "span_corruption"

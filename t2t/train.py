@@ -1,6 +1,7 @@
 """The loop: from a config and a workdir to a trained model."""
 
 import collections
+from collections.abc import Sequence
 import contextlib
 import functools
 import json
@@ -17,6 +18,7 @@ from t2t.checkpoints.going_back import go_back
 from t2t.checkpoints.going_back import left_out as left_out_of
 from t2t.generation.shown import show
 from t2t.models import kernels
+from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
@@ -220,12 +222,16 @@ def _measure(
 ) -> dict[str, float]:
   """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
 
+  Of some sources the loss is told by itself, too.
+
   Raises:
     Abandoned: a signal came, and the state is to be saved.
   """
-  found = (leg.program.eval_step(state, batch) for batch in stop.abandonable(leg.eval_batches))
-  total = functools.reduce(metrics_lib.merge, found)
-  loss = report.evaluation(step, total)
+
+  def of(found: Sequence[Batch]) -> metrics_lib.Metrics:
+    return functools.reduce(metrics_lib.merge, (leg.program.eval_step(state, x) for x in stop.abandonable(found)))
+
+  loss = report.evaluation(step, of(leg.eval_batches), {name: of(found) for name, found in leg.by_source.items()})
   if tasks is None:
     return {"loss": loss}
   params = join_frozen(state.params, state.frozen_params)

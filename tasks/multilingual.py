@@ -1,10 +1,15 @@
-"""Pairs of sentences in several languages: XNLI (Conneau et al. 2018) and PAWS-X (Yang et al. 2019).
+"""Benchmarks of transfer between languages: a task for each language, BENCHMARK_LANGUAGE, and a mixture of all.
 
-Tasks are called xnli_LANGUAGE and paws_x_wiki_LANGUAGE.  XNLI has no training data: what was trained on glue_mnli
-answers it, by the same head or in the same words.  config.data.folders.xnli and config.data.folders.paws_x_wiki name
-the folders of the released files (XNLI-1.0, x-final); without them TensorFlow Datasets provides them.
+Pairs of sentences: xnli (Conneau et al. 2018) and paws_x_wiki (Yang et al. 2019).  Questions: xquad (Artetxe et al.
+2020) and tydiqa_goldp (Clark et al. 2020).  Named entities: wikiann (Pan et al. 2017, parted by Rahimi et al. 2019), in
+the 40 languages of XTREME, and masakhaner and masakhaner2 (Adelani et al. 2021, 2022).
+
+What has no training data is answered by what was trained on the same in English, by the same head or in the same words:
+xnli by glue_mnli, xquad by squad.  config.data.folders.BENCHMARK names the folder of the released files; without it
+TensorFlow Datasets provides them, but for masakhaner, which it has not.
 """
 
+from collections.abc import Callable, Sequence
 import functools
 
 import seqio
@@ -13,17 +18,31 @@ from t2t import task_metrics
 from t2t.data import answers, text_formats
 from t2t.data.sources import released
 
+_ALL = ("train", "validation", "test")
 
-def _add(benchmark: str, language: str, formats, *, tfds: str, labels, splits) -> None:
+
+def _add(
+  benchmark: str,
+  language: str,
+  formats: Sequence[Callable],
+  postprocess: answers.Postprocess,
+  metric: Callable,
+  *,
+  tfds: str,
+  labels: Sequence[str] = (),
+  splits: Sequence[str] = _ALL,
+) -> None:
   seqio.TaskRegistry.add(
     f"{benchmark}_{language}",
     source=released.BenchmarkSource(benchmark, language, tfds=tfds, labels=labels, splits=splits),
     preprocessors=text_formats.preprocessors(*formats),
     output_features=text_formats.t5_features(),
-    postprocess_fn=answers.label(labels),
-    metric_fns=[task_metrics.accuracy],
+    postprocess_fn=postprocess,
+    metric_fns=[metric],
   )
 
+
+# ---- Pairs of sentences ----------------------------------------------------------------------------------------------
 
 # As of glue_mnli.
 _NLI = ("entailment", "neutral", "contradiction")
@@ -34,19 +53,80 @@ _mnli = functools.partial(
   labels=_NLI,
   parts=("premise", "hypothesis"),
 )
-for _language in released.XNLI_LANGUAGES:
-  _in_language = functools.partial(text_formats.in_language, language=_language)
-  _add("xnli", _language, [_in_language, _mnli], tfds="xnli:1.1.0", labels=_NLI, splits=("validation", "test"))
+for _language in released.LANGUAGES["xnli"]:
+  _add(
+    "xnli",
+    _language,
+    [functools.partial(text_formats.in_language, language=_language), _mnli],
+    answers.label(_NLI),
+    task_metrics.accuracy,
+    tfds="xnli:1.1.0",
+    labels=_NLI,
+    splits=("validation", "test"),
+  )
 
 # One head for all languages.
 _SAME = ("different_meaning", "paraphrase")
 _paws = functools.partial(text_formats.labelled, prefix="paws", fields=("sentence1", "sentence2"), labels=_SAME)
-for _language in released.PAWS_LANGUAGES:
+for _language in released.LANGUAGES["paws_x_wiki"]:
   _add(
     "paws_x_wiki",
     _language,
     [_paws],
+    answers.label(_SAME),
+    task_metrics.accuracy,
     tfds=f"paws_x_wiki/{_language}:1.0.0",
     labels=_SAME,
-    splits=("train", "validation", "test"),
   )
+
+# ---- Questions -------------------------------------------------------------------------------------------------------
+
+# As of squad.
+for _language in released.LANGUAGES["xquad"]:
+  _add(
+    "xquad",
+    _language,
+    [text_formats.squad],
+    answers.squad(),
+    task_metrics.squad,
+    tfds=f"xquad/{_language}:3.0.0",
+    splits=("test",),
+  )
+for _language in released.LANGUAGES["tydiqa_goldp"]:
+  _of_language = functools.partial(text_formats.with_id, begins=f"{released.TYDI_NAMES[_language]}-")
+  _add(
+    "tydiqa_goldp",
+    _language,
+    [_of_language, text_formats.squad],
+    answers.squad(),
+    task_metrics.squad,
+    tfds="tydi_qa/goldp:3.0.0",
+    splits=("train", "validation"),
+  )
+
+# ---- Named entities --------------------------------------------------------------------------------------------------
+
+# In TFDS's order; MasakhaNER's as its authors list them.
+_WIKIANN = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
+_MASAKHANER = (*_WIKIANN, "B-DATE", "I-DATE")
+for _benchmark, _tags, _tfds in [("wikiann", _WIKIANN, "wikiann/{}:1.0.0"), ("masakhaner", _MASAKHANER, "")]:
+  for _language in released.LANGUAGES[_benchmark]:
+    _add(
+      _benchmark,
+      _language,
+      [functools.partial(text_formats.tagged, words="tokens", tags="tags", names=_tags, prefix=_benchmark)],
+      answers.tagged(_tags),
+      task_metrics.entity_f1,
+      tfds=_tfds.format(_language),
+      labels=_tags,
+    )
+
+# ---- All languages together ------------------------------------------------------------------------------------------
+
+_FIRST = ("amh", "hau", "ibo", "kin", "lug", "luo", "pcm", "swa", "wol", "yor")  # MasakhaNER 1
+_mixtures = {name: languages for name, languages in released.LANGUAGES.items() if name != "masakhaner"}
+for _name, _languages in _mixtures.items():
+  seqio.MixtureRegistry.add(_name, [f"{_name}_{_language}" for _language in _languages], default_rate=1.0)
+_second = [language for language in released.LANGUAGES["masakhaner"] if language != "amh"]
+for _name, _languages in {"masakhaner": _FIRST, "masakhaner2": _second}.items():
+  seqio.MixtureRegistry.add(_name, [f"masakhaner_{_language}" for _language in _languages], default_rate=1.0)

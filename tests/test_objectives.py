@@ -392,7 +392,15 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   again = lists(task.get_dataset(lengths, "train", shuffle=False, seed=0, trim_output_features=False))
   other = lists(task.get_dataset(lengths, "train", shuffle=False, seed=1, trim_output_features=False))
   assert found == again
-  assert (found == other) == (name in ("causal_lm", "s_denoising", "neighbouring_sentences", "same_text_twice"))
+  plain = (
+    "causal_lm",
+    "s_denoising",
+    "neighbouring_sentences",
+    "same_text_twice",
+    "translation",
+    "translation_ranking",
+  )
+  assert (found == other) == (name in plain)
 
 
 def test_an_unknown_objective_names_the_nearest():
@@ -452,6 +460,7 @@ def test_which_objective_fits_which_architecture():
     "span_masked_lm_sbo",
     "annotated_masked_lm",
     "translation_lm",
+    "translation_ranking",
     "masked_lm_nsp",
     "masked_lm_sop",
     "ngram_masked_lm_sop",

@@ -50,6 +50,8 @@ XNLI = [
 ]
 PAWS = ["id\tsentence1\tsentence2\tlabel", '1\ta "b"\t"c ""d"""\t1', "2\tNS\tNS\tNS", "3\te\tf\t0"]
 REVIEWS = ("neg/1_2", "pos/0_9")
+WIKIANN = "sw:Ann\tB-PER\nsw:a\xa0b\tI-PER\nsw:alifika\tO\nsw:Roma\tB-LOC\n\nsw:Leo\tO\n"
+MASAKHANER = "Ann B-PER\nwon O\n1990 B-DATE\n\nIt O\n"
 NEWS = ['"3","Oil up","Prices, ""again"", rise"', '"4","Chip","A new\\\\one"']
 
 # task -> files of its folder, the written form of the first example, and the head it needs
@@ -74,6 +76,16 @@ RELEASED = {
     ('paws sentence1: a "b" sentence2: c "d"', "paraphrase"),
     answering.Need("paws", "class", ("different_meaning", "paraphrase"), 2),
   ),
+  "wikiann_sw": (
+    {"sw/train": WIKIANN, "sw/dev": WIKIANN, "sw/test": WIKIANN, "sw/extra": WIKIANN},
+    ("wikiann: Ann a\xa0b alifika Roma", "PER: Ann a\xa0b; LOC: Roma"),
+    answering.Need("wikiann", "tag", TAGS[:7], 7),
+  ),
+  "masakhaner_yor": (
+    {"yor/train.txt": MASAKHANER, "yor/dev.txt": MASAKHANER, "yor/test.txt": MASAKHANER},
+    ("masakhaner: Ann won 1990", "PER: Ann; DATE: 1990"),
+    answering.Need("masakhaner", "tag", (*TAGS[:7], "B-DATE", "I-DATE"), 9),
+  ),
   "imdb_reviews": (
     {
       f"aclImdb/{split}/{name}.txt": f"{name}<br />\n" for split in ("train", "test") for name in ("neg/1_2", "pos/0_9")
@@ -89,6 +101,7 @@ RELEASED = {
 }
 # task -> number of records of each split of the files above
 NUMBERS = {"conll2003": 2, "hellaswag": 1, "xnli_de": 2, "paws_x_wiki_fr": 2, "imdb_reviews": 2, "ag_news_subset": 2}
+NUMBERS |= {"wikiann_sw": 2, "masakhaner_yor": 2}
 
 
 def write(folder, files):
@@ -142,6 +155,8 @@ def test_files_as_they_are_released(name, tmp_path):
 
 KINDS = {name: need.kind for name, (*_, need) in RELEASED.items()}
 KINDS |= {"squad": "span", "squad_v2": "span", "xnli_en": "class", "paws_x_wiki_en": "class"}
+KINDS |= {"xquad_en": "span", "xquad_ar": "span", "tydiqa_goldp_sw": "span"}
+del KINDS["masakhaner_yor"]  # of which there are but files
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -152,8 +167,8 @@ def test_tensorflow_datasets_have_the_fields(name):
     for split in task.splits:
       dataset = needs.formatted(task, task.source.get_dataset(split, shuffle=False))
       assert kinds.kind_of(dataset.element_spec) == KINDS[name]
-      if name.startswith(("hellaswag", "xnli")):
-        continue  # made-up records have labels and languages that are none
+      if name.startswith(("hellaswag", "xnli", "tydiqa")):
+        continue  # made-up records have labels, languages and ids that are none
       found = list(dataset.as_numpy_iterator())
       assert len(found) == 2
       for each in found:
@@ -218,6 +233,8 @@ def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypa
     ("xnli_de", "xnli.dev.tsv", "language\tsentence1", r"line 1: has no column 'gold_label'"),
     ("xnli_de", "xnli.dev.tsv", f"{XNLI[0]}\nde\tneutral", r"line 2: has 2 column\(s\), the header 7"),
     ("paws_x_wiki_fr", "fr/translated_train.tsv", f"{PAWS[0]}\n1\ta", r"line 2: has 2 column\(s\) and not 4: id"),
+    ("masakhaner_yor", "yor/train.txt", "Ann  B-PER", r"line 1: has 3 column\(s\) and not 2: tokens, tags"),
+    ("wikiann_sw", "sw/train", "sw:Ann\tB-DATE", r"line 1: tag 'B-DATE' is none of O, B-PER"),
     ("ag_news_subset", "ag_news_csv/train.csv", '"5","a","b"', r"line 1: label '5' is none of World.* from 1 on"),
     ("imdb_reviews", "aclImdb/train/neg/0_1.txt", "a", r"has no folder pos, with a file for each review"),
   ],

@@ -184,7 +184,7 @@ def check(data):
     ({"a.tsv": "a\tb\na\tb\tc\n"}, {}, r"a.tsv, line 2: 3 column\(s\)"),
     ({"a.jsonl": '{"text": "a", "translation": "b"}\n{"text": "a"}\n'}, {}, "line 2: has no field 'translation'"),
     ({"a.jsonl": '{"text": "a", "translation": 3}\n'}, {}, "line 1: field 'translation' is no string; it has 'text'"),
-    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and their translations, which config.data.ob"),
+    ({"a.tsv": "a\tb\n"}, {"objective": "masked_lm"}, "a.tsv: has texts and their translations, which the objective"),
   ],
 )  # fmt: skip
 def test_files_without_translations(tmp_path, files, keys, message):
@@ -201,7 +201,7 @@ def test_lines_are_counted_before_training(tmp_path):
   for language, lines in {"en": 3, "fr": 2}.items():
     (tmp_path / f"a.{language}.txt").write_text("a\n" * lines)
   check_files = lambda most: parallel.check(
-    [f"{tmp_path}/a.en.txt"], translation=".en.txt=.fr.txt", where="config.data.files", most=most
+    [f"{tmp_path}/a.en.txt"], field="text", translation=".en.txt=.fr.txt", where="config.data.files", most=most
   )
   check_files(5)
   with pytest.raises(UserError, match="a.en.txt, line 3: has no line beside it"):

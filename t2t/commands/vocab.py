@@ -1,13 +1,22 @@
-"""`t2t vocab train`: a vocabulary of one's own text."""
+"""`t2t vocab train` and `report`: a vocabulary of one's own text, and how one divides the text of each language."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import itertools
+import json
 import pathlib
+import re
+import sys
+
+import rich.box
+import rich.console
+import rich.table
 
 from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.sources import text_files
-from t2t.data.vocabularies import training
+from t2t.data.vocabularies import fertility, training
 from t2t.runtime import progress
 
 # --type -> what is trained, the file that is written
@@ -31,13 +40,19 @@ def _parser() -> argparse.ArgumentParser:
     "  bpe            byte-level, as GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
     "Use it with --config.data.vocabulary=DIR/FILE.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
-    epilog="example:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary",
+    epilog="examples:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary\n"
+    "  t2t vocab train --alpha 0.3 en='en/*.txt' sw=sw.txt --size 64000 --output both",
   )
+  train.add_argument("languages", nargs="*", metavar="LANGUAGE=GLOBS", help="in place of --input: see --alpha")
   train.add_argument("--type", choices=_TRAINERS, default="sentencepiece", help="default: sentencepiece")
-  train.add_argument("--input", required=True, help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
+  train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
   train.add_argument(
-    "--field", default="text", help="text field of JSON lines, Parquet and TFRecord files; default: text"
+    "--alpha",
+    type=float,
+    help="lines of a language (of wordpiece and bpe documents) to this power say how much of it is trained on, as"
+    " config.data.alpha does of sources: 1 as it is, which is the default, 0.3 more of small ones, 0 all alike",
   )
+  _add_field(train)
   train.add_argument("--size", type=int, default=32_000, help="number of pieces, special ones included; default: 32000")
   train.add_argument("--output", required=True, help="folder to write the file in")
   train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
@@ -51,11 +66,35 @@ def _parser() -> argparse.ArgumentParser:
   )
   train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
   train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
+  report = commands.add_parser(
+    "report",
+    help="pieces, unknown ones and their length, by language",
+    description="Divides text of each language by a vocabulary, and says\n\n"
+    "  pieces/word   how many pieces a word becomes; words are parted by white\n"
+    "                space, so that it says nothing of Chinese, Japanese, Thai\n"
+    "  split         words that are more than one piece\n"
+    "  chars/piece   how long a piece is; compares languages of one script\n"
+    "  unknown       pieces that the vocabulary does not have\n\n"
+    "The same text in all languages (a translation) compares them best.",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    epilog="example:\n  t2t vocab report --vocabulary spiece.model en=en.txt sw='sw/*.jsonl.gz'",
+  )
+  report.add_argument("languages", nargs="+", metavar="LANGUAGE=GLOBS", help="a name, and files of text in it")
+  report.add_argument("--vocabulary", required=True, help='as config.data.vocabulary: a file, its folder, or "bytes"')
+  _add_field(report)
+  report.add_argument("--max_lines", type=int, default=100_000, help="of each language, from the beginning")
+  report.add_argument("--json", action="store_true", help="print JSON instead of a table")
   return parser
 
 
+def _add_field(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--field", default="text", help="text field of JSON lines, Parquet and TFRecord files; default: text"
+  )
+
+
 def main(argv: list[str]) -> int:
-  """`t2t vocab train`: trains a vocabulary on the user's files.
+  """`t2t vocab`: trains a vocabulary on the user's files, or says how one divides them.
 
   Args:
     argv: what follows `t2t vocab`.
@@ -64,6 +103,59 @@ def main(argv: list[str]) -> int:
     UserError: input that cannot be read or is too small, or an output that is there already.
   """
   arguments = _parser().parse_args(argv)
+  return _report(arguments) if arguments.command == "report" else _train(arguments)
+
+
+def _files_of(languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
+  """Language -> its files, as they are typed: en=GLOBS.
+
+  Raises:
+    UserError: one that is no such pair, or named twice; a glob that matches nothing.
+  """
+  found: dict[str, tuple[str, ...]] = {}
+  for typed in languages:
+    name, _, globs = typed.partition("=")
+    if not re.fullmatch(r"[\w-]+", name) or not globs:
+      raise UserError(f"{typed}: give LANGUAGE=GLOBS, a name and its files, as en=en.txt")
+    if name in found:
+      raise UserError(f"{typed}: {name} has files already; name them together, {name}=a.txt,b.txt")
+    found[name] = text_files.find_files(globs, where=name, pairs=False)
+  return found
+
+
+def _report(arguments: argparse.Namespace) -> int:
+  if arguments.max_lines < 1:
+    raise UserError(f"--max_lines {arguments.max_lines}: must be at least 1")
+  vocabulary = vocabularies.load(arguments.vocabulary, extra_ids=0)
+  found: dict[str, fertility.Division] = {}
+  for name, files in progress.track(_files_of(arguments.languages).items(), "dividing text"):
+    texts = (text for file in files for text in text_files.read_texts(file, field=arguments.field, where=name))
+    lines = (line.strip() for text in texts for line in text.splitlines() if line.strip())
+    found[name] = fertility.measure(vocabulary, itertools.islice(lines, arguments.max_lines))
+    if not found[name].lines:
+      raise UserError(f"{name}: its files hold no text")
+  if arguments.json:
+    named = ("pieces_per_word", "split_rate", "characters_per_piece", "unknown_rate")
+    rows = {name: dataclasses.asdict(each) | {key: getattr(each, key) for key in named} for name, each in found.items()}
+    print(json.dumps({"vocabulary": arguments.vocabulary, "size": vocabulary.vocab_size, "languages": rows}, indent=2))
+    return 0
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table.add_column("language", overflow="fold")
+  for column in ("lines", "words", "pieces/word", "split", "chars/piece", "unknown"):
+    table.add_column(column, justify="right", no_wrap=True)
+  for name, each in found.items():
+    rates = f"{each.pieces_per_word:.2f}", f"{each.split_rate:.1%}", f"{each.characters_per_piece:.2f}"
+    table.add_row(name, f"{each.lines:,}", f"{each.words:,}", *rates, f"{each.unknown_rate:.2%}")
+  rich.console.Console(file=sys.stdout, width=80, highlight=False).print(table)
+  return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+  if bool(arguments.input) == bool(arguments.languages):
+    raise UserError("give --input GLOBS, or LANGUAGE=GLOBS for each language, and not both")
+  if arguments.alpha is not None and not (arguments.languages and 0.0 <= arguments.alpha <= 1.0):
+    why = "must be from 0 (all alike) to 1 (as it is)" if arguments.languages else "is of several LANGUAGE=GLOBS"
+    raise UserError(f"--alpha {arguments.alpha}: {why}")
 
   function, name = _TRAINERS[arguments.type]
   options = {}
@@ -82,18 +174,21 @@ def main(argv: list[str]) -> int:
   path = pathlib.Path(arguments.output).expanduser() / name
   if path.exists() and not arguments.overwrite:
     raise UserError(f"--output {path}: exists already; give another folder, or --overwrite to replace it")
-  files = text_files.find_files(arguments.input, where="--input", pairs=False)
   examples: list[str] = []
 
-  def texts():
+  def texts(files: Sequence[str], where: str) -> Iterator[str]:
     for file in progress.track(files, "reading text"):
-      for text in text_files.read_texts(file, field=arguments.field, where="--input"):
+      for text in text_files.read_texts(file, field=arguments.field, where=where):
         if len(examples) < 3:
           examples.append(" ".join(text.split())[:80])
         yield text
 
   gather = training.sentences if arguments.type == "sentencepiece" else training.whole_documents
-  lines = gather(texts(), arguments.max_sentences)
+  if arguments.input:
+    files = text_files.find_files(arguments.input, where="--input", pairs=False)
+    lines = gather(texts(files, "--input"), arguments.max_sentences)
+  else:
+    lines = _of_languages(arguments, lambda name, files: gather(texts(files, name), sys.maxsize))
   if arguments.type != "bpe":  # which knows every byte; on the others' text is measured what came out
     lines = list(lines)
   characters = training.count_characters(lines) if arguments.type == "sentencepiece" else {}
@@ -115,6 +210,23 @@ def main(argv: list[str]) -> int:
   for text in examples:
     print(f"  {text}\n    {' '.join(pieces[i] for i in vocabulary.encode(text))}")
   return 0
+
+
+def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[str]], Iterator[str]]) -> Iterator[str]:
+  """The lines of all languages, as much of each as --alpha says; tells how much that is."""
+  files = _files_of(arguments.languages)
+  sizes = {name: sum(1 for _ in read(name, own)) for name, own in files.items()}
+  for name, size in sizes.items():
+    if not size:
+      raise UserError(f"{name}: its files hold no text")
+  alpha = 1.0 if arguments.alpha is None else arguments.alpha
+  quotas = training.quotas(sizes, alpha=alpha, most=arguments.max_sentences)
+  for name, size in sizes.items():
+    share = quotas[name] / sum(quotas.values())
+    print(f"{name:<12}{quotas[name]:,} of {size:,} lines, {share:.1%} of all (--alpha {alpha:g})")
+  return itertools.chain.from_iterable(
+    training.drawn(read(name, own), size=sizes[name], quota=quotas[name]) for name, own in files.items()
+  )
 
 
 def _unknown(vocabulary, lines: Iterable[str]) -> str:

@@ -226,13 +226,27 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
   kinds = "|".join(sorted({re.escape(name[2:]) for name in names if name[1:2] == "-"}))
   parts = [re.fullmatch(rf"({kinds}):\s+(.*)", part) for part in re.split(rf";\s+(?=(?:{kinds}):\s)", text)]
   for match in filter(None, parts):
-    own = match[2].split()
-    starts = (i for i in range(behind, len(words) - len(own) + 1) if list(words[i : i + len(own)]) == own)
-    start = next(starts, None)
-    if start is not None and own:
-      behind = start + len(own)
-      found[start:behind] = [f"B-{match[1]}"] + [f"I-{match[1]}"] * (len(own) - 1)
+    start, end = _place_of(match[2].split(), words, behind)
+    if end:
+      behind = end
+      found[start:end] = [f"B-{match[1]}"] + [f"I-{match[1]}"] * (end - start - 1)
   return found if any(parts) else None
+
+
+def _place_of(own: Sequence[str], words: Sequence[str], behind: int) -> tuple[int, int]:
+  """The first words from `behind` on that are written so, as range; (0, 0) if none are.
+
+  In:  ["Ann", "Lee"], ["saw", "Ann", "Lee"], 0
+  Out: (1, 3)
+
+  Words may have white space in them, as some of WikiANN's do: ["Ann Lee"] is written as ["Ann", "Lee"] is.
+  """
+  for start in range(behind, len(words) if own else 0):
+    if words[start].split()[:1] == own[:1]:
+      for end in range(start + 1, min(start + len(own), len(words)) + 1):
+        if " ".join(words[start:end]).split() == list(own):
+          return start, end
+  return 0, 0
 
 
 # ---- Their parts -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import seqio
 
-from t2t.data import objectives, sources
+from t2t.data import languages, objectives, sources
 from t2t.data.sources import parallel, scan, text_files
 from t2t.sections import DataConfig
 
@@ -26,7 +26,7 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
   if data.eval_files:
     found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
   for key, paths in found.items():
-    parallel.check(paths, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
+    parallel.check(paths, field=data.field, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": found[f"{where}.eval_files"]},
@@ -50,6 +50,8 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
       mean_noise_span_length=data.mean_noise_span_length,
       dictionary=data.dictionary,
       switching_rate=data.switching_rate,
+      both_directions=data.both_directions,
+      tags=languages.tags(data, where=where),
       pack=data.pack,
     ),
     output_features=objectives.output_features(data.objective, vocabulary),

@@ -6,7 +6,7 @@ from typing import Any
 
 import seqio
 
-from t2t.data import mixed, objectives, selection, streams, vocabularies
+from t2t.data import languages, mixed, objectives, selection, streams, vocabularies
 from t2t.data.objectives import switching
 from t2t.data.sources import contents, parallel, text_files
 from t2t.sections import DataConfig
@@ -18,7 +18,8 @@ def settings(
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
-  left_out.add("most_epochs")
+  left_out |= {"most_epochs", "language"}
+  left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}
   left_out |= set() if data.files and objectives.is_parallel(data.objective) else {"translation"}
@@ -32,9 +33,13 @@ def settings(
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
-  for name, own in (mixed.each(data) if data.sources else {}).items():
+  each = mixed.each(data) if data.sources else {}
+  tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
+  for name, own in each.items():
     source = data.sources[name]
     said = {key: value for key, value in dataclasses.asdict(source).items() if value}
+    if not tells_languages:  # then it names a loss, and changes no example
+      said.pop("language", None)
     if source.files:
       held_out = "given" if source.eval_files else "empty: about 1 % of files is held out"
       read = _with_beside(own, text_files.find_files(source.files))

@@ -12,14 +12,22 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import selection, sources
+from t2t.data import filled, languages, selection, sources
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 
 SIZES = ("examples", "tokens")
 _KEY = "config.data.sources"
 # What a source may say itself of how it is read, where it is files, and where it is not.
-_OF_FILES = ("eval_files", "field", "translation", "objective", "noise_density", "mean_noise_span_length")
+_OF_FILES = (
+  "eval_files",
+  "field",
+  "translation",
+  "both_directions",
+  "objective",
+  "noise_density",
+  "mean_noise_span_length",
+)
 
 
 def each(data: DataConfig) -> dict[str, DataConfig]:
@@ -28,7 +36,7 @@ def each(data: DataConfig) -> dict[str, DataConfig]:
   Raises:
     UserError: one that is neither files nor a mixture, or both; or has a key that has no say.
   """
-  for key in ("files", "eval_files"):
+  for key in ("files", "eval_files", "language"):
     if getattr(data, key):
       raise UserError(f"config.data.{key}={getattr(data, key)}: with {_KEY} give {_KEY}.NAME.{key}")
   found = {}
@@ -45,7 +53,7 @@ def each(data: DataConfig) -> dict[str, DataConfig]:
       for key, split in (("train_split", "train"), ("eval_split", "validation")):
         if getattr(data, key) != split:
           raise UserError(f"config.data.{key}={getattr(data, key)}: {where} has files, of which it is {split!r}")
-    own = {"files": source.files, "mixture": source.mixture, **own}
+    own = {"files": source.files, "mixture": source.mixture, "language": source.language, **own}
     if source.files and data.cache_dir:
       raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, and {where} has files; register a task")
     own |= {"folders": {}} if source.files else {}  # of the registered tasks
@@ -110,7 +118,7 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
   """
   found = rates(data, lambda name: _size(data, name, own[name], parts[name]))
   tasks: dict[str, tuple[seqio.Task, float]] = {}
-  features = {}
+  of_source = {}
   for name, part in parts.items():
     part = part.replace(name=name) if own[name].files else part
     drawn = selection.tasks_of(part)
@@ -119,9 +127,32 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
       if task.name in tasks:
         raise UserError(f"{_KEY}.{name}: {task.name} is read by another source already; a task is drawn at one rate")
       tasks[task.name] = task, found[name] * inner[task.name] / math.fsum(inner.values())
-      features[name] = tuple(sorted(task.output_features))  # a mixture's tasks yield the same
-  selection.check_yields(features, f"{_KEY}: sources")
-  return seqio.Mixture("sources", list(tasks.values()))
+      of_source[task.name] = name
+  numbers = languages.numbers(own)
+  told = {task: numbers[name] for task, name in of_source.items() if numbers}
+  alike = filled.alike([task for task, _ in tasks.values()], told)
+  # A mixture's tasks yield the same.
+  yielded = {of_source[task.name]: tuple(sorted(task.output_features)) for task in alike}
+  selection.check_yields(yielded, f"{_KEY}: sources")
+  return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])
+
+
+def parts(data: DataConfig, mixture: seqio.Mixture) -> dict[str, selection.Found]:
+  """Of each source that names its language what is read of it, as it is mixed.
+
+  Args:
+    data: what is read.
+    mixture: see `join`.
+  """
+  tasks = {task.name: task for task in selection.tasks_of(mixture)}
+  found: dict[str, selection.Found] = {}
+  for name, own in each(data).items():
+    read = selection.tasks_of(selection.named(own.mixture, modules=own.task_modules)) if own.mixture else ()
+    mine = [tasks[task.name] for task in read] if own.mixture else [tasks[name]]
+    if own.language and any(data.eval_split in task.splits for task in mine):
+      rated = [(task, mixture.get_rate(task)) for task in mine]
+      found[name] = mine[0] if len(mine) == 1 else seqio.Mixture(name, rated)
+  return found
 
 
 def check_yields(own: Mapping[str, DataConfig], examples: Callable[[str], tf.data.Dataset]) -> None:

@@ -22,6 +22,7 @@ from t2t.data import (
   converters,
   file_task,
   identity,
+  languages,
   mixed,
   objectives,
   offline_cache,
@@ -351,9 +352,8 @@ def _eval_parts(
   }
   most = int(multihost_utils.process_allgather(np.array(filled)).max()) if jax.process_count() > 1 else filled
   if not most:
-    where = (
-      "config.data.eval_files" if data.files else f"split {data.eval_split!r} of config.data.mixture={data.mixture}"
-    )
+    of = f"config.data.sources, {task.name}" if data.sources else f"config.data.mixture={data.mixture}"
+    where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
     raise UserError(f"{where}: no held-out example; give text to evaluate on")
   return parts + [streams.as_batch(blank)] * (most - filled)
 
@@ -366,6 +366,7 @@ def eval_batches(
   batch_size: int,
   max_batches: int,
   heads: Sequence[HeadConfig] = (),
+  task: selection.Found | None = None,
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
 
@@ -378,6 +379,7 @@ def eval_batches(
     batch_size: sequences of a global batch.
     max_batches: at most so many.
     heads: see `load_task`.
+    task: a part of what `load_task` gives; None: all of it.
 
   Raises:
     UserError: no held-out text, or a record that cannot be used.
@@ -386,7 +388,7 @@ def eval_batches(
   host_rows = streams.host_rows(batch_sharding, batch_size)
   number = _eval_streams(batch_size)
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
-  task = load_task(data, architecture, heads=heads)
+  task = load_task(data, architecture, heads=heads) if task is None else task
   found = _eval_parts(data, architecture, task, own, batch_size=batch_size, max_batches=max_batches)
   return [
     streams.global_batch(
@@ -427,6 +429,7 @@ def check(
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
   if not 0.0 <= data.malformed < 1.0:
     raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
+  languages.check_tags(data, mixed.each(data) if data.sources else {})
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if data.files:

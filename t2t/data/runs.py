@@ -11,7 +11,18 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, features, stages
-from t2t.data import answering, objectives, pipeline, selection, sources, staged, streams, vocabularies
+from t2t.data import (
+  answering,
+  languages,
+  mixed,
+  objectives,
+  pipeline,
+  selection,
+  sources,
+  staged,
+  streams,
+  vocabularies,
+)
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
@@ -199,6 +210,8 @@ def check(config: Config) -> None:
     UserError: see there; or examples that the loss makes nothing of.
   """
   _check_loss(config)
+  if config.data.sources:
+    languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
   heads = heads_asked(config)
   pipeline.check(
     config.data,
@@ -347,3 +360,16 @@ def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.
     max_batches=config.eval.batches,
     heads=heads_asked(config),
   )
+
+
+def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[dict[str, jax.Array]]]:
+  """Held-out batches of each source that names its language; of all together about as many as `eval_batches`."""
+  heads, architecture = heads_asked(config), config.model.architecture
+  if not any(source.language for source in config.data.sources.values()):
+    return {}
+  parts = mixed.parts(config.data, pipeline.load_task(config.data, architecture, heads=heads))
+  options = {"batch_size": config.eval.batch_size or config.train.batch_size, "heads": heads}
+  options["max_batches"] = -(-config.eval.batches // max(len(parts), 1))
+  return {
+    name: pipeline.eval_batches(config.data, architecture, mesh, task=part, **options) for name, part in parts.items()
+  }

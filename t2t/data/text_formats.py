@@ -154,6 +154,15 @@ def in_language(features: Features, *, language: str) -> Features:
   return {"premise": features["premise"][language], "hypothesis": hypothesis, "label": features["label"]}
 
 
+def with_id(dataset: tf.data.Dataset, *, begins: str) -> tf.data.Dataset:
+  """Records whose id begins so: TyDi QA's have the name of their language in front.
+
+  In:  {"id": "swahili-12-0"}, {"id": "finnish-3-0"}        begins "swahili-"
+  Out: {"id": "swahili-12-0"}
+  """
+  return dataset.filter(lambda features: tf.strings.substr(features["id"], 0, len(begins)) == begins)
+
+
 _COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
 

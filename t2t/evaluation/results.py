@@ -159,6 +159,10 @@ def print_table(
   if len(scores) > 1:
     table.add_row("mean of tasks", "", "", f"{sum(scores) / len(scores):.2f}", style="bold")
   console.print(table)
+  _note_unparseable(results, console)
+
+
+def _note_unparseable(results: Sequence[Result], console: rich.console.Console) -> None:
   lost = [result.task for result in results if 2 * result.unparseable > len(result.answers)]
   if lost:
     console.print(
@@ -211,18 +215,31 @@ def publish(
   steps: Mapping[str, int] | None = None,
   whole: bool = True,
 ) -> None:
-  """Writes everything, and prints the table and where everything is.
+  """Writes everything, and prints the table and where everything is; of a benchmark in several languages its own.
 
   Args:
     results, folder, about: see `write`.
     steps: see `print_table`.
     whole: whether all examples were asked: leaderboards take no less.
   """
+  from t2t.evaluation import languages
+
   path = write(results, folder, about=about)
   console = rich.console.Console()
+  found = languages.parted(results)
+  for (benchmark, split), by_language in found.items():
+    languages.print_table(benchmark, split, by_language, console)
+    _note_unparseable(list(by_language.values()), console)
+  tabled = {id(each) for by_language in found.values() for each in by_language.values()}
   # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
-  for split in dict.fromkeys(each.split for each in results):
-    print_table([each for each in results if each.split == split], console, steps=steps)
+  others = [each for each in results if id(each) not in tabled]
+  for split in dict.fromkeys(each.split for each in others):
+    print_table([each for each in others if each.split == split], console, steps=steps)
+  if found:
+    together = folder / "languages.json"
+    there = json.loads(together.read_text()) if together.exists() else {}
+    _replace(together, json.dumps(there | languages.record(results, about=about), indent=2) + "\n")
+    print(f"languages      {together}")
   print(f"results        {path}\npredictions    {folder / 'predictions'}")
   for name, missing in write_leaderboards(results, folder) if whole else ():
     print(f"leaderboard    {folder / name}" + (f" (without {', '.join(missing)})" if missing else ""))

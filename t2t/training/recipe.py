@@ -235,10 +235,12 @@ def task_features(config: Config) -> tuple[str, ...]:
     return features.PAIRED
   both, alone = ("inputs", "targets"), ("targets",)
   data, kind = config.data, config.model.kind
-  if data.sources:  # which yield the same
-    source = next(iter(data.sources.values()))
-    chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
-    return task_features(config.with_(data={"sources": {}, **chosen}))
+  if data.sources:  # what any yields: it is filled in for the others
+    yields: dict[str, None] = {}
+    for source in data.sources.values():
+      chosen = {"files": source.files, "mixture": source.mixture, "objective": source.objective or data.objective}
+      yields |= dict.fromkeys(task_features(config.with_(data={"sources": {}, **chosen})))
+    return tuple(yields)
   places = features.places_of(kind)
   placed = (*both, places)
   if data.files or not data.mixture:

@@ -180,12 +180,18 @@ class Report:
     elif share < 0.03:
       self._warned = False
 
-  def evaluation(self, step: int, metrics: metrics_lib.Metrics) -> float:
-    """Reads the metrics of an evaluation; its loss."""
+  def evaluation(
+    self, step: int, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics] | None = None
+  ) -> float:
+    """Reads the metrics of an evaluation, and of some sources by themselves; its loss, which is of all."""
     values = means(jax.device_get(metrics))
+    of_source = {name: means(jax.device_get(found))["loss"] for name, found in (by_source or {}).items()}
     if self._writer is not None:
-      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
-      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}, accuracy {values['accuracy']:.1%}")
+      told = values | {f"loss/{name}": loss for name, loss in of_source.items()}
+      self._writer.write(step, {f"eval/{name}": value for name, value in told.items()})
+      listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
+      accuracy = f"accuracy {values['accuracy']:.1%}"
+      self._line.say(f"step {step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
     return values["loss"]
 
   def tasks(self, step: int, found: Sequence[TaskResult]) -> dict[str, float]:

@@ -4,7 +4,7 @@ Both texts of a pair stand in one row, as two that do not see each other: the fe
 segment and positions that start anew.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 
 import seqio
@@ -132,6 +132,36 @@ def same_text_twice(
 # ---- Two texts of a record -------------------------------------------------------------------------------------------
 
 
+def directed(
+  dataset: tf.data.Dataset, *, tags: Sequence[str] = ("", ""), both_directions: bool = False
+) -> tf.data.Dataset:
+  """Tags in front of the first text; with `both_directions` each pair also the other way round.
+
+  In:  {"first": "Red.", "second": "Rouge."}          tags "<2fr>" and "<2en>", both directions
+  Out: {"first": "<2fr> Red.", "second": "Rouge.", "swapped": 0}
+       {"first": "<2en> Rouge.", "second": "Red.", "swapped": 1}
+
+  Args:
+    dataset: {"first", "second": string}; pairs of which one is blank are left out.
+    tags: of pairs as they are, and of swapped ones; "": none.
+    both_directions: see above.
+
+  Source: tags as in Johnson et al. 2017, section 3.
+  """
+  table = tf.constant([f"{tag.strip()} " if tag.strip() else "" for tag in tags])
+  names = ("first", "second")
+
+  def turned(features: Features) -> tf.data.Dataset:
+    texts = tf.stack([features[name] for name in names])
+    swapped = tf.range(2 if both_directions else 1)
+    first, second = tf.gather(texts, swapped), tf.gather(texts, 1 - swapped)
+    found = {"first": tf.strings.join([tf.gather(table, swapped), first]), "second": second, "swapped": swapped}
+    return tf.data.Dataset.from_tensor_slices(found)
+
+  there = lambda features: tf.reduce_all([tf.strings.length(tf.strings.strip(features[name])) > 0 for name in names])
+  return dataset.filter(there).flat_map(turned)
+
+
 def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
   """Two texts to ids; a pair is left out of which one has none.
 
@@ -146,7 +176,11 @@ def encode(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature
       f'the source\'s records have no field {missing[0]!r}; pairs of texts are "first" and "second", which'
       f" `text_formats.pairs` makes of two fields; there are: {there}"
     )
-  ids = lambda features: {name: tf.cast(vocabulary.encode_tf(features[name]), tf.int32) for name in names}
+  ids = lambda features: {
+    name: x if name == "swapped" else tf.cast(vocabulary.encode_tf(x), tf.int32)
+    for name, x in features.items()
+    if name in (*names, "swapped")
+  }
   dataset = dataset.map(ids, num_parallel_calls=tf.data.AUTOTUNE)
   return dataset.filter(lambda features: (tf.size(features["first"]) > 0) & (tf.size(features["second"]) > 0))
 

@@ -20,7 +20,7 @@ from t2t.data import vocabularies
 from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences, switching
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
-from t2t.data.objectives.translation import translation_lm
+from t2t.data.objectives.translation import translation, translation_lm
 from t2t.models.config import HeadConfig
 
 Features = dict[str, tf.Tensor]
@@ -295,6 +295,20 @@ def _translated() -> Objective:
   return Objective(_ENCODER, (*_ALIGNED, "token_types", "input_places"), make, _BERT, parallel=True)
 
 
+def _written() -> Objective:
+  make = lambda **options: [
+    pairs.encode,
+    functools.partial(translation, **options),
+    seqio.preprocessors.append_eos_after_trim,
+  ]
+  return Objective(_DECODERS, _PAIR, make, parallel=True)
+
+
+def _compared() -> Objective:
+  make = lambda merge_documents: [pairs.encode, pairs.together]
+  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make, parallel=True)
+
+
 def _paired(preprocessor: Preprocessor) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
@@ -332,6 +346,8 @@ OBJECTIVES: dict[str, Objective] = {
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
   "translation_lm": _translated(),
+  "translation": _written(),
+  "translation_ranking": _compared(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),
@@ -359,6 +375,8 @@ def preprocessors(
   mean_noise_span_length: float = 0.0,
   dictionary: str = "",
   switching_rate: float = 0.0,
+  both_directions: bool = False,
+  tags: Sequence[str] = ("", ""),
   pack: bool = False,
 ) -> list[Preprocessor]:
   """The preprocessors of an objective, for a seqio task whose source yields {"text": string}.
@@ -369,6 +387,7 @@ def preprocessors(
     mean_noise_span_length: tokens; 0 is the published one.
     dictionary: of words and translations, which replace them in the text, see `switching.code_switching`; "": none.
     switching_rate: with which probability they do.
+    both_directions, tags: of texts and their translations, see `pairs.directed`.
     pack: examples are kept apart because the feature converter packs them.
 
   Raises:
@@ -388,6 +407,14 @@ def preprocessors(
   if dictionary or switching_rate:
     switching.check(dictionary, switching_rate, objective=name, reads_text=name in OF_TEXT)
     steps.insert(0, functools.partial(switching.code_switching, dictionary=dictionary, rate=switching_rate))
+  if both_directions and not objective.parallel:
+    reading = ", ".join(other for other, found in OBJECTIVES.items() if found.parallel)
+    raise UserError(
+      f"config.data.both_directions=True: is of texts and their translations, which config.data.objective={name} does"
+      f" not read; these do: {reading}"
+    )
+  if both_directions or any(tags):
+    steps.insert(0, functools.partial(pairs.directed, tags=tags, both_directions=both_directions))
   for step in steps:
     step.objective = name  # what `of` finds, also where a cache takes the place of the first
   return steps

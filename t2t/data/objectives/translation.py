@@ -1,4 +1,4 @@
-"""Translation language modelling: a text and its translation in one row, tokens of both hidden."""
+"""What is learnt from texts beside their translations: to translate, and to guess in each what is hidden."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +10,22 @@ from t2t.data import framing, vocabularies
 from t2t.data.objectives import masking, pieces
 
 Features = dict[str, tf.Tensor]
+
+
+def translation(dataset: tf.data.Dataset, *, merge_documents: bool = True) -> tf.data.Dataset:
+  """A text as inputs, and its translation as targets: text to text, as any task.
+
+  In:  {"first": [3, 4, 5], "second": [6, 7]}
+  Out: {"inputs": [3, 4, 5], "targets": [6, 7]}             EOS is added by the next preprocessor, which cuts as well
+
+  Args:
+    dataset: {"first", "second": int32 [n]} without EOS.
+    merge_documents: changes nothing; an example is one pair.
+
+  Source: Raffel et al. 2020, section 2.3.
+  """
+  del merge_documents
+  return dataset.map(lambda features: {"inputs": features["first"], "targets": features["second"]})
 
 
 def translation_lm(
@@ -26,6 +42,8 @@ def translation_lm(
   Out: {"inputs": [101, 3, 99, 5, 102, 101, 99, 7, 102], "targets": [101, 3, 4, 5, 102, 101, 6, 7, 102],
         "loss_weights": [0, 0, 1, 0, 0, 0, 1, 0, 0], "token_types": [0, 0, 0, 0, 0, 1, 1, 1, 1],
         "input_places": [0, 1, 2, 3, 4, 0, 1, 2, 3]}
+
+  Of a pair that was swapped, see `pairs.directed`, the first text has type 1 and the second 0.
 
   Each text is framed as one that is read alone, in a vocabulary without [CLS] and [SEP] by EOS behind it.  Positions
   start anew at the second, so that words which mean the same stand at like positions, where positions are learned.
@@ -57,6 +75,7 @@ def translation_lm(
 
   @seqio.map_over_dataset(num_seeds=2)
   def corrupt(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    swapped = features.get("swapped", 0)
     texts = [features[name] for name in ("first", "second")]
     kept = framing.shortened(tf.stack([tf.size(text) for text in texts]), room)
     around = [tf.constant(ids, tf.int32) for ids in (begin, end)]
@@ -68,7 +87,7 @@ def translation_lm(
       "inputs": masking.replace(tokens, chosen, groups, seeds[1], mask_id=mask_id, ordinary_ids=ordinary_ids),
       "targets": tokens,
       "loss_weights": tf.cast(chosen, tf.int32),
-      "token_types": tf.concat([tf.zeros_like(framed[0]), tf.ones_like(framed[1])], 0),
+      "token_types": tf.concat([tf.fill(tf.shape(framed[0]), swapped), tf.fill(tf.shape(framed[1]), 1 - swapped)], 0),
       "input_places": tf.concat([tf.range(tf.size(text)) for text in framed], 0),
     }
 

@@ -1,7 +1,7 @@
 """Texts and their translations: two columns of a line, two fields of a JSON line, or lines of two files side by side.
 
-A translation is found by `config.data.translation`: in JSON lines it is the name of a field, beside files of text how
-the name of the file beside ends, ".en.txt=.fr.txt"; the second column of a .tsv has no name.
+A translation is found by `config.data.translation`: in JSON lines it is the name of a field, in TMX a language, beside
+files of text how the name of the file beside ends, ".en.txt=.fr.txt"; the second column of a .tsv has no name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import itertools
 import json
 
 from t2t import UserError
-from t2t.data.sources import text_files
+from t2t.data.sources import text_files, translation_memory
 
 
 class Aligned(bytes):
@@ -36,12 +36,12 @@ def beside(path: str, *, translation: str, where: str) -> str:
     UserError: the file has no translation in it, and none beside it is named.
   """
   kind = text_files.kind(path, where=where)
-  if kind in ("pairs", "json"):
+  if kind in ("pairs", "json", "tmx"):
     return ""
   old, found, new = translation.partition("=")
   if kind == "text" and found and old != new and path.endswith(old):
     return path.removesuffix(old) + new
-  known = "a .tsv of two columns, JSON lines of two fields, or the file beside, as '.en.txt=.fr.txt'"
+  known = "a .tsv of two columns, JSON lines of two fields, a .tmx, or the file beside, as '.en.txt=.fr.txt'"
   if kind == "text" and found:
     raise UserError(
       f"{where}: {path}: its name does not end in {old!r}, as config.data.translation={translation} has it, which names"
@@ -71,23 +71,31 @@ def lines(path: str, other: str, *, where: str) -> Iterator[tuple[int, Aligned]]
     yield number, Aligned(line[1], translation[1], other)
 
 
-def check(files: Sequence[str], *, translation: str, where: str, most: int) -> None:
+def check(files: Sequence[str], *, field: str, translation: str, where: str, most: int) -> None:
   """Whether files have translations where they are read, and those side by side have as many lines.
 
   Args:
     files: paths.
+    field: of the texts.
     translation: see above; "": the objective reads none.
     where: the configuration key that names the files.
     most: bytes of a file whose lines are counted before training; of a larger one they are while it is read.
 
   Raises:
-    UserError: no translation; a file beside that is not there; the first line that has none beside it.
+    UserError: no translation; a file beside that is not there; the first line that has none beside it; a language that
+      a TMX file does not have.
   """
+  section = where.rpartition(".")[0]
+  languages = {f"{section}.field": field} | ({f"{section}.translation": translation} if translation else {})
+  for path in files:
+    if text_files.kind(path, where=where) == "tmx":
+      found = (json.loads(unit) for _, unit in text_files.units(path, where=where))
+      translation_memory.check(found, languages, path=path)
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
-        f"{where}: {alone[0]}: has texts and their translations, which config.data.objective=translation_lm reads; for"
-        " other objectives give a file for each language, `cut -f1` makes one"
+        f"{where}: {alone[0]}: has texts and their translations, which the objectives translation and"
+        " translation_lm read; for others give a file for each language, `cut -f1` makes one"
       )
     return
   others = {path: other for path in files if (other := beside(path, translation=translation, where=where))}
@@ -112,6 +120,8 @@ def translated(path: str, number: int, record: bytes, *, translation: str, where
   """
   if isinstance(record, Aligned):
     return text_files.parse(record.path, number, record.other, field="", where=where)
+  if text_files.kind(path, where=where) == "tmx":
+    return translation_memory.text(json.loads(record), translation)
   text = record.decode("utf-8-sig" if number == 1 else "utf-8")
   if text_files.kind(path, where=where) == "pairs":
     return text.rstrip("\r\n").split("\t")[1].strip()

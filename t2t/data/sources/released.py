@@ -23,13 +23,15 @@ class _Layout:
   folder: beside those of the benchmark's other tasks; "" where the files lie in the user's folder itself.
   read: (path, where, labels) -> records of a file.
   stems: split -> names of its file, without the ending; any other file is a split of its own name.
-  suffixes: endings of the files; "": of folders, which have the files of a split.
+  suffixes: endings of the files; "": they have none.
+  folders: whether a split is a folder of files.
   """
 
   folder: str
   read: Callable[..., Iterator[released_records.Record]]
   stems: Mapping[str, Sequence[str]]
   suffixes: Sequence[str]
+  folders: bool = False
 
 
 def _lines(
@@ -60,8 +62,45 @@ def _squad(version: str) -> _Layout:
   return _Layout("", released_records.squad, stems, [".json"])
 
 
-XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
-PAWS_LANGUAGES = ("de", "en", "es", "fr", "ja", "ko", "zh")
+# Benchmarks of which there is a task for each language, BENCHMARK_LANGUAGE.
+LANGUAGES: dict[str, tuple[str, ...]] = {
+  "xnli": ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),
+  "paws_x_wiki": ("de", "en", "es", "fr", "ja", "ko", "zh"),
+  "xquad": ("ar", "de", "el", "en", "es", "hi", "ru", "th", "tr", "vi", "zh"),
+  "tydiqa_goldp": ("ar", "bn", "en", "fi", "id", "ko", "ru", "sw", "te"),
+  # Those of XTREME (Hu et al. 2020).
+  "wikiann": (
+    *("af", "ar", "bg", "bn", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "he", "hi", "hu", "id", "it", "ja"),
+    *("jv", "ka", "kk", "ko", "ml", "mr", "ms", "my", "nl", "pt", "ru", "sw", "ta", "te", "th", "tl", "tr", "ur", "vi"),
+    *("yo", "zh"),
+  ),
+  # Of version 1, amh and nine of those of version 2; all others are of version 2.
+  "masakhaner": (
+    *("amh", "bam", "bbj", "ewe", "fon", "hau", "ibo", "kin", "lug", "luo", "mos", "nya", "pcm", "sna", "swa", "tsn"),
+    *("twi", "wol", "xho", "yor", "zul"),
+  ),
+}
+# By which the ids of TyDi QA begin.
+TYDI_NAMES = {
+  "ar": "arabic",
+  "bn": "bengali",
+  "en": "english",
+  "fi": "finnish",
+  "id": "indonesian",
+  "ko": "korean",
+  "ru": "russian",
+  "sw": "swahili",
+  "te": "telugu",
+}
+
+
+def _tagged(folder: str, delimiter: str, suffix: str, *, begins: str = "") -> _Layout:
+  """A word and its tag in each line."""
+  options = {"words": "tokens", "tags": "tags", "names": ("tokens", "tags"), "delimiter": delimiter, "begins": begins}
+  read = functools.partial(released_records.columns, **options)
+  return _Layout(folder, read, {"validation": ["dev"]}, [suffix])
+
+
 _PAIR = ("sentence1", "sentence2")
 _MNLI = ("premise=sentence1", "hypothesis=sentence2")
 
@@ -125,7 +164,7 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
       {"validation": ["xnli.dev"], "test": ["xnli.test"]},
       [".tsv"],
     )
-    for language in XNLI_LANGUAGES
+    for language in LANGUAGES["xnli"]
   },
   "paws_x_wiki": {
     language: _Layout(
@@ -134,10 +173,25 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
       {"train": ["translated_train"], "validation": ["dev_2k"], "test": ["test_2k"]},
       [".tsv"],
     )
-    for language in PAWS_LANGUAGES
+    for language in LANGUAGES["paws_x_wiki"]
   },
+  "xquad": {
+    language: _Layout("", released_records.squad, {"test": [f"xquad.{language}"]}, [".json"])
+    for language in LANGUAGES["xquad"]
+  },
+  "tydiqa_goldp": {
+    language: _Layout(
+      "",
+      functools.partial(released_records.squad, begins=f"{TYDI_NAMES[language]}-"),
+      {"train": ["tydiqa-goldp-v1.1-train"], "validation": ["tydiqa-goldp-v1.1-dev"]},
+      [".json"],
+    )
+    for language in LANGUAGES["tydiqa_goldp"]
+  },
+  "wikiann": {language: _tagged(language, "\t", "", begins=f"{language}:") for language in LANGUAGES["wikiann"]},
+  "masakhaner": {language: _tagged(language, " ", ".txt") for language in LANGUAGES["masakhaner"]},
   "imdb_reviews": {
-    "": _Layout("aclImdb", released_records.reviews, {"train": ["train"], "test": ["test"]}, [""]),
+    "": _Layout("aclImdb", released_records.reviews, {"train": ["train"], "test": ["test"]}, [""], folders=True),
   },
   "ag_news_subset": {
     "": _Layout(
@@ -184,7 +238,7 @@ class BenchmarkSource(seqio.DataSource):
     Args:
       benchmark: key of `_LAYOUTS`.
       name: the task's in the benchmark, "cb"; "" where it is the only one.
-      tfds: data set, configuration and version.
+      tfds: data set, configuration and version; "": TFDS has no such data.
       labels: names of the classes, in TFDS's order.
       splits: of TFDS; a mapping where TFDS calls them otherwise.
       folder_key: config.data.folders has the folder of its files by this name; "": by that of the benchmark.
@@ -195,7 +249,8 @@ class BenchmarkSource(seqio.DataSource):
     self._benchmark, self._name, self._tfds_name, self._tfds_splits = benchmark, name, tfds, splits
     self._layout = _LAYOUTS[benchmark][name]
     self._key = f"config.data.folders.{self.folder_key}"
-    self._tfds = prepared.TfdsSource(tfds, splits, instead=f"{self._key} to the folder of the released files")
+    instead = f"{self._key} to the folder of the released files"
+    self._of_tfds = prepared.TfdsSource(tfds, splits, instead=instead) if tfds else None
     self._where = f"{self._key}={folder}"
     self._task = f"{benchmark}_{name}" if name else benchmark
 
@@ -211,9 +266,17 @@ class BenchmarkSource(seqio.DataSource):
       folder=folder,
     )
 
+  @property
+  def _tfds(self) -> prepared.TfdsSource:
+    if self._of_tfds is None:
+      raise UserError(
+        f"{self._key} is empty, and TensorFlow Datasets has no {self._benchmark}: name the folder of the released files"
+      )
+    return self._of_tfds
+
   def __str__(self) -> str:
     """Where it reads, in a few words."""
-    return str(epath.Path(self.folder) / self._layout.folder) if self.folder else self._tfds_name
+    return str(epath.Path(self.folder) / self._layout.folder) if self.folder else self._tfds_name or self._key
 
   @property
   def splits(self) -> Sequence[str]:
@@ -247,7 +310,7 @@ class BenchmarkSource(seqio.DataSource):
     found = {}
     for path in sorted(self._task_folder().iterdir()):
       for suffix in self._layout.suffixes:
-        if path.name.endswith(suffix) and path.is_dir() == (not suffix):
+        if path.name.endswith(suffix) and path.is_dir() == self._layout.folders:
           found[path.name.removesuffix(suffix)] = str(path)
     known = {"train": [], "validation": [], "test": []}
     known |= self._layout.stems

@@ -276,7 +276,15 @@ def reviews(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
 
 
 def columns(
-  path: str, where: str, labels: Sequence[str], *, words: str, tags: str, names: Sequence[str]
+  path: str,
+  where: str,
+  labels: Sequence[str],
+  *,
+  words: str,
+  tags: str,
+  names: Sequence[str],
+  delimiter: str | None = None,
+  begins: str = "",
 ) -> Iterator[Record]:
   """One record for each sentence of a file with a word and its tags in each line, and empty lines between sentences.
 
@@ -287,10 +295,12 @@ def columns(
     words: column of the words.
     tags: and of the tags.
     names: of all columns.
+    delimiter: between columns; None: any white space.
+    begins: what stands in front of each word and is no part of it.
   """
   found: tuple[list[str], list[int]] = ([], [])
   for number, line in enumerate([*_lines(path, where), ""], 1):
-    cells = line.split()
+    cells = line.rstrip().split(delimiter) if line.strip() else []
     if cells and cells[0] != "-DOCSTART-":
       place = f"{where}: {path}, line {number}"
       if len(cells) != len(names):
@@ -298,7 +308,7 @@ def columns(
       tag = cells[names.index(tags)]
       if tag not in labels:
         raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
-      found[0].append(cells[names.index(words)])
+      found[0].append(cells[names.index(words)].removeprefix(begins))
       found[1].append(labels.index(tag))
     elif found[0]:
       yield {words: found[0], tags: np.array(found[1], np.int32)}
@@ -365,8 +375,8 @@ def table(
 # ---- SQuAD -----------------------------------------------------------------------------------------------------------
 
 
-def squad(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
-  """One record for each question on each paragraph of each article."""
+def squad(path: str, where: str, labels: Sequence[str], *, begins: str = "") -> Iterator[Record]:
+  """One record for each question on each paragraph of each article, whose id begins so."""
   del labels
   lines = _lines(path, where)
   try:
@@ -380,6 +390,8 @@ def squad(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
     for j, paragraph in enumerate(_field(article, "paragraphs", list, f"{where}: {path}, article {i}"), 1):
       place = f"{where}: {path}, article {i}, paragraph {j}"
       for question in _field(paragraph, "qas", list, place):
+        if not _field(question, "id", str, place).startswith(begins):
+          continue
         answers = _field(question, "answers", list, place) if "answers" in question else []
         yield {
           "id": _field(question, "id", str, place),

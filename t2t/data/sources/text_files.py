@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.objectives import annotated
-from t2t.data.sources import faults
+from t2t.data.sources import faults, translation_memory
 from t2t.storage import bucket
 from t2t.storage import records as tfrecords
 
@@ -36,11 +36,12 @@ from t2t.storage import records as tfrecords
 KINDS = {
   "text": re.compile(r"\.txt(\.gz)?$"),
   "pairs": re.compile(r"\.tsv(\.gz)?$"),  # of texts and their translations
+  "tmx": re.compile(r"\.tmx(\.gz)?$"),  # translation memories
   "json": re.compile(r"\.(jsonl|json|ndjson)(\.gz)?$"),
   "parquet": re.compile(r"\.parquet$"),
   "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$"),
 }
-_ENDINGS = ".txt, .jsonl, .jsonl.gz, .parquet or .tfrecord*"
+_ENDINGS = ".txt, .jsonl, .jsonl.gz, .tsv, .tmx, .parquet or .tfrecord*"
 
 _BLOCK = 2**20  # bytes that are read at a time
 # A kilobyte of gzip can be a megabyte of one line, and a page of Parquet whatever it says.
@@ -165,20 +166,22 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     path: the file, which says what sort of record it is.
     number: of the record in the file, from 1; a line number where the file has lines, of which .tsv have two texts: the
       first.
-    record: a line, a serialised tf.train.Example, or the text itself (Parquet).
-    field: where the text is, in JSON objects and Examples.
+    record: a line, a serialised tf.train.Example, or the text itself (Parquet, TMX).
+    field: where the text is, in JSON objects and Examples; of TMX its language.
     where: what the user set, for messages.
 
   Raises:
     UserError: what is wrong with the record, with file and line.
   """
   file_kind = kind(path, where=where)
-  unit = "line" if file_kind in ("text", "json", "pairs") else "record"
+  unit = "line" if file_kind in ("text", "json", "pairs") else "unit" if file_kind == "tmx" else "record"
   place = f"{where}: {path}, {unit} {number}"
   if isinstance(record, faults.Damaged):
     raise UserError(f"{place}: {record.reason}")
   if file_kind == "tfrecord":
     record = _example_field(record, field=field, place=place)
+  if file_kind == "tmx":
+    return translation_memory.text(json.loads(record), field)
   try:
     text = record.decode("utf-8")
   except UnicodeDecodeError as error:
@@ -253,7 +256,9 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
 
 def _field_key(where: str) -> str:
   """What to set, in the words of the command that asked: a config key, or an option beside `--input`."""
-  return "give the text's name as --field" if where.startswith("--") else "set config.data.field to the text's name"
+  return (
+    "set config.data.field to the text's name" if where.startswith("config.") else "give the text's name as --field"
+  )
 
 
 def _json_type(value) -> str:
@@ -409,6 +414,28 @@ def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
     raise UserError(f"{where}: {path}: cannot be read after record {number} ({error.strerror or error})") from error
 
 
+def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
+  """The units of a TMX file, as JSON, numbered from 1.
+
+  Raises:
+    UserError: the file cannot be read to its end.
+  """
+  number = 0
+
+  def read() -> Iterator[tuple[int, bytes]]:
+    with _open_decompressed(path) as file:
+      found = (json.dumps(unit, ensure_ascii=False).encode() for unit in translation_memory.units(file))
+      yield from enumerate(found, 1)
+
+  try:
+    for number, unit in faults.patiently(read, path):
+      yield number, unit
+  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise UserError(f"{where}: {path}: truncated or no TMX after unit {number} ({error})") from error
+  except OSError as error:
+    raise UserError(f"{where}: {path}: cannot be read after unit {number} ({error.strerror or error})") from error
+
+
 def _rows(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
   def read() -> Iterator[tuple[int, bytes]]:
     groups = range(_open_parquet(path, field=field, where=where).num_row_groups)
@@ -434,6 +461,8 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
     return _tfrecords(path, where=where)
   if file_kind == "parquet":
     return _rows(path, field=field, where=where)
+  if file_kind == "tmx":
+    return units(path, where=where)
   return lines(path, where=where)
 
 

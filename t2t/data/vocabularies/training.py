@@ -242,6 +242,35 @@ def train_bpe(
   return path
 
 
+def quotas(sizes: Mapping[str, int], *, alpha: float, most: int) -> dict[str, int]:
+  """How many lines of each language a vocabulary is trained on: its size to the power of alpha, as sources are drawn.
+
+  In:  {"en": 10_000, "sw": 100}, alpha 0.5, most 1_100
+  Out: {"en": 1_000, "sw": 100}             with alpha 0.3 {"en": 879, "sw": 221}: lines of sw count twice and more
+
+  Args:
+    sizes: language -> lines.
+    alpha: 1: as it is; 0: all alike.
+    most: lines of all together; those there are, if they are fewer.
+
+  Source: Conneau & Lample 2019 (XLM), section 3.1, with 0.5; Conneau et al. 2020 (XLM-R) have 0.3.
+  """
+  weights = {name: size**alpha for name, size in sizes.items()}
+  total = min(most, sum(sizes.values()))
+  return {name: max(1, round(total * weight / sum(weights.values()))) for name, weight in weights.items()}
+
+
+def drawn(lines: Iterable[str], *, size: int, quota: int) -> Iterator[str]:
+  """So many of the lines, spread over all of them; where there are fewer, each as often as it takes.
+
+  In:  ["a", "b", "c", "d"], size 4, quota 2; 6
+  Out: ["b", "d"]; ["a", "b", "b", "c", "d", "d"]
+  """
+  for number, line in enumerate(lines):
+    for _ in range((number + 1) * quota // size - number * quota // size):
+      yield line
+
+
 def whole_documents(texts: Iterable[str], max_sentences: int) -> Iterator[str]:
   """Documents as they are, since byte-level BPE has pieces for line breaks, until there are enough lines."""
   lines = 0

@@ -1,0 +1,90 @@
+"""What a task need not say, because it follows from what it says: filled in where others with it say it themselves."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+
+from t2t.data import vocabularies
+
+Features = dict[str, tf.Tensor]
+
+
+def token_types(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
+  """Which part of a pair each token belongs to, as BERT counts them: 0 up to the first separator, 1 after it.
+
+  In:  [CLS] a b [SEP] c [SEP]
+  Out: [0, 0, 0, 0, 1, 1]
+  """
+  if sep_id is None:
+    return tf.zeros_like(tokens)
+  before = tf.cumsum(tf.cast(tokens == sep_id, tf.int32), exclusive=True)
+  return tf.minimum(before, 1)
+
+
+def _places(tokens: tf.Tensor, sep_id: int | None) -> tf.Tensor:
+  del sep_id
+  return tf.range(tf.size(tokens))
+
+
+# Feature -> the one that it follows from, and how: what the model would be given if no task said it.
+_FOLLOWS: dict[str, tuple[str, Callable[[tf.Tensor, int | None], tf.Tensor]]] = {
+  "input_places": ("inputs", _places),
+  "target_places": ("targets", _places),
+  "token_types": ("targets", token_types),
+}
+
+
+def alike(tasks: Sequence[seqio.Task], languages: Mapping[str, Sequence[int]] | None = None) -> list[seqio.Task]:
+  """The tasks such that all yield what any of them does, if what each lacks follows from what it has; else as they are.
+
+  Beside a task whose examples say {"input_places": [0, 1, 2, 0, 1], "token_types": [0, 0, 0, 1, 1]}:
+  In:  {"inputs": [101, 3, 99, 102], "targets": [101, 3, 4, 102], "loss_weights": [0, 0, 1, 0]}
+  Out: with it {"input_places": [0, 1, 2, 3], "token_types": [0, 0, 0, 0]}
+
+  Args:
+    tasks: with different names.
+    languages: name of a task -> the token type of its texts, and of those with translations also of these; those not
+      named keep theirs.
+  """
+  known = {name: feature for task in tasks for name, feature in task.output_features.items()}
+  lacking = {task.name: [name for name in known if name not in task.output_features] for task in tasks}
+  for task in tasks:
+    if any(name not in _FOLLOWS or _FOLLOWS[name][0] not in task.output_features for name in lacking[task.name]):
+      return list(tasks)
+  found = [_with(task, {name: known[name] for name in lacking[task.name]}) for task in tasks]
+  return [_told(task, languages[task.name]) if task.name in (languages or {}) else task for task in found]
+
+
+def _with(task: seqio.Task, added: Mapping[str, seqio.Feature]) -> seqio.Task:
+  """A task that yields features besides."""
+  if not added:
+    return task
+  targets = task.output_features["targets"] if "targets" in task.output_features else task.output_features["inputs"]
+  sep_id = vocabularies.sep_id(targets.vocabulary)
+
+  def fill(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def filled(features: Features) -> Features:
+      found = {name: _FOLLOWS[name] for name in added}
+      return features | {name: tf.cast(make(features[of], sep_id), tf.int32) for name, (of, make) in found.items()}
+
+    return dataset.map(filled, num_parallel_calls=tf.data.AUTOTUNE)
+
+  return task.replace(preprocessors=[*task.preprocessors, fill], output_features={**task.output_features, **added})
+
+
+def _told(task: seqio.Task, languages: Sequence[int]) -> seqio.Task:
+  """A task whose token types say languages.
+
+  In:  {"token_types": [0, 0, 0, 1, 1]}, languages [2, 0]; [0, 0, 1], languages [4]
+  Out: {"token_types": [2, 2, 2, 0, 0]}; [4, 4, 4]
+  """
+  table = [languages[0], languages[-1]]
+
+  def tell(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def told(features: Features) -> Features:
+      return features | {"token_types": tf.gather(tf.constant(table, tf.int32), features["token_types"])}
+
+    return dataset.map(told, num_parallel_calls=tf.data.AUTOTUNE)
+
+  return task.replace(preprocessors=[*task.preprocessors, tell])

@@ -1,0 +1,153 @@
+"""Which languages sources are of, `config.data.sources.NAME.language`: one, or of texts with translations two."""
+
+from collections.abc import Mapping
+import string
+
+from t2t import UserError, did_you_mean
+from t2t.data import objectives
+from t2t.sections import DataConfig
+
+
+def said(data: DataConfig, *, where: str) -> tuple[str, ...]:
+  """The languages of what is read, as its `language` names them: of pairs the text's and the translation's.
+
+  In:  language "sw"; language "en,sw" with the objective translation_lm
+  Out: ("sw",); ("en", "sw")
+
+  Args:
+    data: of one source.
+    where: its keys are, for messages.
+
+  Raises:
+    UserError: not one name, or of pairs not two.
+  """
+  found = tuple(name.strip() for name in data.language.split(",")) if data.language else ()
+  given = f"{where}.language={data.language}"
+  if found and not all(found):
+    raise UserError(f"{given}: a name is missing beside the comma")
+  pairs = bool(data.files) and objectives.is_parallel(data.objective)
+  if pairs and found and len(set(found)) != 2:
+    raise UserError(
+      f"{given}: config.data.objective={data.objective} reads texts and their translations; give two languages, the"
+      f" text's and the translation's, language={found[0]},fr"
+    )
+  if not pairs and len(found) > 1:
+    raise UserError(
+      f"{given}: is of one language, and two are of texts beside their translations, which"
+      f" {'a registered mixture' if data.mixture else f'config.data.objective={data.objective}'} does not read; give a"
+      " source for each language"
+    )
+  return found
+
+
+def of_all(sources: Mapping[str, DataConfig]) -> tuple[str, ...]:
+  """Every language of these, sorted: its number is that of its token type.
+
+  Args:
+    sources: name -> one source, see `mixed.each`.
+
+  Raises:
+    UserError: as there.
+  """
+  each = (said(source, where=f"config.data.sources.{name}") for name, source in sources.items())
+  return tuple(sorted({language for found in each for language in found}))
+
+
+def numbers(sources: Mapping[str, DataConfig]) -> dict[str, list[int]]:
+  """The token types of each source's texts, if these say languages; {} if they do not.
+
+  They do beside translation_lm, which tells a text from its translation by them: with a row of the model for each
+  language they are the language embeddings of Lample & Conneau 2019 (XLM).
+
+  Raises:
+    UserError: some sources name their languages, and others do not.
+  """
+  found = {name: said(source, where=f"config.data.sources.{name}") for name, source in sources.items()}
+  told = [name for name, source in sources.items() if source.files and source.objective == "translation_lm"]
+  if not told or not any(found.values()):
+    return {}
+  for name, languages in found.items():
+    if not languages:
+      other = next(other for other in found if found[other])
+      raise UserError(
+        f"config.data.sources.{name}: names no language, and {other} does: beside translation_lm token types say which"
+        f" language a text is of; give config.data.sources.{name}.language, or leave it out of all"
+      )
+  every = of_all(sources)
+  return {name: [every.index(language) for language in languages] for name, languages in found.items()}
+
+
+def check_model(sources: Mapping[str, DataConfig], *, segment_types: int) -> None:
+  """Whether a model has a vector for each language, if it has any.
+
+  Args:
+    sources: see `of_all`.
+    segment_types: of the model.
+
+  Raises:
+    UserError: too few; says how many there must be.
+  """
+  every = of_all(sources)
+  if numbers(sources) and 1 < segment_types < len(every):
+    raise UserError(
+      f"config.model.segment_types={segment_types}: beside translation_lm there is one for each language, and"
+      f" config.data.sources have {len(every)} ({', '.join(every)}); set config.model.segment_types={len(every)}, or 0"
+      " for a model that is not told the language"
+    )
+
+
+_TAGGED = "translation"  # the objective whose inputs have tags
+
+
+def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
+  """What stands in front of a text that is to be translated, and in front of one of the other direction; "": nothing.
+
+  In:  language_tags "<2{target}>", language "en,fr"
+  Out: "<2fr>", "<2en>"
+
+  Args:
+    data: of one source.
+    where: its keys are, for messages.
+
+  Raises:
+    UserError: a tag of what is no language, or of languages that are not named.
+  """
+  if not data.language_tags or data.objective != _TAGGED:
+    return "", ""
+  key = f"config.data.language_tags={data.language_tags}"
+  try:
+    names = [name for _, name, _, _ in string.Formatter().parse(data.language_tags) if name is not None]
+  except ValueError as error:
+    raise UserError(f"{key}: {error}; give for example '<2{{target}}>'") from error
+  known = ("source", "target")
+  for name in names:
+    if name not in known:
+      raise UserError(
+        f"{key}: {{{name}}} is no language{did_you_mean(name, known)}; there are {{source}} and {{target}}"
+      )
+  found = said(data, where=where)
+  if names and not found:
+    raise UserError(
+      f"{key}: names languages, and {where}.language is empty; give the text's and the translation's, as en,fr"
+    )
+  first, second = found or ("", "")
+  write = lambda source, target: data.language_tags.format(source=source, target=target)
+  return write(first, second), write(second, first)
+
+
+def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:
+  """Whether anything that is read has the tags that are asked for.
+
+  Args:
+    data: what is read.
+    sources: its sources, see `of_all`, or none.
+
+  Raises:
+    UserError: nothing has.
+  """
+  read = list(sources.values()) or [data]
+  if data.language_tags and not any(each.files and each.objective == _TAGGED for each in read):
+    raise UserError(
+      f"config.data.language_tags={data.language_tags}: stand in front of what is to be translated, which nothing that"
+      f" is read is; set the objective of texts and their translations to {_TAGGED}"
+    )

@@ -1,0 +1,131 @@
+"""TMX, the exchange format of translation memories: units that have the same text in several languages.
+
+A unit is {"en": "Red.", "fr": "Rouge."}, so that a language is to a TMX file what a field is to JSON lines.  The file
+is read as it comes, in blocks; what it declares is not expanded, and nothing that it points to is opened.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import io
+from xml.parsers import expat
+
+from t2t import UserError, did_you_mean
+
+_BLOCK = 2**16  # bytes parsed at a time
+_LARGEST_UNIT = 2**24  # characters of a unit
+# Elements in a segment that hold another program's codes, not text (TMX 1.4b, section "Content markup").
+_CODES = frozenset({"bpt", "ept", "it", "ph", "sub", "ut"})
+
+
+class _Units:
+  """Collects the units that a parser comes past."""
+
+  def __init__(self) -> None:
+    self.found: list[dict[str, str]] = []
+    self._unit: dict[str, str] | None = None
+    self._language = ""
+    self._segment: list[str] | None = None
+    self._codes = self._size = 0  # elements of codes that are open; characters of the unit
+
+  def parser(self) -> expat.XMLParserType:
+    """One that hands on what it comes past."""
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+    parser.CharacterDataHandler = self._text
+    # Entities that a file declares may be files of this machine, or stand for a billion others.
+    parser.EntityDeclHandler = self._declares
+    parser.SkippedEntityHandler = self._skipped
+    return parser
+
+  def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+    if name == "tu":
+      self._unit, self._size = {}, 0
+    elif name == "tuv" and self._unit is not None:
+      self._language = attributes.get("xml:lang") or attributes.get("lang", "")
+    elif name == "seg" and self._unit is not None:
+      self._segment, self._codes = [], 0
+    elif name in _CODES and self._segment is not None:
+      self._codes += 1
+
+  def _end(self, name: str) -> None:
+    if name == "tu" and self._unit is not None:
+      self.found.append(self._unit)
+      self._unit = None
+    elif name == "seg" and self._segment is not None:
+      self._unit[self._language] = " ".join("".join(self._segment).split())
+      self._segment = None
+    elif name in _CODES and self._segment is not None:
+      self._codes -= 1
+
+  def _text(self, text: str) -> None:
+    if self._segment is None or self._codes:
+      return
+    self._size += len(text)
+    if self._size > _LARGEST_UNIT:
+      raise ValueError(f"a unit has more than {_LARGEST_UNIT:,} characters")
+    self._segment.append(text)
+
+  def _declares(self, name: str, *_) -> None:
+    raise ValueError(f"declares the entity {name!r}, and entities of a file are not read; write what it stands for")
+
+  def _skipped(self, name: str, *_) -> None:
+    raise ValueError(f"uses the entity {name!r}, which it does not have; write what it stands for")
+
+
+def units(file: io.BufferedIOBase) -> Iterator[dict[str, str]]:
+  """The units of a file in order: language, as the file writes it -> text, without codes and on one line.
+
+  In:  <tu><tuv xml:lang="en"><seg>A <bpt i="1">&lt;b></bpt>red<ept i="1">&lt;/b></ept> house.</seg></tuv>
+       <tuv xml:lang="fr"><seg>Une maison rouge.</seg></tuv></tu>
+  Out: {"en": "A red house.", "fr": "Une maison rouge."}
+
+  Raises:
+    ValueError: it is no XML, declares entities, or has a unit that is too long; says so with the line.
+  """
+  collected = _Units()
+  parser = collected.parser()
+  try:
+    while block := file.read(_BLOCK):
+      parser.Parse(block)
+      yield from collected.found
+      collected.found.clear()
+    parser.Parse(b"", True)
+  except expat.ExpatError as error:
+    raise ValueError(f"XML, line {error.lineno}: {expat.ErrorString(error.code)}") from error
+  except ValueError as error:
+    raise ValueError(f"XML, line {parser.CurrentLineNumber}: {error}") from error
+
+
+def text(unit: Mapping[str, str], language: str) -> str:
+  """The unit's text in a language, "" if it has none: that of its name, or of the only one that is a kind of it.
+
+  In:  {"EN-GB": "Red.", "fr": "Rouge."}, "en"; "fr"; "de"
+  Out: "Red."; "Rouge."; ""
+  """
+  names = {name.lower().replace("_", "-"): name for name in unit}
+  wanted = language.lower().replace("_", "-")
+  kinds = [name for name in names if name.startswith(f"{wanted}-")]
+  found = wanted if wanted in names else kinds[0] if len(kinds) == 1 else None
+  return "" if found is None else unit[names[found]]
+
+
+def check(found: Iterable[Mapping[str, str]], wanted: Mapping[str, str], *, path: str) -> None:
+  """Whether a file has text in languages; it is read until all have been met.
+
+  Args:
+    found: its units.
+    wanted: configuration key -> language.
+    path: of the file.
+
+  Raises:
+    UserError: it has none in one of them; says the nearest.
+  """
+  missing, there = dict(wanted), dict[str, None]()
+  for unit in found:
+    there |= dict.fromkeys(unit)
+    missing = {key: language for key, language in missing.items() if not text(unit, language)}
+    if not missing:
+      return
+  for key, language in missing.items():
+    near = did_you_mean(language, there)
+    listed = ", ".join(there) or "no text at all"
+    raise UserError(f"{key}={language}: {path} has no text in this language{near or '.'} It has {listed}")

@@ -1,0 +1,75 @@
+"""A benchmark in several languages: its results as a table of languages and metrics, and their means."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import rich.box
+import rich.console
+import rich.table
+
+from t2t.data.sources import released
+
+
+class Result(Protocol):
+  """What is asked of a `results.Result`."""
+
+  task: str
+  split: str
+  metrics: Mapping[str, float]
+  answers: Sequence
+  unparseable: int
+
+
+ByLanguage = Mapping[str, Result]
+
+
+def parted(found: Sequence[Result]) -> dict[tuple[str, str], dict[str, Result]]:
+  """Benchmark and split -> language -> its result, of benchmarks that were asked in several languages.
+
+  In:  results of xnli_sw, xnli_ur and glue_rte on "validation"
+  Out: {("xnli", "validation"): {"sw": ..., "ur": ...}}
+  """
+  tasks = {f"{name}_{language}": (name, language) for name, own in released.LANGUAGES.items() for language in own}
+  grouped: dict[tuple[str, str], dict[str, Result]] = {}
+  for each in found:
+    if each.task in tasks and each.metrics:
+      benchmark, language = tasks[each.task]
+      grouped.setdefault((benchmark, each.split), {})[language] = each
+  return {key: by_language for key, by_language in grouped.items() if len(by_language) > 1}
+
+
+def means(by_language: ByLanguage) -> dict[str, float]:
+  """Of each metric over languages, all of which count alike, as in XTREME (Hu et al. 2020)."""
+  names = next(iter(by_language.values())).metrics
+  return {name: sum(each.metrics[name] for each in by_language.values()) / len(by_language) for name in names}
+
+
+def print_table(benchmark: str, split: str, by_language: ByLanguage, console: rich.console.Console) -> None:
+  """A line for each language, a column for each metric, and the means."""
+  mean = means(by_language)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table.add_column(f"{benchmark}, {split}")
+  for name in (*mean, "examples", "unparseable"):
+    table.add_column(name, justify="right")
+  for language, each in by_language.items():
+    counts = f"{len(each.answers):,}", f"{each.unparseable:,}"
+    table.add_row(language, *(f"{each.metrics[name]:.2f}" for name in mean), *counts)
+  table.add_row(f"mean of {len(by_language)}", *(f"{value:.2f}" for value in mean.values()), style="bold")
+  console.print(table)
+
+
+def record(found: Sequence[Result], *, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """What languages.json has: "BENCHMARK.SPLIT" -> the metrics of each language, and their means.
+
+  Args:
+    found: of `Evaluation.run`.
+    about: what else is to stand beside the metrics.
+  """
+  return {
+    f"{benchmark}.{split}": {
+      "languages": {language: dict(each.metrics) for language, each in by_language.items()},
+      "mean": means(by_language),
+      **about,
+    }
+    for (benchmark, split), by_language in parted(found).items()
+  }
