@@ -18,10 +18,15 @@ T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
   **dict.fromkeys(("byt5", "modern_t5", "mt5", "prefix_lm", "t5", "t5_1_1"), T5_SIZES),
   "ul2": (*T5_SIZES, "20b"),
-  "albert": ("base",),
+  "albert": ("base", "large", "xlarge", "xxlarge"),
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
+  "gpt1": ("base",),
   "gpt2": ("small", "medium", "large", "xl"),
+  "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
+  "megatron_bert": ("336m", "1_3b", "3_9b"),
+  "megatron_gpt": ("355m", "2_5b", "8_3b"),
+  "turing_nlg": ("17b",),
   "mpt": ("7b", "30b"),
   "llama2": ("1b", "7b", "13b"),
   "llama3": ("8b",),
@@ -195,7 +200,7 @@ def test_texts_that_are_none_are_refused(value):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "\n  albert_base, bart_*, "),
+    ("missing.py", "missing.py: no such file", "\n  albert_*, bart_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
