@@ -24,6 +24,10 @@ FAMILIES = {
   "gpt1": ("base",),
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
+  "mbert": ("base",),
+  "xlm": ("15", "100"),
+  "xlm_r": ("base", "large"),
+  "afriberta": ("small", "base", "large"),
   "megatron_bert": ("336m", "1_3b", "3_9b"),
   "megatron_gpt": ("355m", "2_5b", "8_3b"),
   "turing_nlg": ("17b",),
@@ -200,7 +204,7 @@ def test_texts_that_are_none_are_refused(value):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "\n  albert_*, bart_*, "),
+    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, bart_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):

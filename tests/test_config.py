@@ -42,6 +42,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     ("bart", "large", 406_291_456),
     ("roberta", "base", 124_697_433),
     ("roberta", "large", 355_412_057),
+    ("xlm_r", "base", 278_295_186),
+    ("xlm_r", "large", 560_142_482),
     # The first layer of theirs has no norm before its attention; ours has one that is not used.
     ("modern_bert", "base", 149_655_232 + 768),
     ("modern_bert", "large", 395_881_664 + 1_024),
@@ -81,6 +83,11 @@ def test_parameter_counts_are_the_published_ones(family, size, published):
     ("megatron_bert", "1_3b", 1.3e9),
     ("megatron_bert", "3_9b", 3.9e9),
     ("turing_nlg", "17b", 17e9),
+    # Conneau et al. 2020, table 7; Ogueji et al. 2021, whose small would be 97 M with six layers, and has four.
+    ("xlm", "15", 250e6),
+    ("xlm", "100", 570e6),
+    ("afriberta", "base", 111e6),
+    ("afriberta", "large", 126e6),
   ],
 )
 def test_parameter_counts_are_about_those_of_papers(family, size, published):

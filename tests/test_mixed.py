@@ -48,6 +48,19 @@ def test_sizes_count_to_the_power_of_alpha(alpha):
     np.testing.assert_allclose(list(found.values()), np.array(tempered) / sum(tempered))
 
 
+@pytest.mark.parametrize(
+  ("name", "alpha"),
+  [("mbert_base", 0.7), ("xlm_15", 0.5), ("xlm_r_base", 0.3), ("afriberta_small", 0.3), ("mt5_small", 0.3)],
+)
+def test_configs_of_many_languages_draw_them_as_published(name, alpha):
+  """They say how; which languages, the user says."""
+  languages = [f"--config.data.sources.{language}.files={language}.txt" for language in SIZES]
+  data = records(override(load_config(name), [*languages, "--config.data.vocabulary=bytes"])).data
+  expected = np.array(list(SIZES.values())) ** alpha
+  np.testing.assert_allclose(list(mixed.rates(data, SIZES.get).values()), expected / expected.sum())
+  assert not data.mixture
+
+
 @dataclasses.dataclass
 class Counted:
   """What seqio asks for a rate."""

@@ -40,6 +40,9 @@ _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
 _ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
 # Shoeybi et al. 2020, table 4.
 _MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
+# Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
+_XLM = {"15": (1024, 8, 4096, 12), "100": (1280, 16, 5120, 16)}
+_AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (768, 6, 3072, 10)}
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
@@ -78,6 +81,8 @@ T5_SIZES = tuple(_T5_1_1)
 BERT_SIZES = tuple(_BERT)
 ALBERT_SIZES = tuple(_ALBERT)
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
+XLM_SIZES = tuple(_XLM)
+AFRIBERTA_SIZES = tuple(_AFRIBERTA)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 GPT2_SIZES = tuple(_GPT2)
@@ -223,6 +228,22 @@ def megatron_bert(size: str) -> dict[str, Any]:
   """Megatron's BERT (Shoeybi et al. 2020, section 5.3): norms before the branches, without which depth does not pay."""
   changed = dict(post_norm=False, embedding_norm=False, norm_epsilon=1e-5)
   return bert("base") | _encoder_row(_row(_MEGATRON_BERT, size)) | changed
+
+
+def xlm_r(size: str) -> dict[str, Any]:
+  """XLM-R (Conneau et al. 2020): RoBERTa with 250,002 pieces."""
+  return roberta(size) | {"vocab_size": 250_002}
+
+
+def afriberta(size: str) -> dict[str, Any]:
+  """AfriBERTa (Ogueji et al. 2021): few layers of XLM-R's, six heads, 70,006 pieces."""
+  return roberta("base") | _encoder_row(_row(_AFRIBERTA, size)) | {"vocab_size": 70_006}
+
+
+def xlm(size: str) -> dict[str, Any]:
+  """XLM (Conneau & Lample 2019): BERT's parts, logits from the embedding alone; 15 with a second segment for TLM."""
+  own = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
+  return bert("base") | _encoder_row(_row(_XLM, size)) | own[size] | {"logits_transform": False}
 
 
 def modern_bert(size: str) -> dict[str, Any]:
