@@ -140,6 +140,7 @@ def get_config() -> ConfigDict:
   config.init.fresh = ()  # begin with fresh values: "head", "cross_attention,decoder/layers/mlp"
   config.init.parts = ()  # are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all
   config.init.rows = ()  # may have more or fewer rows than there, of which the first are taken: "embed/table,head"
+  config.init.by_piece = False  # rows of its vocabulary are found by piece, not id; new: the mean of its old pieces
 
   config.mesh = ConfigDict()  # devices along each axis; one may be -1: all that are left
   config.mesh.dcn_data = 1  # as data, from slice to slice over the data centre's network: as many as there are slices

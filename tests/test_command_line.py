@@ -10,7 +10,7 @@ import pytest
 
 from t2t import UserError
 from t2t import __main__ as t2t_main
-from t2t.config import config_names, load_config, override, records, with_current_keys
+from t2t.config import config_names, for_architecture, load_config, override, records, with_current_keys
 from t2t.configs import default
 from t2t.sections import OPTIONAL
 
@@ -24,6 +24,7 @@ FAMILIES = {
   "gpt1": ("base",),
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
+  "dapt": ("domain", "task"),
   "mbert": ("base",),
   "xlm": ("15", "100"),
   "xlm_r": ("base", "large"),
@@ -212,6 +213,18 @@ def test_a_config_that_is_not_there(spec, message, listing):
   with pytest.raises(UserError, match=message) as caught:
     load_config(spec)
   assert listing in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("architecture", "objective"),
+  [("encoder_only", "masked_lm"), ("decoder_only", "causal_lm"), ("encoder_decoder", "span_corruption")],
+)
+def test_a_model_goes_on_as_its_kind_is_trained(architecture, objective):
+  """Before it is fine-tuned, on text of a domain."""
+  config = load_config("dapt_domain")
+  config.model.architecture = architecture
+  for_architecture("dapt_domain", config)
+  assert config.data.objective == objective
 
 
 def write(tmp_path, text):

@@ -85,7 +85,7 @@ def load_task(
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
-      " files of text or the name of a registered task or mixture"
+      " files of text or the name of a registered task or mixture; or several in config.data.sources"
     )
   if not data.files:
     found = adapted(data, registered(data, alone=where == _ALL))
