@@ -433,7 +433,7 @@ def check(
   lengths = feature_lengths(data, architecture, task)
   for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
-      joined = ARCHITECTURES[architecture].continues and not heads
+      joined = ARCHITECTURES[architecture].continues and not heads and "both_ways" not in lengths
       keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
