@@ -25,6 +25,8 @@ FAMILIES = {
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
   "dapt": ("domain", "task"),
+  "gpt_bert": ("small", "base"),
+  "babylm": ("10m_encoder_decoder", "10m_hybrid"),
   "mbert": ("base",),
   "xlm": ("15", "100"),
   "xlm_r": ("base", "large"),
@@ -205,7 +207,7 @@ def test_texts_that_are_none_are_refused(value):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, bart_*, "),
+    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, babylm_*, bart_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
@@ -275,7 +277,7 @@ def test_a_missing_config_is_told(capsys):
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert max(map(len, error.splitlines())) <= 80 and len(error) < 500
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 600
   found = " ".join(error.split()).partition("--help): ")[2].split(", ")
   assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2

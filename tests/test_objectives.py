@@ -28,7 +28,7 @@ WHOLE_TEXT = [  # whose targets are the text
   "token_masking",
 ]
 WEIGHTED = ["bert_style_masked_only", "masked_next_token", "next_token"]  # and all of an encoder alone
-WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice"]
+WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
 
 

@@ -43,6 +43,8 @@ _MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": 
 # Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
 _XLM = {"15": (1024, 8, 4096, 12), "100": (1280, 16, 5120, 16)}
 _AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (768, 6, 3072, 10)}
+# Charpentier & Samuel 2024, with the configs that they released; and how many pieces.
+_GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_384)}
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
@@ -83,6 +85,7 @@ ALBERT_SIZES = tuple(_ALBERT)
 MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
 XLM_SIZES = tuple(_XLM)
 AFRIBERTA_SIZES = tuple(_AFRIBERTA)
+GPT_BERT_SIZES = tuple(_GPT_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 GPT2_SIZES = tuple(_GPT2)
@@ -342,6 +345,18 @@ def prefix_lm(size: str) -> dict[str, Any]:
   """
   changed = dict(architecture="decoder_only", num_encoder_layers=0, bidirectional_prefix=True)
   return t5_1_1(size) | changed
+
+
+def gpt_bert(size: str) -> dict[str, Any]:
+  """GPT-BERT (Charpentier & Samuel 2024): a decoder that can read both ways, of LTG-BERT's parts where there are such.
+
+  Norms stand at both ends of each branch, and positions are distances, here T5's bias in place of DeBERTa's attention
+  to them; gates on what attention gives, and weights of all layers below, are left out.
+  """
+  *row, vocab_size = _row(_GPT_BERT, size)
+  changed = dict(positions="relative", mlp_activation="gated_gelu_exact", branch_norm=True, logits_transform=True)
+  changed |= dict(bidirectional_prefix=True, dropout_rate=0.1, max_length=0)
+  return _gpt(tuple(row), vocab_size=vocab_size, max_length=512) | changed
 
 
 def ul2(size: str) -> dict[str, Any]:

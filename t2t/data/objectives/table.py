@@ -22,6 +22,7 @@ from t2t.data.objectives import annotated, corruption, iid, in_place, masking, p
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.next_tokens import masked_next_token, next_token
+from t2t.data.objectives.text_to_text import text_to_text
 from t2t.data.objectives.translation import translation_lm
 from t2t.models.config import HeadConfig
 
@@ -302,6 +303,13 @@ def _translated() -> Objective:
   return Objective(_ENCODER, (*_ALIGNED, "token_types", "input_places"), make, _BERT, parallel=True)
 
 
+def _second_given_first() -> Objective:
+  ends = seqio.preprocessors.append_eos_after_trim
+  return Objective(
+    _DECODERS, _PAIR, lambda **options: [pairs.encode, functools.partial(text_to_text, **options), ends], parallel=True
+  )
+
+
 def _paired(preprocessor: Preprocessor) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
@@ -340,6 +348,7 @@ OBJECTIVES: dict[str, Objective] = {
   "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
+  "text_to_text": _second_given_first(),
   "translation_lm": _translated(),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),

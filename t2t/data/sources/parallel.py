@@ -86,8 +86,8 @@ def check(files: Sequence[str], *, translation: str, where: str, most: int) -> N
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
-        f"{where}: {alone[0]}: has texts and their translations, which config.data.objective=translation_lm reads; for"
-        " other objectives give a file for each language, `cut -f1` makes one"
+        f"{where}: {alone[0]}: has texts and their translations, which config.data.objective=translation_lm and"
+        " text_to_text read; for other objectives give a file for each language, `cut -f1` makes one"
       )
     return
   others = {path: other for path in files if (other := beside(path, translation=translation, where=where))}
