@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
   config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
   config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord
   config.data.annotations = "entities"  # that of [start, end] of each phrase, in characters: for annotated_masked_lm
-  config.data.translation = "translation"  # of each text, for translation_lm: a field, or beside it: .en.txt=.fr.txt
+  config.data.translation = "translation"  # for translation_lm, text_to_text: a field, or beside: .en.txt=.fr.txt
   config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
   config.data.files_may_change = False  # a run goes on though files that it reads were altered since it stopped
   config.data.objective = "span_corruption"  # what `files` are made into
