@@ -43,9 +43,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 # Those that predict tokens: what pairs of texts cost is not told by token.
 _FOUND = {name: objectives.OBJECTIVES[name] for name in objectives.OF_TEXT}
 OBJECTIVES = {name: found for name, found in _FOUND.items() if "targets" in found.features}
+# Read both ways by those alone that can.
+_BOTH_WAYS = ("masked_next_token",)
 # Lengths of objectives whose targets are not as long as their inputs.
 _LENGTHS = {"span_corruption": (128, 34), "r_denoising": (128, 48), "mass": (128, 66), "mass_in_place": (128, 66)}
 _LENGTHS |= {"iid_span_corruption": (128, 40), "iid_token_corruption": (128, 40), "drop_tokens": (128, 24)}
+
+
+def _alone(features: tuple[str, ...]) -> bool:
+  """Whether a decoder's row is as long as its targets."""
+  return "inputs" not in features or "both_ways" in features
+
+
+def fits(row: str, objective: str) -> bool:
+  """Whether an architecture can be trained on an objective."""
+  fields = ARCHITECTURES[row]
+  if objective in _BOTH_WAYS and not fields.get("bidirectional_prefix"):
+    return False
+  return fields.get("architecture", "encoder_decoder") in OBJECTIVES[objective].architectures
 
 
 def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
@@ -56,7 +71,7 @@ def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   inputs, targets = _LENGTHS.get(objective, (128, 128))
   config.data.inputs_length, config.data.targets_length = inputs, targets
   features = OBJECTIVES[objective].features
-  length = {"encoder_only": inputs}.get(row, targets if features == ("targets",) else inputs + targets)
+  length = {"encoder_only": inputs}.get(row, targets if _alone(features) else inputs + targets)
   config.train.batch_size = max(1, positions // length)
   config.train.steps = steps
   config.optimizer.warmup_steps = min(50, steps // 4)
@@ -151,11 +166,9 @@ def main(argv: list[str]) -> None:
   chosen = lambda name, patterns: any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
   cells = [
     (row, objective)
-    for objective, found in OBJECTIVES.items()
-    for row, fields in ARCHITECTURES.items()
-    if fields.get("architecture", "encoder_decoder") in found.architectures
-    and chosen(row, options.architectures)
-    and chosen(objective, options.objectives)
+    for objective in OBJECTIVES
+    for row in ARCHITECTURES
+    if fits(row, objective) and chosen(row, options.architectures) and chosen(objective, options.objectives)
   ]
   if not cells:
     raise UserError(

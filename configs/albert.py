@@ -2,8 +2,10 @@
 
   t2t train --config albert_base --workdir gs://BUCKET/albert_base --config.data.vocabulary=gs://BUCKET/spiece.model
 
-11.8 M parameters.  125,000 steps of 4,096 sequences of 512 tokens by LAMB, as published: n-grams of one to three words
-are masked, and the model says of two texts which comes first.
+Sizes: base 11.2 M, large 16.8 M, xlarge 54.8 M, xxlarge 206 M parameters, without the pooler, which is as wide as the
+model squared.  125,000 steps of 4,096 sequences of 512 tokens by LAMB, as published: n-grams of one to three words are
+masked, and the model says of two texts which comes first.  Published, version 2 on MNLI: 84.6, 86.5, 87.9, 90.6, and
+on average over five tasks 82.3, 85.7, 87.9, 90.9; these saw more text, for 3 to 10 million steps.
 """
 
 from ml_collections import ConfigDict
@@ -11,7 +13,18 @@ from ml_collections import ConfigDict
 from t2t.configs import default
 from t2t.models import sizes
 
-SIZES = ("base",)
+SIZES = sizes.ALBERT_SIZES
+
+
+def with_order(config: ConfigDict) -> ConfigDict:
+  """The config with masked n-grams, and a head that says which of two texts comes first."""
+  config.data.mixture = "wikipedia_ngram_masked_lm_sop"
+  config.data.objective = "ngram_masked_lm_sop"  # of files of one's own
+  config.train.loss = "tokens_and_heads"
+  config.model.heads = (
+    {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped"), "reads": "first", "dropout_rate": 0.0},
+  )
+  return config
 
 
 def get_config(size: str = "base") -> ConfigDict:
@@ -19,18 +32,12 @@ def get_config(size: str = "base") -> ConfigDict:
   config = default.get_config()
   config.model.update(sizes.albert(size))
   config.model.vocab_size = 30_080  # rows up to a multiple of 128, for the mesh to divide
-  config.model.remat = "minimal"
-  config.model.heads = (
-    {"name": "sop", "num_classes": 2, "labels": ("in order", "swapped"), "reads": "first", "dropout_rate": 0.0},
-  )
-  config.data.mixture = "wikipedia_ngram_masked_lm_sop"
-  config.data.objective = "ngram_masked_lm_sop"  # of files of one's own
+  config.model.remat = {"base": "minimal", "large": "minimal"}.get(size, "full")
   config.data.task_modules = ("t2t.tasks.wikipedia",)
   config.data.inputs_length = 512
   config.data.extra_ids = 0
   config.train.steps = 125_000
   config.train.batch_size = 4_096
-  config.train.loss = "tokens_and_heads"
   config.train.z_loss = 0.0
   config.optimizer.name = "lamb"
   config.optimizer.learning_rate = 1.76e-3
@@ -40,4 +47,4 @@ def get_config(size: str = "base") -> ConfigDict:
   config.optimizer.weight_decay = 0.01
   config.optimizer.epsilon = 1e-6
   config.optimizer.clip_norm = 1.0
-  return config
+  return with_order(config)

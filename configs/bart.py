@@ -4,7 +4,8 @@
 
 The vocabulary is the folder with vocab.json and merges.txt, which are RoBERTa's.  Sizes: base 139 M, large 406 M
 parameters.  500,000 steps of 8,000 sequences, as published, here on C4.  The decoder starts with the vocabulary's BOS,
-where the released models are given EOS and then write BOS.
+where the released models are given EOS and then write BOS.  Published, large: MNLI 89.9; ROUGE-1, 2 and L on CNN/DM
+44.16, 21.28 and 40.90.
 """
 
 from ml_collections import ConfigDict

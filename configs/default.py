@@ -145,6 +145,7 @@ def get_config() -> ConfigDict:
   config.init.fresh = ()  # begin with fresh values: "head", "cross_attention,decoder/layers/mlp"
   config.init.parts = ()  # are called so there: "embed,encoder,encoder=decoder"; parts not named stay behind; ".": all
   config.init.rows = ()  # may have more or fewer rows than there, of which the first are taken: "embed/table,head"
+  config.init.by_piece = False  # rows of its vocabulary are found by piece, not id; new: the mean of its old pieces
 
   # Parts of the run one after another, ({"share": 0.9, "data.inputs_length": 128}, {}): see docs/stages.md.
   config.stages = ()

@@ -6,7 +6,8 @@
 It begins with a masked language model; --config.init.checkpoint=bert-base-multilingual-cased --config.init.inherit=True
 takes mBERT's shape and vocabulary.  BERT's shape, rows for 501,153 pieces, the vector of [CLS], cosines, the margin and
 both directions as published; its formula has no temperature, and SimCSE's is kept.  The pairs are those of WMT out of
-English, where LaBSE has 109 languages.
+English, where LaBSE has 109 languages; those of your own files are sources with neighbouring texts, or registered
+tasks.  Published: 83.7 % of Tatoeba's sentences find their translation, on average over 112 languages.
 """
 
 from ml_collections import ConfigDict

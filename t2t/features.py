@@ -13,6 +13,11 @@ ANSWERED = ("inputs", "token_types", "answer_heads", "answer_targets", "texts")
 BESIDE_TARGETS = ("loss_weights", "target_places")
 # Of pairs of texts: the tokens of both, and which of them each belongs to.
 PAIRED = ("inputs", "token_types", "texts")
+# Of a decoder alone whose rows say who sees whom: what is read, in the place of what stood there, what is predicted,
+# where that counts, and whether all see each other.
+NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
+# Objectives whose examples have these.
+WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
 WITHOUT_INPUTS = ("causal_lm", "fill_in_the_middle")
 # Those whose examples say where their tokens stand, by the feature that says so, see `places_of`.
@@ -51,6 +56,8 @@ def task_lengths(
   if "texts" in features:
     own = PAIRED if are_compared(features) else ANSWERED
     return dict.fromkeys((*own, *(name for name in ("targets", "loss_weights") if name in features)), inputs_length)
+  if "both_ways" in features and kind.continues:
+    return dict.fromkeys(NEXT_TOKENS, targets_length)
   if not kind.writes:
     return dict.fromkeys((*ENCODER, *(name for name in features if name == places_of(kind))), inputs_length)
   if not kind.reads_apart and "inputs" not in features:
@@ -68,7 +75,7 @@ def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, in
   if not kind.writes:
     return {"encoder": lengths["inputs"]}
   if kind.continues:
-    return {"decoder": sum(lengths.values())}
+    return {"decoder": lengths["targets"] if "both_ways" in lengths else sum(lengths.values())}
   return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
 
 

@@ -226,6 +226,7 @@ class InitConfig:
   fresh: tuple[str, ...] = ()
   parts: tuple[str, ...] = ()
   rows: tuple[str, ...] = ()
+  by_piece: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

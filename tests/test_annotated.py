@@ -211,5 +211,5 @@ def test_a_task_of_ones_own(tmp_path):
 def test_corpora_have_the_objectives_of_text():
   """All but those that need marks or translations."""
   assert set(objectives.OBJECTIVES) - set(objectives.OF_TEXT) == {
-    *("annotated_masked_lm", "translation_lm", "translation", "translation_ranking")
+    *("annotated_masked_lm", "text_to_text", "translation_lm", "translation", "translation_ranking")
   }

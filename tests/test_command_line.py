@@ -10,7 +10,7 @@ import pytest
 
 from t2t import UserError
 from t2t import __main__ as t2t_main
-from t2t.config import config_names, load_config, override, records, with_current_keys
+from t2t.config import config_names, for_architecture, load_config, override, records, with_current_keys
 from t2t.configs import default
 from t2t.sections import OPTIONAL
 
@@ -18,10 +18,22 @@ T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
   **dict.fromkeys(("byt5", "modern_t5", "mt5", "prefix_lm", "t5", "t5_1_1"), T5_SIZES),
   "ul2": (*T5_SIZES, "20b"),
-  "albert": ("base",),
+  "albert": ("base", "large", "xlarge", "xxlarge"),
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
+  "gpt1": ("base",),
   "gpt2": ("small", "medium", "large", "xl"),
+  "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
+  "dapt": ("domain", "task"),
+  "gpt_bert": ("small", "base"),
+  "babylm": ("10m_encoder_decoder", "10m_hybrid"),
+  "mbert": ("base",),
+  "xlm": ("15", "100"),
+  "xlm_r": ("base", "large"),
+  "afriberta": ("small", "base", "large"),
+  "megatron_bert": ("336m", "1_3b", "3_9b"),
+  "megatron_gpt": ("355m", "2_5b", "8_3b"),
+  "turing_nlg": ("17b",),
   "mpt": ("7b", "30b"),
   "llama2": ("1b", "7b", "13b"),
   "llama3": ("8b",),
@@ -195,7 +207,7 @@ def test_texts_that_are_none_are_refused(value):
   [
     ("t5_1_1_smal", "nearest: t5_1_1_small", "`t2t train --help` lists"),
     ("default", "no such config", "`t2t train --help` lists"),
-    ("missing.py", "missing.py: no such file", "\n  albert_base, bart_*, "),
+    ("missing.py", "missing.py: no such file", "\n  afriberta_*, albert_*, babylm_*, bart_*, "),
   ],
 )
 def test_a_config_that_is_not_there(spec, message, listing):
@@ -203,6 +215,18 @@ def test_a_config_that_is_not_there(spec, message, listing):
   with pytest.raises(UserError, match=message) as caught:
     load_config(spec)
   assert listing in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("architecture", "objective"),
+  [("encoder_only", "masked_lm"), ("decoder_only", "causal_lm"), ("encoder_decoder", "span_corruption")],
+)
+def test_a_model_goes_on_as_its_kind_is_trained(architecture, objective):
+  """Before it is fine-tuned, on text of a domain."""
+  config = load_config("dapt_domain")
+  config.model.architecture = architecture
+  for_architecture("dapt_domain", config)
+  assert config.data.objective == objective
 
 
 def write(tmp_path, text):
@@ -253,7 +277,7 @@ def test_a_missing_config_is_told(capsys):
   assert t2t_main.main(["train", "--workdir", "nowhere"]) == 2
   error = capsys.readouterr().err
   assert error.startswith("t2t train: error: --config is missing")
-  assert max(map(len, error.splitlines())) <= 80 and len(error) < 500
+  assert max(map(len, error.splitlines())) <= 80 and len(error) < 600
   found = " ".join(error.split()).partition("--help): ")[2].split(", ")
   assert {"bert_nsp_*", "labse_base", "tiny", "tiny_*"} <= set(found)
   assert t2t_main.main(["train", "--debug"]) == 2

@@ -16,7 +16,7 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
-from t2t.data import mixed, pipeline, rows, selection
+from t2t.data import mixed, pipeline, rows, selection, vocabularies
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.training import recipe
@@ -47,6 +47,19 @@ def test_sizes_count_to_the_power_of_alpha(alpha):
   if alpha:
     tempered = [seqio.mixing_rate_num_examples(Counted(n), temperature=1 / alpha) for n in SIZES.values()]
     np.testing.assert_allclose(list(found.values()), np.array(tempered) / sum(tempered))
+
+
+@pytest.mark.parametrize(
+  ("name", "alpha"),
+  [("mbert_base", 0.7), ("xlm_15", 0.5), ("xlm_r_base", 0.3), ("afriberta_small", 0.3), ("mt5_small", 0.3)],
+)
+def test_configs_of_many_languages_draw_them_as_published(name, alpha):
+  """They say how; which languages, the user says."""
+  languages = [f"--config.data.sources.{language}.files={language}.txt" for language in SIZES]
+  data = records(override(load_config(name), [*languages, "--config.data.vocabulary=bytes"])).data
+  expected = np.array(list(SIZES.values())) ** alpha
+  np.testing.assert_allclose(list(mixed.rates(data, SIZES.get).values()), expected / expected.sum())
+  assert not data.mixture
 
 
 @dataclasses.dataclass
@@ -369,3 +382,44 @@ def test_the_commands_take_sources(small, data, tmp_path, capsys):
   (tmp_path / "in.txt").write_text("a word0 <extra_id_0>\n")
   options = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl"), "--max_length=8"]
   assert command.main(["infer", "--checkpoint", str(tmp_path / "run"), *options]) == 0
+
+
+# ---- One corruption for each document --------------------------------------------------------------------------------
+
+# Of BART's corruptions, which of these an example shows.
+SHOWS = {
+  "token_masking": "masks",
+  "text_infilling": "masks",
+  "token_deletion": "fewer",
+  "sentence_permutation": "moved",
+  "document_rotation": "moved",
+}
+
+
+def test_one_corruption_is_drawn_for_each_document(small, tmp_path):
+  """Sources on the same files, with an objective each: each document has one, and none that is held out is read."""
+  texts = [f"{i}. The fox runs. The dog sleeps. Nobody knows why {i * i}. It rains." for i in range(400)]
+  (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
+  named = {each: {"files": f"{tmp_path}/a.txt", "objective": each, "rate": 1.0} for each in SHOWS}
+  lengths = {"inputs_length": 256, "targets_length": 256}
+  data = DataConfig(sources=named, vocabulary="bytes", pack=True, num_streams=1, shuffle_buffer=5, **lengths)
+  held_out = [
+    {record["text"].decode() for record in part.source.get_dataset("validation", shuffle=False).as_numpy_iterator()}
+    for part in pipeline.load_task(data).tasks
+  ]
+  assert held_out[0] and all(each == held_out[0] for each in held_out)
+
+  vocabulary = pipeline.vocabulary(data)
+  mask = vocabularies.mask_id(vocabulary)
+  found, read = dict.fromkeys(SHOWS.values(), 0), set()
+  for batch in test_rows.take(test_rows.batches(data), 20):
+    for row in range(len(batch["encoder_input_tokens"])):
+      for number in range(1, batch["decoder_segment_ids"][row].max() + 1):
+        inputs = batch["encoder_input_tokens"][row][batch["encoder_segment_ids"][row] == number].tolist()
+        targets = batch["decoder_target_tokens"][row][batch["decoder_segment_ids"][row] == number].tolist()
+        found["masks" if mask in inputs else "fewer" if len(inputs) < len(targets) else "moved"] += 1
+        assert mask in inputs or len(inputs) < len(targets) or sorted(inputs) == sorted(targets)
+        read.add(vocabulary.decode(targets))
+  assert read <= set(texts) and not read & held_out[0]
+  expected = np.array([list(SHOWS.values()).count(each) / len(SHOWS) for each in found]) * sum(found.values())
+  assert sum(found.values()) > 400 and scipy.stats.chisquare(list(found.values()), expected).pvalue > 1e-3

@@ -27,6 +27,9 @@ WHOLE_TEXT = [  # whose targets are the text
   "token_deletion",
   "token_masking",
 ]
+WEIGHTED = ["bert_style_masked_only", "masked_next_token", "next_token"]  # and all of an encoder alone
+WITHOUT_NOISE = ["causal_lm", "next_token", "s_denoising", "neighbouring_sentences", "same_text_twice", "text_to_text"]
+WITHOUT_NOISE += ["translation", "translation_ranking"]
 PERMUTED = ["deshuffling", "document_rotation", "sentence_permutation"]
 
 
@@ -392,15 +395,7 @@ def test_examples_fit_and_are_what_the_table_says(name, pack):
   again = lists(task.get_dataset(lengths, "train", shuffle=False, seed=0, trim_output_features=False))
   other = lists(task.get_dataset(lengths, "train", shuffle=False, seed=1, trim_output_features=False))
   assert found == again
-  plain = (
-    "causal_lm",
-    "s_denoising",
-    "neighbouring_sentences",
-    "same_text_twice",
-    "translation",
-    "translation_ranking",
-  )
-  assert (found == other) == (name in plain)
+  assert (found == other) == (name in WITHOUT_NOISE)
 
 
 def test_an_unknown_objective_names_the_nearest():
@@ -433,7 +428,7 @@ def test_the_table_is_consistent(name):
   objective = objectives.OBJECTIVES[name]
   assert set(objective.architectures) <= {"encoder_decoder", "decoder_only", "encoder_only"}
   encodes = objective.architectures == ("encoder_only",)
-  assert ("loss_weights" in objective.features) == (encodes or name == "bert_style_masked_only")
+  assert ("loss_weights" in objective.features) == (encodes or name in WEIGHTED)
   compares = len(objective.architectures) == 3
   assert ("texts" in objective.features) == (compares or bool(objective.heads))
   output_features = objectives.output_features(name, seqio.ByteVocabulary(10))

@@ -289,7 +289,11 @@ WRONG = {
   "shape": (
     moved(embed__table=(32, 8), head__bias=(32,)),
     {},
-    ["embed/table: expected [32, 8], found [30, 8] (and 1 more)", "init.rows=embed/table;", "fresh=embed/table,head;"],
+    [
+      "embed/table: expected [32, 8], found [30, 8] (and 1 more)",
+      "init.rows=embed/table, or those of their pieces: config.init.by_piece=True;",
+      "fresh=embed/table,head;",
+    ],
   ),
   "shape in two dimensions": (
     moved(embed__table=(32, 9)),

@@ -133,7 +133,7 @@ def check_base(fisher: Fisher, abstract: TrainState, taken: Taken) -> None:
   params = traverse_util.flatten_dict(taken.params, sep="/")
   held = anchors.consolidated(abstract.opt_state).fisher
   for path in held:
-    if path not in params or path in taken.shared:
+    if path not in params or path in taken.shared or path in taken.by_piece:
       raise UserError(
         f"{_KEY}{fisher.workdir}: holds {path} where it was, and config.init has it begin afresh; let go of it by a"
         f" last rule of config.optimizer.paths, '{path}: anchor=0'"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, stages
 from t2t.checkpoints import adapted, damage, fishers, going_back, pretrained, store
+from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import warm_start
 from t2t.config import records, saved_config
 from t2t.models import adapt
@@ -108,7 +109,9 @@ def start(
     initial = join_frozen(program.state.params, program.state.frozen_params)
     if config.adapters:  # of which digests are made: as they were, whatever they will be held in
       initial = jax.tree.map(lambda x: x.update(dtype=jnp.float32), initial)
-    _check_vocabulary(source, config, vocabulary, initial)
+    pieces = _pieces(source, vocabulary) if config.init.by_piece else None
+    if pieces is None:
+      _check_vocabulary(source, config, vocabulary, initial)
     new = _new_adapters(source, config)
     begin = adapt.beginning(new, vocabulary, seed=config.train.seed)
     init, base_path = config.init, functools.partial(adapt.base_path, adapters=new)
@@ -121,6 +124,7 @@ def start(
       fresh=init.fresh,
       parts=init.parts,
       rows=init.rows,
+      pieces=pieces,
       base_path=base_path,
       model=config.model,
     )
@@ -164,6 +168,17 @@ def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:
       f" merged; give the same config.{named}, and it is trained further, or the checkpoint that it lies on top of"
     )
   return {} if there else config.adapters
+
+
+def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
+  """Of which rows of a checkpoint those of the run's vocabulary are made.
+
+  Raises:
+    UserError: the checkpoint's vocabulary is not known.
+  """
+  from t2t.data import vocabularies
+
+  return Pieces(vocabularies.old_pieces(pretrained.vocabulary(source), vocabulary))
 
 
 def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:

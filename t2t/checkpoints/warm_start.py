@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
+from t2t.checkpoints.by_piece import Pieces, dimensions
 from t2t.models.config import TransformerConfig
 from t2t.params import Params, matches
 from t2t.runtime import amounts, hosts
@@ -39,21 +40,28 @@ class Plan:
 class Taken:
   """Parameters that were read, and how they go together with fresh ones.
 
-  params: nested dict of arrays, in the shapes and shards of the model; what is fresh is not there.
+  params: nested dict of arrays, in the shapes and shards of the model, but for those of `by_piece`; what is fresh is
+    not there.
   shared: see `Plan`; beyond it `params` are zeros.
   source: what was read.
   names: path in the model -> in what was read, of all of `params`.
+  pieces: of which rows of the checkpoint those of the vocabulary are made.
+  by_piece: path in the model -> dimension, of those that they are made in; they have all of the checkpoint's rows.
   """
 
   params: Params
   shared: Mapping[str, tuple[int, int]]
   source: pretrained.Source
   names: Mapping[str, str]
+  pieces: Pieces | None = None
+  by_piece: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def fresh_in(self, params: Params) -> list[str]:
     """Paths of those of some parameters of the model that are fresh, if only in new rows."""
     taken = traverse_util.flatten_dict(self.params, sep="/")
-    is_fresh = lambda path, x: path not in taken or (path in self.shared and self._rows_are_new(path, x.shape))
+    made = self.by_piece if self.pieces is not None and self.pieces.changes else {}
+    rows_are_new = lambda path, x: path in made or (path in self.shared and self._rows_are_new(path, x.shape))
+    is_fresh = lambda path, x: path not in taken or rows_are_new(path, x)
     return [path for path, x in traverse_util.flatten_dict(params, sep="/").items() if is_fresh(path, x)]
 
   def _rows_are_new(self, path: str, shape: Shape) -> bool:
@@ -69,7 +77,9 @@ class Taken:
     """
     whole = traverse_util.flatten_dict(fresh, sep="/")
     for path, x in traverse_util.flatten_dict(params, sep="/").items():
-      if path in self.shared:
+      if path in self.by_piece:
+        x = self.pieces.rows(x, whole[path], self.by_piece[path])
+      elif path in self.shared:
         dimension, length = self.shared[path]
         x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, dimension) < length, x, whole[path])
       whole[path] = x
@@ -83,6 +93,7 @@ def warm_start(
   fresh: tuple[str, ...] = (),
   parts: tuple[str, ...] = (),
   rows: tuple[str, ...] = (),
+  pieces: Pieces | None = None,
   base_path: Callable[[str], str | None] = lambda path: path,
   model: TransformerConfig | None = None,
 ) -> Taken:
@@ -111,6 +122,7 @@ def warm_start(
       parameter of the model the longest counts.  Empty: (".",), and what the model has no place for is an error.
     rows: patterns; a parameter whose path in the model matches one may differ from the checkpoint's in the length of
       one dimension: ids of a vocabulary, positions, layers.  Row i is taken as row i: a piece must have kept its id.
+    pieces: of which rows of the checkpoint those of the vocabulary are made; None: row i is taken as row i.
     base_path: path of a parameter -> where it is in a model that is not adapted; None: the adapter added it.
     model: shape of the model; None: its new heads do without what is said of t2t's own checkpoints below.
 
@@ -137,18 +149,30 @@ def warm_start(
   said, fresh = fresh, (*fresh, *(f"^{re.escape(path)}$" for path in new))
   has_place = lambda path: not _head(path) or path in ours or named or _goes_to(path, parts) & ours.keys()
   theirs = {path: shape for path, shape in there.items() if has_place(path)}
+  dimension = dimensions(ours, model) if pieces is not None else {}
+  rows = (*rows, *(f"^{re.escape(path)}$" for path in dimension))
   made = plan(f"config.init.checkpoint: {source.path}", theirs, ours, fresh=fresh, parts=parts, rows=rows)
+  dimension = {path: axis for path, axis in dimension.items() if path in made.taken}
+  made = dataclasses.replace(made, shared={path: x for path, x in made.shared.items() if path not in dimension})
   poolers = {} if model is None else _poolers(source, model, there, ours)
   is_taken = lambda path, name: path in new and not matches(said, path) and (not parts or _goes_to(name, parts))
   poolers = {path: name for path, name in poolers.items() if is_taken(path, name)}
   made = dataclasses.replace(made, taken={**made.taken, **poolers})
-  plain = not made.shared and made.taken == {path: path for path in ours} and ours.keys() == there.keys()
+  plain = (
+    not made.shared and not dimension and made.taken == {path: path for path in ours} and ours.keys() == there.keys()
+  )
   lines = [f"starting from the parameters of {source.path}", *([] if plain else _report(made, there, ours, poolers))]
-  hosts.say("\n".join(lines))
-  read = pretrained.read(source, {path: (name, wanted[path]) for path, name in made.taken.items()})
+  hosts.say("\n".join([*lines, *(_lines("rows by their pieces:", [f"{pieces}"]) if dimension else [])]))
+  read_as = dict(wanted)
+  for path, axis in dimension.items():  # all of their rows, and as many as the mesh divides, as it does those of ours
+    shape, rows_there = list(ours[path]), there[made.taken[path]][axis]
+    shape[axis] *= -(-rows_there // shape[axis])
+    read_as[path] = wanted[path].update(shape=tuple(shape))
+  read = pretrained.read(source, {path: (name, read_as[path]) for path, name in made.taken.items()})
   params = traverse_util.unflatten_dict({places[path]: x for path, x in read.items()}, sep="/")
   names = {places[path]: name for path, name in made.taken.items()}
-  return Taken(params, {places[path]: shared for path, shared in made.shared.items()}, source, names)
+  shared = {places[path]: shared for path, shared in made.shared.items()}
+  return Taken(params, shared, source, names, pieces, {places[path]: axis for path, axis in dimension.items()})
 
 
 def _head(path: str) -> str:
@@ -344,6 +368,7 @@ def _other_shape(
     what += "; config.init.rows takes what differs in one dimension"
   elif one:
     what += f"; to take the rows that both have: config.init.rows={path}"
+    what += ", or those of their pieces: config.init.by_piece=True" if dimensions([path], None) else ""
   what += f"; to begin with fresh values: config.init.fresh={','.join(_cover(wrong, others))}"
   return f"{what}; to train a model of its shape: config.init.inherit=True"
 

@@ -118,6 +118,51 @@ def _encoder_decoder_converter(*, task_features: Sequence[str], **options) -> se
   return TargetsFeatureConverter(task_features, **options) if task_features else seqio.EncDecFeatureConverter(**options)
 
 
+class NextTokensFeatureConverter(seqio.FeatureConverter):
+  """For a decoder alone whose rows say who sees whom: inputs stand one place behind their targets.
+
+  Packed, two examples, the first of which is read both ways:
+    [{"inputs": [3, 99, 5, 1], "targets": [3, 4, 5, 1], "loss_weights": [0, 1, 0, 0], "both_ways": [1, 1, 1, 1]},
+     {"inputs": [6, 7, 1], "targets": [6, 7, 1], "loss_weights": [1, 1, 1], "both_ways": [0, 0, 0]}]
+  become, 8 long, with BOS 0:
+        decoder_input_tokens [0, 3, 99, 5, 0, 6, 7, 0]
+       decoder_target_tokens [3, 4, 5, 1, 6, 7, 1, 0]
+        decoder_loss_weights [0, 1, 0, 0, 1, 1, 1, 0]
+    decoder_causal_attention [1, 1, 1, 1, 0, 0, 0, 0]
+         decoder_segment_ids [1, 1, 1, 1, 2, 2, 2, 0]
+           decoder_positions [0, 1, 2, 3, 0, 1, 2, 0]
+  """
+
+  TASK_FEATURES = dict.fromkeys(features.NEXT_TOKENS, _SPEC)
+  MODEL_FEATURES = dict.fromkeys(
+    ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_causal_attention"), _SPEC
+  )
+  PACKING_FEATURE_DTYPES = {"decoder_segment_ids": tf.int32, "decoder_positions": tf.int32}
+
+  def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
+    def convert(found: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+      segments = found.get("inputs_segment_ids")
+      read = seqio.utils.make_autoregressive_inputs(found["inputs"], segments, bos_id=self.bos_id)
+      model_features = {
+        "decoder_input_tokens": read,
+        "decoder_target_tokens": found["targets"],
+        "decoder_loss_weights": found["loss_weights"],
+        "decoder_causal_attention": found["both_ways"],
+      }
+      if self.pack:
+        model_features["decoder_segment_ids"] = segments
+        model_features["decoder_positions"] = found["inputs_positions"]
+      return model_features
+
+    fill = seqio.trim_and_pack_dataset if self.pack else seqio.trim_and_pad_dataset
+    return fill(ds, task_feature_lengths).map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+
+  def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> Mapping[str, int]:
+    """All features are as long as the targets."""
+    names = [*self.MODEL_FEATURES, *(self.PACKING_FEATURE_DTYPES if self.pack else ())]
+    return dict.fromkeys(names, task_feature_lengths["targets"])
+
+
 class TextsFeatureConverter(seqio.FeatureConverter):
   """For texts that heads answer, or that are compared: of an encoder, alone or before a decoder, or of a decoder.
 
@@ -242,6 +287,8 @@ def convert(
   own = _BESIDE_TARGETS if kind.reads_apart else {} if kind.writes else _BESIDE_INPUTS
   beside = {name: of_model for name, of_model in own.items() if name in lengths}
   zero_is_padding = vocabularies.pads_with_zero(vocabulary) and kind.writes
+  seen = {"loss_weights": "decoder_loss_weights", "both_ways": "decoder_causal_attention"}
+  beside |= seen if "both_ways" in lengths else {}
   shift = 0 if zero_is_padding and not beside else 1
   bos_id = vocabularies.bos_id(vocabulary)
   options = {"pack": pack, "apply_length_check": False}
@@ -251,7 +298,8 @@ def convert(
     complete = dict
   else:
     options |= {} if kind.continues else {"task_features": tuple(beside)}
-    converter = FEATURE_CONVERTERS[architecture](bos_id=bos_id + shift, **options)
+    make = NextTokensFeatureConverter if "both_ways" in lengths else FEATURE_CONVERTERS[architecture]
+    converter = make(bos_id=bos_id + shift, **options)
     complete = _Completed(architecture, vocabulary)
   names = tuple(lengths)
   # AutoGraph takes as long as all else, and only seqio's packing needs it.

@@ -86,7 +86,7 @@ def load_task(
   if bool(data.files) == bool(data.mixture):
     raise UserError(
       f"config.data.files={data.files!r} and config.data.mixture={data.mixture!r}: give one of them,"
-      " files of text or the name of a registered task or mixture"
+      " files of text or the name of a registered task or mixture; or several in config.data.sources"
     )
   if not data.files:
     found = adapted(data, registered(data, alone=where == _ALL))
@@ -442,7 +442,7 @@ def check(
   lengths = feature_lengths(data, architecture, task)
   for side, length in converters.model_lengths(architecture, lengths).items():
     if model_max_length and length > model_max_length:
-      joined = ARCHITECTURES[architecture].continues and not heads
+      joined = ARCHITECTURES[architecture].continues and not heads and "both_ways" not in lengths
       keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
       raise UserError(
         f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"

@@ -212,6 +212,7 @@ def check(config: Config) -> None:
   _check_loss(config)
   if config.data.sources:
     languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
+  _check_sees(config)
   heads = heads_asked(config)
   pipeline.check(
     config.data,
@@ -265,6 +266,22 @@ def _check_loss(config: Config) -> None:
       f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
       f" own; set config.model.{right}"
     )
+
+
+def _check_sees(config: Config) -> None:
+  """Refuses hidden tokens that a model would read from left to right alone."""
+  if config.model.bidirectional_prefix or not config.model.kind.continues:
+    return
+  own = mixed.each(config.data) if config.data.sources else {"": config.data}
+  for name, data in own.items():
+    where = f"config.data.sources.{name}" if name else "config.data"
+    named = {data.objective} if data.files else objectives.of(pipeline.registered(data)) if data.mixture else set()
+    if "masked_next_token" in named:
+      key = f"{where}.objective=masked_next_token" if data.files else f"{where}.mixture={data.mixture}"
+      raise UserError(
+        f"{key}: has tokens read both ways, and config.model.bidirectional_prefix=False lets none see what is behind"
+        " it; set config.model.bidirectional_prefix=True"
+      )
 
 
 def _asks_heads(task: seqio.Task) -> bool:

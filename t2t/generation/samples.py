@@ -206,14 +206,42 @@ def held_out(
   rows = np.flatnonzero(first.any(axis=1))[:number]
   if not rows.size:
     return []
-  if side == "encoder":
-    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, rows))
-    arrays = gather(guess(state, batch)), *(host[f"encoder_{name}"][rows] for name in ("target_tokens", "loss_weights"))
-    ends = first[rows].sum(axis=1)
-    return [
-      masked_tokens(*(x[:end] for x in row), vocabulary=vocabulary, hidden_ids=hidden_ids)
-      for end, *row in zip(ends, *arrays, strict=True)
-    ]
+  blanks = rows
+  if side == "decoder":  # of a row that is read both ways nothing is left to be written
+    both_ways = host.get("decoder_causal_attention", np.zeros_like(first))
+    blanks = rows[~np.any(first & (both_ways == 0), axis=1)[rows]]
+  others = np.setdiff1d(rows, blanks)
+  shown = {}
+  if blanks.size:
+    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, blanks))
+    arrays = (
+      gather(guess(state, batch)),
+      *(host[f"{side}_{name}"][blanks] for name in ("target_tokens", "loss_weights")),
+    )
+    for row, end, *found in zip(blanks, first[blanks].sum(axis=1), *arrays, strict=True):
+      shown[row] = masked_tokens(*(x[:end] for x in found), vocabulary=vocabulary, hidden_ids=hidden_ids)
+  if others.size:
+    texts = {"vocabulary": vocabulary, "sentinel_ids": sentinel_ids, "hidden_ids": hidden_ids, "eos_id": eos_id}
+    found = _written(graphdef, state, batch, host, first, rows=others, **texts)
+    shown |= dict(zip(others, found, strict=True))
+  return [shown[row] for row in rows]
+
+
+def _written(
+  graphdef: nnx.GraphDef,
+  state: TrainState,
+  batch: Batch,
+  host: dict[str, np.ndarray],
+  first: np.ndarray,
+  *,
+  rows: np.ndarray,
+  vocabulary: Vocabulary,
+  sentinel_ids: Sequence[int],
+  hidden_ids: Collection[int],
+  eos_id: int,
+) -> list[Example]:
+  """`held_out` of those rows that a model writes."""
+  gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
   # Nothing is EOS from here on, which is hidden: id 0 may be a token.
   targets = np.where(first, host["decoder_target_tokens"], eos_id)
   has_inputs = "encoder_input_tokens" in host or "decoder_causal_attention" in host
@@ -223,7 +251,7 @@ def held_out(
   else:
     batch, inputs, targets = _prompts(host, batch, targets, first=first, eos_id=eos_id)
     # No more positions than in training: learned ones end there.
-    longest = int(gather(batch["decoder_causal_attention"]).sum(axis=1).max())
+    longest = int(gather(batch["decoder_causal_attention"])[rows].sum(axis=1).max())
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
   write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length), eos_id=eos_id)
   params = join_frozen(state.params, state.frozen_params)
@@ -257,10 +285,10 @@ def _prompts(
 ) -> tuple[Batch, np.ndarray, np.ndarray]:
   """A batch to decode from, the prompts and what follows them: the inputs, or else the beginning of each text."""
   columns = np.arange(targets.shape[1])[None, :]
+  prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
   if "decoder_causal_attention" in host:
-    prompt = host["decoder_causal_attention"] * first
-  else:
-    prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
+    given = host["decoder_causal_attention"] * first
+    prompt = np.where(given.any(axis=1, keepdims=True), given, prompt)
   sharding = batch["decoder_input_tokens"].sharding
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
   prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_causal_attention": placed}

@@ -36,12 +36,36 @@ _BYT5 = {
 }
 # embed_dim, num_heads, mlp_dim, layers; heads have 64 features.
 _BERT = {"base": (768, 12, 3072, 12), "large": (1024, 16, 4096, 24)}
+# Lan et al. 2020, table 1; heads as released, of which those of xlarge have 128 features.
+_ALBERT = _BERT | {"xlarge": (2048, 16, 8192, 24), "xxlarge": (4096, 64, 16384, 12)}
+# Shoeybi et al. 2020, table 4.
+_MEGATRON_BERT = {"336m": _BERT["large"], "1_3b": (2048, 32, 8192, 24), "3_9b": (2560, 40, 10240, 48)}
+# Conneau et al. 2020, table 7 (XLM's), and Ogueji et al. 2021 with the released configs.
+_XLM = {"15": (1024, 8, 4096, 12), "100": (1280, 16, 5120, 16)}
+_AFRIBERTA = {"small": (768, 6, 3072, 4), "base": (768, 6, 3072, 8), "large": (768, 6, 3072, 10)}
+# Charpentier & Samuel 2024, with the configs that they released; and how many pieces.
+_GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_384)}
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
 # Radford et al. 2019, table 2, as released: small is the 124 M that is often called gpt2.
 _GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
 _GPT2["xl"] = (1600, 25, 6400, 48)
+# Brown et al. 2020, table 2.1.  Two of its rows do not add up, and are here what has as many parameters as they say:
+# xl has 16 heads, not 24 of 128 features in a width of 2,048; 13B a width of 5,120, not 5,140, for 40 heads of 128.
+_GPT3 = {
+  "small": (768, 12, 3072, 12),
+  "medium": (1024, 16, 4096, 24),
+  "large": (1536, 16, 6144, 24),
+  "xl": (2048, 16, 8192, 24),
+  "2_7b": (2560, 32, 10240, 32),
+  "6_7b": (4096, 32, 16384, 32),
+  "13b": (5120, 40, 20480, 40),
+  "175b": (12288, 96, 49152, 96),
+}
+# Shoeybi et al. 2020, table 2; Rosset 2020.
+_MEGATRON_GPT = {"355m": _GPT2["medium"], "2_5b": (1920, 20, 7680, 54), "8_3b": (3072, 24, 12288, 72)}
+_TURING_NLG = {"17b": (4256, 28, 17024, 78)}
 # embed_dim, heads, kv heads, head_dim, mlp_dim, layers.  Touvron et al. 2023; 1b is TinyLlama (Zhang et al. 2024).
 _LLAMA2 = {
   "1b": (2048, 32, 4, 64, 5632, 22),
@@ -57,9 +81,17 @@ _UL2 = _T5_1_1 | {"20b": (4096, 16, 256, 16384, 32)}
 
 T5_SIZES = tuple(_T5_1_1)
 BERT_SIZES = tuple(_BERT)
+ALBERT_SIZES = tuple(_ALBERT)
+MEGATRON_BERT_SIZES = tuple(_MEGATRON_BERT)
+XLM_SIZES = tuple(_XLM)
+AFRIBERTA_SIZES = tuple(_AFRIBERTA)
+GPT_BERT_SIZES = tuple(_GPT_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
 GPT2_SIZES = tuple(_GPT2)
+GPT3_SIZES = tuple(_GPT3)
+MEGATRON_GPT_SIZES = tuple(_MEGATRON_GPT)
+TURING_NLG_SIZES = tuple(_TURING_NLG)
 MPT_SIZES = tuple(_MPT)
 LLAMA2_SIZES = tuple(_LLAMA2)
 LLAMA3_SIZES = tuple(_LLAMA3)
@@ -129,15 +161,16 @@ def modern_t5(size: str) -> dict[str, Any]:
   )
 
 
-def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
+def _encoder_row(row: tuple[int, int, int, int]) -> dict[str, int]:
   embed_dim, num_heads, mlp_dim, num_layers = row
+  widths = dict(embed_dim=embed_dim, num_heads=num_heads, head_dim=embed_dim // num_heads, mlp_dim=mlp_dim)
+  return widths | {"num_encoder_layers": num_layers}
+
+
+def _encoder(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
   return _fields(
     architecture="encoder_only",
-    embed_dim=embed_dim,
-    num_heads=num_heads,
-    head_dim=embed_dim // num_heads,
-    mlp_dim=mlp_dim,
-    num_encoder_layers=num_layers,
+    **_encoder_row(row),
     scale_attention=True,
     norm="layer",
     embedding_norm=True,
@@ -168,8 +201,7 @@ def bert(size: str) -> dict[str, Any]:
 def electra(size: str) -> dict[str, Any]:
   """ELECTRA's discriminator (Clark et al. 2020): BERT's body; small is narrower, with an embedding of 128 features."""
   changed = dict(logits_transform=False, embedding_dim=128 if size == "small" else 0)
-  embed_dim, num_heads, mlp_dim, num_layers = _row(_ELECTRA, size)
-  changed |= dict(embed_dim=embed_dim, num_heads=num_heads, mlp_dim=mlp_dim, num_encoder_layers=num_layers)
+  changed |= _encoder_row(_row(_ELECTRA, size))
   changed["heads"] = ({"name": "replaced", "kind": "detector", "num_classes": 1},)
   return bert("base") | changed
 
@@ -190,9 +222,31 @@ def bart(size: str) -> dict[str, Any]:
 
 
 def albert(size: str) -> dict[str, Any]:
-  """ALBERT version 2 (Lan et al. 2020): one layer run twelve times, an embedding of 128 features projected up."""
+  """ALBERT version 2 (Lan et al. 2020): one layer run again and again, an embedding of 128 features projected up."""
   changed = dict(vocab_size=30_000, embedding_dim=128, share_layers=True, mlp_activation="gelu_tanh", dropout_rate=0.0)
-  return bert(size) | changed
+  return bert("base") | _encoder_row(_row(_ALBERT, size)) | changed
+
+
+def megatron_bert(size: str) -> dict[str, Any]:
+  """Megatron's BERT (Shoeybi et al. 2020, section 5.3): norms before the branches, without which depth does not pay."""
+  changed = dict(post_norm=False, embedding_norm=False, norm_epsilon=1e-5)
+  return bert("base") | _encoder_row(_row(_MEGATRON_BERT, size)) | changed
+
+
+def xlm_r(size: str) -> dict[str, Any]:
+  """XLM-R (Conneau et al. 2020): RoBERTa with 250,002 pieces."""
+  return roberta(size) | {"vocab_size": 250_002}
+
+
+def afriberta(size: str) -> dict[str, Any]:
+  """AfriBERTa (Ogueji et al. 2021): few layers of XLM-R's, six heads, 70,006 pieces."""
+  return roberta("base") | _encoder_row(_row(_AFRIBERTA, size)) | {"vocab_size": 70_006}
+
+
+def xlm(size: str) -> dict[str, Any]:
+  """XLM (Conneau & Lample 2019): BERT's parts, logits from the embedding alone; 15 with a second segment for TLM."""
+  own = {"15": dict(vocab_size=95_000, segment_types=2), "100": dict(vocab_size=200_000, segment_types=0)}
+  return bert("base") | _encoder_row(_row(_XLM, size)) | own[size] | {"logits_transform": False}
 
 
 def modern_bert(size: str) -> dict[str, Any]:
@@ -210,19 +264,16 @@ def modern_bert(size: str) -> dict[str, Any]:
   )
 
 
-def gpt2(size: str) -> dict[str, Any]:
-  """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, logits from the embedding."""
-  embed_dim, num_heads, mlp_dim, num_layers = _row(_GPT2, size)
+def _gpt(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
+  embed_dim, num_heads, mlp_dim, num_layers = row
   return _fields(
     architecture="decoder_only",
-    vocab_size=50_257,
     embed_dim=embed_dim,
     num_heads=num_heads,
     head_dim=embed_dim // num_heads,
     mlp_dim=mlp_dim,
     num_decoder_layers=num_layers,
     positions="learned",
-    max_length=1024,
     scale_attention=True,
     norm="layer",
     norm_epsilon=1e-5,
@@ -231,7 +282,38 @@ def gpt2(size: str) -> dict[str, Any]:
     tied_logits=True,
     init_scale=0.02,
     t5_dropout=False,
+    **others,
   )
+
+
+def gpt2(size: str) -> dict[str, Any]:
+  """GPT-2 (Radford et al. 2019): learned positions, layer norms before the branches, logits from the embedding."""
+  return _gpt(_row(_GPT2, size), vocab_size=50_257, max_length=1024)
+
+
+def gpt1(size: str) -> dict[str, Any]:
+  """GPT (Radford et al. 2018): GPT-2 small with norms behind the sums, half the positions and pieces of its own."""
+  return _gpt(_row({"base": _GPT2["small"]}, size), vocab_size=40_478, max_length=512, post_norm=True, dropout_rate=0.1)
+
+
+def gpt3(size: str) -> dict[str, Any]:
+  """GPT-3 (Brown et al. 2020): GPT-2 for 2,048 tokens, in which every other layer sees what is near alone.
+
+  The width of these bands is not published; 256 positions are GPT-Neo's (Black et al. 2021).
+  """
+  # Which is how many a query sees to its left; GPT-Neo counts the query itself.
+  bands = dict(attention_window=255, global_attention_every=2)
+  return _gpt(_row(_GPT3, size), vocab_size=50_257, max_length=2048, **bands)
+
+
+def megatron_gpt(size: str) -> dict[str, Any]:
+  """Megatron's GPT-2 (Shoeybi et al. 2020): rows of the embedding up to 51,200, which 8 x 128 divides."""
+  return _gpt(_row(_MEGATRON_GPT, size), vocab_size=51_200, max_length=1024, dropout_rate=0.1)
+
+
+def turing_nlg(size: str) -> dict[str, Any]:
+  """Turing-NLG (Rosset 2020): a GPT-2 of 78 layers."""
+  return _gpt(_row(_TURING_NLG, size), vocab_size=50_257, max_length=1024)
 
 
 def mpt(size: str) -> dict[str, Any]:
@@ -263,6 +345,18 @@ def prefix_lm(size: str) -> dict[str, Any]:
   """
   changed = dict(architecture="decoder_only", num_encoder_layers=0, bidirectional_prefix=True)
   return t5_1_1(size) | changed
+
+
+def gpt_bert(size: str) -> dict[str, Any]:
+  """GPT-BERT (Charpentier & Samuel 2024): a decoder that can read both ways, of LTG-BERT's parts where there are such.
+
+  Norms stand at both ends of each branch, and positions are distances, here T5's bias in place of DeBERTa's attention
+  to them; gates on what attention gives, and weights of all layers below, are left out.
+  """
+  *row, vocab_size = _row(_GPT_BERT, size)
+  changed = dict(positions="relative", mlp_activation="gated_gelu_exact", branch_norm=True, logits_transform=True)
+  changed |= dict(bidirectional_prefix=True, dropout_rate=0.1, max_length=0)
+  return _gpt(tuple(row), vocab_size=vocab_size, max_length=512) | changed
 
 
 def ul2(size: str) -> dict[str, Any]:

@@ -246,18 +246,24 @@ def task_features(config: Config) -> tuple[str, ...]:
   if data.files or not data.mixture:
     if data.objective in features.WITHOUT_INPUTS:
       return alone
+    if data.objective in features.WITH_NEXT_TOKENS:
+      return features.NEXT_TOKENS
     return placed if data.objective in features.WITH_PLACES.get(places, ()) else both
   if data.task_modules and all(module.startswith("t2t.tasks.") for module in data.task_modules):
     parts = [name.strip().partition("_") for name in data.mixture.split(",")]
     are = lambda names: all(corpus in _CORPORA and rest.startswith(names) for corpus, _, rest in parts)
     if places:  # an encoder reads something, whatever the task has
       return placed if are(features.WITH_PLACES[places]) else both
+    if are(features.WITH_NEXT_TOKENS):
+      return features.NEXT_TOKENS
     return alone if are(features.WITHOUT_INPUTS) else both
   from t2t.data import selection
 
   found = selection.named(data.mixture, modules=data.task_modules).output_features
   if places:
     return placed if places in found else both
+  if "both_ways" in found:
+    return features.NEXT_TOKENS
   return both if "inputs" in found else alone
 
 

@@ -3,7 +3,8 @@
 An objective turns documents, {"text": string} and for annotated.py what is marked in it, into examples that fit the
 sequence lengths: {"inputs", "targets"} for any model with a decoder, and with it what in_place.py says of the targets
 for one with an encoder, too; {"targets"} alone for text that is simply continued, for an encoder alone {"inputs",
-"targets", "loss_weights"} of one length, and what pairs.py says of pairs of texts; all int32 [n].  To add one, write
+"targets", "loss_weights"} of one length, for a decoder alone these and what next_tokens.py says besides, and what
+pairs.py says of pairs of texts; all int32 [n].  To add one, write
 what it does to a sequence in corruption.py or masking.py, and its preprocessor and its row of `OBJECTIVES` here.
 """
 
@@ -20,6 +21,7 @@ from t2t.data import vocabularies
 from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences, switching
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
+from t2t.data.objectives.next_tokens import masked_next_token, next_token
 from t2t.data.objectives.translation import translation, translation_lm
 from t2t.models.config import HeadConfig
 
@@ -263,6 +265,11 @@ def _masked(choose: Callable[..., tuple[tf.Tensor, tf.Tensor]], published: Mappi
   return Objective(_ENCODER, _ALIGNED, make, published)
 
 
+def _beside_each_other(preprocessor: Preprocessor, published: Mapping[str, float] | None = None) -> Objective:
+  make = _of_documents_with_eos(preprocessor)
+  return Objective(("decoder_only",), features.NEXT_TOKENS, make, published or {})
+
+
 def _in_place(preprocessor: Preprocessor, beside: str, published: Mapping[str, float]) -> Objective:
   make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
   return Objective(_ENCODER_DECODER, (*_PAIR, beside), make, published)
@@ -326,6 +333,8 @@ OBJECTIVES: dict[str, Objective] = {
   "prefix_lm": Objective(_DECODERS, _PAIR, _with_eos(prefix_lm)),
   "causal_lm": Objective(_DECODERS, _TEXT, _of_documents_with_eos(causal_lm)),
   "fill_in_the_middle": Objective(("decoder_only",), _TEXT, _of_documents_with_eos(fill_in_the_middle)),
+  "next_token": _beside_each_other(next_token),
+  "masked_next_token": _beside_each_other(masked_next_token, _BERT),
   "mass": Objective(_ENCODER_DECODER, _PAIR, _with_eos(mass), _MASS),
   "mass_in_place": _in_place(in_place.mass_in_place, "target_places", _MASS),
   "bert_style": _denoiser(masking.bert_style, "mask_id", "ordinary_ids", published=_BERT),
@@ -345,6 +354,7 @@ OBJECTIVES: dict[str, Objective] = {
   "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
+  "text_to_text": _written(),
   "translation_lm": _translated(),
   "translation": _written(),
   "translation_ranking": _compared(),
@@ -428,12 +438,12 @@ def of(task: seqio.Task | seqio.Mixture) -> set[str]:
 
 
 def ends_inputs(name: str) -> bool:
-  """Whether EOS stands behind what a model is given; text that is simply continued is given nothing.
+  """Whether EOS stands behind what a model is given; text that is continued, or read in place, is given nothing.
 
   Raises:
     UserError: no such objective; names the nearest.
   """
-  return "inputs" in _objective(name).features
+  return "inputs" in _objective(name).features and _objective(name).features != features.NEXT_TOKENS
 
 
 def output_features(name: str, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:

@@ -13,7 +13,7 @@ Features = dict[str, tf.Tensor]
 
 
 def translation(dataset: tf.data.Dataset, *, merge_documents: bool = True) -> tf.data.Dataset:
-  """A text as inputs, and its translation as targets: text to text, as any task.
+  """The second text is what is to be written, given the first: a translation, an answer, a summary.
 
   In:  {"first": [3, 4, 5], "second": [6, 7]}
   Out: {"inputs": [3, 4, 5], "targets": [6, 7]}             EOS is added by the next preprocessor, which cuts as well
@@ -22,7 +22,9 @@ def translation(dataset: tf.data.Dataset, *, merge_documents: bool = True) -> tf
     dataset: {"first", "second": int32 [n]} without EOS.
     merge_documents: changes nothing; an example is one pair.
 
-  Source: Raffel et al. 2020, section 2.3.
+  A decoder alone reads both in one row, and its loss counts the second.
+
+  Source: Raffel et al. 2020, section 2.3; of a decoder alone Radford et al. 2018, section 3.3.
   """
   del merge_documents
   return dataset.map(lambda features: {"inputs": features["first"], "targets": features["second"]})

@@ -94,7 +94,7 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
   if not translation:
     if alone := [path for path in files if text_files.kind(path, where=where) == "pairs"]:
       raise UserError(
-        f"{where}: {alone[0]}: has texts and their translations, which the objectives translation and"
+        f"{where}: {alone[0]}: has texts and their translations, which the objectives translation, text_to_text and"
         " translation_lm read; for others give a file for each language, `cut -f1` makes one"
       )
     return

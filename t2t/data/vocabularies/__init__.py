@@ -22,6 +22,7 @@ from t2t.data.vocabularies.ids import (
   t5_vocabulary,
   token_texts,
 )
+from t2t.data.vocabularies.matching import old_pieces
 from t2t.data.vocabularies.offsets import Tokens, tokens_of
 from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
@@ -42,6 +43,7 @@ __all__ = [
   "load",
   "mask_id",
   "num_sentinels",
+  "old_pieces",
   "ordinary_ids",
   "pads_with_zero",
   "save",

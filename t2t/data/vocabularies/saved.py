@@ -152,7 +152,7 @@ def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: 
   if others > _OTHER_PIECES * len(pairs):
     raise UserError(
       f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; leave"
-      " out config.data.vocabulary, and the run takes the checkpoint's, or have them begin fresh, the head with them:"
-      " config.init.fresh=embed/table"
+      " out config.data.vocabulary, and the run takes the checkpoint's, or find them by their pieces:"
+      " config.init.by_piece=True, or have them begin fresh, the head with them: config.init.fresh=embed/table"
     )
   return f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces"

@@ -1,0 +1,30 @@
+"""GPT (Radford et al. 2018): a causal language model of 512 tokens whose norms stand behind the sums.
+
+  t2t train --config gpt1_base --workdir gs://BUCKET/gpt1 --config.data.vocabulary=gs://BUCKET/openai-gpt/tokenizer.json
+
+116.5 M parameters.  64 sequences a step, rates and dropout as published; its hundred passes over the 0.8 billion words
+of BooksCorpus are about three million steps, here of C4.  Published: GLUE 72.8 in its own table and 75.1 on average in
+BERT's (Devlin et al. 2019, table 1), RACE 59.0.
+"""
+
+from ml_collections import ConfigDict
+
+from t2t.configs import gpt2
+from t2t.models import sizes
+
+SIZES = ("base",)
+
+
+def get_config(size: str = "base") -> ConfigDict:
+  """The recipe for one of SIZES."""
+  config = gpt2.get_config("small")
+  config.model.update(sizes.gpt1(size))
+  config.model.vocab_size = 40_576  # rows up to a multiple of 128, for the mesh to divide
+  config.data.targets_length = 512
+  config.train.steps = 3_000_000
+  config.train.batch_size = 64
+  config.optimizer.learning_rate = 2.5e-4
+  config.optimizer.final_ratio = 0.0
+  config.optimizer.weight_decay = 0.01
+  config.optimizer.b2 = 0.999
+  return config

@@ -1,0 +1,87 @@
+"""Objectives of a decoder alone whose rows say who sees whom: hidden tokens read both ways, or text from left to right.
+
+Both yield the same features, so that they are sources of one run on the same files: rows of one and of the other share
+a batch (GPT-BERT, Charpentier & Samuel 2024).  What stands in "inputs" is read one place later, behind BOS, so that the
+state at each place predicts the token behind what was read there, whether it is masked or not yet read.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import seqio
+import tensorflow as tf
+
+from t2t.data import vocabularies
+from t2t.data.objectives import masking, pieces
+
+Features = dict[str, tf.Tensor]
+
+
+def masked_next_token(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int],
+  output_features: Mapping[str, seqio.Feature],
+  *,
+  noise_density: float = 0.15,
+  merge_documents: bool = True,
+) -> tf.data.Dataset:
+  """Some tokens are hidden, all see each other, and the state in front of a hidden token predicts it.
+
+  In:  {"targets": [3, 4, 5, 6, 1]}         with 99 as mask and EOS 1
+  Out: {"inputs": [3, 99, 5, 6, 1], "targets": [3, 4, 5, 6, 1], "loss_weights": [0, 1, 0, 0, 0],
+        "both_ways": [1, 1, 1, 1, 1]}       read as [BOS, 3, 99, 5, 6], where the state of 3 predicts 4
+
+  Of the hidden tokens 80 % are masks, 10 % other tokens and 10 % as they were, as in `masking.masked_lm`.  The model
+  needs config.model.bidirectional_prefix.
+
+  Args:
+    dataset: {"targets": int32 [n]}, documents with EOS.
+    sequence_length: maximum length of "targets", which all features have.
+    output_features: its "targets" has the vocabulary.
+    noise_density: part of the tokens of text that is hidden.
+    merge_documents: as in `causal_lm`, EOS between documents included.
+
+  Raises:
+    UserError: a vocabulary without mask and sentinels.
+
+  Source: Charpentier & Samuel 2024 (GPT-BERT), section 2; BehnamGhader et al. 2024 (LLM2Vec), section 2.1.
+  """
+  vocabulary = output_features["targets"].vocabulary
+  mask_id, ordinary_ids = vocabularies.mask_id(vocabulary), vocabularies.ordinary_ids(vocabulary)
+  dataset = _cut(dataset, sequence_length, merge_documents=merge_documents)
+
+  @seqio.map_over_dataset(num_seeds=2)
+  def hide(features: Features, seeds: Sequence[tf.Tensor]) -> Features:
+    tokens = features["targets"]
+    candidates = masking.is_one_of(tokens, ordinary_ids)
+    chosen, groups = masking.random_tokens(candidates, candidates, seeds[0], noise_density=noise_density)
+    inputs = masking.replace(tokens, chosen, groups, seeds[1], mask_id=mask_id, ordinary_ids=ordinary_ids)
+    weights, both_ways = tf.cast(chosen, tf.int32), tf.ones_like(tokens)
+    return {"inputs": inputs, "targets": tokens, "loss_weights": weights, "both_ways": both_ways}
+
+  return hide(dataset)
+
+
+def next_token(
+  dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool = True
+) -> tf.data.Dataset:
+  """`causal_lm`, as a row beside those of `masked_next_token`.
+
+  In:  {"targets": [3, 4, 5, 6, 1]}
+  Out: {"inputs": [3, 4, 5, 6, 1], "targets": [3, 4, 5, 6, 1], "loss_weights": [1, 1, 1, 1, 1],
+        "both_ways": [0, 0, 0, 0, 0]}
+
+  Args: as in `masked_next_token`.
+  """
+
+  def beside(features: Features) -> Features:
+    tokens = features["targets"]
+    ones, zeros = tf.ones_like(tokens), tf.zeros_like(tokens)
+    return {"inputs": tokens, "targets": tokens, "loss_weights": ones, "both_ways": zeros}
+
+  dataset = _cut(dataset, sequence_length, merge_documents=merge_documents)
+  return dataset.map(beside, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int], *, merge_documents: bool) -> tf.data.Dataset:
+  length = pieces.room(sequence_length, {"targets": 0})
+  return pieces.cut(dataset, length=length, merge_documents=merge_documents, whole_documents=True)

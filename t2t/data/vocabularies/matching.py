@@ -1,0 +1,53 @@
+"""Two vocabularies side by side: which pieces of one the other has, and of what the rest would be made in it."""
+
+import collections
+
+import seqio
+
+from t2t.data.vocabularies import ids
+
+
+def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[int]]:
+  """For each id of `given` what its piece is in `trained`: the same piece, else those that spell it; [] of neither.
+
+  In:  trained "[UNK]", "heart", "card", "##io", "##logy"; given the same and "cardiology", "##iology", "[MASK]"
+  Out: [0], [1], [2], [3], [4], [2, 3, 4], [3, 4], []
+
+  A piece that starts a word is tokenised as text is; one that goes on with it is the longest pieces that do, from the
+  left, which is WordPiece's way and near that of others.  Special pieces and sentinels are found by their names.
+
+  Source: Gee et al. 2022 (Fast Vocabulary Transfer), section 3.
+  """
+  ours, theirs = ids.token_texts(given), ids.token_texts(trained)
+  # Several ids may have one text: parts of characters, which are told apart by their order.
+  places: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
+  for old, text in enumerate(theirs):
+    places[text].append(old)
+  special, unusable = ids.special_ids(given), ids.special_ids(trained)
+  inner = {text: old for old, text in enumerate(theirs) if old not in unusable and text[:1].strip()}
+  found = []
+  for new, text in enumerate(ours):
+    if places[text]:
+      found.append([places[text].popleft()])
+    elif new in special or not text.strip() or "\N{REPLACEMENT CHARACTER}" in text:
+      found.append([])
+    else:
+      spelled = trained.encode(text) if text[:1].isspace() else _longest_first(text, inner)
+      found.append([old for old in spelled if old not in unusable])
+  return found
+
+
+def _longest_first(text: str, pieces: dict[str, int]) -> list[int]:
+  """The longest pieces from the left; [] where a character is none.
+
+  In:  "iology", {"io": 3, "i": 5, "logy": 4}
+  Out: [3, 4]
+  """
+  found: list[int] = []
+  while text:
+    end = next((end for end in range(len(text), 0, -1) if text[:end] in pieces), 0)
+    if not end:
+      return []
+    found.append(pieces[text[:end]])
+    text = text[end:]
+  return found

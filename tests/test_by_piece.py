@@ -1,0 +1,105 @@
+"""Going on in another vocabulary: rows are found by their pieces, and new ones are means of the old pieces'."""
+
+import json
+
+from etils import epath
+import foreign
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seqio
+import toy
+
+from t2t import __main__ as command
+from t2t import sharding
+from t2t.checkpoints import by_piece, converted, pretrained
+from t2t.checkpoints.by_piece import Pieces
+from t2t.data import vocabularies
+from t2t.models.config import HeadConfig
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+OLD = [*BERT, "heart", "card", "the", "of", "i", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"), "##io", "##logy"]
+NEW = [*OLD, "cardiology", "##iology", "[NEW]", "heartß"]
+
+
+def wordpiece(path, pieces):
+  path.parent.mkdir(exist_ok=True, parents=True)
+  path.write_text("".join(f"{piece}\n" for piece in pieces))
+  return vocabularies.load(str(path), extra_ids=0)
+
+
+def test_a_new_piece_is_spelled_in_the_old(tmp_path):
+  """As text where a word starts, else by what goes on with a word; special pieces, and what cannot be, by none."""
+  old, new = wordpiece(tmp_path / "old" / "vocab.txt", OLD), wordpiece(tmp_path / "new" / "vocab.txt", NEW)
+  found = vocabularies.old_pieces(old, new)
+  assert found[: len(OLD)] == [[i] for i in range(len(OLD))]
+  at = OLD.index
+  assert found[len(OLD) :] == [[at("card"), at("##io"), at("##logy")], [at("##io"), at("##logy")], [], []]
+
+
+def test_pieces_may_move(tmp_path):
+  """A vocabulary with fewer pieces in another order; sentinels are found by their names, wherever they end."""
+  old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
+  kept = [*BERT, "##logy", "heart"]
+  found = vocabularies.old_pieces(old, wordpiece(tmp_path / "new" / "vocab.txt", kept))
+  assert found == [[OLD.index(piece)] for piece in kept]
+  few, many = seqio.ByteVocabulary(extra_ids=2), seqio.ByteVocabulary(extra_ids=4)
+  assert vocabularies.old_pieces(few, many) == [*([i] for i in range(259)), [], [], [259], [260]]
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_rows_are_kept_or_averaged(dimension):
+  """Each by hand; a row of no piece, and what is behind the vocabulary, is fresh."""
+  table = np.arange(12.0, dtype=np.float32).reshape(6, 2) ** 2
+  fresh = -np.ones((5, 2), np.float32)
+  pieces = Pieces([[4], [0, 1, 5], [], [2, 3]])
+  expected = [table[4], (table[0] + table[1] + table[5]) / 3, fresh[2], (table[2] + table[3]) / 2, fresh[4]]
+  turn = lambda x: jnp.asarray(x.T if dimension else x)
+  found = jax.jit(lambda x, y: pieces.rows(x, y, dimension))(turn(table), turn(fresh))
+  np.testing.assert_allclose(found, turn(np.stack(expected)), rtol=1e-6)
+  assert str(pieces) == "1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
+  assert pieces.changes and not Pieces([[0], [1]]).changes
+
+
+def test_what_has_a_row_for_each_id():
+  """The embedding and the head, under whatever they lie, and the bias of a boundary head; no class's."""
+  heads = (HeadConfig("sbo", 3, "boundary"), HeadConfig("nli", 3))
+  model = toy.config(architecture="encoder_only", num_decoder_layers=0, heads=heads)
+  paths = ("embed/table", "generator/embed/table", "head/projection", "head/bias", "heads/sbo/bias", "heads/nli/bias")
+  expected = {"embed/table": 0, "generator/embed/table": 0, "head/projection": 1, "head/bias": 0, "heads/sbo/bias": 0}
+  assert by_piece.dimensions((*paths, "encoder/norm/bias", "embed/positions"), model) == expected
+
+
+def test_the_command(tmp_path, capsys):
+  """A BERT goes on with more pieces, not updated: the saved run has its rows, and means of them, in the head, too."""
+  model = toy.KINDS["bert"]
+  old = wordpiece(tmp_path / "old" / "vocab.txt", OLD)
+  new = wordpiece(tmp_path / "new" / "vocab.txt", NEW)
+  params = foreign.random_params(model)
+  converted.save(foreign.in_memory(model, params), epath.Path(tmp_path / "bert"))
+  vocabularies.save(old, epath.Path(tmp_path / "bert" / "vocabulary"))
+  (tmp_path / "text.txt").write_text("\n".join(f"the cardiology of the heart {'i' * i}" for i in range(200)) + "\n")
+  arguments = [
+    *("train", "--config=dapt_domain", f"--config.init.checkpoint={tmp_path / 'bert'}", "--config.init.inherit=True"),
+    *(f"--config.data.vocabulary={tmp_path / 'new' / 'vocab.txt'}", "--config.model.vocab_size=64"),
+    *(f"--config.data.files={tmp_path / 'text.txt'}", "--config.data.inputs_length=8", "--config.data.num_streams=1"),
+    *("--config.train.batch_size=8", "--config.train.steps=1", "--config.eval.batches=1", "--config.eval.examples=0"),
+    *("--config.mesh.fsdp=4", "--config.mesh.tensor=2", "--config.model.dropout_rate=0.0"),
+    *("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.0", f"--workdir={tmp_path / 'run'}"),
+  ]
+  assert command.main(arguments) == 2
+  assert "of their pieces: config.init.by_piece=True" in capsys.readouterr().err
+  assert command.main([*arguments, "--config.init.by_piece=True"]) == 0
+  said = " ".join(capsys.readouterr().err.split())
+  assert f"rows by their pieces: {len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
+  mesh = sharding.make_mesh({"data": 8})
+  saved = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "run")), mesh).params)
+  made = vocabularies.old_pieces(old, new)
+  for path in ("embed/table", "head/bias"):
+    for row, pieces in enumerate(made):
+      if pieces:
+        np.testing.assert_allclose(saved[path][row], params[path][pieces].mean(0), rtol=1e-6)
+  assert np.all(np.std(saved["embed/table"][len(OLD) + 2 :], axis=1) > 0)
+  np.testing.assert_array_equal(saved["encoder/layers/mlp/up"], params["encoder/layers/mlp/up"])
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["init"]["by_piece"] is True
