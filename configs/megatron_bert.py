@@ -19,6 +19,7 @@ SIZES = sizes.MEGATRON_BERT_SIZES
 def get_config(size: str = "3_9b") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = albert.with_order(bert.get_config("large"))
+  config.stages = ()
   config.model.update(sizes.megatron_bert(size) | {"heads": config.model.heads})
   config.model.vocab_size = 30_592  # rows up to a multiple of 128, for the mesh to divide
   config.model.remat = {"336m": "minimal"}.get(size, "full")

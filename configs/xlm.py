@@ -26,6 +26,7 @@ SIZES = sizes.XLM_SIZES
 def get_config(size: str = "15") -> ConfigDict:
   """The recipe for one of SIZES."""
   config = bert.get_config("large")
+  config.stages = ()
   config.model.update(sizes.xlm(size))
   config.model.vocab_size = {"15": 95_104, "100": 200_064}[size]  # up to a multiple of 128, for the mesh to divide
   config.model.remat = {"15": "minimal", "100": "full"}[size]

@@ -41,6 +41,7 @@ FLOORS = (
   "data.mixed",
   "data.answering",
   "data.rows",
+  "data.positions",
   "data.repeatable",
   "data.streams",
   "data.staged",

@@ -106,7 +106,7 @@ def test_stopped_after_every_step(files, objective, pack):
 def test_the_order_is_the_same_on_every_machine(files):
   """Drawn from numbers alone, of which a task's name is one: Python's own hash differs from process to process."""
   plan = pipeline.plan(files, "encoder_decoder", pipeline.load_task(files), train=True, seed=7)
-  (source,) = rows._sources(plan, 2)
+  (source,) = rows.sources_of(plan, 2)
   assert source.order(1).seed == (7, 1, 104153177)  # zlib.crc32(b"files")
 
 

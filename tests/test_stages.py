@@ -15,7 +15,7 @@ import test_train
 from t2t import UserError, course, sharding, stages
 from t2t import __main__ as command
 from t2t.config import load_config, override, records, saved_config
-from t2t.data import rows, runs, windows
+from t2t.data import positions, runs, windows
 from t2t.sections import DataConfig
 from t2t.training import schedules
 
@@ -269,7 +269,7 @@ def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
   for group in range(len(groups)):
     for window in (0, 1, 2):
       read = min(starts[group] + window * old, starts[group + 1])
-      place = rows._same_text(*orders, windows.Place(3, group, window))
+      place = positions._same_text(*orders, windows.Place(3, group, window))
       if place.epoch == 4:
         assert read == starts[-1]
         continue

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any
 import zlib
 
@@ -31,7 +30,7 @@ Examples = tf.data.Dataset
 
 # Beside the model's features in a row; the second in those of a mixture that is trained on.
 POSITION, EPOCHS = "position", "epochs"
-_TASK, _MIXED = 4, 2  # integers of a task's position, and of the mixture's
+TASK, MIXED = 4, 2  # integers of a task's position, and of the mixture's
 
 # Half an example of padding is lost at the end of a window of packed or merged text: 0.1 % of so many examples.
 _EXAMPLES_OF_WINDOW = 512
@@ -76,7 +75,7 @@ class Plan:
 
 def beginning(plan: Plan) -> np.ndarray:
   """The position of a stream that has yielded nothing."""
-  return np.zeros(_MIXED + _TASK * len(plan.tasks), np.int64)
+  return np.zeros(MIXED + TASK * len(plan.tasks), np.int64)
 
 
 def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
   In:  [0, 0, 2, 0, 5, 17] of a task "files"
   Out: {"window": 0, "taken": 0, "tasks": {"files": [2, 0, 5, 17]}}
   """
-  tasks = position[_MIXED:].reshape(-1, _TASK)
+  tasks = position[MIXED:].reshape(-1, TASK)
   return {
     "window": int(position[0]),
     "taken": int(position[1]),
@@ -95,7 +94,7 @@ def position_to_json(plan: Plan, position: np.ndarray) -> dict[str, Any]:
 
 def epochs(position: np.ndarray) -> np.ndarray:
   """Of each task how often it has been gone through; of a mixture where its window begins."""
-  return position[_MIXED::_TASK]
+  return position[MIXED::TASK]
 
 
 def position_from_json(plan: Plan, saved: Mapping[str, Any]) -> np.ndarray:
@@ -254,7 +253,8 @@ def records_of(task: seqio.Task, split: str) -> windows.Records:
   return source.records(split) if isinstance(source, sources.FileSource) else windows.SeqioRecords(source, split)
 
 
-def _sources(plan: Plan, num_streams: int) -> list[_Source]:
+def sources_of(plan: Plan, num_streams: int) -> list[_Source]:
+  """The tasks of a plan, each with what every stream reads of it."""
   found = []
   for task in plan.tasks:
     records = records_of(task, plan.split)
@@ -277,8 +277,8 @@ def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarr
   buffer = _buffer(source.task, len(source.shares))
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
   make = lambda records, seed: plan.convert(answering.labelled(examples(records, seed)))
-  rows = source.dataset(stream, lambda number: start(number)[_MIXED:], make)
-  unmixed = tf.zeros([_MIXED], tf.int64)
+  rows = source.dataset(stream, lambda number: start(number)[MIXED:], make)
+  unmixed = tf.zeros([MIXED], tf.int64)
   behind = lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)}
   return rows.map(not_converted(behind))
 
@@ -287,12 +287,12 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
   """Rows of a stream of several tasks; which one an example is of is drawn from its number."""
   plan, number = found[0].plan, len(found)
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
-  at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [_MIXED + _TASK * number])
+  at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [MIXED + TASK * number])
   first, taken = at[0], at[1]
   draw = functools.partial(draw_task, tf.constant(np.cumsum(mixing_rates(plan)), tf.float64), plan.seed, stream)
 
   def examples_of(task: int) -> tf.data.Dataset:
-    own = slice(_MIXED + _TASK * task, _MIXED + _TASK * (task + 1))
+    own = slice(MIXED + TASK * task, MIXED + TASK * (task + 1))
     source = found[task]
     buffer = _buffer(source.task, len(source.shares))
     make = lambda records, seed: answering.labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
@@ -326,7 +326,7 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
       lambda number, row: {**row[0], POSITION: behind(number), EPOCHS: passes(row[1])}
     )
 
-  tables = tf.reshape(at[_MIXED:], [number, _TASK])
+  tables = tf.reshape(at[MIXED:], [number, TASK])
   return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
 
 
@@ -410,9 +410,9 @@ def in_order(plan: Plan, *, trim: bool) -> Examples:
     plan: not one to train on.
     trim: cut to `lengths`.
   """
-  (source,) = _sources(plan, 1)
+  (source,) = sources_of(plan, 1)
   make = lambda records, seed: examples_of_window(plan, source.task, records, seed, trim=trim)
-  found = source.dataset(tf.constant(0, tf.int64), lambda _: np.zeros(_TASK, np.int64), make)
+  found = source.dataset(tf.constant(0, tf.int64), lambda _: np.zeros(TASK, np.int64), make)
   return found.map(not_converted(lambda features, position: features))
 
 
@@ -438,7 +438,7 @@ def of_streams(
     rows: of a batch that come from one stream.
     parts: so many, filled up with rows of zeros, whose position is -1; None: for ever.
   """
-  found = _sources(plan, num_streams)
+  found = sources_of(plan, num_streams)
   make = _of_task if len(found) == 1 else lambda source, stream, start: _of_mixture(found, stream, start)
 
   def one(stream: tf.Tensor) -> tf.data.Dataset:
@@ -465,76 +465,3 @@ def options() -> tf.data.Options:
   # iterator is closed, and what still waits for one of them waits for ever.
   options.autotune.enabled = False
   return options
-
-
-# ---- Positions of older checkpoints ----------------------------------------------------------------------------------
-
-
-def proportional(plan: Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
-  """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
-  found = _sources(plan, num_streams)
-  rates = np.array(mixing_rates(plan))
-  position = beginning(plan)
-  for number, (source, rate) in enumerate(zip(found, rates / rates.sum(), strict=True)):
-    order = source.order(stream)
-    window = next(order.windows(source.records, windows.Place()), None)
-    if window is None:
-      continue
-    columns = tuple(map(tf.constant, window.columns))
-    seed = tf.constant(window.seed, tf.int64)
-    rows = plan.convert(examples_of_window(plan, source.task, source.records.features(columns), seed))
-    made = sum(1 for _ in rows.with_options(options()))
-    read = sum(windows.RECORD_COST + sum(map(len, record)) for record in window.records)
-    total = sum(piece.weight for piece in source.shares[stream])
-    epochs = taken * rate * read / max(made, 1) / max(total * order.epochs_together, 1.0)
-    epoch = int(epochs) * order.epochs_together
-    weights = np.cumsum([sum(piece.weight for piece in group) for group in order.groups(epoch)])
-    group = int(np.searchsorted(weights, (epochs - int(epochs)) * weights[-1], side="right"))
-    position[_MIXED + _TASK * number :][:2] = epoch, min(group, len(weights) - 1)
-  return position
-
-
-# ---- From one stage of a run to the next -----------------------------------------------------------------------------
-
-
-def carried(before: Plan, after: Plan, stream: int, position: np.ndarray, *, num_streams: int) -> np.ndarray:
-  """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
-
-  A window of which rows were taken counts as read.  A task that only `after` has, or that reads other files there,
-  begins anew.
-
-  Args:
-    before, after: the plans.
-    stream: of both.
-    position: of it, by `before`.
-    num_streams: of all hosts.
-  """
-  found = beginning(after)
-  then = {source.task.name: (number, source) for number, source in enumerate(_sources(before, num_streams))}
-  for number, new in enumerate(_sources(after, num_streams)):
-    at, old = then.get(new.task.name, (0, None))
-    if old is None or old.shares != new.shares or before.seed != after.seed:
-      continue
-    epoch, group, window, taken = map(int, position[_MIXED + _TASK * at :][:_TASK])
-    place = _same_text(old.order(stream), new.order(stream), windows.Place(epoch, group, window + (taken > 0)))
-    found[_MIXED + _TASK * number :][:3] = dataclasses.astuple(place)
-  if len(after.tasks) > 1:
-    found[0] = position[0] + 1  # none of its draws again
-  return found
-
-
-def _same_text(old: windows.Order, new: windows.Order, place: windows.Place) -> windows.Place:
-  """The first place of `new`, through the same pieces, whose text is all behind what `old` has before a place."""
-  if old.size == new.size:
-    return place
-  if max(old.epochs_together, new.epochs_together) > 1:  # of so little text nothing is left over
-    return windows.Place(place.epoch + (old.epochs_together if place.group or place.window else 0))
-  weight = lambda group: math.fsum(piece.weight for piece in group)
-  groups = old.groups(place.epoch)
-  read = sum(map(weight, groups[: place.group]))
-  read += min(place.window * old.size, weight(groups[place.group]) if place.group < len(groups) else 0.0)
-  for number, group in enumerate(new.groups(place.epoch)):
-    if read < weight(group):
-      return windows.Place(place.epoch, number, math.ceil(read / new.size))
-    read -= weight(group)
-  return windows.Place(place.epoch + 1)

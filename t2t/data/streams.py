@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t.config import current_key
+from t2t.data import positions, sources
 from t2t.data import rows as rows_lib
-from t2t.data import sources
 from t2t.data.sources import contents, faults
 from t2t.runtime import telling, waiting
 
@@ -360,7 +360,7 @@ class BatchIterator:
       self._positions = dict(before._positions)
     else:
       self._positions = {
-        stream: rows_lib.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
+        stream: positions.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
         for stream, position in before._positions.items()
       }
     self._iterator = None
@@ -377,7 +377,7 @@ class BatchIterator:
           " epoch, not at the same example"
         )
       taken = step * self._batch_size // self.num_streams
-      return rows_lib.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
+      return positions.proportional(self._plan, stream, num_streams=self.num_streams, taken=taken)
     saved = json.loads(state)
     if saved["version"] != _STATE_VERSION:
       raise UserError(

@@ -227,10 +227,12 @@ class Objective:
   parallel: bool = False  # whether records are texts and their translations, "first" and "second"
 
 
-def _with_eos(preprocessor: Preprocessor, **fixed) -> Callable[..., list[Preprocessor]]:
+def _with_eos(
+  preprocessor: Preprocessor, *, first: Preprocessor = pieces.tokenize, **fixed
+) -> Callable[..., list[Preprocessor]]:
   """Text to ids, the preprocessor, and EOS behind what it made."""
   return lambda **options: [
-    pieces.tokenize,
+    first,
     functools.partial(preprocessor, **fixed, **options),
     seqio.preprocessors.append_eos_after_trim,
   ]
@@ -302,23 +304,12 @@ def _translated() -> Objective:
   return Objective(_ENCODER, (*_ALIGNED, "token_types", "input_places"), make, _BERT, parallel=True)
 
 
-def _written() -> Objective:
-  make = lambda **options: [
-    pairs.encode,
-    functools.partial(translation, **options),
-    seqio.preprocessors.append_eos_after_trim,
-  ]
-  return Objective(_DECODERS, _PAIR, make, parallel=True)
-
-
-def _compared() -> Objective:
-  make = lambda merge_documents: [pairs.encode, pairs.together]
-  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make, parallel=True)
+def _compared(make: Callable[..., list[Preprocessor]], *, parallel: bool = False) -> Objective:
+  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make, parallel=parallel)
 
 
 def _paired(preprocessor: Preprocessor) -> Objective:
-  make = lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)]
-  return Objective((*_DECODERS, *_ENCODER), pairs.FEATURES, make)
+  return _compared(lambda **options: [pieces.tokenize, functools.partial(preprocessor, **options)])
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -354,10 +345,10 @@ OBJECTIVES: dict[str, Objective] = {
   "fragment_masked_lm": _masked(masking.one_fragment, _MASS),
   "span_masked_lm_sbo": _with_boundaries(),
   "annotated_masked_lm": _annotated(),
-  "text_to_text": _written(),
+  "text_to_text": Objective(_DECODERS, _PAIR, _with_eos(translation, first=pairs.encode), parallel=True),
   "translation_lm": _translated(),
-  "translation": _written(),
-  "translation_ranking": _compared(),
+  "translation": Objective(_DECODERS, _PAIR, _with_eos(translation, first=pairs.encode), parallel=True),
+  "translation_ranking": _compared(lambda merge_documents: [pairs.encode, pairs.together], parallel=True),
   "masked_lm_nsp": _with_sentences(sentences.NEXT, masking.random_tokens),
   "masked_lm_sop": _with_sentences(sentences.ORDER, masking.random_tokens),
   "ngram_masked_lm_sop": _with_sentences(sentences.ORDER, masking.word_ngrams),

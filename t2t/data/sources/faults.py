@@ -1,9 +1,11 @@
 """What goes wrong while files are read: records that are malformed, and files that cannot be read for a while."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import gzip
 import itertools
 import threading
 import time
+import zlib
 
 from absl import logging
 
@@ -106,3 +108,28 @@ def patiently(open_again: Callable[[], Iterator[tuple[int, bytes]]], path: str) 
       logging.warning("%s: cannot be read after record %d (%s): it is tried again", path, given, error)
       time.sleep(_WAITS[tried])
       tried += 1
+
+
+def numbered(
+  read: Callable[[], Iterator[tuple[int, bytes]]], path: str, *, unit: str, broken: str, where: str
+) -> Iterator[tuple[int, bytes]]:
+  """What is read of a file, `patiently`, and errors that say how far it came.
+
+  Args:
+    read: yields each record with its number, from 1.
+    path: of the file.
+    unit: what a record is called.
+    broken: what the file is where its content ends it.
+    where: the configuration key that names it, for messages.
+
+  Raises:
+    UserError: the file cannot be read to its end.
+  """
+  number = 0
+  try:
+    for number, found in patiently(read, path):
+      yield number, found
+  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise UserError(f"{where}: {path}: {broken} after {unit} {number} ({error})") from error
+  except OSError as error:
+    raise UserError(f"{where}: {path}: cannot be read after {unit} {number} ({error.strerror or error})") from error

@@ -398,20 +398,13 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
 
 
 def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
-  number = 0
   damaged = lambda data: faults.Damaged(data, "its checksum is not that of its bytes")
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path) as file:
       yield from enumerate(tfrecords.read(file, damaged=damaged), 1)
 
-  try:
-    for number, record in faults.patiently(read, path):
-      yield number, record
-  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise UserError(f"{where}: {path}: truncated or corrupt TFRecord after record {number} ({error})") from error
-  except OSError as error:
-    raise UserError(f"{where}: {path}: cannot be read after record {number} ({error.strerror or error})") from error
+  return faults.numbered(read, path, unit="record", broken="truncated or corrupt TFRecord", where=where)
 
 
 def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
@@ -420,20 +413,13 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   Raises:
     UserError: the file cannot be read to its end.
   """
-  number = 0
 
   def read() -> Iterator[tuple[int, bytes]]:
     with _open_decompressed(path) as file:
       found = (json.dumps(unit, ensure_ascii=False).encode() for unit in translation_memory.units(file))
       yield from enumerate(found, 1)
 
-  try:
-    for number, unit in faults.patiently(read, path):
-      yield number, unit
-  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise UserError(f"{where}: {path}: truncated or no TMX after unit {number} ({error})") from error
-  except OSError as error:
-    raise UserError(f"{where}: {path}: cannot be read after unit {number} ({error.strerror or error})") from error
+  return faults.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
 
 
 def _rows(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:

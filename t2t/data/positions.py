@@ -1,0 +1,80 @@
+"""Positions that are not gone on from as they are: an older checkpoint's, and those of the stage before."""
+
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from t2t.data import rows, windows
+
+
+def proportional(plan: rows.Plan, stream: int, *, num_streams: int, taken: int) -> np.ndarray:
+  """About where a stream stands that has yielded `taken` rows, by how many its first window makes of its text."""
+  found = rows.sources_of(plan, num_streams)
+  rates = np.array(rows.mixing_rates(plan))
+  position = rows.beginning(plan)
+  for number, (source, rate) in enumerate(zip(found, rates / rates.sum(), strict=True)):
+    order = source.order(stream)
+    window = next(order.windows(source.records, windows.Place()), None)
+    if window is None:
+      continue
+    columns = tuple(map(tf.constant, window.columns))
+    seed = tf.constant(window.seed, tf.int64)
+    made = plan.convert(rows.examples_of_window(plan, source.task, source.records.features(columns), seed))
+    number_made = sum(1 for _ in made.with_options(rows.options()))
+    read = sum(windows.RECORD_COST + sum(map(len, record)) for record in window.records)
+    total = sum(piece.weight for piece in source.shares[stream])
+    epochs = taken * rate * read / max(number_made, 1) / max(total * order.epochs_together, 1.0)
+    epoch = int(epochs) * order.epochs_together
+    weights = np.cumsum([sum(piece.weight for piece in group) for group in order.groups(epoch)])
+    group = int(np.searchsorted(weights, (epochs - int(epochs)) * weights[-1], side="right"))
+    position[rows.MIXED + rows.TASK * number :][:2] = epoch, min(group, len(weights) - 1)
+  return position
+
+
+def carried(before: rows.Plan, after: rows.Plan, stream: int, position: np.ndarray, *, num_streams: int) -> np.ndarray:
+  """Where a stream begins with the rows of another plan, so that a task goes on with what it has not read before.
+
+  A window of which rows were taken counts as read.  A task that only `after` has, or that reads other files there,
+  begins anew.
+
+  Args:
+    before, after: the plans.
+    stream: of both.
+    position: of it, by `before`.
+    num_streams: of all hosts.
+  """
+  found = rows.beginning(after)
+  then = {source.task.name: (number, source) for number, source in enumerate(rows.sources_of(before, num_streams))}
+  for number, new in enumerate(rows.sources_of(after, num_streams)):
+    at, old = then.get(new.task.name, (0, None))
+    if old is None or old.shares != new.shares or before.seed != after.seed:
+      continue
+    if old.task.source.list_shards(before.split) != new.task.source.list_shards(after.split):
+      continue
+    epoch, group, window, taken = map(int, position[rows.MIXED + rows.TASK * at :][: rows.TASK])
+    place = _same_text(old.order(stream), new.order(stream), windows.Place(epoch, group, window + (taken > 0)))
+    found[rows.MIXED + rows.TASK * number :][:3] = dataclasses.astuple(place)
+  if len(after.tasks) > 1:
+    found[0] = position[0] + 1  # none of its draws again
+  return found
+
+
+def _same_text(old: windows.Order, new: windows.Order, place: windows.Place) -> windows.Place:
+  """The first place of `new`, through the same pieces, whose text is all behind what `old` has before a place."""
+  if old.size == new.size:
+    return place
+  if max(old.epochs_together, new.epochs_together) > 1:  # of so little text nothing is left over
+    return windows.Place(place.epoch + (old.epochs_together if place.group or place.window else 0))
+  groups = old.groups(place.epoch)
+  if groups == new.groups(place.epoch):
+    return dataclasses.replace(place, window=math.ceil(place.window * old.size / new.size))
+  weight = lambda group: math.fsum(piece.weight for piece in group)
+  read = sum(map(weight, groups[: place.group]))
+  read += min(place.window * old.size, weight(groups[place.group]) if place.group < len(groups) else 0.0)
+  for number, group in enumerate(new.groups(place.epoch)):
+    if read < weight(group):
+      return windows.Place(place.epoch, number, math.ceil(read / new.size))
+    read -= weight(group)
+  return windows.Place(place.epoch + 1)
