@@ -423,6 +423,12 @@ def check(
     raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
+  if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
+    raise UserError(
+      f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files are"
+      f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
+      " not; leave both out"
+    )
   if data.files:
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
