@@ -295,6 +295,12 @@ def test_what_cannot_be_mixed_is_refused(named, changes, message):
 def test_sources_that_do_not_go_together_are_refused(data, register):
   with pytest.raises(UserError, match=r"sources can be mixed that yield the same features \(.*a: .*; b: .*\)"):
     pipeline.load_task(with_source(data, "a", objective="causal_lm"))
+  with pytest.raises(UserError, match="^config.data.sources.b: config.data.objective=prefx: no such objective"):
+    pipeline.load_task(with_source(data, "b", objective="prefx"))
+  with pytest.raises(UserError, match="^config.data.sources.b: config.data.mixture=nothing: no task or mixture"):
+    pipeline.load_task(with_source(data, "b", files="", mixture="nothing"))
+  with pytest.raises(UserError, match="^config.data.sources.b.files: no file matches"):
+    pipeline.load_task(with_source(data, "b", files="none.txt"))
   name = register("mixed_twice")
   twice = {"x": {"mixture": name, "rate": 1.0}, "y": {"mixture": name, "rate": 1.0}}
   with pytest.raises(UserError, match="config.data.sources.y: mixed_twice is read by another source already"):

@@ -76,7 +76,11 @@ def load_task(
     tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
     each, parts = mixed.each(data), {}
     for name, own in each.items():
-      parts[name] = load_task(own, architecture, heads=heads, where=f"config.data.sources.{name}")
+      where = f"config.data.sources.{name}"
+      try:
+        parts[name] = load_task(own, architecture, heads=heads, where=where)
+      except UserError as error:  # of what is as config.data says it for all, or of the source
+        raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
       if own.files:
         parts[name].source.count_in(tallies)
     found = mixed.join(data, each, parts)
