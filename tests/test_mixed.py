@@ -276,6 +276,7 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
     ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, for there are sources"),
     ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
     ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
+    ({"a": {}}, {"most_epochs": -1.0}, "config.data.most_epochs=-1.0: must be a number of passes"),
     ({"a": {}}, {"size": "bytes"}, "config.data.size='bytes': give examples or tokens"),
     ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give one of them"),
     ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give one of them"),
