@@ -65,6 +65,8 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
     config.data.mixture = config.data.files = config.data.eval_files = config.train.loss = ""
     config.data.sources = plain.data.sources
     config.data.num_streams = 0
+  if any(argument.startswith(_READ[0]) for argument in arguments):  # whose words stay as they are
+    config.data.dictionary, config.data.switching_rate = "", 0.0
   config = override(config, list(arguments))
   config.data.pack = False
   if not (config.data.mixture or config.data.files or config.data.sources):

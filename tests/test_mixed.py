@@ -289,6 +289,7 @@ def test_files_that_moved_are_the_same_and_others_are_not(small, data, tmp_path)
     ({"a": {"share": 1.0}, "b": {}}, {}, "shares of a add up to 1; they must be below 1, for there are sources"),
     ({"a": {"share": 0.3}, "b": {"share": 0.3}}, {}, "shares of a, b add up to 0.6; they must be 1"),
     ({"a": {}}, {"alpha": 1.5}, "config.data.alpha=1.5: must be from 0"),
+    ({"a": {}}, {"most_epochs": -1.0}, "config.data.most_epochs=-1.0: must be a number of passes"),
     ({"a": {}}, {"size": "bytes"}, "config.data.size='bytes': give examples or tokens"),
     ({"a": {"files": ""}}, {}, "config.data.sources.a.files='' and .*: give one of them"),
     ({"a": {"mixture": "x"}}, {}, "config.data.sources.a.files='a.txt' and .*: give one of them"),
@@ -308,6 +309,12 @@ def test_what_cannot_be_mixed_is_refused(named, changes, message):
 def test_sources_that_do_not_go_together_are_refused(data, register):
   with pytest.raises(UserError, match=r"sources can be mixed that yield the same features \(.*a: .*; b: .*\)"):
     pipeline.load_task(with_source(data, "a", objective="causal_lm"))
+  with pytest.raises(UserError, match="^config.data.sources.b: config.data.objective=prefx: no such objective"):
+    pipeline.load_task(with_source(data, "b", objective="prefx"))
+  with pytest.raises(UserError, match="^config.data.sources.b: config.data.mixture=nothing: no task or mixture"):
+    pipeline.load_task(with_source(data, "b", files="", mixture="nothing"))
+  with pytest.raises(UserError, match="^config.data.sources.b.files: no file matches"):
+    pipeline.load_task(with_source(data, "b", files="none.txt"))
   name = register("mixed_twice")
   twice = {"x": {"mixture": name, "rate": 1.0}, "y": {"mixture": name, "rate": 1.0}}
   with pytest.raises(UserError, match="config.data.sources.y: mixed_twice is read by another source already"):

@@ -121,6 +121,15 @@ def test_keys_that_do_not_go_together(tmp_path, dictionary, fields, message):
     pipeline.load_task(data_of(tmp_path, **({"dictionary": dictionary} | fields)))
 
 
+@pytest.mark.parametrize("sources", [{}, {"docs": {"mixture": "docs_causal_lm"}}])
+def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
+  """Whoever asks for it is told: the words would stay as they are."""
+  data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
+  data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
+  with pytest.raises(UserError, match=r"config.data.dictionary=.*: words of files are replaced, and .*docs"):
+    pipeline.check(data, batch_size=1, model_vocab_size=384)
+
+
 def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):
   """A registered one, whose preprocessors are looked at before training, and which is known by its objective."""
   features = objectives.output_features("causal_lm", vocabularies.load("bytes"))

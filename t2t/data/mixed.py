@@ -87,6 +87,8 @@ def rates(data: DataConfig, size: Callable[[str], float]) -> dict[str, float]:
     raise UserError(f"config.data.alpha={data.alpha}: must be from 0 (all alike) to 1 (by size)")
   if data.size not in SIZES:
     raise UserError(f"config.data.size={data.size!r}: give {' or '.join(SIZES)}")
+  if not 0.0 <= data.most_epochs < math.inf:
+    raise UserError(f"config.data.most_epochs={data.most_epochs}: must be a number of passes, or 0 (never told)")
   shares = {name: source.share for name, source in data.sources.items() if source.share}
   others = [name for name in data.sources if name not in shares]
   left = 1.0 - math.fsum(shares.values())

@@ -77,7 +77,11 @@ def load_task(
     tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
     each, parts = mixed.each(data), {}
     for name, own in each.items():
-      parts[name] = load_task(own, architecture, heads=heads, where=f"config.data.sources.{name}")
+      where = f"config.data.sources.{name}"
+      try:
+        parts[name] = load_task(own, architecture, heads=heads, where=where)
+      except UserError as error:  # of what is as config.data says it for all, or of the source
+        raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
       if own.files:
         parts[name].source.count_in(tallies)
     found = mixed.join(data, each, parts)
@@ -432,6 +436,12 @@ def check(
   languages.check_tags(data, mixed.each(data) if data.sources else {})
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
+  if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
+    raise UserError(
+      f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files are"
+      f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
+      " not; leave both out"
+    )
   if data.files:
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
