@@ -299,8 +299,9 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
     )
 
   choices = tf.data.Dataset.counter(first * size).map(draw)
+  # What is held out of a small task is less than all streams ask for: the others go on without it.
   examples = tf.data.Dataset.choose_from_datasets(
-    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=True
+    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=plan.train
   )
 
   def note(table: tf.Tensor, element: tuple) -> tuple:
