@@ -117,6 +117,19 @@ def test_held_out_text_of_each_source(typed):
     assert there & set(b"abcdeuvwxy") and there & set(b"abcdeuvwxy") <= set(own[name])
 
 
+def test_little_held_out_text_ends_no_others(tmp_path):
+  """Of a small language most streams have none: all that is held out is read, of both."""
+  texts = {"en": [f"{'ab'[i % 2] * 9} {i}" for i in range(60)], "sw": ["u one", "v two"]}
+  named = {}
+  for name, own in texts.items():
+    (tmp_path / f"{name}.txt").write_text("\n".join(own))
+    named[name] = {"files": f"{tmp_path}/{name}.txt", "eval_files": f"{tmp_path}/{name}.txt", "rate": 1.0}
+  data = data_of([], sources=named, mixture="", objective="causal_lm", pack=True)
+  rows = pipeline.eval_rows(data, "decoder_only", batch_size=16, max_batches=20)
+  tokens = np.concatenate([batch["decoder_target_tokens"].ravel() for batch in rows]) - 3
+  assert [np.isin(tokens, list(letter.encode())).sum() for letter in ("ab", "uv")] == [60 * 9, 2]
+
+
 def test_a_run_measures_each_language(typed, tmp_path, capsys):
   """In the metrics, besides the loss of all, which checkpoints are kept by; told to whoever looks on."""
   arguments = [*test_train.T5, "--workdir", str(tmp_path / "run"), *typed, "--config.train.steps=2"]

@@ -213,6 +213,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   free = moves | {"eval_files", "eval_split", "task_modules", "num_streams", "annotations", "translation"}
   free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
   free |= {"dictionary", "switching_rate"}  # which count together
+  free.add("language")  # counts where tags name it
 
   def identity(data, **options):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
@@ -228,6 +229,9 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   pairs = dataclasses.replace(data, objective="translation_lm", translation=".txt=.fr.txt")
   for key, other, reads in (("annotations", marked, True), ("annotations", data, False), ("translation", data, False)):
     assert (identity(dataclasses.replace(other, **{key: "other"})) != identity(other)) is reads
+  for tags in ("", "<2{target}>"):
+    one, other = (dataclasses.replace(pairs, language=name, language_tags=tags) for name in ("en,fr", "en,sw"))
+    assert (identity(one) != identity(other)) is bool(tags)
   assert identity(pairs)["data.translation"] == ".txt=.fr.txt"
   assert identity(data, batch_size=16) != own and identity(data, seed=2) != own and identity(data, num_streams=4) != own
 

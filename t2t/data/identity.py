@@ -18,7 +18,8 @@ def settings(
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
-  left_out |= {"most_epochs", "language"}
+  left_out.add("most_epochs")
+  left_out |= set() if data.language_tags and data.files else {"language"}  # which names a loss otherwise
   left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
   left_out |= set() if data.files and objectives.is_annotated(data.objective) else {"annotations"}

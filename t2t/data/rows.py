@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-import itertools
 from typing import Any
 import zlib
 
@@ -301,12 +300,11 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
       lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     )
 
-  parts = [examples_of(task) for task in range(number)]
-  if plan.train:
-    choices = tf.data.Dataset.counter(first * size).map(draw)
-    examples = tf.data.Dataset.choose_from_datasets(parts, choices, stop_on_empty_dataset=True)
-  else:
-    examples = _while_any_is_left(plan, parts, stream)
+  choices = tf.data.Dataset.counter(first * size).map(draw)
+  # What is held out of a small task is less than all streams ask for: the others go on without it.
+  examples = tf.data.Dataset.choose_from_datasets(
+    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=plan.train
+  )
 
   def note(table: tf.Tensor, element: tuple) -> tuple:
     """Where each task stood before this example, beside it."""
@@ -341,36 +339,6 @@ def _counted(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
   groups = groups or [x for name, x in features.items() if name.endswith("segment_ids")]
   number += tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
   return number, (features, number)
-
-
-def _while_any_is_left(plan: Plan, parts: Sequence[tf.data.Dataset], stream: tf.Tensor) -> tf.data.Dataset:
-  """Held-out examples of several tasks, each once: drawn as in training, and where a task has no more of the others.
-
-  A task that has few would end the others' as well, else, and a stream may have none of it at all.
-  """
-  came: dict[int, int] = {}
-
-  def draws(number: int) -> Iterator[int]:
-    rates, came[number] = np.array(mixing_rates(plan)), 0
-    for index in itertools.count():
-      if not rates.any():
-        return
-      before = came[number]
-      yield (task := int(draw_task(tf.constant(np.cumsum(rates), tf.float64), plan.seed, number, index)))
-      # Whoever asks again without an example between has found none.
-      rates[task] *= came[number] > before
-
-  def count(number: np.ndarray) -> np.ndarray:
-    came[int(number)] += 1
-    return number
-
-  def counted(features: Any, task: tf.Tensor, position: tf.Tensor) -> tuple:
-    with tf.control_dependencies([tf.numpy_function(count, [stream], tf.int64)]):
-      return features, tf.identity(task), position
-
-  choices = tf.data.Dataset.from_generator(draws, args=(stream,), output_signature=tf.TensorSpec([], tf.int64))
-  examples = tf.data.Dataset.choose_from_datasets(parts, choices, stop_on_empty_dataset=False)
-  return examples.map(not_converted(counted))
 
 
 def draw_task(ends: tf.Tensor, seed: int, stream: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
