@@ -13,9 +13,12 @@ Published, F1 of RoBERTa base: ChemProt 81.9, by its domain 84.2, by its task 82
 67.4, 75.6.  BioBERT, FinBERT, ClinicalBERT and LegalBERT (FP) were begun alike from BERT, SciBERT from nothing with a
 vocabulary of its own: that is bert_base with config.data.files and config.data.vocabulary.
 
-A domain's words may have pieces of their own, lines behind those of vocab.txt: they begin as the mean of the pieces
-that they had been spelled in, with --config.data.vocabulary=THE_LONGER --config.model.vocab_size=32000
---config.init.by_piece=True.
+A domain's words get pieces of their own, which begin as the mean of those that they had been spelled in:
+
+  t2t vocab train --extend VOCABULARY --input 'papers/*.txt' --size 34000 --output runs/biomed_pieces
+  t2t train --config dapt_domain --config.init.checkpoint=bert-base-uncased --workdir gs://BUCKET/biomed \
+    --config.data.files='gs://BUCKET/papers/*.jsonl.gz' --config.data.vocabulary=runs/biomed_pieces/vocab.txt \
+    --config.model.vocab_size=34048 --config.init.by_piece=True
 """
 
 from ml_collections import ConfigDict

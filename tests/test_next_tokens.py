@@ -15,8 +15,10 @@ import toy
 
 from t2t import UserError
 from t2t import __main__ as command
+from t2t.checkpoints import pretrained
 from t2t.data import converters, objectives
 from t2t.data.objectives import next_tokens
+from t2t.generation import predictor
 
 MODEL = toy.decoder(vocab_size=100, bidirectional_prefix=True)
 
@@ -166,6 +168,9 @@ def test_two_objectives_on_the_same_files_are_one_batch(tmp_path, capsys):
   out = capsys.readouterr().out
   lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
   assert all(np.isfinite(line.get("train/loss", 0.0)) for line in lines)
+  # A prompt is read as it was: from left to right, and does not end in EOS.
+  source = pretrained.read_source(str(tmp_path / "run"))
+  assert pretrained.reads_causally(source) and not pretrained.ends_prompts(source)[0]
   assert re.search(r"input +.*\[1\]", out) and re.search(r"input  +[^\[\n]+\n", out)
 
 
@@ -179,6 +184,28 @@ def test_a_source_of_text_alone_is_refused_beside_them(tmp_path, capsys):
   ]
   assert command.main(arguments(tmp_path, *both)) == 2
   assert "yield the same features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_prompt_is_read_as_it_says(causal):
+  """What decoding gives for the next token is what the whole row gives, both ways or from left to right."""
+  framing = predictor.Framing(bos_id=0, eos_id=1, pad_id=0, causal=causal)
+  prompts = [[5, 6, 7, 8], [9, 10]]
+  model = toy.model(MODEL)
+  features = predictor.prompt_features(prompts, 6, architecture="decoder_only", framing=framing)
+  last, state = model.start_decode({name: jnp.asarray(x) for name, x in features.items()}, 2)
+  found, _ = model.decode_step(last, state)
+  rows = predictor.scored_features([(p, [3]) for p in prompts], (6,), architecture="decoder_only", framing=framing)
+  logits = toy.logits(model, rows)
+  expected = np.stack([logits[0, 4], logits[1, 2]])
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  other = predictor.scored_features(
+    [(p, [3]) for p in prompts],
+    (6,),
+    architecture="decoder_only",
+    framing=dataclasses.replace(framing, causal=not causal),
+  )
+  assert np.abs(toy.logits(model, other)[0, 4] - expected[0]).max() > 1e-3
 
 
 def test_what_they_are_for():

@@ -140,3 +140,37 @@ def test_long_lines_are_cut_and_not_dropped():
   text = "word " * 3000
   lines = list(training.sentences([text], 100))
   assert all(len(line.encode()) <= 4000 for line in lines) and " ".join(lines).split() == text.split()
+
+
+# ---- More pieces -----------------------------------------------------------------------------------------------------
+
+DOMAIN = [f"cardiomyopathy and endocarditis of patient {i}: cardiomyopathy, endocarditis" for i in range(100)]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("sentencepiece", 80)])
+def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
+  """The old ids stand for what they stood for; the new pieces are of the text, which has fewer tokens by them."""
+  assert vocab.main(argv_for(tmp_path, "--size", str(size), "--type", kind)) == 0
+  (tmp_path / "domain.txt").write_text("\n".join(DOMAIN))
+  given, out = tmp_path / "vocabulary", tmp_path / "longer"
+  argv = ["train", "--input", str(tmp_path / "domain.txt"), "--extend", str(given), "--output", str(out)]
+  assert vocab.main([*argv, "--size", str(size + 12)]) == 0
+  assert f"{size + 12} pieces" in capsys.readouterr().out
+  old, new = (vocabularies.load(str(folder), extra_ids=0) for folder in (given, out))
+  before, after = vocabularies.token_texts(old), vocabularies.token_texts(new)
+  assert after[:size] == before and not set(before) & set(after[size:])
+  assert all(piece.strip() in " ".join(DOMAIN) for piece in after[size:])
+  assert len(new.encode(DOMAIN[0])) < 0.7 * len(old.encode(DOMAIN[0]))
+  assert new.decode(new.encode(TEXT[0])) == old.decode(old.encode(TEXT[0]))
+  with pytest.raises(UserError, match=f"--size {size}: .* has {size} pieces already; give more"):
+    vocab.main([*argv, "--size", str(size), "--overwrite"])
+  with pytest.raises(UserError, match=r"--size 9000: too large for this text; the largest that works is \d+"):
+    vocab.main([*argv, "--size", "9000", "--overwrite"])
+  with pytest.raises(UserError, match="--type: not with --extend"):
+    vocab.main([*argv, "--type", kind])
+
+
+def test_pieces_that_come_of_merges_are_not_extended(tmp_path):
+  assert vocab.main(argv_for(tmp_path, "--size", "300", "--type", "bpe")) == 0
+  with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece's unigram models can"):
+    vocab.main(argv_for(tmp_path, "--extend", str(tmp_path / "vocabulary"), "--size", "400", "--overwrite"))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from t2t import UserError, losses, sharding
+from t2t import UserError, features, losses, sharding
 from t2t.checkpoints import bases, reading, store
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
@@ -242,6 +242,31 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
     return None, untrusted or str(error)
   ends = selection.ends_inputs(found, "decoder_only")
   return ends, f"config.data.mixture={mixture}" + (" has tasks with EOS and tasks without" if ends is None else "")
+
+
+def reads_causally(source: Source) -> bool:
+  """Whether prompts are read from left to right by a model that can read both ways: if none was given it to read so.
+
+  GPT-BERT reads hidden tokens both ways, and continues text from left to right.
+  """
+  from t2t.data import objectives, selection
+
+  data = source.run["data"]
+  if not source.model.bidirectional_prefix or source.foreign is not None:
+    return False
+  names: set[str] = set()
+  for own in data.get("sources", {}).values() or [data]:
+    if not own.get("files"):
+      try:
+        found = objectives.of(selection.named(own.get("mixture", ""), modules=_task_modules(source)[0]))
+      except UserError:
+        return False
+      if not found:
+        return False
+      names |= found
+    else:
+      names.add(own.get("objective") or data["objective"])
+  return names <= {*features.WITHOUT_INPUTS, *features.WITH_NEXT_TOKENS}
 
 
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:

@@ -16,7 +16,7 @@ import rich.table
 from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.sources import text_files
-from t2t.data.vocabularies import fertility, training
+from t2t.data.vocabularies import extending, fertility, training
 from t2t.runtime import progress
 
 # --type -> what is trained, the file that is written
@@ -38,13 +38,21 @@ def _parser() -> argparse.ArgumentParser:
     "                 <unk> 2, no sentinels): spiece.model\n"
     "  wordpiece      as BERT's, without capitals and accents: vocab.txt\n"
     "  bpe            byte-level, as GPT-2's, but pad 0, </s> 1: tokenizer.json\n\n"
-    "Use it with --config.data.vocabulary=DIR/FILE.",
+    "Use it with --config.data.vocabulary=DIR/FILE.\n\n"
+    "With --extend a published vocabulary gets the pieces that text of your domain\n"
+    "needs besides; a checkpoint that was trained with it goes on with\n"
+    "--config.init.by_piece=True.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     epilog="examples:\n  t2t vocab train --input 'text/*.jsonl.gz' --size 32000 --output my_vocabulary\n"
     "  t2t vocab train --alpha 0.3 en='en/*.txt' sw=sw.txt --size 64000 --output both",
   )
   train.add_argument("languages", nargs="*", metavar="LANGUAGE=GLOBS", help="in place of --input: see --alpha")
-  train.add_argument("--type", choices=_TRAINERS, default="sentencepiece", help="default: sentencepiece")
+  train.add_argument("--type", choices=_TRAINERS, help="default: sentencepiece, or that of --extend")
+  train.add_argument(
+    "--extend",
+    metavar="VOCABULARY",
+    help="keep the pieces of this one, a WordPiece or SentencePiece, under their ids, and add what your text needs",
+  )
   train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
   train.add_argument(
     "--alpha",
@@ -157,6 +165,10 @@ def _train(arguments: argparse.Namespace) -> int:
     why = "must be from 0 (all alike) to 1 (as it is)" if arguments.languages else "is of several LANGUAGE=GLOBS"
     raise UserError(f"--alpha {arguments.alpha}: {why}")
 
+  if arguments.extend:
+    _check_extends(arguments)
+    arguments.type = extending.kind_of(arguments.extend)
+  arguments.type = arguments.type or "sentencepiece"
   function, name = _TRAINERS[arguments.type]
   options = {}
   if arguments.character_coverage is not None:
@@ -192,20 +204,38 @@ def _train(arguments: argparse.Namespace) -> int:
   if arguments.type != "bpe":  # which knows every byte; on the others' text is measured what came out
     lines = list(lines)
   characters = training.count_characters(lines) if arguments.type == "sentencepiece" else {}
+  if arguments.extend:
+    written = extending.extend(lines, given=arguments.extend, size=arguments.size, output_dir=path.parent)
+    return _tell_written(written, lines, examples)
   if characters:
     options.setdefault("character_coverage", training.coverage_for(characters, size=arguments.size))
   written = function(
     lines, size=arguments.size, output_dir=path.parent, max_sentences=arguments.max_sentences, **options
   )
+  said = []
+  if characters:
+    pieces = {text.replace(" ", "▁") for text in vocabularies.token_texts(vocabularies.load(str(written), extra_ids=0))}
+    known = len({character.replace(" ", "▁") for character in characters} & pieces)
+    which = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
+    coverage = f"--character_coverage {options['character_coverage']:.6g}"
+    said = [f"characters  {len(characters):,} in the text, {which} ({coverage})"]
+  return _tell_written(written, lines, examples, said)
+
+
+def _check_extends(arguments: argparse.Namespace) -> None:
+  """Refuses what a vocabulary that is extended says itself."""
+  for option in ("type", "character_coverage", "byte_fallback", "cased"):
+    if getattr(arguments, option):
+      raise UserError(f"--{option}: not with --extend {arguments.extend}, which says it itself; leave it out")
+
+
+def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], said: Sequence[str] = ()) -> int:
   vocabulary = vocabularies.load(str(written), extra_ids=0)
   pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
   named = [f"{pieces[i]} {i}" for i in sorted(vocabularies.special_ids(vocabulary))]
   print(f"wrote {written}: {len(pieces)} pieces ({', '.join(named)})")
-  if characters:
-    known = len({character.replace(" ", "▁") for character in characters} & set(pieces))
-    which = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
-    coverage = f"--character_coverage {options['character_coverage']:.6g}"
-    print(f"characters  {len(characters):,} in the text, {which} ({coverage})")
+  for line in said:
+    print(line)
   print(f"unknown     {_unknown(vocabulary, lines)}")
   for text in examples:
     print(f"  {text}\n    {' '.join(pieces[i] for i in vocabulary.encode(text))}")

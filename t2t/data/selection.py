@@ -185,8 +185,9 @@ def for_architecture(found: Found, architecture: str) -> Found:
 
 def ends_inputs(found: Found, architecture: str) -> bool | None:
   """Whether EOS stands behind the inputs that a model is trained with; None: behind those of some tasks alone."""
-  tasks = tasks_of(for_architecture(found, architecture))
-  ends = {"inputs" in task.output_features and task.output_features["inputs"].add_eos for task in tasks}
+  features = [task.output_features for task in tasks_of(for_architecture(found, architecture))]
+  # Where what is read stands in the place of what is predicted, nothing is given.
+  ends = {"inputs" in each and "both_ways" not in each and each["inputs"].add_eos for each in features}
   return ends.pop() if len(ends) == 1 else None
 
 

@@ -57,6 +57,7 @@ class Evaluation:
     split: of the tasks.
     batch_size: rows over all devices.
     ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
+    causal: whether a decoder alone that can read both ways reads prompts from left to right.
     by_heads: whether the model was trained to answer by its heads.
 
   Raises:
@@ -76,6 +77,7 @@ class Evaluation:
     split: str,
     batch_size: int,
     ends_prompts: bool | None = None,
+    causal: bool = False,
     by_heads: bool = False,
   ):
     self._data, self._split, self.mesh = data, split, mesh
@@ -84,7 +86,7 @@ class Evaluation:
     self._vocabulary = vocabulary
     self.method = methods.choose(settings.method, config, by_heads=by_heads)
     self._method = methods.METHODS[self.method](
-      methods.Asked(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts)
+      methods.Asked(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
     )
     found = find_tasks(data, config.architecture, settings.tasks)
     # In the model's words, whatever those that tasks are registered with.
@@ -255,6 +257,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     split=split,
     batch_size=batch_size,
     ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.continues else None,
+    causal=pretrained.reads_causally(source),
     by_heads=by_heads,
   )
 

@@ -32,6 +32,7 @@ class Asked:
   vocabulary: of the model.
   batch_size: rows over all devices.
   ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
+  causal: whether a decoder alone that can read both ways reads prompts from left to right.
   """
 
   data: DataConfig
@@ -42,6 +43,7 @@ class Asked:
   vocabulary: "seqio.Vocabulary"
   batch_size: int
   ends_prompts: bool | None
+  causal: bool = False
 
 
 class Method(Protocol):
@@ -84,7 +86,7 @@ class Writes:
       config,
       asked.graphdef,
       asked.mesh,
-      predictor.framing(asked.vocabulary),
+      predictor.framing(asked.vocabulary, causal=asked.causal),
       decode=decoding.DecodeConfig(
         max_length=asked.data.targets_length, num_beams=settings.num_beams, length_penalty=settings.length_penalty
       )

@@ -28,6 +28,7 @@ class Framing:
   eos_id: ends a text.
   pad_id: fills a row; what is padding is told by segment ids, so that it may be a token as well.
   cls_id, sep_id, mask_id: of an encoder alone; None where the vocabulary has none.
+  causal: whether a decoder alone that can read both ways reads a prompt from left to right.
   """
 
   bos_id: int
@@ -36,6 +37,7 @@ class Framing:
   cls_id: int | None = None
   sep_id: int | None = None
   mask_id: int | None = None
+  causal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Generation:
   scores: list[float]
 
 
-def framing(vocabulary) -> Framing:
+def framing(vocabulary, *, causal: bool = False) -> Framing:
   """The ids that a seqio vocabulary sets around a text."""
   from t2t.data import vocabularies
 
@@ -57,6 +59,7 @@ def framing(vocabulary) -> Framing:
     cls_id=vocabularies.cls_id(vocabulary),
     sep_id=vocabularies.sep_id(vocabulary),
     mask_id=vocabularies.find_mask_id(vocabulary),
+    causal=causal,
   )
 
 
@@ -93,7 +96,7 @@ def prompt_features(
     real = [[1] * len(prompt) for prompt in prompts]
     return {
       "decoder_input_tokens": padded(prompts, width, framing.pad_id),
-      "decoder_causal_attention": padded(real, width, 0),
+      "decoder_segment_ids" if framing.causal else "decoder_causal_attention": padded(real, width, 0),
     }
   return {
     "encoder_input_tokens": padded(prompts, width, framing.pad_id),
@@ -144,11 +147,12 @@ def scored_features(
   if kind.continues:
     rows = [prompt + target for prompt, target in zip(prompts, targets, strict=True)]
     weights = [[0] * len(prompt) + [1] * len(target) for prompt, target in zip(prompts, targets, strict=True)]
+    read = [[0 if framing.causal else 1] * (len(prompt) + 1) for prompt in prompts]
     return {
       "decoder_input_tokens": padded([[framing.bos_id, *row[:-1]] for row in rows], width, framing.pad_id),
       "decoder_target_tokens": padded(rows, width, framing.pad_id),
       "decoder_segment_ids": padded([[1] * len(row) for row in rows], width, 0),
-      "decoder_causal_attention": padded([[1] * (len(prompt) + 1) for prompt in prompts], width, 0),
+      "decoder_causal_attention": padded(read, width, 0),
       "decoder_loss_weights": padded(weights, width, 0, np.float32),
     }
   around = lambda middle: [x for x in (framing.cls_id, *middle, framing.sep_id) if x is not None]

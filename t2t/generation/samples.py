@@ -249,9 +249,8 @@ def _written(
     inputs = np.where(first_sequence(host, "encoder"), host["encoder_input_tokens"], eos_id)
     max_length = targets.shape[1]
   else:
-    batch, inputs, targets = _prompts(host, batch, targets, first=first, eos_id=eos_id)
+    batch, inputs, targets, longest = _prompts(host, batch, targets, first=first, rows=rows, eos_id=eos_id)
     # No more positions than in training: learned ones end there.
-    longest = int(gather(batch["decoder_causal_attention"])[rows].sum(axis=1).max())
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
   write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length), eos_id=eos_id)
   params = join_frozen(state.params, state.frozen_params)
@@ -281,20 +280,25 @@ def _likeliest(model: nnx.Module, batch: Batch, rows: np.ndarray) -> jax.Array:
 
 
 def _prompts(
-  host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray, *, first: np.ndarray, eos_id: int
-) -> tuple[Batch, np.ndarray, np.ndarray]:
-  """A batch to decode from, the prompts and what follows them: the inputs, or else the beginning of each text."""
+  host: dict[str, np.ndarray], batch: Batch, targets: np.ndarray, *, first: np.ndarray, rows: np.ndarray, eos_id: int
+) -> tuple[Batch, np.ndarray, np.ndarray, int]:
+  """A batch to decode from, the prompts, what follows them, and how long the longest of `rows` is.
+
+  A prompt is the inputs, or else the beginning of a text, which is read from left to right.
+  """
   columns = np.arange(targets.shape[1])[None, :]
   prompt = (columns <= np.minimum(_PROMPT, first.sum(axis=1) // 2)[:, None]).astype(np.int32)
+  reads = "decoder_segment_ids"
   if "decoder_causal_attention" in host:
     given = host["decoder_causal_attention"] * first
     prompt = np.where(given.any(axis=1, keepdims=True), given, prompt)
+    reads = "decoder_causal_attention" if given[rows].any() else reads
   sharding = batch["decoder_input_tokens"].sharding
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
-  prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], "decoder_causal_attention": placed}
+  prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], reads: placed}
   # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
   lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
   shown = columns < lengths[:, None]
   rest = np.where(shown, eos_id, targets)
   rest = np.stack([np.roll(row, -length) for row, length in zip(rest, lengths, strict=True)])
-  return prompts, np.where(shown, targets, eos_id), rest
+  return prompts, np.where(shown, targets, eos_id), rest, int(prompt[rows].sum(axis=1).max())

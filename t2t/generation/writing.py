@@ -43,7 +43,7 @@ class Writing:
     self._vocabulary = pretrained.vocabulary(source)
     self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=longest)
     model = pretrained.abstract(source, mesh)
-    framing = predictor.framing(self._vocabulary)
+    framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
     self._predictor = predictor.Predictor(
       model.config, model.graphdef, mesh, framing, decode=decode, batch_size=batch_size, max_inputs=longest
     )

@@ -326,7 +326,8 @@ class DecoderOnly(_Transformer):
 
     Args:
       batch: decoder_input_tokens int [batch, length] and decoder_causal_attention, 1 where the prompt is read (what
-        starts a sequence included); without it the first token alone is the prompt.
+        starts a sequence included); or decoder_segment_ids, 1 there, of a prompt that is read from left to right even
+        by a model that can read both ways; without them the first token alone is the prompt.
       max_length: how many positions `decode_step` may be called for.
       num_beams: sequences that are written for each row.
 
@@ -337,6 +338,7 @@ class DecoderOnly(_Transformer):
     tokens = batch["decoder_input_tokens"]
     prompt = batch.get("decoder_causal_attention")
     both_ways = self.config.bidirectional_prefix and prompt is not None  # as in training
+    prompt = batch.get("decoder_segment_ids") if prompt is None else prompt
     if prompt is None:
       tokens = tokens[:, : self.embed.prompt_ids.size + 1]
       prompt = jnp.ones_like(tokens)

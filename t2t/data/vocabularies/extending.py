@@ -1,0 +1,111 @@
+"""A vocabulary with more pieces than it had: its ids stay, and behind them stands what text of a domain needs."""
+
+from collections.abc import Callable, Sequence
+import functools
+import pathlib
+import re
+import tempfile
+
+from etils import epath
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+import seqio
+
+from t2t import UserError
+from t2t.data.vocabularies import ids, subwords, training
+from t2t.runtime import cache_folder
+
+
+def extend(lines: Sequence[str], *, given: str, size: int, output_dir: str | pathlib.Path) -> pathlib.Path:
+  """Writes a vocabulary with the pieces of another, in their order, and behind them the most frequent new ones.
+
+  New are those pieces of a vocabulary trained on the text that the other has not: of WordPiece in the order of their
+  merges, of SentencePiece by their probability in the text, with which they stand beside the old ones.
+
+  Args:
+    lines: text.
+    given: the other vocabulary, as `ids.load` takes it: WordPiece or SentencePiece's unigram model.
+    size: number of pieces, those of the other included.
+    output_dir: local folder; made if it is not there.
+
+  Returns:
+    The path of vocab.txt or spiece.model.
+
+  Raises:
+    UserError: another kind of vocabulary, one that is as large already, or text that has not so many new pieces.
+  """
+  vocabulary = ids.load(given, extra_ids=0)
+  if kind_of(given) == "sentencepiece":
+    proto = _proto(vocabulary)
+    new = _new_pieces(lines, [each.piece for each in proto.pieces], _sentencepieces, size)
+    proto.pieces.extend(proto.SentencePiece(piece=piece, score=score) for piece, score in new.items())
+    path = pathlib.Path(output_dir) / "spiece.model"
+    cache_folder.write_atomically(path, proto.SerializeToString())
+    return path
+  old = [vocabulary.tokenizer.id_to_token(i) for i in range(vocabulary.vocab_size)]
+  train = functools.partial(_wordpieces, cased=not vocabulary.tokenizer.normalizer.lowercase)
+  new = _new_pieces(lines, old, train, size)
+  for file in vocabulary.files[1:]:  # its settings
+    cache_folder.write_atomically(pathlib.Path(output_dir) / file.name, file.read_bytes())
+  path = pathlib.Path(output_dir) / "vocab.txt"
+  cache_folder.write_atomically(path, "".join(f"{piece}\n" for piece in (*old, *new)).encode())
+  return path
+
+
+def kind_of(given: str) -> str:
+  """wordpiece or sentencepiece.
+
+  Raises:
+    UserError: it is neither, and cannot be extended.
+  """
+  vocabulary = ids.load(given, extra_ids=0)
+  if isinstance(vocabulary, subwords.SubwordVocabulary) and vocabulary.files[0].suffix == ".txt":
+    return "wordpiece"
+  unigram = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary) and _proto(vocabulary).trainer_spec.model_type == unigram:
+    return "sentencepiece"
+  raise UserError(
+    f"--extend {given}: only WordPiece (vocab.txt) and SentencePiece's unigram models can be extended; the pieces of"
+    " others come of merges"
+  )
+
+
+def _proto(vocabulary: seqio.SentencePieceVocabulary) -> sentencepiece_model_pb2.ModelProto:
+  return sentencepiece_model_pb2.ModelProto.FromString(epath.Path(vocabulary.sentencepiece_model_file).read_bytes())
+
+
+def _wordpieces(lines: Sequence[str], size: int, folder: str, *, cased: bool) -> dict[str, float]:
+  path = training.train_wordpiece(lines, size=size, output_dir=folder, max_sentences=len(lines), cased=cased)
+  return dict.fromkeys(path.read_text().split("\n")[:-1], 0.0)
+
+
+def _sentencepieces(lines: Sequence[str], size: int, folder: str) -> dict[str, float]:
+  path = training.train_sentencepiece(lines, size=size, output_dir=folder, max_sentences=len(lines))
+  model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+  ordinary = (i for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
+  return {model.id_to_piece(i): model.get_score(i) for i in ordinary}
+
+
+def _new_pieces(
+  lines: Sequence[str], old: Sequence[str], train: Callable[..., dict[str, float]], size: int
+) -> dict[str, float]:
+  """As many pieces as are wanted that are not among the old, with their scores, of ever larger vocabularies."""
+  wanted, known, asked, most = size - len(old), set(old), size, 0
+  if wanted < 1:
+    raise UserError(f"--size {size}: the vocabulary that is extended has {len(old)} pieces already; give more")
+  while True:
+    try:
+      with tempfile.TemporaryDirectory() as folder:
+        trained = train(lines, asked, folder)
+    except UserError as error:
+      largest = re.search(r"the largest that works is (\d+)", str(error))
+      if not largest or most:
+        raise
+      asked = most = int(largest[1])
+      continue
+    new = [piece for piece in trained if piece not in known]
+    if len(new) >= wanted:
+      return {piece: trained[piece] for piece in new[:wanted]}
+    if most:
+      raise UserError(f"--size {size}: too large for this text; the largest that works is {len(old) + len(new)}")
+    asked *= 2
