@@ -16,7 +16,7 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
-from t2t.data import mixed, pipeline, rows, selection, vocabularies
+from t2t.data import checks, mixed, pipeline, rows, selection, vocabularies
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.training import recipe
@@ -332,7 +332,7 @@ def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
   (tmp_path / "b.txt").write_text("\n".join("xyz"))
   data = dataclasses.replace(data, objective="neighbouring_sentences")
   with pytest.raises(UserError, match=r"sources.b.files: config.data.objective=.* makes no example"):
-    pipeline.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
+    checks.check(data, batch_size=8, model_vocab_size=384, architecture="encoder_only")
 
 
 @pytest.mark.parametrize("name", ["en-us", "a b", ""])

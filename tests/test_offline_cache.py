@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t.data import objectives, offline_cache, pipeline, selection, text_formats, vocabularies
+from t2t.data import checks, objectives, offline_cache, pipeline, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
 from t2t.sections import DataConfig
 
@@ -272,7 +272,7 @@ def test_what_seqio_cached_by_itself_is_read(data):
 
 
 def check(data):
-  pipeline.check(data, batch_size=8, model_vocab_size=384)
+  checks.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_cache_that_cannot_be_used(data, tmp_path):

@@ -10,8 +10,8 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
+from t2t.data import checks, pipeline, registry, streams
 from t2t.data import identity as identities
-from t2t.data import pipeline, registry, streams
 from t2t.sections import DataConfig
 
 WORDS = ["".join(chr(97 + (i * j * 7) % 26) for j in range(1, 3 + i % 5)) for i in range(19)]
@@ -252,7 +252,7 @@ def test_a_bad_line_in_the_middle_of_training(data, mesh, tmp_path, monkeypatch)
 
 
 def check(data, *, batch_size=8, model_vocab_size=384, **model):
-  pipeline.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
+  checks.check(data, batch_size=batch_size, model_vocab_size=model_vocab_size, **model)
 
 
 def test_good_data_passes(data):
@@ -382,7 +382,7 @@ def test_another_vocabulary_for_a_mixture(registered):
   """The mixture is rebuilt with it, outside the registry."""
   before = set(seqio.TaskRegistry.names())
   data = dataclasses.replace(registered, vocabulary="bytes", extra_ids=50)
-  pipeline.check(data, batch_size=8, model_vocab_size=384)
+  checks.check(data, batch_size=8, model_vocab_size=384)
   assert pipeline.vocabulary(data).vocab_size == 309
   assert pipeline.load_task(data).output_features["targets"].vocabulary.vocab_size == 309
   assert set(seqio.TaskRegistry.names()) - before == {"pipeline_test_task"}

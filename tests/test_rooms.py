@@ -50,6 +50,7 @@ FLOORS = (
   "data.beam_caching",
   "data.identity",
   "data.pipeline",
+  "data.checks",
   "data.runs",
   "data.preview",
   "task_metrics",

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding
-from t2t.data import objectives, pipeline, repeatable, rows, text_formats
+from t2t.data import checks, objectives, pipeline, repeatable, rows, text_formats
 from t2t.sections import DataConfig
 
 STEPS = 14
@@ -193,14 +193,14 @@ def counted():
 def test_a_preprocessor_with_a_memory_is_named(register, step, name):
   data = DataConfig(mixture=register("rows_stateful", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_stateful: its preprocessor .*{name} makes something else"):
-    pipeline.check(data, batch_size=8, model_vocab_size=384)
+    checks.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_preprocessor_that_draws_from_its_seeds_passes(register):
   data = DataConfig(
     mixture=register("rows_stateless", drawn_from_seeds), eval_split="train", vocabulary="bytes", targets_length=16
   )
-  pipeline.check(data, batch_size=8, model_vocab_size=384)
+  checks.check(data, batch_size=8, model_vocab_size=384)
   found = take(batches(data, num_streams=2), 30)  # several epochs: each draws its own numbers
   kept = np.concatenate([batch["encoder_input_tokens"] for batch in found])
   assert len(np.unique(kept, axis=0)) > 0.9 * len(kept)
@@ -220,7 +220,7 @@ def test_draws_that_a_few_records_hardly_show_are_found(register, step):
   """An operation that draws is seen in the graph; what is drawn while it is built, by building it twice."""
   data = DataConfig(mixture=register("rows_hidden", drawn_from_seeds, step), eval_split="train", vocabulary="bytes")
   with pytest.raises(UserError, match=f"rows_hidden: its preprocessor .*{step.__name__} makes something else"):
-    pipeline.check(data, batch_size=8, model_vocab_size=384)
+    checks.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_the_first_few_records_are_not_those_of_each_window(register):
@@ -228,7 +228,7 @@ def test_the_first_few_records_are_not_those_of_each_window(register):
     mixture=register("rows_few", lambda dataset: dataset.take(5)), eval_split="train", vocabulary="bytes"
   )
   with pytest.raises(UserError, match="rows_few: its preprocessors make 5 examples of 30 records as of 60"):
-    pipeline.check(data, batch_size=8, model_vocab_size=384)
+    checks.check(data, batch_size=8, model_vocab_size=384)
 
 
 def test_a_source_that_shuffles_by_itself_is_named(register):

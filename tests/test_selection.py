@@ -11,7 +11,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, sharding, task_metrics
-from t2t.data import answers, objectives, pipeline, registry, selection, text_formats, vocabularies
+from t2t.data import answers, checks, objectives, pipeline, registry, selection, text_formats, vocabularies
 from t2t.data import identity as identities
 from t2t.data.sources import released
 from t2t.sections import DataConfig
@@ -99,7 +99,7 @@ def test_names_that_cannot_be_mixed(mixture, message):
 
 
 def check(data, architecture="encoder_decoder", **options):
-  pipeline.check(data, batch_size=4, model_vocab_size=400, architecture=architecture, **options)
+  checks.check(data, batch_size=4, model_vocab_size=400, architecture=architecture, **options)
 
 
 def test_good_data_passes(data):

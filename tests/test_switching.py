@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import identity, objectives, pipeline, repeatable, vocabularies
+from t2t.data import checks, identity, objectives, pipeline, repeatable, vocabularies
 from t2t.data.objectives import switching
 from t2t.sections import DataConfig
 
@@ -127,7 +127,7 @@ def test_registered_tasks_are_not_switched(tmp_path, dictionary, sources):
   data = data_of(tmp_path, dictionary=dictionary, files="", sources=sources)
   data = dataclasses.replace(data, mixture="" if sources else "docs_causal_lm")
   with pytest.raises(UserError, match=r"config.data.dictionary=.*: words of files are replaced, and .*docs"):
-    pipeline.check(data, batch_size=1, model_vocab_size=384)
+    checks.check(data, batch_size=1, model_vocab_size=384)
 
 
 def test_a_task_that_switches_is_repeatable(tmp_path, dictionary):

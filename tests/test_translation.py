@@ -15,7 +15,7 @@ import toy
 from t2t import UserError, train
 from t2t import __main__ as command
 from t2t.config import load_config, records
-from t2t.data import converters, documentation, objectives, pipeline
+from t2t.data import checks, converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
 from t2t.data.sources import parallel
 from t2t.sections import DataConfig
@@ -161,7 +161,7 @@ def test_blank_pairs_are_left_out(tmp_path):
 
 
 def check(data):
-  pipeline.check(data, architecture="encoder_only", batch_size=1, model_vocab_size=512)
+  checks.check(data, architecture="encoder_only", batch_size=1, model_vocab_size=512)
 
 
 @pytest.mark.parametrize(

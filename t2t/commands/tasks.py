@@ -21,7 +21,7 @@ from t2t import UserError, did_you_mean
 from t2t.commands import options as options_lib
 from t2t.config import override, records
 from t2t.configs import default
-from t2t.data import objectives, pipeline, registry, runs, selection
+from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
@@ -221,7 +221,7 @@ def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str
 def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
-    pipeline.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
+    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
   except UserError:
     raise
   except Exception as error:  # whatever the user's preprocessors raise

@@ -1,13 +1,12 @@
 """From a seqio task to global batches: which text, which preprocessors, which feature converter, which streams.
 
-`train_batches` and `eval_batches` are what training calls, `check` what it calls first.  How the data is split over
-streams and hosts is in streams.py.
+`train_batches` and `eval_batches` are what training calls; checks.py has what it calls first, streams.py how the data is
+split over streams and hosts.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import functools
-import itertools
 
 from absl import logging
 import jax
@@ -22,11 +21,8 @@ from t2t.data import (
   converters,
   file_task,
   identity,
-  languages,
   mixed,
-  objectives,
   offline_cache,
-  repeatable,
   rows,
   selection,
   sources,
@@ -34,7 +30,6 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.sources import faults, scan, text_files
-from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
@@ -146,7 +141,8 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str] = ()) -
   return [selection.for_architecture(task, architecture) for task in found]
 
 
-def _split(data: DataConfig, *, train: bool) -> str:
+def split_of(data: DataConfig, *, train: bool) -> str:
+  """The split to train on, or the held-out one; of files they have names of their own."""
   if data.files:
     return "train" if train else "validation"
   return data.train_split if train else data.eval_split
@@ -214,7 +210,7 @@ def plan(data: DataConfig, architecture: str, task: seqio.Task | seqio.Mixture, 
   """How rows of batches are made of a task; `train`: of the split to train on, for ever, else of the held-out one."""
   return rows.Plan(
     selection.for_architecture(task, architecture),
-    split=_split(data, train=train),
+    split=split_of(data, train=train),
     lengths=feature_lengths(data, architecture, task),
     convert=functools.partial(model_features, data, architecture, task),
     pack=data.pack,
@@ -292,7 +288,7 @@ def _tally(data: DataConfig, task: seqio.Task | seqio.Mixture) -> faults.Tally |
   """Of the records of files, which all that are read together have; None: there are none."""
   own = (each.source for each in selection.tasks_of(task) if isinstance(each.source, sources.FileSource))
   source = next(own, None)
-  return None if source is None else source.tally(_split(data, train=True))
+  return None if source is None else source.tally(split_of(data, train=True))
 
 
 def _num_documents(data: DataConfig, task: seqio.Task | seqio.Mixture) -> int | None:
@@ -402,104 +398,3 @@ def eval_batches(
     )
     for batch in found
   ]
-
-
-def check(
-  data: DataConfig,
-  *,
-  batch_size: int,
-  model_vocab_size: int,
-  architecture: str = "encoder_decoder",
-  model_max_length: int = 0,
-  heads: Sequence[HeadConfig] = (),
-) -> None:
-  """Finds what is wrong with the data, before any work on a device.
-
-  Args:
-    data: what is to be read.
-    batch_size: sequences of a global batch.
-    model_vocab_size: rows of the embedding.
-    architecture: a key of `converters.FEATURE_CONVERTERS`.
-    model_max_length: positions that the model has learned; 0: any number.
-    heads: see `load_task`.
-
-  Raises:
-    UserError: what was wrong, where, and what would be right.
-  """
-  for key in ("inputs_length", "targets_length", "shuffle_buffer"):
-    if getattr(data, key) < 1:
-      raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
-  if batch_size < 1:
-    raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
-  if not 0.0 <= data.malformed < 1.0:
-    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
-  languages.check_tags(data, mixed.each(data) if data.sources else {})
-  if data.num_streams < 0:
-    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
-  if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
-    raise UserError(
-      f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files are"
-      f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
-      " not; leave both out"
-    )
-  if data.files:
-    # Before the files are looked through, which takes longer.
-    objectives.check_fits(data.objective, architecture)
-    vocabularies.check(vocabulary(data), model_vocab_size)
-  task = load_task(data, architecture, heads=heads)
-  for objective in sorted(objectives.of(task)):
-    objectives.check_fits(objective, architecture, where=data.named)
-  lengths = feature_lengths(data, architecture, task)
-  for side, length in converters.model_lengths(architecture, lengths).items():
-    if model_max_length and length > model_max_length:
-      joined = ARCHITECTURES[architecture].continues and not heads and "both_ways" not in lengths
-      keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
-      raise UserError(
-        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
-        f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
-      )
-  own = mixed.each(data) if data.sources else {}
-  for each, where in [(data, "config.data"), *((x, f"config.data.sources.{name}") for name, x in own.items())]:
-    for key in ("files", "eval_files"):
-      if patterns := getattr(each, key):
-        found = text_files.find_files(patterns, where=f"{where}.{key}")
-        scan.scan(found, field=each.field, where=f"{where}.{key}", malformed=data.malformed)
-  if not data.files:
-    vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
-    splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
-    selection.check(task, splits, where=data.named)
-  # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
-  examples = model_features(
-    data,
-    architecture,
-    task,
-    task_examples(data, architecture, task, split=_split(data, train=True)),
-  )
-  _check_fills_a_batch(data, examples, batch_size=batch_size)
-  tasks = {each.name: each for each in selection.tasks_of(task)}
-  of_source = lambda name: task_examples(data, architecture, tasks[name], split="train").with_options(rows.options())
-  mixed.check_yields(own, of_source)
-  if data.mixture or data.sources:
-    try:
-      repeatable.check(plan(data, architecture, task, train=True, seed=0))
-    except tf.errors.OpError as error:
-      raise sources.user_error(error) or error from None
-
-
-def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
-  if not data.files:
-    return
-  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
-  # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
-  # takes need not be counted.
-  if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
-    return
-  try:
-    count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
-  except tf.errors.OpError as error:
-    raise sources.user_error(error) or error from None
-  if count < batch_size:
-    raise UserError(
-      f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
-      f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
-    )

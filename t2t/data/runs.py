@@ -13,6 +13,7 @@ import tensorflow as tf
 from t2t import UserError, features, stages
 from t2t.data import (
   answering,
+  checks,
   languages,
   mixed,
   objectives,
@@ -204,7 +205,7 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
 
 
 def check(config: Config) -> None:
-  """`pipeline.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
+  """`checks.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
 
   Raises:
     UserError: see there; or examples that the loss makes nothing of.
@@ -214,7 +215,7 @@ def check(config: Config) -> None:
     languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
   _check_sees(config)
   heads = heads_asked(config)
-  pipeline.check(
+  checks.check(
     config.data,
     architecture=config.model.architecture,
     batch_size=config.train.batch_size,

@@ -72,7 +72,7 @@ def preview(
   """Reads the first examples of a split.
 
   Args:
-    data: see `pipeline.check`, which has accepted it.
+    data: see `checks.check`, which has accepted it.
     architecture: a key of `converters.FEATURE_CONVERTERS`.
     task: see `pipeline.load_task`.
     split: one that it has.

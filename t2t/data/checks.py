@@ -1,0 +1,127 @@
+"""What of the data cannot be used, found before any work on a device."""
+
+from collections.abc import Sequence
+import itertools
+
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import (
+  converters,
+  languages,
+  mixed,
+  objectives,
+  pipeline,
+  repeatable,
+  rows,
+  selection,
+  sources,
+  vocabularies,
+)
+from t2t.data.sources import scan, text_files
+from t2t.models.architecture import ARCHITECTURES
+from t2t.models.config import HeadConfig
+from t2t.sections import DataConfig
+
+
+def check(
+  data: DataConfig,
+  *,
+  batch_size: int,
+  model_vocab_size: int,
+  architecture: str = "encoder_decoder",
+  model_max_length: int = 0,
+  heads: Sequence[HeadConfig] = (),
+) -> None:
+  """Finds what is wrong with the data, before any work on a device.
+
+  Args:
+    data: what is to be read.
+    batch_size: sequences of a global batch.
+    model_vocab_size: rows of the embedding.
+    architecture: a key of `converters.FEATURE_CONVERTERS`.
+    model_max_length: positions that the model has learned; 0: any number.
+    heads: see `load_task`.
+
+  Raises:
+    UserError: what was wrong, where, and what would be right.
+  """
+  for key in ("inputs_length", "targets_length", "shuffle_buffer"):
+    if getattr(data, key) < 1:
+      raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
+  if batch_size < 1:
+    raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
+  if not 0.0 <= data.malformed < 1.0:
+    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
+  languages.check_tags(data, mixed.each(data) if data.sources else {})
+  if data.num_streams < 0:
+    raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
+  if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
+    raise UserError(
+      f"config.data.dictionary={data.dictionary}, config.data.switching_rate={data.switching_rate}: words of files are"
+      f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
+      " not; leave both out"
+    )
+  if data.files:
+    # Before the files are looked through, which takes longer.
+    objectives.check_fits(data.objective, architecture)
+    vocabularies.check(pipeline.vocabulary(data), model_vocab_size)
+  task = pipeline.load_task(data, architecture, heads=heads)
+  for objective in sorted(objectives.of(task)):
+    objectives.check_fits(objective, architecture, where=data.named)
+  lengths = pipeline.feature_lengths(data, architecture, task)
+  for side, length in converters.model_lengths(architecture, lengths).items():
+    if model_max_length and length > model_max_length:
+      joined = ARCHITECTURES[architecture].continues and not heads and "both_ways" not in lengths
+      keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
+      raise UserError(
+        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
+        f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
+      )
+  own = mixed.each(data) if data.sources else {}
+  for each, where in [(data, "config.data"), *((x, f"config.data.sources.{name}") for name, x in own.items())]:
+    for key in ("files", "eval_files"):
+      if patterns := getattr(each, key):
+        found = text_files.find_files(patterns, where=f"{where}.{key}")
+        scan.scan(found, field=each.field, where=f"{where}.{key}", malformed=data.malformed)
+  if not data.files:
+    vocabularies.check(selection.vocabulary_of(task), model_vocab_size)
+    splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
+    selection.check(task, splits, where=data.named)
+  # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
+  examples = pipeline.model_features(
+    data,
+    architecture,
+    task,
+    pipeline.task_examples(data, architecture, task, split=pipeline.split_of(data, train=True)),
+  )
+  _check_fills_a_batch(data, examples, batch_size=batch_size)
+  tasks = {each.name: each for each in selection.tasks_of(task)}
+  of_source = lambda name: pipeline.task_examples(data, architecture, tasks[name], split="train").with_options(
+    rows.options()
+  )
+  mixed.check_yields(own, of_source)
+  if data.mixture or data.sources:
+    try:
+      repeatable.check(pipeline.plan(data, architecture, task, train=True, seed=0))
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+
+
+def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
+  if not data.files:
+    return
+  found = scan.scan(text_files.find_files(data.files), field=data.field, malformed=data.malformed)
+  # Four characters a token at most for any sensible vocabulary of English, one for bytes: far more text than a batch
+  # takes need not be counted.
+  if not found.complete or found.characters > 16 * batch_size * data.inputs_length:
+    return
+  try:
+    count = sum(1 for _ in itertools.islice(examples.with_options(rows.options()), batch_size))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
+  if count < batch_size:
+    raise UserError(
+      f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
+      f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
+    )
