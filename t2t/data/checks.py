@@ -53,7 +53,6 @@ def check(
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
   if not 0.0 <= data.malformed < 1.0:
     raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
-  languages.check_tags(data, mixed.each(data) if data.sources else {})
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
@@ -62,6 +61,7 @@ def check(
       f" replaced, and {data.named} is of registered tasks, which have `code_switching` among their preprocessors or"
       " not; leave both out"
     )
+  languages.check_tags(data, mixed.each(data) if data.sources else {})
   if data.files:
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)
@@ -97,10 +97,8 @@ def check(
   )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
   tasks = {each.name: each for each in selection.tasks_of(task)}
-  of_source = lambda name: pipeline.task_examples(data, architecture, tasks[name], split="train").with_options(
-    rows.options()
-  )
-  mixed.check_yields(own, of_source)
+  of_source = lambda name: pipeline.task_examples(data, architecture, tasks[name], split="train")
+  mixed.check_yields(own, lambda name: of_source(name).with_options(rows.options()))
   if data.mixture or data.sources:
     try:
       repeatable.check(pipeline.plan(data, architecture, task, train=True, seed=0))

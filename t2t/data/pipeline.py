@@ -1,7 +1,7 @@
 """From a seqio task to global batches: which text, which preprocessors, which feature converter, which streams.
 
-`train_batches` and `eval_batches` are what training calls; checks.py has what it calls first, streams.py how the data is
-split over streams and hosts.
+`train_batches` and `eval_batches` are what training calls; what it calls first is in checks.py, and how the data is
+split over streams and hosts in streams.py.
 """
 
 from collections.abc import Sequence
