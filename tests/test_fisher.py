@@ -248,7 +248,8 @@ def read(opened, mesh):
 def test_two_processes_write_what_one_does(tmp_path):
   streams = "--config.data.num_streams=2"  # else as many as there are processes, each with its own examples
   run = ["fisher", str(base()), "--output", str(tmp_path / "out"), "--examples", "12", streams]
-  codes, said = test_hosts.Processes(2, 1, [run], cache=tmp_path).wait()
+  verify = ["checkpoint", "verify", str(tmp_path / "out")]
+  codes, said = test_hosts.Processes(2, 1, [run, verify], cache=tmp_path).wait()
   assert codes == [0, 0], said
   source = pretrained.read_source(str(base()))
   expected = fisher.compute(records(fisher.run_config(source, [streams])), source, examples=12)

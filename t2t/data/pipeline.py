@@ -349,9 +349,7 @@ def _eval_parts(
   }
   most = int(multihost_utils.process_allgather(np.array(filled)).max()) if jax.process_count() > 1 else filled
   if not most:
-    where = (
-      "config.data.eval_files" if data.files else f"split {data.eval_split!r} of config.data.mixture={data.mixture}"
-    )
+    where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {data.named}"
     raise UserError(f"{where}: no held-out example; give text to evaluate on")
   return parts + [streams.as_batch(blank)] * (most - filled)
 
