@@ -99,7 +99,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   loss = fisher.likelihood(config)
   for head in config.model.heads:
     if head not in source.model.heads:
-      raise UserError(f"{source.path}: has no head {head.name!r} as config.data.mixture={config.data.mixture} asks it")
+      raise UserError(f"{source.path}: has no head {head.name!r} as {config.data.named} asks it")
   mesh, _ = meshes.make(config)
   recipe.check_sizes(config, mesh)
   with contextlib.ExitStack() as stack:
@@ -115,5 +115,5 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
       sums = step(sums, model.params, batch, number)
     found = int(sums.examples)
     if not found:
-      raise UserError(f"config.data.mixture={config.data.mixture}: none of {examples} rows is an example to learn from")
+      raise UserError(f"{config.data.named}: none of {examples} rows is an example to learn from")
     return Found(sums.mean, model.params, found, config)

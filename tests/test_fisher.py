@@ -14,6 +14,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import test_head_losses
+import test_hosts
 import toy
 import trained
 
@@ -238,6 +239,25 @@ def metrics(workdir):
   return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+def read(opened, mesh):
+  """Path -> what was written."""
+  shape = lambda entry: jax.ShapeDtypeStruct(entry.shape, "float32", sharding=sharding.replicated(mesh))
+  return fishers._information(opened, {path: shape(entry) for path, entry in opened.base.entries.items()})
+
+
+def test_two_processes_write_what_one_does(tmp_path):
+  streams = "--config.data.num_streams=2"  # else as many as there are processes, each with its own examples
+  run = ["fisher", str(base()), "--output", str(tmp_path / "out"), "--examples", "12", streams]
+  verify = ["checkpoint", "verify", str(tmp_path / "out")]
+  codes, said = test_hosts.Processes(2, 1, [run, verify], cache=tmp_path).wait()
+  assert codes == [0, 0], said
+  source = pretrained.read_source(str(base()))
+  expected = fisher.compute(records(fisher.run_config(source, [streams])), source, examples=12)
+  found = read(fishers.open_fisher(str(tmp_path / "out")), mesh_of("one"))
+  flat = traverse_util.flatten_dict(expected.diagonal, sep="/")
+  toy.assert_trees_close(found, jax.device_get(flat), rtol=1e-3, atol=1e-8)
+
+
 def test_the_command(information, capsys):
   """What it wrote is the mean over its examples, names what it is of, and is as large as the parameters."""
   source = pretrained.read_source(str(base()))
@@ -248,10 +268,7 @@ def test_the_command(information, capsys):
   again = fisher.compute(config, source, examples=12)
   assert again.examples == 12
   flat = traverse_util.flatten_dict(again.diagonal, sep="/")
-  shapes = {
-    path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.replicated(mesh)) for path, x in flat.items()
-  }
-  written = fishers._information(opened, shapes)
+  written = read(opened, mesh)
   toy.assert_trees_close(written, jax.device_get(flat), rtol=1e-3, atol=1e-8)
   assert opened.base.entries.keys() == flat.keys()
   assert command.main(["checkpoint", "verify", str(information)]) == 0

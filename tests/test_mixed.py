@@ -326,6 +326,14 @@ def test_sources_that_do_not_go_together_are_refused(data, register):
     pipeline.load_task(dataclasses.replace(data, sources=uncounted, size="tokens"))
 
 
+def test_what_has_no_held_out_example_is_named(small, data, tmp_path):
+  for name in "ab":
+    (tmp_path / f"{name}.txt").write_text("\n".join(f"one sentence of {number}" for number in range(9)))
+  data = dataclasses.replace(data, objective="neighbouring_sentences")
+  with pytest.raises(UserError, match=r"split 'validation' of config.data.sources \(a, b\): no held-out example"):
+    pipeline.eval_rows(data, "encoder_only", batch_size=8, max_batches=1)
+
+
 def test_text_that_makes_no_example_is_refused(small, data, tmp_path):
   """It would be waited for as soon as it is drawn: of a single sentence there is no pair."""
   (tmp_path / "a.txt").write_text("\n".join(f"sentence {i}. and another." for i in range(9)))

@@ -48,6 +48,19 @@ def test_words_are_found_as_they_stand(dictionary):
     "rouge, Lutèce; paris", "  redden\trouge\n(rouge)  ", "", "日本 rouge 日本"]  # fmt: skip
 
 
+def test_marks_belong_to_their_letters():
+  """Of Hindi and Thai, and accents that stand by themselves: no word is another with a mark behind it."""
+  words = {"हिन्दी": ("Hindi",), "ภาษาที่": ("language",), "cafe": ("house",)}
+  switched = lambda text: switching.switch(text, np.zeros([2, 20]), dictionary=words, rate=1.0)
+  assert switched("हिन्दी, ภาษาที่ cafe") == "Hindi, language house"
+  assert switched("cafe\u0301 नमस्ते") == "cafe\u0301 नमस्ते"
+
+
+def test_words_with_marks_are_read(tmp_path):
+  (tmp_path / "words.tsv").write_text("हिन्दी\tHindi\n")
+  assert switching.read_dictionary(str(tmp_path / "words.tsv")) == {"हिन्दी": ("Hindi",)}
+
+
 def test_rates_and_draws(dictionary):
   """Each word by itself, all translations alike; the same seed gives the same text, another another."""
   options = {"dictionary": dictionary, "rate": 0.3}

@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 import jax
-import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from t2t import UserError
@@ -63,7 +63,7 @@ def save(
   base = bases.Base(str(source.path), bases.beside(str(source.path), folder), source.part, entries)
   step = int(source.path.name) if source.path.name.isdigit() else 0
   items = {
-    "state": ocp.args.StandardSave({"step": jnp.asarray(step, jnp.int32), "params": fisher}),
+    "state": ocp.args.StandardSave({"step": np.asarray(step, np.int32), "params": fisher}),
     "config": ocp.args.JsonSave(dict(config)),
     bases.ITEM: ocp.args.JsonSave(base.to_dict()),
     reading.FISHER: ocp.args.JsonSave(dict(about)),

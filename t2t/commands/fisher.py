@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
 
 def _lines(found: fisher.Found, source: pretrained.Source, out: str, *, packed: bool) -> Iterator[str]:
   data = found.config.data
-  of = data.files or f"{data.mixture or ', '.join(data.sources)}, {data.train_split}"
+  of = data.files or ", ".join(data.sources) or f"{data.mixture}, {data.train_split}"
   mean, largest = _sizes(found.diagonal)
   yield f"{out}: Fisher information of {source.path}, of {found.examples:,} examples of {of}"
   if packed:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import functools
 import hashlib
 import re
+import unicodedata
 
 from etils import epath
 import numpy as np
@@ -15,7 +16,10 @@ from t2t.storage import bucket
 
 Features = dict[str, tf.Tensor]
 
-_WORD = re.compile(r"\w+")
+# Letters with their marks, which Python's \w has not: vowels of Hindi and Thai, accents that are characters of their
+# own; and what joins two letters of a word, or keeps them apart.
+_MARKS = "".join(filter(lambda x: unicodedata.category(x).startswith("M"), map(chr, range(0x300, 0x1F000))))
+_WORD = re.compile(rf"\w[\w{_MARKS}\u200c\u200d]*")
 
 
 def read_dictionary(path: str) -> Mapping[str, tuple[str, ...]]:
@@ -97,7 +101,7 @@ def switch(text: str, draws: np.ndarray, *, dictionary: Mapping[str, Sequence[st
   A word is looked up as it stands, then in lower case; its translation stands as the dictionary has it.
 
   Args:
-    text: words are runs of letters, digits and underscores.
+    text: words are runs of letters with their marks, digits and underscores.
     draws: [2, words or more], of each word uniform in [0, 1): whether it is replaced, and by which translation.
     dictionary: see `read_dictionary`.
     rate: probability of each word that the dictionary has.
