@@ -91,6 +91,16 @@ def test_every_type_takes_languages(text, kind, capsys):
   assert "sw          246 of 30 lines, 26.5% of all" in out
 
 
+def test_a_tag_is_one_piece(text):
+  """Before a text as in it, whose pieces are the same; of other types it is refused."""
+  vocabulary = vocabularies.load(train(text, "tags", "--size", "120", "--symbols", "<2en>,<2sw>"), extra_ids=0)
+  plain, tagged = vocabulary.encode("a bcd"), vocabulary.encode("<2sw> a bcd")
+  assert len(tagged) <= len(plain) + 2 and tagged[-len(plain) :] == plain
+  assert vocabulary.tokenizer.id_to_piece([i for i in tagged if i not in plain])[-1] == "<2sw>"
+  with pytest.raises(UserError, match="--symbols: only for --type sentencepiece, not bpe"):
+    train(text, "bpe", "--type", "bpe", "--symbols", "<2en>")
+
+
 def test_the_docstrings_examples():
   assert training.quotas({"en": 10_000, "sw": 100}, alpha=0.5, most=1_100) == {"en": 1_000, "sw": 100}
   assert training.quotas({"en": 10_000, "sw": 100}, alpha=0.3, most=1_100) == {"en": 879, "sw": 221}

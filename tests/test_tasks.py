@@ -50,7 +50,7 @@ XNLI = [
 ]
 PAWS = ["id\tsentence1\tsentence2\tlabel", '1\ta "b"\t"c ""d"""\t1', "2\tNS\tNS\tNS", "3\te\tf\t0"]
 REVIEWS = ("neg/1_2", "pos/0_9")
-WIKIANN = "sw:Ann\tB-PER\nsw:a\xa0b\tI-PER\nsw:alifika\tO\nsw:Roma\tB-LOC\n\nsw:Leo\tO\n"
+WIKIANN = "sw:Ann\tB-PER\nsw:a\xa0b\tI-PER\nsw:alifika\tO\nsw:Roma\tB-LOC\n\nsw:Leo\n"
 MASAKHANER = "Ann B-PER\nwon O\n1990 B-DATE\n\nIt O\n"
 NEWS = ['"3","Oil up","Prices, ""again"", rise"', '"4","Chip","A new\\\\one"']
 

@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
   train.add_argument(
     "--byte_fallback", action="store_true", help="sentencepiece: spell unknown characters in bytes, 256 pieces"
   )
+  train.add_argument("--symbols", help='sentencepiece: tags that are a piece each, "<2en>,<2sw>"; see language_tags')
   train.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
   train.add_argument("--overwrite", action="store_true", help="replace a file that is already there")
   report = commands.add_parser(
@@ -179,6 +180,10 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.type != "sentencepiece":
       raise UserError(f"--byte_fallback: only for --type sentencepiece, not {arguments.type}")
     options["byte_fallback"] = True
+  if arguments.symbols:
+    if arguments.type != "sentencepiece":
+      raise UserError(f"--symbols: only for --type sentencepiece, not {arguments.type}")
+    options["symbols"] = [symbol.strip() for symbol in arguments.symbols.split(",") if symbol.strip()]
   if arguments.cased:
     if arguments.type != "wordpiece":
       raise UserError(f"--cased: only for --type wordpiece; {arguments.type} keeps capitals anyway")

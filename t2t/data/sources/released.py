@@ -94,10 +94,10 @@ TYDI_NAMES = {
 }
 
 
-def _tagged(folder: str, delimiter: str, suffix: str, *, begins: str = "") -> _Layout:
+def _tagged(folder: str, delimiter: str, suffix: str, **options: str) -> _Layout:
   """A word and its tag in each line."""
-  options = {"words": "tokens", "tags": "tags", "names": ("tokens", "tags"), "delimiter": delimiter, "begins": begins}
-  read = functools.partial(released_records.columns, **options)
+  fields = {"words": "tokens", "tags": "tags", "names": ("tokens", "tags"), "delimiter": delimiter}
+  read = functools.partial(released_records.columns, **fields, **options)
   return _Layout(folder, read, {"validation": ["dev"]}, [suffix])
 
 
@@ -188,7 +188,9 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
     )
     for language in LANGUAGES["tydiqa_goldp"]
   },
-  "wikiann": {language: _tagged(language, "\t", "", begins=f"{language}:") for language in LANGUAGES["wikiann"]},
+  "wikiann": {
+    language: _tagged(language, "\t", "", begins=f"{language}:", untagged="O") for language in LANGUAGES["wikiann"]
+  },
   "masakhaner": {language: _tagged(language, " ", ".txt") for language in LANGUAGES["masakhaner"]},
   "imdb_reviews": {
     "": _Layout("aclImdb", released_records.reviews, {"train": ["train"], "test": ["test"]}, [""], folders=True),

@@ -285,6 +285,7 @@ def columns(
   names: Sequence[str],
   delimiter: str | None = None,
   begins: str = "",
+  untagged: str = "",
 ) -> Iterator[Record]:
   """One record for each sentence of a file with a word and its tags in each line, and empty lines between sentences.
 
@@ -297,12 +298,14 @@ def columns(
     names: of all columns.
     delimiter: between columns; None: any white space.
     begins: what stands in front of each word and is no part of it.
+    untagged: the tag of a word that stands alone in its line, as in test sets; "": each has one.
   """
   found: tuple[list[str], list[int]] = ([], [])
   for number, line in enumerate([*_lines(path, where), ""], 1):
     cells = line.rstrip().split(delimiter) if line.strip() else []
     if cells and cells[0] != "-DOCSTART-":
       place = f"{where}: {path}, line {number}"
+      cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
         raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}")
       tag = cells[names.index(tags)]

@@ -1,7 +1,7 @@
 """Training vocabularies on text of one's own: SentencePiece, WordPiece, byte-level BPE; the command `t2t vocab`."""
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import io
 import pathlib
@@ -27,6 +27,7 @@ def train_sentencepiece(
   max_sentences: int = 1_000_000,
   character_coverage: float | None = None,
   byte_fallback: bool = False,
+  symbols: Sequence[str] = (),
 ) -> pathlib.Path:
   """Trains a unigram model that T5 can use (pad 0, </s> 1, <unk> 2, no BOS, no sentinels) and writes spiece.model.
 
@@ -36,6 +37,7 @@ def train_sentencepiece(
     output_dir: local folder; made if it is not there.
     max_sentences: at most so many lines are used, from the beginning.
     character_coverage: part of the text whose characters get a piece, the most frequent ones; None: `coverage_for` it.
+    symbols: each is one piece, whether or not the text has it, as the tags of config.data.language_tags.
     byte_fallback: a character without a piece is spelled in the bytes of its UTF-8 instead of being unknown.
 
   Returns:
@@ -63,6 +65,7 @@ def train_sentencepiece(
         vocab_size=size,
         character_coverage=character_coverage,
         byte_fallback=byte_fallback,
+        user_defined_symbols=list(symbols),
         pad_id=0,
         eos_id=1,
         unk_id=2,
