@@ -22,6 +22,10 @@ FAMILIES = {
   "electra": ("small", "base", "large"),
   **dict.fromkeys(("bart", "bert", "modern_bert", "roberta"), ("base", "large")),
   "gpt1": ("base",),
+  "cramming": ("base",),
+  "ettin": tuple(
+    f"{side}_{size}" for side in ("encoder", "decoder") for size in ("17m", "32m", "68m", "150m", "400m", "1b")
+  ),
   "gpt2": ("small", "medium", "large", "xl"),
   "gpt3": ("small", "medium", "large", "xl", "2_7b", "6_7b", "13b", "175b"),
   "dapt": ("domain", "task"),

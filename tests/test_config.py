@@ -47,6 +47,8 @@ from t2t.models.config import HeadConfig, TransformerConfig
     # The first layer of theirs has no norm before its attention; ours has one that is not used.
     ("modern_bert", "base", 149_655_232 + 768),
     ("modern_bert", "large", 395_881_664 + 1_024),
+    ("ettin", "encoder_150m", 149_655_232 + 768),
+    ("ettin", "decoder_150m", 149_655_232 + 768),
     ("gpt1", "base", 116_534_784),
     ("gpt2", "small", 124_439_808),
     ("gpt2", "medium", 354_823_168),

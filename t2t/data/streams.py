@@ -363,6 +363,7 @@ class BatchIterator:
         stream: positions.carried(before._plan, self._plan, stream, position, num_streams=self.num_streams)
         for stream, position in before._positions.items()
       }
+    self._epochs = self._begun()
     self._iterator = None
 
   def close(self) -> None:

@@ -48,6 +48,9 @@ _GPT_BERT = {"small": (384, 6, 1280, 12, 8_192), "base": (768, 12, 2560, 12, 16_
 # Warner et al. 2024, table 4.
 _ELECTRA = {"small": (256, 4, 1024, 12)} | _BERT
 _MODERN_BERT = {"base": (768, 12, 1152, 22), "large": (1024, 16, 2624, 28)}
+# Weller et al. 2025, table 1; each is an encoder and a decoder.
+_ETTIN = {"17m": (256, 4, 384, 7), "32m": (384, 6, 576, 10), "68m": (512, 8, 768, 19)}
+_ETTIN |= {"150m": _MODERN_BERT["base"], "400m": _MODERN_BERT["large"], "1b": (1792, 28, 3840, 28)}
 # Radford et al. 2019, table 2, as released: small is the 124 M that is often called gpt2.
 _GPT2 = {"small": (768, 12, 3072, 12), "medium": (1024, 16, 4096, 24), "large": (1280, 20, 5120, 36)}
 _GPT2["xl"] = (1600, 25, 6400, 48)
@@ -88,6 +91,7 @@ AFRIBERTA_SIZES = tuple(_AFRIBERTA)
 GPT_BERT_SIZES = tuple(_GPT_BERT)
 ELECTRA_SIZES = tuple(_ELECTRA)
 MODERN_BERT_SIZES = tuple(_MODERN_BERT)
+ETTIN_SIZES = tuple(f"{side}_{size}" for side in ("encoder", "decoder") for size in _ETTIN)
 GPT2_SIZES = tuple(_GPT2)
 GPT3_SIZES = tuple(_GPT3)
 MEGATRON_GPT_SIZES = tuple(_MEGATRON_GPT)
@@ -262,6 +266,15 @@ def modern_bert(size: str) -> dict[str, Any]:
     norm_epsilon=1e-5,
     mlp_activation="gated_gelu_exact",
   )
+
+
+def ettin(size: str) -> dict[str, Any]:
+  """Ettin (Weller et al. 2025): ModernBERT's parts in more sizes, as an encoder, or a decoder, "decoder_150m"."""
+  side, _, width = size.partition("_")
+  row = _encoder_row(_row(_ETTIN, width if side in ("encoder", "decoder") else size))
+  if side == "decoder":
+    row |= {"architecture": "decoder_only", "num_encoder_layers": 0, "num_decoder_layers": row["num_encoder_layers"]}
+  return modern_bert("base") | row
 
 
 def _gpt(row: tuple[int, int, int, int], **others: Any) -> dict[str, Any]:
