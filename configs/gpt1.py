@@ -1,10 +1,12 @@
 """GPT (Radford et al. 2018): a causal language model of 512 tokens whose norms stand behind the sums.
 
-  t2t train --config gpt1_base --workdir gs://BUCKET/gpt1 --config.data.vocabulary=gs://BUCKET/openai-gpt/tokenizer.json
+  t2t vocab train --type bpe --size 40478 --input 'text/*.txt' --output runs/pieces
+  t2t train --config gpt1_base --workdir gs://BUCKET/gpt1 --config.data.vocabulary=runs/pieces/tokenizer.json
 
-116.5 M parameters.  64 sequences a step, rates and dropout as published; its hundred passes over the 0.8 billion words
-of BooksCorpus are about three million steps, here of C4.  Published: GLUE 72.8 in its own table and 75.1 on average in
-BERT's (Devlin et al. 2019, table 1), RACE 59.0.
+116.5 M parameters, 31 M of them rows for as many pieces as the paper's, whose vocabulary has no end of text.  64
+sequences a step, rates and dropout as published; its hundred passes over the 0.8 billion words of BooksCorpus are about
+three million steps, here of C4.  Published: GLUE 72.8 in its own table and 75.1 on average in BERT's (Devlin et al.
+2019, table 1), RACE 59.0.
 """
 
 from ml_collections import ConfigDict

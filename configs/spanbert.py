@@ -3,7 +3,8 @@
   t2t train --config spanbert_base --workdir gs://BUCKET/spanbert --config.data.vocabulary=gs://BUCKET/vocab.txt
 
 Rows are for BERT's cased vocabulary.  2.4 million steps of 256 sequences of 512 tokens, each one segment of text, as
-published; the second loss is a mean of its own, `sbo_loss` in the metrics.
+published; the second loss is a mean of its own, `sbo_loss` in the metrics.  Published, large: F1 of SQuAD 1.1 94.6 and
+2.0 88.7.
 """
 
 from ml_collections import ConfigDict

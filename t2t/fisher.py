@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError
+from t2t import UserError, stages
 from t2t.checkpoints import fishers, pretrained
 from t2t.config import override, saved_config
 from t2t.configs import default
@@ -58,7 +58,7 @@ def run_config(source: pretrained.Source, arguments: Sequence[str]) -> ConfigDic
     for name in OPTIONAL:  # what adapts the model is merged, and what is besides is asked for below
       if name in config:
         del config[name]
-    config.mesh, config.optimizer = plain.mesh, plain.optimizer
+    config.mesh, config.optimizer, config.stages = plain.mesh, plain.optimizer, plain.stages
   pretrained.adopt(config, source)
   config.train.freeze, config.train.microbatches, config.train.epochs = (), 1, 0.0
   if any(argument.startswith(_READ) for argument in arguments):
@@ -105,7 +105,7 @@ def compute(config: Config, source: pretrained.Source, *, examples: int) -> Foun
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     runs.check(config)
-    batches = runs.batches(config, mesh, num_streams=config.data.num_streams)
+    batches = runs.batches(stages.of(config), mesh, num_streams=config.data.num_streams)
     stack.callback(batches.close)
     model = pretrained.load(source, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, model.params)

@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, features, losses, sharding, train
+from t2t import UserError, features, losses, sharding, stages, train
 from t2t.config import load_config, override, records
 from t2t.data import converters, runs
 from t2t.data.objectives import masking
@@ -301,7 +301,7 @@ def test_an_objective_that_asks_no_head_is_refused():
 def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; own files have the head without being asked."""
   config = runs.resolved(records(load_config("tiny_spanbert"))).with_(train={"batch_size": 8})
-  batch = next(runs.batches(config, sharding.make_mesh({"fsdp": 8}), num_streams=None))
+  batch = next(runs.batches(stages.of(config), sharding.make_mesh({"fsdp": 8}), num_streams=None))
   planned = recipe.batch(config)
   assert {n: (x.shape, x.dtype) for n, x in batch.items()} == {n: (x.shape, x.dtype) for n, x in planned.items()}
   objective = {"mixture": "docs_span_masked_lm_sbo", "objective": "span_masked_lm_sbo"}

@@ -15,6 +15,7 @@ from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import by_piece, converted, pretrained
 from t2t.checkpoints.by_piece import Pieces
+from t2t.checkpoints.warm_start import Taken
 from t2t.data import vocabularies
 from t2t.models.config import HeadConfig
 
@@ -60,6 +61,13 @@ def test_rows_are_kept_or_averaged(dimension):
   np.testing.assert_allclose(found, turn(np.stack(expected)), rtol=1e-6)
   assert str(pieces) == "1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
   assert pieces.changes and not Pieces([[0], [1]]).changes
+
+
+def test_rows_that_are_made_are_not_the_checkpoints():
+  """So that they are trained, whatever adapts the model; where all pieces are the same, they are."""
+  params = {"embed": {"table": jax.ShapeDtypeStruct((2, 4), jnp.float32)}}
+  fresh_in = lambda old: Taken(params, {}, None, {}, Pieces(old), {"embed/table": 0}).fresh_in(params)
+  assert fresh_in([[1], [0]]) == ["embed/table"] and fresh_in([[0], [1]]) == []
 
 
 def test_what_has_a_row_for_each_id():

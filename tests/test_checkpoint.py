@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 import toy
 
-from t2t import UserError, sharding
+from t2t import UserError, sharding, stages
 from t2t.checkpoints import manifest, outdated, reading, start, store, writer
 from t2t.config import records
 from t2t.configs import default
@@ -108,9 +108,8 @@ def test_a_run_goes_on_with_all_that_was_saved(tmp_path):
   restored = {}
   batches = types.SimpleNamespace(stream_names=tuple(STREAMS), restore=lambda saved, step: restored.update(saved))
   program = types.SimpleNamespace(state=abstract(expected))
-  state, step, saved = start.start(
-    program, records(default.get_config()), checkpoints, batches, toy.key(), vocabulary=None
-  )
+  (stage,) = stages.of(records(default.get_config()))
+  state, step, saved = start.start(program, stage, checkpoints, batches, toy.key(), vocabulary=None)
   checkpoints.close()
   assert step == 5 and saved == STREAMS | unwritten
   assert STREAMS.items() <= restored.items()

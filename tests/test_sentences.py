@@ -11,7 +11,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, sharding
+from t2t import UserError, sharding, stages
 from t2t.config import load_config, records
 from t2t.data import objectives, pipeline, runs
 from t2t.data.objectives import masking, sentences
@@ -303,7 +303,7 @@ def test_what_is_planned_is_what_is_read():
   """The shapes of a batch, from the recipe alone and from the pipeline; and both terms have a denominator."""
   config = runs.resolved(run()).with_(train={"batch_size": 8})
   mesh = sharding.make_mesh({"fsdp": 8})
-  batch = next(runs.batches(config, mesh, num_streams=None))
+  batch = next(runs.batches(stages.of(config), mesh, num_streams=None))
   planned = recipe.batch(config)
   assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
     name: (x.shape, x.dtype) for name, x in planned.items()

@@ -352,7 +352,7 @@ def _eval_parts(
   }
   most = int(multihost_utils.process_allgather(np.array(filled)).max()) if jax.process_count() > 1 else filled
   if not most:
-    of = f"config.data.sources, {task.name}" if data.sources else f"config.data.mixture={data.mixture}"
+    of = f"config.data.sources.{task.name}" if task.name in data.sources else data.named
     where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
     raise UserError(f"{where}: no held-out example; give text to evaluate on")
   return parts + [streams.as_batch(blank)] * (most - filled)

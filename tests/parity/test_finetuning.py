@@ -9,7 +9,7 @@ import parity
 from parity import torch, transformers
 import pytest
 
-from t2t import sharding
+from t2t import sharding, stages
 from t2t.__main__ import main
 from t2t.checkpoints import pretrained
 from t2t.config import for_architecture, load_config, override, records
@@ -72,7 +72,7 @@ def batches(typed: list[str], folder: pathlib.Path):
   pretrained.adopt(config, pretrained.read_source(str(folder)))
   for_architecture("finetune_superglue", config)
   config = runs.resolved(records(override(config, typed)))
-  return runs.batches(config, sharding.make_mesh({"data": -1}), num_streams=None)
+  return runs.batches(stages.of(config), sharding.make_mesh({"data": -1}), num_streams=None)
 
 
 def their_losses(folder: pathlib.Path, found) -> list[float]:
