@@ -82,7 +82,7 @@ FAMILIES = {
   "labse": ("base",),
   "quick_thought": ("base", "large"),
 }
-NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue"]
+NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue", "t5_lm_adapt"]
 
 
 def loaded(*arguments):
