@@ -11,7 +11,7 @@ import shlex
 
 from ml_collections import ConfigDict
 
-from t2t import UserError, did_you_mean
+from t2t import UserError, did_you_mean, stages
 from t2t.commands.options import config_parser, parse
 from t2t.config import load_config, override, records
 from t2t.launch import shell as shell_lib
@@ -112,6 +112,11 @@ def _paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
         yield from ((f"{key}.{name}{file}", path) for file, path in own.items())
     else:
       yield key, value
+  for number, stage in enumerate(config.stages, start=1):
+    for key, value in stage.items():
+      of_source = key.startswith("data.sources.") and key.rpartition(".")[2] in _OF_SOURCE
+      if isinstance(value, str) and (key in _PATHS or of_source):
+        yield f"stages, {stage.get('name', number)}: {key}", value
 
 
 def _check_paths(config: ConfigDict) -> None:
@@ -180,10 +185,11 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   shell_lib.check_words(named)
   config = _config(argv)
   run = records(config) if config is not None and argv[0] == "train" else None
-  if devices is not None and run is not None:
-    from t2t.training import meshes
+  parts = stages.of(run) if run is not None else ()
+  if devices is not None and parts:
+    from t2t.training import meshes, recipe
 
-    meshes.choose(run, devices)
+    meshes.choose(recipe.largest(parts).config, devices)
   workdir = option(argv, "workdir")
   if argv[0] == "train" and not workdir:
     raise UserError("-- train: --workdir is missing" + ("; give a path in a bucket, gs://BUCKET/RUN" if remote else ""))

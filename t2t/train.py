@@ -122,6 +122,7 @@ def train(config: Config, workdir: str) -> TrainState:
     while last_step < config.train.steps and not stop.stops and not early.why:
       if batches.begins_stage:
         steps.pause()
+        stop.saving()  # what is opened takes longer than a step, and all is saved
         batches.begin_stage()
         watch.begin_stage()
         early.begin_stage()

@@ -82,7 +82,8 @@ FAMILIES = {
   "labse": ("base",),
   "quick_thought": ("base", "large"),
 }
-NAMES = [*(f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes), "tiny", "superglue", "t5_lm_adapt"]
+NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
+NAMES += ["tiny", "superglue", "t5_lm_adapt"]
 
 
 def loaded(*arguments):

@@ -326,6 +326,9 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
     capsys.readouterr()
     assert command.main(["replay", str(whole), "--step", str(step)]) == 0
     assert "bit for bit as it was recorded" in capsys.readouterr().out
+  # Checkpoints are saved with the config of their stage.
+  assert command.main(["checkpoint", "diff", *(str(whole / "checkpoints" / step) for step in "47")]) == 1
+  assert "data.inputs_length" in capsys.readouterr().out
   # A boundary that is behind the run stays where it was; one that is before it may move.
   moved = SAID.replace('"steps": 4', '"steps": 3')
   assert command.main(arguments(text, whole, moved)) == 2

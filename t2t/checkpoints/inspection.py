@@ -175,4 +175,6 @@ def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-  return {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+  sections = {name: values for name, values in config.items() if isinstance(values, Mapping)}
+  flat = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+  return flat | {name: values for name, values in config.items() if name not in sections}  # stages are a list

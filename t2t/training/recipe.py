@@ -301,7 +301,8 @@ def positions(config: Config) -> dict[str, int]:
 
 def largest(run: Sequence[Stage]) -> Stage:
   """The stage with the most positions in a batch."""
-  return max(run, key=lambda stage: stage.config.train.batch_size * sum(lengths(stage.config).values()))
+  positions_of = lambda stage: stage.config.train.batch_size * sum(lengths(stage.config).values())
+  return run[0] if len(run) == 1 else max(run, key=positions_of)
 
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:
