@@ -51,10 +51,10 @@ def cloud(tmp_path, monkeypatch):
     ),
     (
       "gs://bucket/base",
-      """gs://bucket/base --config.stages={'name':'late','data.files':'own.txt'}""",
+      'gs://bucket/base --config.stages=\'{"name": "late", "data.files": "own.txt"}\'',
       "config.stages, late: data.files=own.txt is on this machine",
     ),
-    ("gs://bucket/base", "gs://bucket/base --config.stages={'mesh.fsdp':2}", "mesh.fsdp cannot change"),
+    ("gs://bucket/base", "gs://bucket/base --config.stages='{\"mesh.fsdp\": 2}'", "mesh.fsdp cannot change"),
     ("gs://bucket/base", "gs://bucket/base --config.data.files=own.txt", "gcloud storage cp --recursive own.txt"),
     (
       "gs://bucket/base",
