@@ -57,6 +57,7 @@ def mesh(**sizes: int) -> tuple[str, ...]:
   return tuple(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
 
 
+_STAGES = '--config.stages={"name": "short", "share": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
 # What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
 TWO = {
   "data": mesh(data=2, fsdp=2),
@@ -147,6 +148,7 @@ def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> 
   finetune = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={whole}", *tasks, *_SHORT[4:]]
   return {
     "warm": arguments(text, folder / "warm", f"--config.init.checkpoint={whole}"),
+    "stages": arguments(text, folder / "stages", *_GOES_ON, _STAGES),
     "finetune": [*finetune, "--config.data.num_streams=2", f"--workdir={folder / 'finetune'}"],
     "eval": ["eval", f"--checkpoint={whole}", f"--workdir={folder / 'eval'}", *tasks],
     "infer": [
@@ -207,6 +209,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
       train("tensor", *TWO["tensor"]),
       train("tensor", *_GOES_ON, *TWO["fsdp"]),
       train("hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}"),
+      [*own["stages"], *TWO["fsdp"]],
       [*own["finetune"], *TWO["data"]],
       [*own["eval"], *TWO["tensor"]],
       train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
@@ -221,6 +224,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
   assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
   assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
+  assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)
   assert_as_alone(alone, folder)
   saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
   assert saved == max(curves(folder / "stopped")[0])
