@@ -53,6 +53,9 @@ jax.config.update("jax_enable_compilation_cache", False)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
+# Resident bytes of a worker above which it gives back what it has compiled, between two modules.
+_MOST_MEMORY = 3e9
+
 _TESTS = pathlib.Path(__file__).parent
 
 
@@ -87,6 +90,16 @@ def no_global_seed() -> Iterator[None]:
   yield
   if "tensorflow" in sys.modules:
     assert sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_given_back() -> Iterator[None]:
+  """A worker would hold all that it ever compiled, 9 GB after the slow tests."""
+  yield
+  pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) if sys.platform == "linux" else 0
+  if pages * os.sysconf("SC_PAGE_SIZE") > _MOST_MEMORY:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True, scope="module")
