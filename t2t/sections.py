@@ -301,7 +301,7 @@ class StageConfig:
     return {"name": self.name, **length, **self.changes}
 
 
-def _stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageConfig:
+def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageConfig:
   """The record of the stage that is `number` in a config, from 1.
 
   Raises:
@@ -355,7 +355,7 @@ class Config:
   prefix: PrefixConfig | None = None
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "stages", tuple(_stage(number, x) for number, x in enumerate(self.stages, start=1)))
+    object.__setattr__(self, "stages", tuple(read_stage(number, x) for number, x in enumerate(self.stages, start=1)))
     if len(self.adapters) > 1:
       named = " and ".join(f"config.{name}" for name in self.adapters)
       raise UserError(f"{named}: a run adapts its model in one way; leave all of these sections but one out")

@@ -7,6 +7,7 @@ apart here from what it cannot.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 from typing import Any
 
 from t2t import UserError, did_you_mean
@@ -96,16 +97,12 @@ def of(config: Config) -> tuple[Stage, ...]:
   if config.train.epochs:
     raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
   found, begin = [], 0
-  for stage, number in zip(config.stages, steps(config), strict=True):
+  for stage, number in zip(config.stages, steps(config.stages, config.train.steps), strict=True):
     found.append(Stage(stage.name, begin, begin + number, _changed(config, stage)))
     begin += number
-  stages = _each_says_all(config, found)
-  return tuple(dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=stages)) for stage in found)
-
-
-def with_all_said(config: Config) -> Config:
-  """The run whose stages all say what one of them changes, so that its sections may become those of any stage."""
-  return dataclasses.replace(config, stages=of(config)[0].config.stages)
+  whole = _each_says_all(config, found)
+  with_all = (dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=whole)) for stage in found)
+  return tuple(stage for stage in with_all if stage.end > stage.begin)
 
 
 def at(stages: Sequence[Stage], step: int) -> int:
@@ -118,32 +115,36 @@ def own_rate(stage: StageConfig) -> dict[str, Any]:
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
 
-def steps(config: Config) -> list[int]:
-  """How many steps each stage of a run that has some has.
+def steps(said: Sequence[StageConfig], total: int) -> list[int]:
+  """How many steps each stage has; a share that is less than a step is none.
+
+  Args:
+    said: the stages of a run that has some.
+    total: steps of the run.
 
   Raises:
-    UserError: they are none, or not those of the run.
+    UserError: they are not those of the run.
   """
-  total = config.train.steps
-  said = [stage.steps or round(stage.share * total) for stage in config.stages]
-  rest = [number for number, stage in enumerate(config.stages) if not stage.steps and not stage.share]
+  found = [stage.steps or int(stage.share * total + 1e-6) for stage in said]
+  rest = [number for number, stage in enumerate(said) if not stage.steps and not stage.share]
   if len(rest) > 1:
-    named = ", ".join(config.stages[number].name for number in rest)
+    named = ", ".join(said[number].name for number in rest)
     raise UserError(f"config.stages: {named} say neither steps nor share; one of them may, and has what is left")
   if rest:
-    said[rest[0]] = total - sum(said)
-  for stage, number in zip(config.stages, said, strict=True):
-    if number < 1:
+    found[rest[0]] = total - sum(found)
+    if found[rest[0]] < 1:
       raise UserError(
-        f"config.stages: {stage.name} has {number} steps of the {total} of config.train.steps; each has at least one"
+        f"config.stages: {said[rest[0]].name} has {found[rest[0]]} steps, what the others leave of the {total} of"
+        " config.train.steps; it must have at least one"
       )
-  if sum(said) != total:
-    listed = " + ".join(map(str, said))
+  elif math.isclose(sum(stage.share for stage in said), 1.0):
+    found[-1] += total - sum(found)  # what is left of steps that do not divide
+  if sum(found) != total:
     raise UserError(
-      f"config.stages: {listed} = {sum(said)} steps, and config.train.steps={total}; leave steps and share of one"
-      " stage out, and it has what the others leave"
+      f"config.stages: {' + '.join(map(str, found))} = {sum(found)} steps, and config.train.steps={total}; leave steps"
+      " and share of one stage out, and it has what the others leave"
     )
-  return said
+  return found
 
 
 def _changed(config: Config, stage: StageConfig) -> Config:

@@ -59,7 +59,8 @@ def test_a_run_goes_on(name, runs):
   rows = metrics.read_text().splitlines(keepends=True)
   metrics.write_text("".join(row for row in rows if json.loads(row)["step"] <= 2))
   config = json.loads((runs / name / "config.json").read_text())
-  assert command.main(["train", "--config", _CONFIGS[name], *options(config), "--workdir", str(runs / name)]) == 0
+  argv = ["train", "--config", _CONFIGS[name], *options(config), "--workdir", str(runs / name)]
+  assert command.main([*argv, "--config.stages=()"]) == 0  # which BERT's config has since
   found = losses(metrics)
   assert {step for step, _ in found} == {1, 2, 3, 4}
   assert found == pytest.approx(expected, rel=1e-4)

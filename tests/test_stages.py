@@ -47,6 +47,7 @@ def test_a_run_without_stages_is_one():
     ([{"steps": 10}, {"share": 0.25}, {}], [10, 35, 100]),
     ([{}, {"steps": 1}], [99, 100]),
     ([{"share": 0.5}, {"share": 0.5}], [50, 100]),
+    ([{"share": 0.333}, {"share": 0.333}, {"share": 0.334}], [33, 66, 100]),
   ],
 )
 def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
@@ -55,6 +56,12 @@ def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
   assert [stage.name for stage in found] == [str(number) for number in range(1, len(said) + 1)]
   made = [stages.at(found, step) for step in range(101)]
   assert made == sorted(made) and made[0] == 0 and all(found[made[end]].end == end for end in ends)
+
+
+@pytest.mark.parametrize(("total", "ends"), [(1, [1]), (2, [1, 2]), (4, [3, 4]), (1_000_000, [900_000, 1_000_000])])
+def test_a_run_of_few_steps_has_what_stages_it_can(total, ends):
+  """A try of two steps sees both; of one step the last."""
+  assert [stage.end for stage in stages.of(config_of(SHORT, LONG, overrides=[f"--config.train.steps={total}"]))] == ends
 
 
 def test_a_stage_is_the_run_but_for_what_it_changes():
@@ -327,13 +334,19 @@ def test_a_run_with_stages_is_the_same_run_wherever_it_stops(text, tmp_path, cap
     assert command.main(["replay", str(whole), "--step", str(step)]) == 0
     assert "bit for bit as it was recorded" in capsys.readouterr().out
   # Checkpoints are saved with the config of their stage.
-  assert command.main(["checkpoint", "diff", *(str(whole / "checkpoints" / step) for step in "47")]) == 1
+  assert command.main(["checkpoint", "diff", *(str(whole / "checkpoints" / step) for step in "47")]) == 0
   assert "data.inputs_length" in capsys.readouterr().out
   # A boundary that is behind the run stays where it was; one that is before it may move.
   moved = SAID.replace('"steps": 4', '"steps": 3')
   assert command.main(arguments(text, whole, moved)) == 2
-  assert "step 7 is of stage long, steps 4 to 7, and was of stage long, steps 5 to 7" in capsys.readouterr().err
+  assert (
+    "step 7 is of stage long, steps 4 to 7, and was of stage long, which began at step 5" in capsys.readouterr().err
+  )
   assert command.main(arguments(text, whole, SAID, "--config.train.steps=8")) == 0
+  # A run that began without is told how it goes on as it did.
+  assert command.main(arguments(text, parts, "--config.train.steps=1")) == 0
+  assert command.main(arguments(text, parts, SAID)) == 2
+  assert "the run began without stages: --config.stages='()' goes on as it did" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_back_over_a_boundary_is_the_same_however_it_is_broken_off(text, tmp_path, monkeypatch):

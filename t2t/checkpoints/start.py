@@ -14,11 +14,10 @@ from t2t import UserError, stages
 from t2t.checkpoints import adapted, damage, fishers, going_back, pretrained, store
 from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import warm_start
-from t2t.config import records, saved_config
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
-from t2t.sections import Config
+from t2t.sections import Config, read_stage
 from t2t.stages import Stage
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
@@ -94,7 +93,7 @@ def start(
     state, saved = adapted.restore(
       checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, config=config, moved_to=moved_to
     )
-    batches.restore(saved, step=step)
+    _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.
     changes = _changes(before, json.loads(json.dumps(config.to_dict())))
@@ -141,14 +140,30 @@ def start(
 
 def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
   """Refuses a stage that began at another step: the position in its data counts from there."""
-  was = stages.of(records(saved_config(before)))
-  was = was[stages.at(was, step)]
-  if was.begin != stage.begin:
+  name, begin = "", 0
+  said = tuple(read_stage(number, each) for number, each in enumerate(before.get("stages", ()), start=1))
+  end = 0
+  for each, number in zip(said, stages.steps(said, before["train"]["steps"]) if said else (), strict=True):
+    begin, end = end, end + number
+    name = each.name
+    if step <= end:
+      break
+  if begin != stage.begin:
     raise UserError(
       f"config.stages: step {step} is of {stage.described or 'a run without stages'}, and was of"
-      f" {was.described or 'a run without stages'} when it was made; give the stages up to there the steps that they"
-      " had (share counts from config.train.steps), or another workdir"
+      f" {f'stage {name}, which began at step {begin + 1}' if name else 'a run without stages'}, when it was made; give"
+      " the stages up to there the steps that they had (share counts from config.train.steps), or another workdir"
     )
+
+
+def _restore_data(batches: Any, saved: Mapping[str, bytes], step: int, *, had_none: bool) -> None:
+  """Has the data go on; `had_none`: of a run that has stages now, and had none."""
+  try:
+    batches.restore(saved, step=step)
+  except UserError as error:
+    if not had_none:
+      raise
+    raise UserError(f"{error}; the run began without stages: --config.stages='()' goes on as it did") from error
 
 
 def _new_adapters(source: pretrained.Source, config: Config) -> adapt.Adapters:

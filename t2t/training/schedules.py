@@ -164,7 +164,7 @@ def of_run(config: Config) -> optax.Schedule:
   if not any(map(stages.own_rate, config.stages)):
     return whole
   found, ends, begin = [], [], 0
-  for stage, number in zip(config.stages, stages.steps(config), strict=True):
+  for stage, number in zip(config.stages, stages.steps(config.stages, config.train.steps), strict=True):
     own = stages.own_rate(stage)
     if "warmup_steps" in own:  # and not what the run says of it
       own = {"warmup_ratio": 0.0} | own
