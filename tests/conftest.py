@@ -40,13 +40,17 @@ hypothesis.settings.load_profile("t2t")
 # all workers share, saves a sixth of the CPU time of the first.  Others seldom compile a program twice: there writing
 # them costs more than it saves.
 _COMPILE_ONCE = (
+  "test_adapt",
+  "test_choosing",
   "test_electra",
   "test_embed",
   "test_evaluate",
   "test_finetuning",
   "test_infer",
   "test_infer_answers",
+  "test_numbers",
   "test_served",
+  "test_stages",
   "test_train",
 )
 jax.config.update("jax_enable_compilation_cache", False)
