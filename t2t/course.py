@@ -40,7 +40,6 @@ class Leg:
     self.stage, self._mesh = stage, mesh
     with stage.told():
       self.made = recipe.make(stage.config)
-      recipe.check_sizes(stage.config, mesh)
       self.program = self.made.on(mesh)
 
   @functools.cached_property

@@ -7,6 +7,7 @@ apart here from what it cannot.
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -96,10 +97,9 @@ def of(config: Config) -> tuple[Stage, ...]:
     raise UserError(f"config.stages: two of them have the name {twice!r}")
   if config.train.epochs:
     raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
-  found, begin = [], 0
-  for stage, number in zip(config.stages, steps(config.stages, config.train.steps), strict=True):
-    found.append(Stage(stage.name, begin, begin + number, _changed(config, stage)))
-    begin += number
+  found = [
+    Stage(x.name, begin, end, _changed(config, x)) for x, begin, end in bounds(config.stages, config.train.steps)
+  ]
   whole = _each_says_all(config, found)
   with_all = (dataclasses.replace(stage, config=dataclasses.replace(stage.config, stages=whole)) for stage in found)
   return tuple(stage for stage in with_all if stage.end > stage.begin)
@@ -115,7 +115,20 @@ def own_rate(stage: StageConfig) -> dict[str, Any]:
   return {key.partition(".")[2]: value for key, value in stage.changes.items() if key.startswith("optimizer.")}
 
 
-def steps(said: Sequence[StageConfig], total: int) -> list[int]:
+def bounds(said: Sequence[StageConfig], total: int) -> list[tuple[StageConfig, int, int]]:
+  """Each stage with the steps that are made when it begins and when it ends.
+
+  Args:
+    said, total: see `_steps`.
+
+  Raises:
+    UserError: see there.
+  """
+  ends = list(itertools.accumulate(_steps(said, total)))
+  return list(zip(said, [0, *ends], ends, strict=False))
+
+
+def _steps(said: Sequence[StageConfig], total: int) -> list[int]:
   """How many steps each stage has; a share that is less than a step is none.
 
   Args:

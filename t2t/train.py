@@ -104,7 +104,6 @@ def train(config: Config, workdir: str) -> TrainState:
     tasks = _begin(leg, report, throughput, vocabulary)
     if not batches.begins_stage:
       report.stage(leg.stage)
-
     early = EarlyStop(config.eval, saved)
 
     # ---- Steps -------------------------------------------------------------
@@ -120,15 +119,16 @@ def train(config: Config, workdir: str) -> TrainState:
     # Read after the next step has been dispatched, so that the device never waits.
     unread: collections.deque[reports.Made] = collections.deque()
     while last_step < config.train.steps and not stop.stops and not early.why:
-      if batches.begins_stage:
+      if begins := batches.begins_stage:
         steps.pause()
         stop.saving()  # what is opened takes longer than a step, and all is saved
         batches.begin_stage()
         watch.begin_stage()
         early.begin_stage()
-        if leg is not legs[batches.stage]:
-          leg = legs[batches.stage]
-          tasks = _begin(leg, report, throughput, vocabulary)
+      if leg is not legs[batches.stage]:  # or the run has gone back over its beginning
+        leg = legs[batches.stage]
+        tasks = _begin(leg, report, throughput, vocabulary)
+      if begins:
         report.stage(leg.stage)
         steps.resume()
       batch = next(batches)
@@ -147,9 +147,6 @@ def train(config: Config, workdir: str) -> TrainState:
         state, last_step, saved = go_back(*wrong, leg.stage.config, checkpoints, program.state, batches)
         report.rewind(last_step, saved)
         early.restore(saved)
-        if leg is not legs[batches.stage]:
-          leg = legs[batches.stage]
-          tasks = _begin(leg, report, throughput, vocabulary)
         measured_step, saved_step = None, last_step
         steps.resume()
         continue

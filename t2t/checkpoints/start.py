@@ -142,12 +142,9 @@ def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
   """Refuses a stage that began at another step: the position in its data counts from there."""
   name, begin = "", 0
   said = tuple(read_stage(number, each) for number, each in enumerate(before.get("stages", ()), start=1))
-  end = 0
-  for each, number in zip(said, stages.steps(said, before["train"]["steps"]) if said else (), strict=True):
-    begin, end = end, end + number
-    name = each.name
-    if step <= end:
-      break
+  if said:
+    bounds = stages.bounds(said, before["train"]["steps"])
+    name, begin = next(((x.name, begin) for x, begin, end in bounds if step <= end))
   if begin != stage.begin:
     raise UserError(
       f"config.stages: step {step} is of {stage.described or 'a run without stages'}, and was of"

@@ -364,8 +364,7 @@ def batches(
       evaluated=config.eval.tasks,
     )
 
-  ends = [stage.end for stage in run]
-  return staged.StagedBatches(ends, make, num_streams=num_streams, first=first, left_out=left_out)
+  return staged.StagedBatches(run, make, num_streams=num_streams, first=first, left_out=left_out)
 
 
 def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.Array]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from t2t import stages
 from t2t.data import streams
 
 
@@ -17,7 +18,7 @@ class StagedBatches:
   before it, too, goes on behind what that has read (`BatchIterator.go_on_from`).
 
   Args:
-    ends: of each stage how many steps are made when it ends.
+    run: the stages.
     make: (number of a stage, of streams) -> its batches, from the beginning.
     num_streams: what all stages have; None: what the first that is made chooses.
     first: number of the stage that is read first.
@@ -26,15 +27,15 @@ class StagedBatches:
 
   def __init__(
     self,
-    ends: Sequence[int],
+    run: Sequence[stages.Stage],
     make: Callable[[int, int | None], streams.BatchIterator],
     *,
     num_streams: int | None = None,
     first: int = 0,
     left_out: Callable[[int, int], int] = lambda begin, end: 0,
   ):
-    self._ends, self._make, self._left_out = tuple(ends), make, left_out
-    self.stage, self._step = first, self._ends[first - 1] if first else 0
+    self._run, self._make, self._left_out = tuple(run), make, left_out
+    self.stage, self._step = first, self._run[first].begin
     self._current = make(first, num_streams)
 
   def _enter(self, number: int) -> None:
@@ -78,7 +79,7 @@ class StagedBatches:
   @property
   def begins_stage(self) -> bool:
     """Whether the next step is the first of another stage."""
-    return self._step >= self._ends[self.stage] and self.stage + 1 < len(self._ends)
+    return self._step >= self._run[self.stage].end and self.stage + 1 < len(self._run)
 
   def begin_stage(self) -> None:
     """Goes over to the next stage."""
@@ -86,7 +87,7 @@ class StagedBatches:
     self._enter(self.stage + 1)
     self._current.go_on_from(before)
     before.close()
-    for _ in range(self._left_out(self._ends[self.stage - 1], self._ends[self.stage])):
+    for _ in range(self._left_out(self._run[self.stage].begin, self._run[self.stage].end)):
       self._current.next_rows()
 
   def leave_out(self, begin: int, end: int) -> None:
@@ -94,7 +95,7 @@ class StagedBatches:
 
     Those of later stages are left out as these begin.
     """
-    for _ in range(min(end, self._ends[self.stage]) - begin):
+    for _ in range(min(end, self._run[self.stage].end) - begin):
       self._current.next_rows()
 
   def state(self, step: int | None = None) -> dict[str, bytes]:
@@ -111,7 +112,7 @@ class StagedBatches:
     Raises:
       UserError: see `BatchIterator.restore`.
     """
-    number = next((number for number, end in enumerate(self._ends) if step <= end), len(self._ends) - 1)
+    number = stages.at(self._run, step)
     if number != self.stage:
       self._current.close()
       self._enter(number)

@@ -163,14 +163,13 @@ def of_run(config: Config) -> optax.Schedule:
   whole = make_schedule(config.optimizer, config.train.steps)
   if not any(map(stages.own_rate, config.stages)):
     return whole
-  found, ends, begin = [], [], 0
-  for stage, number in zip(config.stages, stages.steps(config.stages, config.train.steps), strict=True):
+  found, ends = [], []
+  for stage, begin, end in stages.bounds(config.stages, config.train.steps):
     own = stages.own_rate(stage)
     if "warmup_steps" in own:  # and not what the run says of it
       own = {"warmup_ratio": 0.0} | own
     # Joined schedules count from where they begin.
     goes_on = lambda step, begin=begin: whole(step + begin)
-    found.append(make_schedule(dataclasses.replace(config.optimizer, **own), number) if own else goes_on)
-    begin += number
-    ends.append(begin)
+    found.append(make_schedule(dataclasses.replace(config.optimizer, **own), end - begin) if own else goes_on)
+    ends.append(end)
   return optax.join_schedules(found, ends[:-1])
