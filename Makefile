@@ -7,18 +7,22 @@ OVERRIDES ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: train test slow-tests check lint format readme parity beam tpu lock clean
+.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu lock clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny $(OVERRIDES)
 
 test: $(VENV)/installed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not exhaustive"
 
 slow-tests: $(VENV)/installed
 	$(PYTEST) -m slow
 
-# Everything: the tests, and all that follows.
+# What repeats for more models, adapters and meshes what the others see of some: before a release.
+exhaustive: $(VENV)/installed
+	$(PYTEST) -m exhaustive
+
+# What every change must pass: the tests but the exhaustive ones, and all that follows.
 check:
 	.ci/run
 

@@ -122,25 +122,24 @@ def one_layer_is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-def _slow() -> list[str]:
-  """Beginnings of the ids of tests that `make test` leaves to `make check`."""
-  lines = (line.partition("#")[0].strip() for line in (_TESTS / "slow.txt").read_text().splitlines())
-  return [line for line in lines if line]
+def _listed(name: str) -> tuple[str, ...]:
+  """Beginnings of ids of tests, as a file beside this one has them."""
+  lines = (line.partition("#")[0].strip() for line in (_TESTS / name).read_text().splitlines())
+  return tuple(line for line in lines if line)
 
 
-def _is_slow(item: pytest.Item, starts: list[str]) -> bool:
-  """Whether it is listed, or repeats for one more kind of model, or one more config, what others see."""
-  path = item.path.relative_to(_TESTS).as_posix()
-  name = f"{path}::{item.nodeid.partition('::')[2]}"
+def _repeats(item: pytest.Item) -> bool:
+  """Whether it is of one more kind of model."""
   params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-  if params.get("kind") in toy.KINDS and params["kind"] not in toy.REPRESENTATIVES:
-    return True
-  return name.startswith(tuple(starts))
+  return params.get("kind") in toy.KINDS and params["kind"] not in toy.REPRESENTATIVES
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Marks tests as slow."""
-  starts = _slow()
+  """Marks what `make test` leaves to `make check`, and what that leaves to `make exhaustive`."""
+  slow, exhaustive = _listed("slow.txt"), _listed("exhaustive.txt")
   for item in items:
-    if _is_slow(item, starts):
+    name = f"{item.path.relative_to(_TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
+    if _repeats(item) or name.startswith(exhaustive):
+      item.add_marker(pytest.mark.exhaustive)
+    elif name.startswith(slow):
       item.add_marker(pytest.mark.slow)

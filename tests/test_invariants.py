@@ -166,9 +166,10 @@ def test_what_is_promised_is_shown():
   assert [each for each in promises if "::" not in each] == []
 
 
-def test_slow_tests_are_found():
+@pytest.mark.parametrize("name", ["slow.txt", "exhaustive.txt"])
+def test_tests_that_are_left_out_are_found(name):
   """Each that `make test` leaves out is there: an entry without its test would leave out nothing."""
-  lines = (line.partition("#")[0].strip() for line in (ROOT / "tests" / "slow.txt").read_text().splitlines())
+  lines = (line.partition("#")[0].strip() for line in (ROOT / "tests" / name).read_text().splitlines())
   for line in filter(None, lines):
     name, _, test = line.partition("::")
     text = (ROOT / "tests" / name).read_text()

@@ -5,6 +5,8 @@ import json
 import math
 import pathlib
 
+import hypothesis
+from hypothesis import strategies
 import numpy as np
 import pytest
 import scipy.stats
@@ -16,7 +18,7 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, override, records
-from t2t.data import checks, mixed, pipeline, rows, selection, vocabularies
+from t2t.data import checks, draws, mixed, pipeline, rows, selection, vocabularies
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 from t2t.training import recipe
@@ -99,15 +101,25 @@ def test_100000_draws_are_as_the_formula_says(kind):
   """Chi-square at one in a thousand, of each stream by itself, as the pipeline draws them."""
   named, data = DRAWN[kind]
   expected = np.array(list(rates(named, SIZES | {"a": 3.0, "b": 1.0}, **data).values()))
-  ends = tf.constant(np.cumsum(expected), tf.float64)
   streams = []
   for stream in range(2):
-    draw = lambda index, stream=stream: rows.draw_task(ends, 7, tf.constant(stream, tf.int64), index)
-    drawn = next(iter(tf.data.Dataset.range(50_000).map(draw).batch(50_000))).numpy()
+    found = draws.tasks(list(expected), seed=7, stream=tf.constant(stream, tf.int64), first=tf.constant(0, tf.int64))
+    drawn = next(iter(found.batch(50_000))).numpy()
     counts = np.bincount(drawn, minlength=len(expected))
     assert scipy.stats.chisquare(counts, expected * len(drawn)).pvalue > 1e-3
     streams.append(drawn)
   assert np.mean(streams[0] != streams[1]) > 0.05  # each draws for itself
+
+
+@hypothesis.given(strategies.lists(strategies.integers(0, 2), min_size=1, max_size=70))
+def test_where_tasks_stand_behind_each_example(drawn):
+  """As one example after another moves its own task."""
+  stands = np.arange(6).reshape(3, 2)
+  positions = 100 + np.arange(2 * len(drawn)).reshape(-1, 2)
+  found = draws.behind(*(tf.constant(x, tf.int64) for x in (stands, drawn, positions))).numpy()
+  for number, task in enumerate(drawn):
+    stands[task] = positions[number]
+    np.testing.assert_array_equal(found[number], stands)
 
 
 # ---- What is read ----------------------------------------------------------------------------------------------------

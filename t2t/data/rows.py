@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
-from t2t.data import answering, selection, sources, windows
+from t2t.data import answering, draws, selection, sources, windows
 
 not_converted = tf.autograph.experimental.do_not_convert
 
@@ -215,13 +215,16 @@ class _Source:
       (whole,) = windows.shares(self.records.shards(), 1)
       yield from self._order(stream, whole).windows(self.records, place)
 
-  def dataset(self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable) -> tf.data.Dataset:
-    """What `make` makes of each window: (element, the task's position behind it).
+  def dataset(
+    self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable, behind: Callable
+  ) -> tf.data.Dataset:
+    """What `make` makes of each window, and where the task stands behind it.
 
     Args:
       stream: int64 [].
       start: stream -> the position to begin at.
       make: (records, seed) -> dataset.
+      behind: (element, the task's position behind it, int64 [`TASK`]) -> what is yielded.
     """
 
     def generate(number: int) -> Iterator[tuple]:
@@ -234,7 +237,7 @@ class _Source:
 
     def rows(columns: tuple[tf.Tensor, ...], place: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
       found = make(self.records.features(columns), seed).enumerate(1).skip(skip)
-      return found.map(not_converted(lambda number, element: (element, tf.concat([place, [number]], 0))))
+      return found.map(not_converted(lambda number, element: behind(element, tf.concat([place, [number]], 0))))
 
     signature = (
       (tf.TensorSpec([None], tf.string),) * self.records.num_columns,
@@ -276,10 +279,9 @@ def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarr
   buffer = _buffer(source.task, len(source.shares))
   examples = lambda records, seed: examples_of_window(plan, source.task, records, seed, buffer=buffer)
   make = lambda records, seed: plan.convert(answering.labelled(examples(records, seed)))
-  rows = source.dataset(stream, lambda number: start(number)[MIXED:], make)
-  unmixed = tf.zeros([MIXED], tf.int64)
+  unmixed = [0] * MIXED
   behind = lambda features, position: {**features, POSITION: tf.concat([unmixed, position], 0)}
-  return rows.map(not_converted(behind))
+  return source.dataset(stream, lambda number: start(number)[MIXED:], make, behind)
 
 
 def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
@@ -288,7 +290,6 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE
   at = tf.ensure_shape(tf.numpy_function(start, [stream], tf.int64), [MIXED + TASK * number])
   first, taken = at[0], at[1]
-  draw = functools.partial(draw_task, tf.constant(np.cumsum(mixing_rates(plan)), tf.float64), plan.seed, stream)
 
   def examples_of(task: int) -> tf.data.Dataset:
     own = slice(MIXED + TASK * task, MIXED + TASK * (task + 1))
@@ -296,61 +297,49 @@ def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[in
     buffer = _buffer(source.task, len(source.shares))
     make = lambda records, seed: answering.labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
     names = tuple(plan.task.output_features)
-    return source.dataset(stream, lambda number: start(number)[own], make).map(
-      lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
-    )
+    as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
+    return source.dataset(stream, lambda number: start(number)[own], make, as_drawn)
 
-  choices = tf.data.Dataset.counter(first * size).map(draw)
   # What is held out of a small task is less than all streams ask for: the others go on without it.
   examples = tf.data.Dataset.choose_from_datasets(
-    [examples_of(task) for task in range(number)], choices, stop_on_empty_dataset=plan.train
+    [examples_of(task) for task in range(number)],
+    draws.tasks(mixing_rates(plan), seed=plan.seed, stream=stream, first=first * size),
+    stop_on_empty_dataset=plan.train,
   )
 
-  def note(table: tf.Tensor, element: tuple) -> tuple:
-    """Where each task stood before this example, beside it."""
-    features, task, position = element
-    return tf.tensor_scatter_nd_update(table, [[task]], [position]), (features, table)
+  def note(table: tf.Tensor, window: tuple) -> tuple:
+    """Where the tasks stood before a window, and before each of its examples."""
+    features, *rest = window
+    drawn, positions = (tf.data.Dataset.get_single_element(part.batch(size)) for part in rest)
+    behind = draws.behind(table, drawn, positions)
+    return behind[-1], (features, tf.concat([table[None], behind[:-1]], 0))
 
   def mixed(index: tf.Tensor, window: tuple) -> tf.data.Dataset:
     features, tables = window
-    tables = tf.data.Dataset.get_single_element(tables.batch(size))
-    behind = lambda number: tf.concat([[index, number], tf.reshape(tables[0], [-1])], 0)
+    at_start = tf.reshape(tables[0], [-1])
+    behind = lambda number: tf.concat([[index, number], at_start], 0)
     found = plan.convert(tf.data.Dataset.zip(features))
     if not plan.train:
       return found.enumerate(1).map(lambda number, features: {**features, POSITION: behind(number)})
-    rows = found.scan(tf.constant(0, tf.int64), _counted if plan.pack else _one).enumerate(1)
-    passes = lambda last: tables[tf.minimum(last, tf.shape(tables, tf.int64)[0]) - 1, :, 0]
-    return rows.skip(tf.where(index == first, taken, 0)).map(
-      lambda number, row: {**row[0], POSITION: behind(number), EPOCHS: passes(row[1])}
-    )
+
+    def counted(state: tuple, features: Mapping[str, tf.Tensor]) -> tuple:
+      """Behind a row: its number, and how many examples there are up to it, the last of which says of which passes."""
+      number, examples = state[0] + 1, state[1] + (_examples_in(features) if plan.pack else 1)
+      passes = tables[tf.minimum(examples, tf.shape(tables, tf.int64)[0]) - 1, :, 0]
+      return (number, examples), {**features, POSITION: behind(number), EPOCHS: passes}
+
+    zero = tf.constant(0, tf.int64)
+    return found.scan((zero, zero), counted).skip(tf.where(index == first, taken, 0))
 
   tables = tf.reshape(at[MIXED:], [number, TASK])
-  return examples.scan(tables, note).window(size).enumerate(first).flat_map(as_it_stands(mixed))
+  return examples.window(size).scan(tables, not_converted(note)).enumerate(first).flat_map(as_it_stands(mixed))
 
 
-def _one(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
-  """A row of one example, and how many there are up to it."""
-  return number + 1, (features, number + 1)
-
-
-def _counted(number: tf.Tensor, features: Mapping[str, tf.Tensor]) -> tuple:
-  """`_one` of several examples, which are numbered in the row."""
+def _examples_in(features: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """How many examples a packed row has: they are numbered in it."""
   groups = [x for name, x in features.items() if name.endswith("answer_groups")]
   groups = groups or [x for name, x in features.items() if name.endswith("segment_ids")]
-  number += tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
-  return number, (features, number)
-
-
-def draw_task(ends: tf.Tensor, seed: int, stream: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-  """Which task an example of a stream is of, int64 [].
-
-  Args:
-    ends: float64 [tasks], rates of the tasks, added up.
-    seed: of the run.
-    stream, index: int64 [], of the example.
-  """
-  drawn = tf.random.stateless_uniform([], tf.stack([seed % 2**31 + stream * 2**31, index]), dtype=tf.float64)
-  return tf.searchsorted(ends, [drawn * ends[-1]], side="right", out_type=tf.int64)[0]
+  return tf.reduce_max(tf.cast(tf.concat(groups, 0), tf.int64))
 
 
 def mixing_rates(plan: Plan) -> list[float]:
@@ -380,8 +369,8 @@ def in_order(plan: Plan, *, trim: bool) -> Examples:
   """
   (source,) = sources_of(plan, 1)
   make = lambda records, seed: examples_of_window(plan, source.task, records, seed, trim=trim)
-  found = source.dataset(tf.constant(0, tf.int64), lambda _: np.zeros(TASK, np.int64), make)
-  return found.map(not_converted(lambda features, position: features))
+  first = lambda _: np.zeros(TASK, np.int64)
+  return source.dataset(tf.constant(0, tf.int64), first, make, lambda features, position: features)
 
 
 # ---- The streams of a host -------------------------------------------------------------------------------------------
