@@ -313,14 +313,19 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
   if not isinstance(values, Mapping):
     raise UserError(f'{where}: {values!r} is no mapping; a stage is {{"share": 0.9, "data.inputs_length": 128}}')
   values = dict(values)
-  own = {"name": str(values.pop("name", number)), "steps": values.pop("steps", 0), "share": values.pop("share", 0.0)}
-  if type(own["steps"]) is not int or own["steps"] < 0:
-    raise UserError(f"{where}: steps={own['steps']!r}: must be a number of steps, at least 1")
-  if type(own["share"]) not in (int, float) or not 0.0 <= own["share"] <= 1.0:
-    raise UserError(f"{where}: share={own['share']!r}: must be from 0 to 1, of config.train.steps")
-  if own["steps"] and own["share"]:
-    raise UserError(f"{where}: has steps={own['steps']} and share={own['share']}; leave one of them out")
-  return StageConfig(**own, changes=values)
+  own = {field.name for field in dataclasses.fields(StageConfig)} - {"changes"}
+  for key in (key for key in values if key not in own):  # a key of its own that is misspelt; stages.py knows all others
+    if "." not in str(key) and (near := did_you_mean(str(key), own)):
+      raise UserError(f"{where}: {key}: no such key{near}")
+  least = 1 if "steps" in values else 0
+  said = {"name": str(values.pop("name", number)), "steps": values.pop("steps", 0), "share": values.pop("share", 0.0)}
+  if type(said["steps"]) is not int or said["steps"] < least:
+    raise UserError(f"{where}: steps={said['steps']!r}: must be a number of steps, at least 1")
+  if type(said["share"]) not in (int, float) or not 0.0 <= said["share"] <= 1.0:
+    raise UserError(f"{where}: share={said['share']!r}: must be from 0 to 1, of config.train.steps")
+  if said["steps"] and said["share"]:
+    raise UserError(f"{where}: has steps={said['steps']} and share={said['share']}; leave one of them out")
+  return StageConfig(**said, changes=values)
 
 
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.

@@ -53,6 +53,8 @@ def train(config: Config, workdir: str) -> TrainState:
 
   # ---- Mesh and data -------------------------------------------------------
   run = runs.resolved_stages(config)
+  for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run}):
+    hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
   config = run[-1].config
   hosts.check_number(config.train.hosts)
   mesh, why = course.make_mesh(run)
@@ -166,6 +168,8 @@ def train(config: Config, workdir: str) -> TrainState:
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state(last_step) | report.flush() | early.state()
         found = measured if measured_step == last_step else None
+        if found and len(run) > 1:
+          found = found | {outdated.STAGE: batches.stage}
         checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
       if looks:

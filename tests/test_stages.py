@@ -106,6 +106,8 @@ def test_a_source_is_changed_by_its_keys():
     ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
     ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
     ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
+    ([{"step": 3}, {}], "stage 1: step: no such key; did you mean steps"),
+    ([{"steps": 0}, {}], "steps=0: must be a number of steps, at least 1"),
     (["short"], "'short' is no mapping"),
     ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
     ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),

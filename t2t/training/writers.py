@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
 import io
+import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -312,8 +314,12 @@ def plot_loss(
   if train:
     axes.plot(list(train), list(train.values()), color="#9bb8d3", linewidth=0.8, label="training, each step")
     axes.plot(list(train), _smooth(list(train.values())), color="#1f5fa8", linewidth=1.6, label="training, smoothed")
-  if held_out:
-    axes.plot(list(held_out), list(held_out.values()), "o-", color="#c8442e", markersize=4, label="held-out text")
+  # Held-out text is another in each stage: no line joins two of them.
+  ends = [stage.end for stage in run] or [math.inf]
+  parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]
+  for number, part in enumerate(filter(None, parts)):
+    label = None if number else "held-out text"
+    axes.plot(list(part), list(part.values()), "o-", color="#c8442e", markersize=4, label=label)
   for baseline in baselines:
     axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
   last = max([0, *train, *held_out])
