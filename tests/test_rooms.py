@@ -40,6 +40,7 @@ FLOORS = (
   "data.filled",
   "data.mixed",
   "data.answering",
+  "data.draws",
   "data.rows",
   "data.positions",
   "data.repeatable",
