@@ -307,7 +307,8 @@ def columns(
       place = f"{where}: {path}, line {number}"
       cells += [untagged] if untagged and len(cells) == 1 else []
       if len(cells) != len(names):
-        raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}")
+        filled = "; give - for what you have not" if delimiter is None and len(cells) < len(names) else ""
+        raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
       tag = cells[names.index(tags)]
       if tag not in labels:
         raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
