@@ -30,6 +30,8 @@ SUBCOMMANDS = {
   "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),
   "vocab": ("t2t.commands.vocab", "train a vocabulary on your own text: SentencePiece, WordPiece, BPE"),
   "cache": ("t2t.commands.cache", "write the tokens of a large corpus in files, with Apache Beam"),
+  "doctor": ("t2t.commands.doctor", "what this machine has of what t2t needs, and what to do"),
+  "completion": ("t2t.commands.completion", "have bash or zsh complete commands, configs and keys"),
   "launch": ("t2t.launch.command", "run a command on Cloud TPU VMs, on GKE or under SLURM"),
 }
 
@@ -49,12 +51,13 @@ _COLLECTED = 100_000
 
 
 def _usage() -> str:
-  commands = "\n".join(f"  {name:<11}{text}" for name, (_, text) in SUBCOMMANDS.items())
+  commands = "\n".join(f"  {name:<12}{text}" for name, (_, text) in SUBCOMMANDS.items())
   return (
     "usage: t2t COMMAND [options]\n\n"
     "Pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod.\n\n"
     f"commands:\n{commands}\n\n"
-    "t2t COMMAND --help says more; --debug shows the traceback of an error.\n"
+    "t2t COMMAND --help says more; --debug shows the traceback of an error;\n"
+    "t2t --version is what a bug report needs first.\n"
     "Try: t2t train --config tiny --workdir runs/tiny"
   )
 
@@ -71,6 +74,11 @@ def main(argv: list[str] | None = None) -> int:
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(_usage())
     return 0 if argv else 2
+  if argv[0] in ("--version", "-V", "version"):
+    from t2t.runtime import examine
+
+    print(examine.versions())
+    return 0
   command, *rest = argv
   if command == "launch":  # which has machines to look after before it ends
     return _run(command, rest)

@@ -51,7 +51,7 @@ def _shown(value: Any) -> str:
   return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _sections() -> dict[str, dict[str, Any]]:
+def keys_by_section() -> dict[str, dict[str, Any]]:
   """Section -> key -> its default; those last that a config has only where they are used."""
   config = records(default.get_config())
   found = {section: dataclasses.asdict(getattr(config, section)) for section in default.FIRST}
@@ -61,7 +61,7 @@ def _sections() -> dict[str, dict[str, Any]]:
 def _described_keys(which: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
   comments = _comments()
-  for section, values in _sections().items():
+  for section, values in keys_by_section().items():
     first = default.FIRST.get(section, ())
     if section in OPTIONAL and which in ("all", section):
       when = "the config or one of these keys turns it on" if section in ADAPTERS else f"config.train.loss={section}"
@@ -85,7 +85,7 @@ class _Help(argparse.Action):
   def __call__(self, parser, namespace, values, option_string=None):
     del namespace, option_string
     which = values or ""
-    sections = _sections()
+    sections = keys_by_section()
     known = [*sections, "stages"]
     if which not in ("", "all", *known):
       raise UserError(f"--help {which}: give all, or a section: {', '.join(known)}{did_you_mean(which, known)}")

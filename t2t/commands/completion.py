@@ -1,0 +1,103 @@
+"""`t2t completion`: a script for bash and zsh that completes commands, options, configs and keys."""
+
+import argparse
+from collections.abc import Sequence
+import contextlib
+import io
+import re
+
+from t2t import __main__ as command
+from t2t.commands.options import keys_by_section
+from t2t.config import config_names
+from t2t.runtime import examine
+
+_DESCRIPTION = """\
+Prints a script that has the shell complete commands, options, names of configs
+and config keys.  bash reads it from a folder of its own:
+
+  mkdir -p ~/.local/share/bash-completion/completions
+  t2t completion bash > ~/.local/share/bash-completion/completions/t2t
+
+and zsh from where ~/.zshrc sources it:
+
+  t2t completion zsh > ~/.t2t-completion.zsh
+  echo 'source ~/.t2t-completion.zsh' >> ~/.zshrc
+
+It takes some seconds to write, for all commands are asked what they take; write
+it again when t2t is upgraded."""
+# Commands of commands.
+PARTS = {
+  "checkpoint": ("list", "verify", "prune", "diff"),
+  "vocab": ("train", "report"),
+  "adapt": ("merge",),
+  "tasks": ("show",),
+  "launch": ("tpu-vm", "gke", "slurm", "status", "logs", "stop", "delete"),
+}
+_SCRIPT = """\
+# Completion of {version} for bash and zsh.
+if [ -n "${{ZSH_VERSION-}}" ]; then autoload -U +X compinit bashcompinit; compinit; bashcompinit; fi
+_t2t() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+  COMPREPLY=()
+  # bash takes --config=tiny for three words.
+  if [ "$before" = "=" ]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
+  if [ "$word" = "=" ]; then word=""; fi
+  if [ "$COMP_CWORD" = 1 ]; then
+    words="{commands}"
+  elif [ "$before" = "--config" ]; then
+    words="{configs}"
+  elif [[ "$before" == --* && "$word" != -* && "$before" != "--debug" ]]; then
+    return  # a value: files, as the shell completes them
+  elif [[ "$word" == --config.* ]]; then
+    words="{keys}"
+    if type compopt > /dev/null 2>&1; then compopt -o nospace 2> /dev/null; fi
+  else
+    case "${{COMP_WORDS[1]}} ${{COMP_WORDS[2]}}" in
+{cases}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _t2t t2t
+"""
+
+
+def main(argv: list[str]) -> None:
+  """The command."""
+  form = argparse.RawDescriptionHelpFormatter
+  parser = argparse.ArgumentParser(
+    prog="t2t completion", description=_DESCRIPTION, formatter_class=form, allow_abbrev=False
+  )
+  parser.add_argument("shell", choices=("bash", "zsh"), help="one script serves both")
+  parser.parse_args(argv)
+  print(script(), end="")
+
+
+def script() -> str:
+  """What the shell reads."""
+  keys = [f"--config.{section}.{key}=" for section, values in keys_by_section().items() for key in values]
+  cases = []
+  for name in command.SUBCOMMANDS:
+    parts = PARTS.get(name, ())
+    cases += [_case(f'"{name} {part}"', options(name, part)) for part in parts]
+    cases.append(_case(f'"{name} "*', [*parts, *options(name)]))
+  return _SCRIPT.format(
+    version=examine.versions().partition(",")[0],
+    commands=" ".join(command.SUBCOMMANDS),
+    configs=" ".join(config_names()),
+    keys=" ".join(keys),
+    cases="\n".join(cases),
+  )
+
+
+def _case(pattern: str, words: Sequence[str]) -> str:
+  return f'      {pattern}) words="{" ".join(words)}" ;;'
+
+
+def options(*arguments: str) -> list[str]:
+  """The options that the help of a command lists."""
+  said = io.StringIO()
+  with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    command.main([*arguments, "--help"])
+  found = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[a-z][\w-]*)", said.getvalue(), re.MULTILINE)
+  return list(dict.fromkeys(name for name in found if not name.startswith("--config.")))

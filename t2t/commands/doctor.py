@@ -1,0 +1,61 @@
+"""`t2t doctor`: what this machine has of what t2t needs."""
+
+import argparse
+import dataclasses
+import json
+import textwrap
+
+from t2t.runtime import examine
+
+_DESCRIPTION = """\
+Looks at versions, devices, memory, disk, extras and credentials (whether there
+are any, never what they are): a line for each, and a remedy where something is
+amiss.  Exit code 1 if something is.  What it prints belongs into a bug report."""
+_EXAMPLES = """\
+examples:
+  t2t doctor
+  t2t doctor --json"""
+_WIDTH, _NAME = 80, 14  # columns
+_STATES = {examine.FINE: "ok", examine.MISSING: "- ", examine.WRONG: "! "}
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t doctor",
+    description=_DESCRIPTION,
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument("--json", action="store_true", help="the same for programs: a list of findings")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def main(argv: list[str]) -> int:
+  """The command; 1 if something is amiss."""
+  options = _parser().parse_args(argv)
+  found: list[examine.Finding] = []
+  for kind, findings in examine.everything():
+    found += findings
+    if not options.json:
+      print(f"{kind}:")
+      print("\n".join(map(_line, findings)), flush=True)
+  wrong = [each for each in found if each.state == examine.WRONG]
+  if options.json:
+    print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
+  else:
+    print(f"\nto mend: {', '.join(each.name for each in wrong)}" if wrong else "\nall is well")
+  return int(bool(wrong))
+
+
+def _line(finding: examine.Finding) -> str:
+  """A finding, and below it what to do."""
+  text = f"{_STATES[finding.state]} {finding.name:<{_NAME}} {finding.found}"
+  indent = " " * (_NAME + 4)
+  lines = textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+  if finding.remedy:
+    lines += textwrap.wrap(
+      f"{indent}{finding.remedy}", _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+  return "\n".join(lines)

@@ -1,0 +1,284 @@
+"""What this machine has of what t2t needs: one finding for each, with a remedy where something is amiss.
+
+Secrets are looked for, never read out: a finding says whether there is one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import t2t
+from t2t.runtime import amounts, cache_folder, descriptors
+
+DISTRIBUTION = "t2t-jax"
+_CHECKOUT = pathlib.Path(t2t.__file__).resolve().parent.parent
+FINE, MISSING, WRONG = "ok", "-", "!"
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow", "tensorflow-text", "seqio")
+_PACKAGES += ("tensorflow-datasets", "sentencepiece", "tokenizers", "ml-collections")
+# Extra -> a module that it brings, and what for.
+EXTRAS = {
+  "tpu": ("libtpu", "TPUs, and `t2t plan` for TPUs from any machine"),
+  "gpu": ("jax_plugins.xla_cuda13", "NVIDIA GPUs"),
+  "quantization": ("qwix", "products of 8 bits"),
+  "tokamax": ("tokamax", "attention kernels on GPUs"),
+  "cache": ("apache_beam", "`t2t cache`"),
+}
+_TOOLS = {
+  "gcloud": "launch tpu-vm, gke",
+  "kubectl": "launch gke",
+  "sbatch": "launch slurm",
+  "git": "which commit a run is of",
+}
+_LEAST_MEMORY, _LEAST_DISK = 8e9, 10e9  # bytes: of a small model and its input; of an environment or some checkpoints
+# How a process of its own finds the devices: one that another process holds may keep it waiting for ever.
+_DEVICES = (
+  "import jax, json; print(json.dumps([[d.platform, d.device_kind,"
+  " (d.memory_stats() or {}).get('bytes_limit', 0)] for d in jax.local_devices()]))"
+)
+_SECONDS = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """One thing that was looked at.
+
+  state: `FINE`; `MISSING`, of what one may do without; `WRONG`.
+  name, found: what it is, and what of it is there.
+  remedy: what to do, where something is amiss.
+  """
+
+  state: str
+  name: str
+  found: str
+  remedy: str = ""
+
+
+def versions() -> str:
+  """t2t, its commit in a checkout, Python and JAX, in a line."""
+  commit = _commit()
+  commit = f", commit {commit}" if commit else ""
+  return f"t2t {_version(DISTRIBUTION)}{commit}, Python {platform.python_version()}, jax {_version('jax')}"
+
+
+def everything() -> Iterator[tuple[str, list[Finding]]]:
+  """Each kind of thing with what was found of it, one after another as they are looked at."""
+  yield "versions", [Finding(FINE, "t2t", versions()), *_packages()]
+  yield "devices", list(_devices())
+  yield "memory and disk", list(_room())
+  yield "extras", [_extra(name) for name in EXTRAS]
+  yield "credentials", [*_credentials(), *map(_tool, _TOOLS)]
+
+
+def _version(distribution: str) -> str:
+  """Its version; "" where it is not installed."""
+  try:
+    return importlib.metadata.version(distribution)
+  except importlib.metadata.PackageNotFoundError:
+    return ""
+
+
+def _commit() -> str:
+  """Of the checkout that t2t is imported from, with a + where files differ from it; "" elsewhere."""
+  if not _is_checkout():
+    return ""
+  return _said(["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty=+", "--exclude=*"]).strip()
+
+
+def _is_checkout() -> bool:
+  """Whether t2t is imported from a clone, and not from a wheel."""
+  return (_CHECKOUT / ".git").exists()
+
+
+def _said(command: list[str], *, seconds: float = 10.0) -> str:
+  """What a command writes; "" where it cannot be run, fails, or takes too long."""
+  try:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+  except (OSError, subprocess.TimeoutExpired):
+    return ""
+  return done.stdout if done.returncode == 0 else ""
+
+
+def _packages() -> Iterator[Finding]:
+  """Those that matter most, and any that is not of the versions that t2t asks for."""
+  asked = _asked()
+  found = {name: _version(name) for name in _PACKAGES}
+  yield Finding(FINE, "packages", ", ".join(f"{name} {number}" for name, number in found.items() if number))
+  for name, (text, allows) in asked.items():
+    number = _version(name)
+    if not number or not allows(number):
+      have = number or "not installed"
+      yield Finding(WRONG, name, f"{have}; t2t needs {text}", f"pip install '{text}'")
+
+
+def _asked() -> dict[str, tuple[str, Callable[[str], bool]]]:
+  """What t2t itself needs: distribution -> the requirement, and whether a version is one of those."""
+  from packaging.requirements import Requirement
+
+  try:
+    lines = importlib.metadata.requires(DISTRIBUTION) or []
+  except importlib.metadata.PackageNotFoundError:
+    return {}
+  found = {}
+  for line in lines:
+    need = Requirement(line)
+    if need.marker is None or need.marker.evaluate({"extra": ""}):
+      need.marker = None
+      found[need.name] = str(need), lambda version, need=need: need.specifier.contains(version, prereleases=True)
+  return found
+
+
+def _devices() -> Iterator[Finding]:
+  """What JAX finds, and what it leaves aside."""
+  try:
+    done = subprocess.run(
+      [sys.executable, "-c", _DEVICES], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+  except subprocess.TimeoutExpired:
+    yield Finding(
+      WRONG,
+      "devices",
+      f"JAX did not find them in {_SECONDS} s",
+      "another process may hold them (`ps aux | grep python`), or other hosts of the slice wait: see `t2t launch`",
+    )
+    return
+  if done.returncode:
+    last = (done.stderr.strip() or "no message").splitlines()[-1]
+    yield Finding(WRONG, "devices", f"JAX cannot start: {last}", "install the versions of requirements.lock")
+    return
+  devices = json.loads(done.stdout.splitlines()[-1])
+  kinds = sorted({(platform, kind, limit) for platform, kind, limit in devices})
+  for name, kind, limit in kinds:
+    number = devices.count([name, kind, limit])
+    memory = f", {amounts.nbytes(limit)} each" if limit else ""
+    yield Finding(FINE, name, f"{number} x {kind}{memory}, on {os.cpu_count()} cores")
+  yield from _left_aside({name for name, _, _ in kinds})
+
+
+def _left_aside(used: set[str], *, root: pathlib.Path = pathlib.Path("/dev")) -> Iterator[Finding]:
+  """Accelerators of the machine that JAX does not use."""
+  forced = os.environ.get("JAX_PLATFORMS")
+  there = {"gpu": [root / "nvidia0"], "tpu": [root / "accel0", root / "vfio" / "0"]}
+  for kind, paths in there.items():
+    if kind in used or not any(path.exists() for path in paths):
+      continue
+    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced else _install(kind)
+    yield Finding(WRONG, kind, "there is one, which JAX does not use", remedy)
+
+
+def _room() -> Iterator[Finding]:
+  """Memory, disk and open files."""
+  total, free = _memory()
+  if total:
+    few = free < _LEAST_MEMORY
+    yield Finding(
+      WRONG if few else FINE,
+      "memory",
+      f"{amounts.nbytes(free)} free of {amounts.nbytes(total)}",
+      "end other processes, or train a smaller model: `t2t plan` says what one needs" if few else "",
+    )
+  folders = {"here": pathlib.Path.cwd(), "cache": cache_folder.cache_dir(), "tmp": pathlib.Path(tempfile.gettempdir())}
+  yield from (_disk(name, folder) for name, folder in folders.items())
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  few = hard != resource.RLIM_INFINITY and hard < descriptors.NEEDED
+  shown = lambda number: "any number" if number == resource.RLIM_INFINITY else f"{number:,}"
+  yield Finding(
+    WRONG if few else FINE,
+    "open files",
+    f"{shown(soft)}, and up to {shown(hard)} where t2t asks",
+    "ulimit -n 4096" if few else "",
+  )
+
+
+def _memory() -> tuple[float, float]:
+  """Bytes of memory, and those that are free; 0 where the system does not say."""
+  try:
+    text = pathlib.Path("/proc/meminfo").read_text()
+  except OSError:
+    return 0.0, 0.0
+  found = {name: 1024.0 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+  return found.get("MemTotal", 0.0), found.get("MemAvailable", 0.0)
+
+
+def _disk(name: str, folder: pathlib.Path) -> Finding:
+  """Whether there is room in a folder, and whether it can be written."""
+  there = folder
+  while not there.exists():
+    there = there.parent
+  if not os.access(there, os.W_OK):
+    wanted = "set T2T_CACHE_DIR to one that can" if name == "cache" else "work in one that can"
+    return Finding(WRONG, f"disk, {name}", f"{folder}: cannot be written", wanted)
+  free = shutil.disk_usage(there).free
+  few = free < _LEAST_DISK
+  return Finding(
+    WRONG if few else FINE,
+    f"disk, {name}",
+    f"{amounts.nbytes(free)} free in {folder}",
+    "make room, or give another folder" if few else "",
+  )
+
+
+def _extra(name: str) -> Finding:
+  module, purpose = EXTRAS[name]
+  if _is_there(module):
+    return Finding(FINE, name, purpose)
+  return Finding(MISSING, name, f"not installed: {purpose}", _install(name))
+
+
+def _install(extra: str) -> str:
+  """The command that installs an extra: in a checkout of that, elsewhere of the release."""
+  return f"pip install -e '.[{extra}]'" if _is_checkout() else f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _is_there(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:  # of the package that it would be in
+    return False
+
+
+def _credentials() -> Iterator[Finding]:
+  """Whether there are any; none is read out."""
+  home = pathlib.Path.home()
+  gcloud = pathlib.Path(os.environ.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
+  named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+  if named and not pathlib.Path(named).is_file():
+    yield Finding(
+      WRONG, "Google Cloud", "GOOGLE_APPLICATION_CREDENTIALS names no file", "unset it, or name the key's file"
+    )
+  else:
+    file = [pathlib.Path(named)] if named else [gcloud / "application_default_credentials.json"]
+    yield _credential("Google Cloud", file, (), "buckets", "gcloud auth application-default login")
+  hub = pathlib.Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface")
+  yield _credential(
+    "Hugging Face",
+    [hub / "token"],
+    ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    "gated models that you download for `t2t convert`",
+    "set HF_TOKEN",
+  )
+
+
+def _credential(
+  name: str, files: Iterable[pathlib.Path], variables: Iterable[str], purpose: str, remedy: str
+) -> Finding:
+  if any(os.environ.get(each) for each in variables) or any(file.is_file() for file in files):
+    return Finding(FINE, name, "credentials are there")
+  return Finding(MISSING, name, f"no credentials: {purpose}", remedy)
+
+
+def _tool(name: str) -> Finding:
+  if path := shutil.which(name):
+    return Finding(FINE, name, path)
+  return Finding(MISSING, name, f"not installed: {_TOOLS[name]}", f"install {name}, if you want that")
