@@ -30,8 +30,8 @@ def completed(*words: str) -> list[str]:
   [
     (("tr",), ["train"]),
     (("",), list(command.SUBCOMMANDS)),
-    (("train", "--config", "tiny_b"), ["tiny_bert"]),
-    (("train", "--config", "=", "tiny_b"), ["tiny_bert"]),
+    (("train", "--config", "tiny_be"), ["tiny_bert"]),
+    (("train", "--config", "=", "tiny_be"), ["tiny_bert"]),
     (("train", "--config", "="), config_names()),
     (("train", "--work"), ["--workdir"]),
     (("train", "--config.train.batch"), ["--config.train.batch_size="]),
