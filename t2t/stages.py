@@ -54,7 +54,7 @@ class Stage:
     try:
       yield
     except UserError as error:
-      if not self.name:
+      if not self.name or str(error).startswith("config.stages, "):  # of a stage whose name is told already
         raise
       raise UserError(f"config.stages, {self.name}: {error}") from error
 
@@ -150,7 +150,7 @@ def _steps(said: Sequence[StageConfig], total: int) -> list[int]:
         f"config.stages: {said[rest[0]].name} has {found[rest[0]]} steps, what the others leave of the {total} of"
         " config.train.steps; it must have at least one"
       )
-  elif math.isclose(sum(stage.share for stage in said), 1.0):
+  elif math.isclose(sum(stage.share for stage in said), 1.0) and all(stage.share for stage in said):
     found[-1] += total - sum(found)  # what is left of steps that do not divide
   if sum(found) != total:
     raise UserError(

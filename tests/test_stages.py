@@ -1,9 +1,11 @@
 """Stages: what one may change, where its data begin, and that a run with some goes on bit for bit wherever it stops."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ import test_train
 from t2t import UserError, course, sharding, stages
 from t2t import __main__ as command
 from t2t.config import load_config, override, records, saved_config
-from t2t.data import positions, runs, windows
+from t2t.data import positions, rows, runs, windows
 from t2t.sections import DataConfig
 from t2t.training import schedules
 
@@ -261,27 +263,38 @@ def test_other_files_are_read_from_their_beginning(files, tmp_path):
   test_rows.assert_same(found[4:9], alone)
 
 
+class Numbered:
+  """Pieces of records of all lengths, of which their weights say nothing; a record is its piece and its number."""
+
+  def read(self, piece):
+    random = np.random.default_rng(piece.shard)
+    for number in range(int(random.integers(1, 40))):
+      yield int(random.exponential(500)), (piece.shard, number)
+
+  def parse(self, found):
+    return found
+
+
 @pytest.mark.parametrize("old", [1000, 3000, 50_000])
 @pytest.mark.parametrize("new", [1000, 7000, 200_000])
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
-  """By bytes, whatever the size of a window: pieces are gone through in the same order."""
+  """Record by record, whatever the size of a window: pieces are gone through in the same order."""
   share = tuple(windows.Piece(number, weight=10_000.0 + number) for number in range(40))
-  orders = [windows.Order(share, (1, 2), size) for size in (old, new)]
-  ends = []
-  for order in orders:
-    groups = order.groups(3)
-    starts = np.cumsum([0.0, *(sum(piece.weight for piece in group) for group in groups)])
-    ends.append((groups, starts))
-  groups, starts = ends[0]
-  for group in range(len(groups)):
-    for window in (0, 1, 2):
-      read = min(starts[group] + window * old, starts[group + 1])
-      place = positions._same_text(*orders, windows.Place(3, group, window))
-      if place.epoch == 4:
-        assert read == starts[-1]
-        continue
-      at = ends[1][1][place.group] + place.window * new
-      assert read <= at + 1e-6 < read + new + 1e-6 or old == new
+  plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
+  both = [
+    rows.Source(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
+    for size in (old, new)
+  ]
+  is_epoch = lambda window: window.place.epoch == 3
+  found = [list(itertools.takewhile(is_epoch, source.windows(0, windows.Place(3)))) for source in both]
+  for number, window in enumerate(found[0][:-1]):
+    place = positions._same_text(*both, 0, window.place)
+    rest = [x for x in found[1] if dataclasses.astuple(x.place) >= dataclasses.astuple(place)]
+    read = {record for x in found[0][:number] for record in x.records}
+    again = {record for x in rest for record in x.records}
+    assert not read & again
+    begun = len(found[1]) - len(rest)  # of which all but the last were needed
+    assert begun == 0 or read & set(found[1][begun - 1].records)
 
 
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):
