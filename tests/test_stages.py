@@ -103,6 +103,8 @@ def test_a_source_is_changed_by_its_keys():
   [
     ([{"share": 0.5}, {"share": 0.4}], "add up|= 90 steps"),
     ([{"share": 1.0}, {}], "2 has 0 steps"),
+    ([{"steps": 10}, {"share": 0.5}, {"share": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
+    ([{"share": 0.5}, {"share": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
     ([{}, {}], "1, 2 say neither steps nor share"),
     ([{"name": "a", "share": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
     ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
