@@ -177,8 +177,17 @@ def test_a_stage_may_have_a_rate_of_its_own():
 
 
 def test_a_bad_rate_of_a_stage_is_refused():
-  with pytest.raises(UserError, match="learning_rate=-1.0: must be at least 0"):
-    schedules.of_run(config_of({"share": 0.5}, {"optimizer.learning_rate": -1.0}))
+  config = config_of({"share": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
+  with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0: must be at least 0"):
+    course.Course(stages.of(config), test_rows.mesh())
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_a_stage_that_a_run_of_few_steps_has_not_has_no_rate(name):
+  own = {"share": 0.9, "optimizer.schedule": name}
+  found = schedules.of_run(config_of(own, {"optimizer.learning_rate": 0.5}, overrides=["--config.train.steps=1"]))
+  alone = schedules.of_run(config_of(overrides=["--config.train.steps=1", "--config.optimizer.learning_rate=0.5"]))
+  assert float(found(0)) == float(alone(0)) > 0
 
 
 # ---- The data --------------------------------------------------------------------------------------------------------
