@@ -1,6 +1,6 @@
 """A typed, frozen record of every section of a config: what the library takes in place of a ConfigDict."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import re
 from typing import Any
@@ -114,6 +114,8 @@ def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig
   if isinstance(values, SourceConfig):
     return values
   known = [field.name for field in dataclasses.fields(SourceConfig)]
+  if not isinstance(values, Iterable):  # a ConfigDict is no Mapping
+    raise UserError(f"config.data.sources.{name}={values!r}: must be a mapping, of {', '.join(known)}")
   for key in values:
     if key not in known:
       near = did_you_mean(key, known)
@@ -313,7 +315,13 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
   if not isinstance(values, Mapping):
     raise UserError(f'{where}: {values!r} is no mapping; a stage is {{"share": 0.9, "data.inputs_length": 128}}')
   values = dict(values)
-  own = {"name": str(values.pop("name", number)), "steps": values.pop("steps", 0), "share": values.pop("share", 0.0)}
+  own = {
+    "name": str(values.pop("name", number) or number),
+    "steps": values.pop("steps", 0),
+    "share": values.pop("share", 0.0),
+  }
+  if strange := next((key for key in values if not isinstance(key, str)), None):
+    raise UserError(f'{where}: {strange!r}: a key is a text, as "data.inputs_length" is')
   if type(own["steps"]) is not int or own["steps"] < 0:
     raise UserError(f"{where}: steps={own['steps']!r}: must be a number of steps, at least 1")
   if type(own["share"]) not in (int, float) or not 0.0 <= own["share"] <= 1.0:

@@ -255,7 +255,9 @@ def _value(config: Config, section: str, field: dataclasses.Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-  """A mapping of records as one of mappings, as it is typed and saved."""
-  if not isinstance(value, Mapping):
-    return value
-  return {key: dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x for key, x in value.items()}
+  """Records as mappings, as they are typed and saved."""
+  if isinstance(value, Mapping):
+    return {key: _plain(x) for key, x in value.items()}
+  if isinstance(value, tuple):
+    return tuple(map(_plain, value))
+  return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value

@@ -56,6 +56,8 @@ def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
   found = stages.of(config_of(*said, overrides=["--config.train.steps=100"]))
   assert [stage.end for stage in found] == ends and [stage.begin for stage in found] == [0, *ends[:-1]]
   assert [stage.name for stage in found] == [str(number) for number in range(1, len(said) + 1)]
+  unnamed = config_of(*({"name": ""} | x for x in said), overrides=["--config.train.steps=100"])
+  assert stages.of(unnamed)[0].name == "1"
   made = [stages.at(found, step) for step in range(101)]
   assert made == sorted(made) and made[0] == 0 and all(found[made[end]].end == end for end in ends)
 
@@ -76,7 +78,10 @@ def test_a_stage_is_the_run_but_for_what_it_changes():
 
 def test_the_config_of_any_stage_has_all_stages():
   """A checkpoint is saved with the config of its stage, and whoever reads it finds the others from there."""
-  found = stages.of(config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG))
+  heads = ({"name": "a", "num_classes": 3},)
+  found = stages.of(
+    config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG | {"model.heads": heads})
+  )
   for stage in found:
     saved = json.loads(json.dumps(stage.config.to_dict()))
     assert stages.of(records(saved_config(saved))) == found
@@ -111,6 +116,8 @@ def test_a_source_is_changed_by_its_keys():
     ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
     ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
     (["short"], "'short' is no mapping"),
+    ([{3: 4}], "stage 1: 3: a key is a text"),
+    ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping, of files"),
     ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
     ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),
     ([{"data.inputs_length": "32"}], "data.inputs_length='32': must be int"),
