@@ -36,6 +36,8 @@ def noted(values, *, patience=2, stop_by="loss", stopped=False):
     ([3.0, 2.0, 2.5, 2.0], 2, 4),  # as good is not better
     ([3.0, 2.0, 2.5, 1.9, 2.0, 2.0], 2, 6),
     ([3.0, math.nan], 1, 2),
+    ([math.nan, 3.0, 2.0, 2.5], 2, None),
+    ([math.nan, math.nan], 1, 2),
     ([3.0, 4.0, 5.0], 0, None),
     ([3.0, 2.0, 1.0], 1, None),
   ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import json
+import math
 
 import jax
 
@@ -63,7 +64,8 @@ class EarlyStop:
       raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {', '.join(measured)}{near}")
     value = hosts.share(measured[name])
     sign = -1 if name == "loss" else 1
-    if self._best is None or sign * value > sign * self._best:  # NaN is never better
+    worth = lambda x: -math.inf if math.isnan(x) else sign * x  # any number is better than NaN
+    if self._best is None or worth(value) > worth(self._best):
       self._best, self._step, self._since = value, step, 0
     else:
       self._since += 1
