@@ -197,6 +197,16 @@ def test_a_stage_that_a_run_of_few_steps_has_not_has_no_rate(name):
   assert float(found(0)) == float(alone(0)) > 0
 
 
+@pytest.mark.parametrize(("size", "warmup", "rates"), [("base", 3e9, (8e-4, 3e-4)), ("large", 2e9, (5e-4, 5e-5))])
+def test_modern_bert_has_the_rates_that_were_published(size, warmup, rates):
+  """Warner et al. 2024, section 2.2.2: tokens of the warm-up, the rate of the first phase and that of those behind."""
+  config = config_of(*load_config(f"modern_bert_{size}").stages, name=f"modern_bert_{size}")
+  schedule, run = schedules.of_run(config), stages.of(config)
+  assert config.optimizer.warmup_steps * config.train.batch_size * 1_024 == pytest.approx(warmup, rel=0.01)
+  found = [float(schedule(step)) for step in (run[0].end - 1, run[1].begin, run[2].begin)]
+  np.testing.assert_allclose(found, [rates[0], rates[1], rates[1]], rtol=1e-5)
+
+
 # ---- The data --------------------------------------------------------------------------------------------------------
 
 
