@@ -14,13 +14,17 @@ SAVED = "early.json"  # what a checkpoint calls what is remembered
 
 
 def check(config: EvalConfig) -> None:
-  """Refuses a patience that there cannot be.
+  """Refuses a patience that there cannot be, and a metric that without one has no say.
 
   Raises:
-    UserError: it is below 0.
+    UserError: it is below 0, or the metric is given without one.
   """
   if config.patience < 0:
     raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
+  if not config.patience and config.stop_by != "loss":
+    raise UserError(
+      f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"
+    )
 
 
 class EarlyStop:
