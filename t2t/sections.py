@@ -313,7 +313,9 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
     return values
   where = f"config.stages, stage {number}"
   if not isinstance(values, Mapping):
-    raise UserError(f'{where}: {values!r} is no mapping; a stage is {{"share": 0.9, "data.inputs_length": 128}}')
+    python = ", written as Python has it (True, not true)" if isinstance(values, str) else ""
+    example = '{"share": 0.9, "data.inputs_length": 128}'
+    raise UserError(f"{where}: {values!r} is no mapping; a stage is {example}{python}")
   values = dict(values)
   own = {
     "name": str(values.pop("name", number) or number),

@@ -115,7 +115,7 @@ def test_a_source_is_changed_by_its_keys():
     ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
     ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
     ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
-    (["short"], "'short' is no mapping"),
+    (["short"], "'short' is no mapping.*Python has it"),
     ([{3: 4}], "stage 1: 3: a key is a text"),
     ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping, of files"),
     ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
@@ -255,6 +255,12 @@ def test_larger_batches_are_of_the_very_next_rows(files):
   whole = test_rows.take(test_rows.batches(files), 4 + 2 * 5 + 4 * 5)
   for name in whole[0]:
     np.testing.assert_array_equal(by_stream(found, name), by_stream(whole, name))
+
+
+def test_streams_divide_the_batches_of_all_stages(files):
+  data = dataclasses.replace(files, num_streams=16)
+  with pytest.raises(UserError, match="=16 does not divide .*batch_size, the greatest common divisor of all stages=8;"):
+    staged(data, {"train.batch_size": 16}, {"train.batch_size": 24}, {"train.batch_size": 16})
 
 
 def numbers_in(batch):
