@@ -122,9 +122,9 @@ def get_config() -> ConfigDict:
   config.eval.batches = 20  # held-out batches at most; always the same ones
   config.eval.batch_size = 0  # sequences; 0: as train.batch_size
   config.eval.examples = 3  # fill-in-the-blank examples printed at the end
-  # Of tasks with metrics:
   config.eval.patience = 0  # evaluations without a better one after which the run ends early; 0: it has all its steps
-  config.eval.stop_by = "loss"  # what is to become better: the held-out loss, or a task's metric, "rte/accuracy"
+  config.eval.stop_by = "loss"  # what is to become better: the held-out loss, or a task's metric, "glue_rte/accuracy"
+  # Of tasks with metrics:
   config.eval.tasks = ()  # those of the mixture that are evaluated, ("cb", "rte"); empty: all
   config.eval.method = ""  # write: token by token; rank: the likeliest of the task's options; head; "": as was trained
   config.eval.num_beams = 1  # of beam search; 1: the likeliest token at each position

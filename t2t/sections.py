@@ -1,6 +1,6 @@
 """A typed, frozen record of every section of a config: what the library takes in place of a ConfigDict."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import re
 from typing import Any
@@ -114,6 +114,8 @@ def _source(name: str, values: SourceConfig | Mapping[str, Any]) -> SourceConfig
   if isinstance(values, SourceConfig):
     return values
   known = [field.name for field in dataclasses.fields(SourceConfig)]
+  if not isinstance(values, Iterable):  # a ConfigDict is no Mapping
+    raise UserError(f"config.data.sources.{name}={values!r}: must be a mapping, of {', '.join(known)}")
   for key in values:
     if key not in known:
       near = did_you_mean(key, known)
@@ -311,21 +313,25 @@ def read_stage(number: int, values: StageConfig | Mapping[str, Any]) -> StageCon
     return values
   where = f"config.stages, stage {number}"
   if not isinstance(values, Mapping):
-    raise UserError(f'{where}: {values!r} is no mapping; a stage is {{"share": 0.9, "data.inputs_length": 128}}')
+    python = ", written as Python has it (True, not true)" if isinstance(values, str) else ""
+    example = '{"share": 0.9, "data.inputs_length": 128}'
+    raise UserError(f"{where}: {values!r} is no mapping; a stage is {example}{python}")
   values = dict(values)
-  own = {field.name for field in dataclasses.fields(StageConfig)} - {"changes"}
-  for key in (key for key in values if key not in own):  # a key of its own that is misspelt; stages.py knows all others
-    if "." not in str(key) and (near := did_you_mean(str(key), own)):
+  if strange := next((key for key in values if not isinstance(key, str)), None):
+    raise UserError(f'{where}: {strange!r}: a key is a text, as "data.inputs_length" is')
+  own = ("name", "steps", "share")
+  for key in (key for key in values if key not in own):  # one of these that is misspelt; stages.py knows all others
+    if "." not in key and (near := did_you_mean(key, own)):
       raise UserError(f"{where}: {key}: no such key{near}")
   least = 1 if "steps" in values else 0
-  said = {"name": str(values.pop("name", number)), "steps": values.pop("steps", 0), "share": values.pop("share", 0.0)}
-  if type(said["steps"]) is not int or said["steps"] < least:
-    raise UserError(f"{where}: steps={said['steps']!r}: must be a number of steps, at least 1")
-  if type(said["share"]) not in (int, float) or not 0.0 <= said["share"] <= 1.0:
-    raise UserError(f"{where}: share={said['share']!r}: must be from 0 to 1, of config.train.steps")
-  if said["steps"] and said["share"]:
-    raise UserError(f"{where}: has steps={said['steps']} and share={said['share']}; leave one of them out")
-  return StageConfig(**said, changes=values)
+  name, steps, share = (values.pop(key, default) for key, default in zip(own, (number, 0, 0.0), strict=True))
+  if type(steps) is not int or steps < least:
+    raise UserError(f"{where}: steps={steps!r}: must be a number of steps, at least 1")
+  if type(share) not in (int, float) or not 0.0 <= share <= 1.0:
+    raise UserError(f"{where}: share={share!r}: must be from 0 to 1, of config.train.steps")
+  if steps and share:
+    raise UserError(f"{where}: has steps={steps} and share={share}; leave one of them out")
+  return StageConfig(str(name or number), steps, share, changes=values)
 
 
 # Sections that a config has only where they are used: where one key is typed, the others have their defaults.

@@ -54,7 +54,7 @@ class Stage:
     try:
       yield
     except UserError as error:
-      if not self.name:
+      if not self.name or str(error).startswith("config.stages, "):  # of a stage whose name is told already
         raise
       raise UserError(f"config.stages, {self.name}: {error}") from error
 
@@ -150,7 +150,7 @@ def _steps(said: Sequence[StageConfig], total: int) -> list[int]:
         f"config.stages: {said[rest[0]].name} has {found[rest[0]]} steps, what the others leave of the {total} of"
         " config.train.steps; it must have at least one"
       )
-  elif math.isclose(sum(stage.share for stage in said), 1.0):
+  elif math.isclose(sum(stage.share for stage in said), 1.0) and all(stage.share for stage in said):
     found[-1] += total - sum(found)  # what is left of steps that do not divide
   if sum(found) != total:
     raise UserError(
@@ -255,7 +255,9 @@ def _value(config: Config, section: str, field: dataclasses.Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-  """A mapping of records as one of mappings, as it is typed and saved."""
-  if not isinstance(value, Mapping):
-    return value
-  return {key: dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x for key, x in value.items()}
+  """Records as mappings, as they are typed and saved."""
+  if isinstance(value, Mapping):
+    return {key: _plain(x) for key, x in value.items()}
+  if isinstance(value, tuple):
+    return tuple(map(_plain, value))
+  return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value

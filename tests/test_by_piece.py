@@ -17,6 +17,7 @@ from t2t.checkpoints import by_piece, converted, pretrained
 from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import Taken
 from t2t.data import vocabularies
+from t2t.data.vocabularies import training
 from t2t.models.config import HeadConfig
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -47,6 +48,24 @@ def test_pieces_may_move(tmp_path):
   assert found == [[OLD.index(piece)] for piece in kept]
   few, many = seqio.ByteVocabulary(extra_ids=2), seqio.ByteVocabulary(extra_ids=4)
   assert vocabularies.old_pieces(few, many) == [*([i] for i in range(259)), [], [], [259], [260]]
+
+
+def test_parts_of_characters_are_found_by_their_bytes(tmp_path):
+  """Byte-level BPE of other scripts has other parts of characters, in another order; what is no piece is fresh."""
+  draw = np.random.default_rng(1)
+  found = []
+  for name, letters in (("old", range(0x905, 0x93A)), ("new", range(0xE01, 0xE2F))):
+    both = [*letters, *range(0x430, 0x450)]
+    lines = [" ".join("".join(map(chr, draw.choice(both, 5))) for _ in range(2)) for _ in range(1000)]
+    path = training.train_bpe(lines, size=380, output_dir=tmp_path / name)
+    found.append(vocabularies.load(str(path), extra_ids=0))
+  old, new = found
+  pieces = [[v.tokenizer.id_to_token(i) for i in range(v.vocab_size)] for v in found]
+  parts = [i for i, text in enumerate(vocabularies.token_texts(new)) if "\N{REPLACEMENT CHARACTER}" in text]
+  rows = vocabularies.old_pieces(old, new)
+  assert len([i for i in parts if not rows[i]]) > 3  # of which the old one has none
+  for i in parts:
+    assert [pieces[0][row] for row in rows[i]] == [pieces[1][i]] * (pieces[1][i] in pieces[0])
 
 
 @pytest.mark.parametrize("dimension", [0, 1])

@@ -10,6 +10,7 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.config import load_config, records
+from t2t.data import runs
 from t2t.training import early
 
 text = test_train.text  # the fixture
@@ -36,6 +37,8 @@ def noted(values, *, patience=2, stop_by="loss", stopped=False):
     ([3.0, 2.0, 2.5, 2.0], 2, 4),  # as good is not better
     ([3.0, 2.0, 2.5, 1.9, 2.0, 2.0], 2, 6),
     ([3.0, math.nan], 1, 2),
+    ([math.nan, 3.0, 2.0, 2.5], 2, None),
+    ([math.nan, math.nan], 1, 2),
     ([3.0, 4.0, 5.0], 0, None),
     ([3.0, 2.0, 1.0], 1, None),
   ],
@@ -72,6 +75,20 @@ def test_a_metric_that_is_not_measured_is_refused():
 def test_a_patience_below_0_is_refused():
   with pytest.raises(UserError, match="patience=-1: must be at least 0"):
     early.check(dataclasses.replace(CONFIG, patience=-1))
+
+
+def test_what_no_evaluation_will_have_is_refused_before_training():
+  """And a metric without a patience, which would have no say."""
+  with pytest.raises(UserError, match="stop_by=glue_rte/f1: without config.eval.patience"):
+    early.check(dataclasses.replace(CONFIG, patience=0, stop_by="glue_rte/f1"))
+  config = records(load_config("finetune_glue"))
+  measured = lambda stop_by: config.with_(eval={"patience": 2, "stop_by": stop_by}, data={"mixture": "glue_rte"})
+  runs._check_stops(measured("glue_rte/accuracy"))
+  with pytest.raises(UserError, match="stop_by=rte/accuracy: the run is measured by loss, glue_rte/METRIC"):
+    runs.check(measured("rte/accuracy"))
+  of_files = measured("glue_rte/accuracy").with_(data={"mixture": "", "files": "a.txt"})
+  with pytest.raises(UserError, match="the run is measured by loss$"):
+    runs._check_stops(of_files)
 
 
 def test_a_run_ends_early_and_goes_on_with_more_patience(text, tmp_path, capsys):

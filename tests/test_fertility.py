@@ -91,6 +91,28 @@ def test_every_type_takes_languages(text, kind, capsys):
   assert "sw          246 of 30 lines, 26.5% of all" in out
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_documents_of_many_lines_are_of_all_languages(text, kind, capsys):
+  """As many lines as are asked for, of each language: not the first one's alone."""
+  for name in ("en", "sw"):
+    lines = (text / f"{name}.txt").read_text().splitlines() * 40
+    records = (json.dumps({"text": "\n".join(lines[i : i + 20])}) for i in range(0, 1200, 20))
+    (text / f"{name}.jsonl").write_text("\n".join(records))
+  argv = ["train", f"en={text}/en.jsonl", f"sw={text}/sw.jsonl", "--output", f"{text}/{kind}", "--type", kind]
+  assert vocab.main([*argv, "--size", "400" if kind == "bpe" else "130", "--max_sentences", "1000"]) == 0
+  assert "sw          25 of 60 lines, 50.0% of all" in capsys.readouterr().out
+  found = json.loads(report(text, f"{text}/{kind}", capsys, "--json"))["languages"]
+  assert found["sw"]["unknown"] == 0 and found["sw"]["pieces_per_word"] < 3.5
+
+
+def test_a_word_of_bpe_is_that_behind_a_space(tmp_path):
+  """As most words stand; at the beginning of a text it is another, of letters."""
+  lines = ["a dog a dog a dog a dog"] * 50
+  vocabulary = vocabularies.load(str(training.train_bpe(lines, size=262, output_dir=tmp_path)), extra_ids=0)
+  found = fertility.measure(vocabulary, lines)
+  assert found.pieces_per_word == 1.0 and found.split == 0
+
+
 def test_a_tag_is_one_piece(text):
   """Before a text as in it, whose pieces are the same; of other types it is refused."""
   vocabulary = vocabularies.load(train(text, "tags", "--size", "120", "--symbols", "<2en>,<2sw>"), extra_ids=0)

@@ -11,7 +11,7 @@ import test_rows
 
 from t2t import UserError
 from t2t import __main__ as command
-from t2t.data import languages, objectives, pipeline
+from t2t.data import checks, languages, objectives, pipeline
 from t2t.data.objectives import pairs
 from t2t.data.sources import text_files, translation_memory
 from t2t.sections import DataConfig
@@ -178,6 +178,7 @@ def test_token_types_stay_with_their_language(tmp_path):
     ({"language_tags": "<2{target}>"}, "=<2{target}>: names languages, and config.data.language is empty"),
     ({"language_tags": "<2{targt}>", "language": "en,fr"}, "{targt} is no language; did you mean target"),
     ({"language_tags": "<2{target>", "language": "en,fr"}, "language_tags=<2{target>: expected '}'"),
+    ({"language_tags": "<2{target:d}>", "language": "en,fr"}, "language_tags=<2{target:d}>: Unknown format code 'd'"),
     ({"language": "en"}, "language=en: .* give two languages"),
   ],
 )
@@ -186,7 +187,7 @@ def test_what_cannot_be_tagged_or_turned(fields, message):
   with pytest.raises(UserError, match=message):
     languages.tags(data, where="config.data")
     objectives.preprocessors(data.objective, both_directions=data.both_directions)
-    languages.said(data, where="config.data")
+    checks.check(data, architecture="encoder_decoder", batch_size=8, model_vocab_size=384)
 
 
 def test_tags_that_nothing_reads():

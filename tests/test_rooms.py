@@ -68,6 +68,7 @@ FLOORS = (
   "planning",
   "commands",
   "__main__",
+  "commands.completion",
   "launch",
 )
 

@@ -1,9 +1,11 @@
 """Stages: what one may change, where its data begin, and that a run with some goes on bit for bit wherever it stops."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ import test_train
 from t2t import UserError, course, sharding, stages
 from t2t import __main__ as command
 from t2t.config import load_config, override, records, saved_config
-from t2t.data import positions, runs, windows
+from t2t.data import positions, rows, runs, windows
 from t2t.sections import DataConfig
 from t2t.training import schedules
 
@@ -54,6 +56,8 @@ def test_steps_are_said_as_numbers_or_shares_or_are_what_is_left(said, ends):
   found = stages.of(config_of(*said, overrides=["--config.train.steps=100"]))
   assert [stage.end for stage in found] == ends and [stage.begin for stage in found] == [0, *ends[:-1]]
   assert [stage.name for stage in found] == [str(number) for number in range(1, len(said) + 1)]
+  unnamed = config_of(*({"name": ""} | x for x in said), overrides=["--config.train.steps=100"])
+  assert stages.of(unnamed)[0].name == "1"
   made = [stages.at(found, step) for step in range(101)]
   assert made == sorted(made) and made[0] == 0 and all(found[made[end]].end == end for end in ends)
 
@@ -74,7 +78,10 @@ def test_a_stage_is_the_run_but_for_what_it_changes():
 
 def test_the_config_of_any_stage_has_all_stages():
   """A checkpoint is saved with the config of its stage, and whoever reads it finds the others from there."""
-  found = stages.of(config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG))
+  heads = ({"name": "a", "num_classes": 3},)
+  found = stages.of(
+    config_of({**SHORT, "data.sources": {"a": {"files": "a.txt", "rate": 2.0}}}, LONG | {"model.heads": heads})
+  )
   for stage in found:
     saved = json.loads(json.dumps(stage.config.to_dict()))
     assert stages.of(records(saved_config(saved))) == found
@@ -101,6 +108,8 @@ def test_a_source_is_changed_by_its_keys():
   [
     ([{"share": 0.5}, {"share": 0.4}], "add up|= 90 steps"),
     ([{"share": 1.0}, {}], "2 has 0 steps"),
+    ([{"steps": 10}, {"share": 0.5}, {"share": 0.5}], "10 \\+ 50 \\+ 50 = 110 steps"),
+    ([{"share": 0.5}, {"share": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
     ([{}, {}], "1, 2 say neither steps nor share"),
     ([{"name": "a", "share": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
     ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
@@ -108,7 +117,9 @@ def test_a_source_is_changed_by_its_keys():
     ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),
     ([{"step": 3}, {}], "stage 1: step: no such key; did you mean steps"),
     ([{"steps": 0}, {}], "steps=0: must be a number of steps, at least 1"),
-    (["short"], "'short' is no mapping"),
+    (["short"], "'short' is no mapping.*Python has it"),
+    ([{3: 4}], "stage 1: 3: a key is a text"),
+    ([{"data.sources": {"a": 3}}], "data.sources.a=3: must be a mapping, of files"),
     ([{"data.input_length": 3}], "data.input_length: no such key.*data.inputs_length"),
     ([{"inputs_length": 3}], "inputs_length: no such key.*data.inputs_length"),
     ([{"data.inputs_length": "32"}], "data.inputs_length='32': must be int"),
@@ -175,8 +186,27 @@ def test_a_stage_may_have_a_rate_of_its_own():
 
 
 def test_a_bad_rate_of_a_stage_is_refused():
-  with pytest.raises(UserError, match="learning_rate=-1.0: must be at least 0"):
-    schedules.of_run(config_of({"share": 0.5}, {"optimizer.learning_rate": -1.0}))
+  config = config_of({"share": 0.5}, {"name": "b", "optimizer.learning_rate": -1.0})
+  with pytest.raises(UserError, match="^config.stages, b: config.optimizer.learning_rate=-1.0: must be at least 0"):
+    course.Course(stages.of(config), test_rows.mesh())
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_a_stage_that_a_run_of_few_steps_has_not_has_no_rate(name):
+  own = {"share": 0.9, "optimizer.schedule": name}
+  found = schedules.of_run(config_of(own, {"optimizer.learning_rate": 0.5}, overrides=["--config.train.steps=1"]))
+  alone = schedules.of_run(config_of(overrides=["--config.train.steps=1", "--config.optimizer.learning_rate=0.5"]))
+  assert float(found(0)) == float(alone(0)) > 0
+
+
+@pytest.mark.parametrize(("size", "warmup", "rates"), [("base", 3e9, (8e-4, 3e-4)), ("large", 2e9, (5e-4, 5e-5))])
+def test_modern_bert_has_the_rates_that_were_published(size, warmup, rates):
+  """Warner et al. 2024, section 2.2.2: tokens of the warm-up, the rate of the first phase and that of those behind."""
+  config = config_of(*load_config(f"modern_bert_{size}").stages, name=f"modern_bert_{size}")
+  schedule, run = schedules.of_run(config), stages.of(config)
+  assert config.optimizer.warmup_steps * config.train.batch_size * 1_024 == pytest.approx(warmup, rel=0.01)
+  found = [float(schedule(step)) for step in (run[0].end - 1, run[1].begin, run[2].begin)]
+  np.testing.assert_allclose(found, [rates[0], rates[1], rates[1]], rtol=1e-5)
 
 
 # ---- The data --------------------------------------------------------------------------------------------------------
@@ -229,6 +259,12 @@ def test_larger_batches_are_of_the_very_next_rows(files):
     np.testing.assert_array_equal(by_stream(found, name), by_stream(whole, name))
 
 
+def test_streams_divide_the_batches_of_all_stages(files):
+  data = dataclasses.replace(files, num_streams=16)
+  with pytest.raises(UserError, match="=16 does not divide .*batch_size, the greatest common divisor of all stages=8;"):
+    staged(data, {"train.batch_size": 16}, {"train.batch_size": 24}, {"train.batch_size": 16})
+
+
 def numbers_in(batch):
   """Of texts that begin with a number of four digits, those that are in a batch of bytes."""
   both = np.concatenate([batch["encoder_input_tokens"], batch["decoder_target_tokens"]], axis=1)
@@ -263,27 +299,38 @@ def test_other_files_are_read_from_their_beginning(files, tmp_path):
   test_rows.assert_same(found[4:9], alone)
 
 
+class Numbered:
+  """Pieces of records of all lengths, of which their weights say nothing; a record is its piece and its number."""
+
+  def read(self, piece):
+    random = np.random.default_rng(piece.shard)
+    for number in range(int(random.integers(1, 40))):
+      yield int(random.exponential(500)), (piece.shard, number)
+
+  def parse(self, found):
+    return found
+
+
 @pytest.mark.parametrize("old", [1000, 3000, 50_000])
 @pytest.mark.parametrize("new", [1000, 7000, 200_000])
 def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
-  """By bytes, whatever the size of a window: pieces are gone through in the same order."""
+  """Record by record, whatever the size of a window: pieces are gone through in the same order."""
   share = tuple(windows.Piece(number, weight=10_000.0 + number) for number in range(40))
-  orders = [windows.Order(share, (1, 2), size) for size in (old, new)]
-  ends = []
-  for order in orders:
-    groups = order.groups(3)
-    starts = np.cumsum([0.0, *(sum(piece.weight for piece in group) for group in groups)])
-    ends.append((groups, starts))
-  groups, starts = ends[0]
-  for group in range(len(groups)):
-    for window in (0, 1, 2):
-      read = min(starts[group] + window * old, starts[group + 1])
-      place = positions._same_text(*orders, windows.Place(3, group, window))
-      if place.epoch == 4:
-        assert read == starts[-1]
-        continue
-      at = ends[1][1][place.group] + place.window * new
-      assert read <= at + 1e-6 < read + new + 1e-6 or old == new
+  plan = types.SimpleNamespace(task=types.SimpleNamespace(name="a"), seed=1, train=True)
+  both = [
+    rows.Source(types.SimpleNamespace(**vars(plan), window_bytes=size), plan.task, Numbered(), [share])
+    for size in (old, new)
+  ]
+  is_epoch = lambda window: window.place.epoch == 3
+  found = [list(itertools.takewhile(is_epoch, source.windows(0, windows.Place(3)))) for source in both]
+  for number, window in enumerate(found[0][:-1]):
+    place = positions._same_text(*both, 0, window.place)
+    rest = [x for x in found[1] if dataclasses.astuple(x.place) >= dataclasses.astuple(place)]
+    read = {record for x in found[0][:number] for record in x.records}
+    again = {record for x in rest for record in x.records}
+    assert not read & again
+    begun = len(found[1]) - len(rest)  # of which all but the last were needed
+    assert begun == 0 or read & set(found[1][begun - 1].records)
 
 
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):

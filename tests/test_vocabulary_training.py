@@ -1,5 +1,6 @@
 """Training vocabularies, by function and by command."""
 
+import json
 import re
 
 import pytest
@@ -168,6 +169,21 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
     vocab.main([*argv, "--size", "9000", "--overwrite"])
   with pytest.raises(UserError, match="--type: not with --extend"):
     vocab.main([*argv, "--type", kind])
+  with pytest.raises(UserError, match="--symbols <2en>: not with --extend"):
+    vocab.main([*argv, "--symbols", "<2en>"])
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_all_lines_of_documents_extend_it(tmp_path, kind):
+  """Not as many lines as there are documents."""
+  assert vocab.main(argv_for(tmp_path, "--size", "90", "--type", kind)) == 0
+  first = "\n".join(["the text of the beginning of it"] * 60)
+  records = [first] * 3 + ["\n".join(DOMAIN)] * 3
+  (tmp_path / "domain.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in records))
+  given, out = tmp_path / "vocabulary", tmp_path / "longer"
+  argv = ["train", "--input", str(tmp_path / "domain.jsonl"), "--extend", str(given), "--output", str(out)]
+  assert vocab.main([*argv, "--size", "110"]) == 0
+  assert any("card" in piece for piece in vocabularies.token_texts(vocabularies.load(str(out), extra_ids=0))[90:])
 
 
 def test_pieces_that_come_of_merges_are_not_extended(tmp_path):

@@ -214,9 +214,8 @@ def _train(arguments: argparse.Namespace) -> int:
     return _tell_written(written, lines, examples)
   if characters:
     options.setdefault("character_coverage", training.coverage_for(characters, size=arguments.size))
-  written = function(
-    lines, size=arguments.size, output_dir=path.parent, max_sentences=arguments.max_sentences, **options
-  )
+  # What was gathered is no more than was asked for.
+  written = function(lines, size=arguments.size, output_dir=path.parent, max_sentences=sys.maxsize, **options)
   said = []
   if characters:
     pieces = {text.replace(" ", "▁") for text in vocabularies.token_texts(vocabularies.load(str(written), extra_ids=0))}
@@ -232,6 +231,8 @@ def _check_extends(arguments: argparse.Namespace) -> None:
   for option in ("type", "character_coverage", "byte_fallback", "cased"):
     if getattr(arguments, option):
       raise UserError(f"--{option}: not with --extend {arguments.extend}, which says it itself; leave it out")
+  if arguments.symbols:
+    raise UserError(f"--symbols {arguments.symbols}: not with --extend, which adds what text needs; leave it out")
 
 
 def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], said: Sequence[str] = ()) -> int:
@@ -250,12 +251,15 @@ def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[st
 def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[str]], Iterator[str]]) -> Iterator[str]:
   """The lines of all languages, as much of each as --alpha says; tells how much that is."""
   files = _files_of(arguments.languages)
-  sizes = {name: sum(1 for _ in read(name, own)) for name, own in files.items()}
+  # Of each text, which is a line or a document of several, its lines.
+  counts = {name: [text.count("\n") + 1 for text in read(name, own)] for name, own in files.items()}
+  sizes = {name: len(own) for name, own in counts.items()}
   for name, size in sizes.items():
     if not size:
       raise UserError(f"{name}: its files hold no text")
   alpha = 1.0 if arguments.alpha is None else arguments.alpha
-  quotas = training.quotas(sizes, alpha=alpha, most=arguments.max_sentences)
+  most = arguments.max_sentences * sum(sizes.values()) // sum(map(sum, counts.values()))
+  quotas = training.quotas(sizes, alpha=alpha, most=max(most, 1))
   for name, size in sizes.items():
     share = quotas[name] / sum(quotas.values())
     print(f"{name:<12}{quotas[name]:,} of {size:,} lines, {share:.1%} of all (--alpha {alpha:g})")

@@ -62,6 +62,8 @@ def check(
       " not; leave both out"
     )
   languages.check_tags(data, mixed.each(data) if data.sources else {})
+  if not data.sources:
+    languages.said(data, where="config.data")
   if data.files:
     # Before the files are looked through, which takes longer.
     objectives.check_fits(data.objective, architecture)

@@ -132,7 +132,10 @@ def tags(data: DataConfig, *, where: str) -> tuple[str, str]:
     )
   first, second = found or ("", "")
   write = lambda source, target: data.language_tags.format(source=source, target=target)
-  return write(first, second), write(second, first)
+  try:
+    return write(first, second), write(second, first)
+  except ValueError as error:  # {target:d}
+    raise UserError(f"{key}: {error}; give for example '<2{{target}}>'") from error
 
 
 def check_tags(data: DataConfig, sources: Mapping[str, DataConfig]) -> None:

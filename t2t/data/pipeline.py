@@ -260,6 +260,7 @@ def train_batches(
     batch_size=common,
     wanted=num_streams or data.num_streams,
     documents=documents,
+    named="config.train.batch_size" + (", the greatest common divisor of all stages" if common != batch_size else ""),
   )
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=total)
   logging.info("data: this host reads streams %s of %d", own, total)

@@ -1,7 +1,7 @@
 """Positions that are not gone on from as they are: an older checkpoint's, and those of the stage before."""
 
 import dataclasses
-import math
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -54,27 +54,37 @@ def carried(before: rows.Plan, after: rows.Plan, stream: int, position: np.ndarr
     if old.task.source.list_shards(before.split) != new.task.source.list_shards(after.split):
       continue
     epoch, group, window, taken = map(int, position[rows.MIXED + rows.TASK * at :][: rows.TASK])
-    place = _same_text(old.order(stream), new.order(stream), windows.Place(epoch, group, window + (taken > 0)))
+    place = _same_text(old, new, stream, windows.Place(epoch, group, window + (taken > 0)))
     found[rows.MIXED + rows.TASK * number :][:3] = dataclasses.astuple(place)
   if len(after.tasks) > 1:
     found[0] = position[0] + 1  # none of its draws again
   return found
 
 
-def _same_text(old: windows.Order, new: windows.Order, place: windows.Place) -> windows.Place:
-  """The first place of `new`, through the same pieces, whose text is all behind what `old` has before a place."""
-  if old.size == new.size:
+def _same_text(old: rows.Source, new: rows.Source, stream: int, place: windows.Place) -> windows.Place:
+  """The first place of `new` whose records are all behind those that `old` has before a place.
+
+  Records are counted: how many a window has depends on how long they are, and a file's weight says little of that.
+  """
+  before, after = old.order(stream), new.order(stream)
+  if before.size == after.size:
     return place
-  if max(old.epochs_together, new.epochs_together) > 1:  # of so little text nothing is left over
-    return windows.Place(place.epoch + (old.epochs_together if place.group or place.window else 0))
-  groups = old.groups(place.epoch)
-  if groups == new.groups(place.epoch):
-    return dataclasses.replace(place, window=math.ceil(place.window * old.size / new.size))
-  weight = lambda group: math.fsum(piece.weight for piece in group)
-  read = sum(map(weight, groups[: place.group]))
-  read += min(place.window * old.size, weight(groups[place.group]) if place.group < len(groups) else 0.0)
-  for number, group in enumerate(new.groups(place.epoch)):
-    if read < weight(group):
-      return windows.Place(place.epoch, number, math.ceil(read / new.size))
-    read -= weight(group)
+  if max(before.epochs_together, after.epochs_together) > 1:  # of so little text nothing is left over
+    return windows.Place(place.epoch + (before.epochs_together if place.group or place.window else 0))
+  groups = before.groups(place.epoch)
+  # Both go through the pieces in the same order: so many whole ones are read, and so many records of what follows.
+  pieces, read = sum(map(len, groups[: place.group])), 0
+  if place.group < len(groups):
+    read = sum(map(len, itertools.islice(before.cut(old.records, groups[place.group]), place.window)))
+  for number, group in enumerate(after.groups(place.epoch)):
+    if pieces >= len(group):
+      pieces -= len(group)
+      continue
+    read += sum(1 for piece in group[:pieces] for _ in new.records.read(piece))
+    pieces = 0
+    for index, window in enumerate(after.cut(new.records, group)):
+      if read <= 0:
+        return windows.Place(place.epoch, number, index)
+      read -= len(window)
+    read = max(read, 0)
   return windows.Place(place.epoch + 1)

@@ -189,7 +189,7 @@ def examples_of_window(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Source:
+class Source:
   """A task of a plan, and how its records are read."""
 
   plan: Plan
@@ -255,12 +255,12 @@ def records_of(task: seqio.Task, split: str) -> windows.Records:
   return source.records(split) if isinstance(source, sources.FileSource) else windows.SeqioRecords(source, split)
 
 
-def sources_of(plan: Plan, num_streams: int) -> list[_Source]:
+def sources_of(plan: Plan, num_streams: int) -> list[Source]:
   """The tasks of a plan, each with what every stream reads of it."""
   found = []
   for task in plan.tasks:
     records = records_of(task, plan.split)
-    found.append(_Source(plan, task, records, windows.shares(records.shards(), num_streams)))
+    found.append(Source(plan, task, records, windows.shares(records.shards(), num_streams)))
   return found
 
 
@@ -273,7 +273,7 @@ def _buffer(task: seqio.Task, num_streams: int) -> int:
 # ---- A stream --------------------------------------------------------------------------------------------------------
 
 
-def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+def _of_task(source: Source, stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
   """Rows of a stream of one task."""
   plan = source.plan
   buffer = _buffer(source.task, len(source.shares))
@@ -284,7 +284,7 @@ def _of_task(source: _Source, stream: tf.Tensor, start: Callable[[int], np.ndarr
   return source.dataset(stream, lambda number: start(number)[MIXED:], make, behind)
 
 
-def _of_mixture(found: Sequence[_Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
+def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int], np.ndarray]) -> tf.data.Dataset:
   """Rows of a stream of several tasks; which one an example is of is drawn from its number."""
   plan, number = found[0].plan, len(found)
   size = _MIXED_PACKED if plan.pack else _MIXED_ALONE

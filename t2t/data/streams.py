@@ -114,7 +114,12 @@ def writers(rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, num_st
 
 
 def choose_num_streams(
-  rows: Mapping[int, set[tuple[int, int]]], *, batch_size: int, wanted: int = 0, documents: int | None = None
+  rows: Mapping[int, set[tuple[int, int]]],
+  *,
+  batch_size: int,
+  wanted: int = 0,
+  documents: int | None = None,
+  named: str = "config.train.batch_size",
 ) -> int:
   """The number of streams: what is wanted, else 8 for each host, or what works and is nearest below.
 
@@ -126,6 +131,7 @@ def choose_num_streams(
     batch_size: rows of a global batch.
     wanted: the user's or the checkpoint's number; 0 to choose.
     documents: in the corpus, if known: a stream without a document would have nothing to yield.
+    named: what `batch_size` is, for messages.
 
   Raises:
     UserError: `wanted` does not divide the batch; says which numbers do.
@@ -135,8 +141,7 @@ def choose_num_streams(
     if wanted in working:
       return wanted
     raise UserError(
-      f"config.data.num_streams={wanted} does not divide config.train.batch_size={batch_size};"
-      f" these numbers work: {working}"
+      f"config.data.num_streams={wanted} does not divide {named}={batch_size}; these numbers work: {working}"
     )
   hosts = len({frozenset(held) for held in rows.values()})
   most = max(hosts, min(DEFAULT_STREAMS * hosts, _MOST_STREAMS))

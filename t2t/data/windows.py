@@ -206,7 +206,7 @@ class Order:
         if number < place.group:
           continue
         first = place.window if number == place.group else 0
-        for index, found in enumerate(self._cut(records, group)):
+        for index, found in enumerate(self.cut(records, group)):
           if index >= first and (window := self._window(Place(place.epoch, number, index), records, found)):
             yield window
             empty = False
@@ -214,7 +214,7 @@ class Order:
         return
       place, empty = Place(place.epoch + self.epochs_together), True
 
-  def _cut(self, records: Records, group: Sequence[Piece]) -> Iterator[list]:
+  def cut(self, records: Records, group: Sequence[Piece]) -> Iterator[list]:
     """What is read of a group, window by window, not yet parsed."""
     window, size = [], 0
     for length, found in itertools.chain.from_iterable(map(records.read, group)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import json
+import math
 
 import jax
 
@@ -13,13 +14,17 @@ SAVED = "early.json"  # what a checkpoint calls what is remembered
 
 
 def check(config: EvalConfig) -> None:
-  """Refuses a patience that there cannot be.
+  """Refuses a patience that there cannot be, and a metric that without one has no say.
 
   Raises:
-    UserError: it is below 0.
+    UserError: it is below 0, or the metric is given without one.
   """
   if config.patience < 0:
     raise UserError(f"config.eval.patience={config.patience}: must be at least 0; 0: the run has all its steps")
+  if not config.patience and config.stop_by != "loss":
+    raise UserError(
+      f"config.eval.stop_by={config.stop_by}: without config.eval.patience, in evaluations, nothing stops by it"
+    )
 
 
 class EarlyStop:
@@ -63,7 +68,8 @@ class EarlyStop:
       raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {', '.join(measured)}{near}")
     value = hosts.share(measured[name])
     sign = -1 if name == "loss" else 1
-    if self._best is None or sign * value > sign * self._best:  # NaN is never better
+    worth = lambda x: -math.inf if math.isnan(x) else sign * x  # any number is better than NaN
+    if self._best is None or worth(value) > worth(self._best):
       self._best, self._step, self._since = value, step, 0
     else:
       self._since += 1

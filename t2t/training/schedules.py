@@ -170,6 +170,11 @@ def of_run(config: Config) -> optax.Schedule:
       own = {"warmup_ratio": 0.0} | own
     # Joined schedules count from where they begin.
     goes_on = lambda step, begin=begin: whole(step + begin)
-    found.append(make_schedule(dataclasses.replace(config.optimizer, **own), end - begin) if own else goes_on)
+    if begin == end:  # of a run of so few steps
+      continue
+    try:
+      found.append(make_schedule(dataclasses.replace(config.optimizer, **own), end - begin) if own else goes_on)
+    except UserError as error:
+      raise UserError(f"config.stages, {stage.name}: {error}") from error
     ends.append(end)
   return optax.join_schedules(found, ends[:-1])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import functools
 import pathlib
 import re
+import sys
 import tempfile
 
 from etils import epath
@@ -75,12 +76,12 @@ def _proto(vocabulary: seqio.SentencePieceVocabulary) -> sentencepiece_model_pb2
 
 
 def _wordpieces(lines: Sequence[str], size: int, folder: str, *, cased: bool) -> dict[str, float]:
-  path = training.train_wordpiece(lines, size=size, output_dir=folder, max_sentences=len(lines), cased=cased)
+  path = training.train_wordpiece(lines, size=size, output_dir=folder, max_sentences=sys.maxsize, cased=cased)
   return dict.fromkeys(path.read_text().split("\n")[:-1], 0.0)
 
 
 def _sentencepieces(lines: Sequence[str], size: int, folder: str) -> dict[str, float]:
-  path = training.train_sentencepiece(lines, size=size, output_dir=folder, max_sentences=len(lines))
+  path = training.train_sentencepiece(lines, size=size, output_dir=folder, max_sentences=sys.maxsize)
   model = sentencepiece.SentencePieceProcessor(model_file=str(path))
   ordinary = (i for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
   return {model.id_to_piece(i): model.get_score(i) for i in ordinary}

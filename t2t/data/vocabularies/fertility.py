@@ -58,7 +58,8 @@ def measure(vocabulary: seqio.Vocabulary, lines: Iterable[str]) -> Division:
     own = line.split()
     for word in own:
       if word not in sizes:
-        sizes[word] = len(vocabulary.encode(word))
+        # Of byte-level BPE a word is another at the beginning of a text than behind a space, where most words stand.
+        sizes[word] = min(len(vocabulary.encode(text)) for text in (word, f" {word}"))
       split += sizes[word] > 1
     if len(sizes) > _REMEMBERED:
       sizes.clear()

@@ -211,21 +211,22 @@ def _own_id(vocabulary: seqio.Vocabulary, kind: str) -> int | None:
   return found[0] if found else None
 
 
-def token_texts(vocabulary: seqio.Vocabulary) -> list[str]:
+def token_texts(vocabulary: seqio.Vocabulary, *, errors: str = "replace") -> list[str]:
   """What each id stands for, with a space in front where a word starts; special ids and sentinels by their names.
 
   In:  T5's 32,000 pieces and 100 sentinels
   Out: [0] "<pad>", [1] "</s>", [3] " ", [8774] " Hello", [32099] "<extra_id_0>"
 
-  A part of a character (byte-level BPE and bytes) is the replacement character, U+FFFD.
+  A part of a character (byte-level BPE and bytes) is the replacement character, U+FFFD; with errors "surrogateescape"
+  each is another.
   """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     pieces = vocabulary.tokenizer.id_to_piece(list(range(vocabulary.vocab_size)))
     return [piece[1:] if vocabulary_files.SENTINEL.fullmatch(piece) else piece.replace("▁", " ") for piece in pieces]
   if isinstance(vocabulary, seqio.ByteVocabulary):
-    texts = ["<pad>", "</s>", "<unk>", *(bytes([byte]).decode(errors="replace") for byte in range(256))]
+    texts = ["<pad>", "</s>", "<unk>", *(bytes([byte]).decode(errors=errors) for byte in range(256))]
   else:
-    texts = vocabulary.token_texts()
+    texts = vocabulary.token_texts() if errors == "replace" else vocabulary.token_texts(errors=errors)
   return texts + [f"<extra_id_{i}>" for i in reversed(range(vocabulary.extra_ids))]
 
 

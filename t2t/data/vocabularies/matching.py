@@ -18,8 +18,8 @@ def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[
 
   Source: Gee et al. 2022 (Fast Vocabulary Transfer), section 3.
   """
-  ours, theirs = ids.token_texts(given), ids.token_texts(trained)
-  # Several ids may have one text: parts of characters, which are told apart by their order.
+  ours, theirs = (ids.token_texts(vocabulary, errors="surrogateescape") for vocabulary in (given, trained))
+  # Several ids may have one text, and are told apart by their order.
   places: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
   for old, text in enumerate(theirs):
     places[text].append(old)
@@ -29,12 +29,17 @@ def old_pieces(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> list[list[
   for new, text in enumerate(ours):
     if places[text]:
       found.append([places[text].popleft()])
-    elif new in special or not text.strip() or "\N{REPLACEMENT CHARACTER}" in text:
+    elif new in special or not text.strip() or _has_parts(text):
       found.append([])
     else:
       spelled = trained.encode(text) if text[:1].isspace() else _longest_first(text, inner)
       found.append([old for old in spelled if old not in unusable])
   return found
+
+
+def _has_parts(text: str) -> bool:
+  """Whether bytes of it are no whole character."""
+  return any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def _longest_first(text: str, pieces: dict[str, int]) -> list[int]:

@@ -155,9 +155,13 @@ class SubwordVocabulary(seqio.Vocabulary):
     """Own ids that no text has: special pieces, those kept for later ([unused0]), numbers without a piece."""
     return self._file.special_ids
 
-  def token_texts(self) -> list[str]:
-    """What each own id stands for, with a space in front where a word starts; special pieces by their names."""
-    return list(self._file.texts)
+  def token_texts(self, *, errors: str = "replace") -> list[str]:
+    """What each own id stands for, with a space in front where a word starts; special pieces by their names.
+
+    Args:
+      errors: what becomes of parts of characters, as `bytes.decode` takes it; "surrogateescape": each is another.
+    """
+    return [text.encode(errors="surrogateescape").decode(errors=errors) for text in self._file.texts]
 
   # ---- Encoding ------------------------------------------------------------
 
@@ -452,7 +456,7 @@ def _summarise(tokenizer: tokenizers.Tokenizer, settings: dict, where: str) -> _
 def _texts(
   ids: dict[str, int], size: int, special_ids: frozenset[int], added: frozenset[int], content: dict
 ) -> tuple[str, ...]:
-  """What each id stands for, with a space in front where a word starts."""
+  """What each id stands for, with a space in front where a word starts; bytes of parts of characters as surrogates."""
   prefix = content["model"].get("continuing_subword_prefix")
   is_wordpiece = content["model"]["type"] == "WordPiece"
   byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
@@ -464,7 +468,7 @@ def _texts(
     elif is_wordpiece:
       texts[i] = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
     elif byte_level and byte_of.keys() >= set(piece):  # else as it stands, as tokenizers' ByteLevel decodes it
-      texts[i] = bytes(byte_of[character] for character in piece).decode(errors="replace")
+      texts[i] = bytes(byte_of[character] for character in piece).decode(errors="surrogateescape")
     else:
       texts[i] = piece.replace("▁", " ")
   return tuple(texts)
