@@ -144,3 +144,28 @@ def test_trained_in_one_language_and_asked_in_all(tmp_path, capsys):
   assert list(found["languages"]) == sorted(released.LANGUAGES["paws_x_wiki"])
   accuracies = [each["accuracy"] for each in found["languages"].values()]
   assert math.isclose(found["mean"]["accuracy"], sum(accuracies) / 7)
+
+
+def test_xnli_is_asked_of_who_has_learned_mnli(tmp_path, capsys):
+  """The head of the English benchmark answers in fifteen languages."""
+  labels = ("entailment", "neutral", "contradiction")
+  header = "promptID\tgold_label\tsentence1\tsentence2"
+  english = "\n".join([header, *(f"{i}\t{labels[i % 3]}\tthe {i}\ta {i}" for i in range(12))])
+  test_tasks.write(tmp_path / "glue", {f"MNLI/{name}.tsv": english for name in ("train", "dev_matched")})
+  every = [(language, i) for language in released.LANGUAGES["xnli"] for i in range(3)]
+  rows = ["language\tgold_label\tsentence1\tsentence2", *(f"{x}\t{labels[i]}\t{x} {i}\t{x}" for x, i in every)]
+  test_tasks.write(tmp_path / "xnli", {f"xnli.{name}.tsv": "\n".join(rows) for name in ("dev", "test")})
+  typed = ["--config=finetune_glue", "--config.data.inputs_length=48", "--config.data.targets_length=32"]
+  typed += ["--config.train.batch_size=8"]
+  tuning = [f"--config.init.checkpoint={trained.workdir('encoder_only')}", "--config.data.mixture=glue_mnli"]
+  tuning += [f"--config.data.folders.glue={tmp_path}/glue"]
+  tuning += ["--config.train.steps=2", "--config.eval.every=2", "--workdir", f"{tmp_path}/en"]
+  assert command.main(["train", *typed, *tuning]) == 0
+  asked = ["--config.data.task_modules=t2t.tasks.multilingual", "--config.data.mixture=xnli"]
+  asked += [f"--config.data.folders.xnli={tmp_path}/xnli", "--config.data.eval_split=test"]
+  asked += ["--checkpoint", f"{tmp_path}/en", "--workdir", f"{tmp_path}/all"]
+  capsys.readouterr()
+  assert command.main(["eval", *typed, *asked]) == 0
+  assert "mean of 15" in capsys.readouterr().out
+  found = json.loads((tmp_path / "all/languages.json").read_text())["xnli.test"]
+  assert set(found["languages"]) == set(released.LANGUAGES["xnli"])
