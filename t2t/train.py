@@ -168,8 +168,6 @@ def train(config: Config, workdir: str) -> TrainState:
         # A run that goes on from this checkpoint finds all that was measured up to it, there or in the checkpoint.
         beside = batches.state(last_step) | report.flush() | early.state()
         found = measured if measured_step == last_step else None
-        if found and len(run) > 1:
-          found = found | {outdated.STAGE: batches.stage}
         checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
       if looks:

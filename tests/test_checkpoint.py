@@ -168,13 +168,6 @@ def test_what_is_no_number_is_never_the_best(tmp_path):
   measured = {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   assert outdated.best_steps(measured) == {"loss": 20, "cb/f1": 10}
   assert outdated.best_steps({1: {"loss": nan}, 2: {"loss": nan}}) == {}
-  # Held-out text is another in each stage.
-  stages = {
-    1: {"loss": 1.0, "stage": 0, "f1": 9.0},
-    2: {"loss": 2.0, "stage": 1, "f1": 8.0},
-    3: {"loss": 3.0, "stage": 1},
-  }
-  assert outdated.best_steps(stages) == {"loss": 2, "f1": 1}
   save(tmp_path, (1, nan), (2, 3.0), (3, nan), (4, None), keep=1)
   assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 3, 4]
 

@@ -15,14 +15,9 @@ from t2t.storage import bucket
 
 _policies = ocp.checkpoint_managers
 
-# Among what a checkpoint of a run with stages was measured at: the number of its stage.
-STAGE = "stage"
-
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
   """The best step by each metric, the earliest of several that are as good; what is no number is never the best.
-
-  By "loss" it is one of the last stage: held-out text is another in each.
 
   In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   Out: {"loss": 20, "cb/f1": 10}
@@ -31,10 +26,9 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
     metrics: step -> name -> value, None where nothing was measured. Of "loss" less is better, of all others more.
   """
   best: dict[str, int] = {}
-  stage_of = {step: values.get(STAGE, 0) for step, values in metrics.items() if values}
   for step, values in sorted(metrics.items()):
     for name, value in (values or {}).items():
-      if math.isnan(value) or name == STAGE or name == "loss" and stage_of[step] < max(stage_of.values()):
+      if math.isnan(value):
         continue
       sign = -1 if name == "loss" else 1
       if name not in best or sign * value > sign * metrics[best[name]][name]:
