@@ -77,7 +77,8 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- Where training starts ---------------------------------------------
     damage.set_aside(workdir / store.CHECKPOINTS)
     settings = config.checkpoint
-    checkpoints = store.Checkpoints(workdir, keep=settings.keep, retry_seconds=settings.retry_seconds)
+    ends = [stage.end for stage in run[:-1]]
+    checkpoints = store.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
     runs.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
@@ -187,7 +188,7 @@ def train(config: Config, workdir: str) -> TrainState:
     shown = show(leg.program.reader, state, leg.eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
-      loss, best = measured["loss"], outdated.best_steps(kept)
+      loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
       reports.summarise(workdir, loss, leg.made.loss.unit, baselines, shown, saved_step, kept, best, run)
   return state
 

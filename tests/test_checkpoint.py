@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding, stages
-from t2t.checkpoints import manifest, outdated, reading, start, store, writer
+from t2t.checkpoints import inspection, manifest, outdated, reading, start, store, writer
 from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
@@ -160,6 +160,23 @@ def test_the_best_by_each_metric_is_kept(tmp_path):
   checkpoints.close()
   assert kept == {step: measured[step] for step in (1, 2, 4, 5)}  # the last but one is there if the last is damaged
   assert outdated.best_steps(kept) == {"loss": 1, "cb/f1": 2, "rte/accuracy": 1}
+
+
+def test_each_stage_has_its_best(tmp_path):
+  """Its loss is of other text: that of the first stage would be the best for ever, and the second's be deleted."""
+  config = CONFIG | {"train": {"steps": 9}, "stages": [{"name": "first", "steps": 2}, {"name": "second"}]}
+  checkpoints = store.Checkpoints(epath.Path(tmp_path), keep=1, ends=(2,))
+  for step, loss in enumerate((1.0, 0.5, 3.0, 2.0, 4.0, 5.0, 6.0), start=1):
+    checkpoints.save(step, make_state(value=float(step)), STREAMS, config, metrics={"loss": loss})
+  checkpoints.wait()
+  kept = checkpoints.metrics()
+  checkpoints.close()
+  assert list(kept) == [2, 4, 6, 7]
+  folder = checkpoints.directory
+  assert [each.step for each in inspection.superfluous(folder, keep=1)] == [6]
+  assert inspection.best(folder, inspection.steps(folder)) == [{"loss": 2}, {"loss": 4}]
+  assert outdated.best_of_stages(kept, (2,)) == [{"loss": 2}, {"loss": 4}]
+  assert outdated.best_of_stages(kept, ()) == [outdated.best_steps(kept)] == [{"loss": 2}]
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):

@@ -10,6 +10,7 @@ import types
 import jax
 import numpy as np
 import pytest
+import seqio
 import test_numbers
 import test_rows
 import test_train
@@ -21,7 +22,7 @@ from t2t.data import positions, rows, runs, windows
 from t2t.sections import DataConfig
 from t2t.training import schedules
 
-small, files, text = test_rows.small, test_rows.files, test_train.text  # the fixtures
+small, files, register, text = test_rows.small, test_rows.files, test_rows.register, test_train.text  # the fixtures
 
 
 def config_of(*found, name="tiny", overrides=()):
@@ -331,6 +332,21 @@ def test_what_is_left_of_an_epoch_is_what_was_not_read(old, new):
     assert not read & again
     begun = len(found[1]) - len(rest)  # of which all but the last were needed
     assert begun == 0 or read & set(found[1][begun - 1].records)
+
+
+def test_all_stages_have_one_vocabulary(register):
+  """Tasks may have one themselves, where config.data.vocabulary is empty."""
+  first, second = register("in_bytes"), register("in_others")
+  for name, extra_ids in ((first, 0), (second, 8)):
+    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(extra_ids=extra_ids)))
+    task = seqio.TaskRegistry.get(name).replace(output_features=features)
+    seqio.TaskRegistry.remove(name)
+    seqio.TaskRegistry.add_provider(name, task)
+  data = {"mixture": first, "vocabulary": "", "eval_split": "train"}
+  config = config_of({"share": 0.5}, {"name": "later", "data.mixture": second}).with_(data=data)
+  with pytest.raises(UserError, match="config.stages, later: .*=in_others: has another vocabulary than stage 1"):
+    runs.check_stages(runs.resolved_stages(config))
+  runs.check_stages(runs.resolved_stages(config.with_(data={"vocabulary": "bytes"})))
 
 
 def test_batches_are_left_out_of_the_stage_that_they_are_of(files, tmp_path):

@@ -1,6 +1,6 @@
 """What a run has saved, looked at from outside: its steps, what they were measured at, and how two of them differ."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, stages
 from t2t.checkpoints import damage, outdated, reading, store
 from t2t.checkpoints import manifest as manifests
+from t2t.sections import read_stage
 from t2t.storage import bucket
 
 _READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints
@@ -89,14 +90,24 @@ def _step(folder: epath.Path, step: int) -> Step:
 # ---- Less of them ----------------------------------------------------------------------------------------------------
 
 
+def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
+  """The best of `steps` by each metric, of each stage (`outdated.best_of_stages`); where they end the last one says."""
+  config = damage.noted(folder / str(found[-1].step) / "config" / "metadata") if found else {}
+  ends: list[int] = []
+  with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
+    said = [read_stage(number, each) for number, each in enumerate(config.get("stages", ()), start=1)]
+    ends = [end for _, _, end in stages.bounds(said, config["train"]["steps"])[:-1]] if said else []
+  return outdated.best_of_stages({each.step: each.metrics for each in found}, ends)
+
+
 def superfluous(folder: epath.Path, *, keep: int) -> list[Step]:
-  """The steps that are neither of the last `keep`, nor the best by a metric, nor the last that is sound.
+  """The steps that are neither of the last `keep`, nor the best of a stage by a metric, nor the last that is sound.
 
   Whether one is sound is read off all its files, from the last step on until one is.
   """
   found = steps(folder)
   kept = {each.step for each in found[-keep:]}
-  kept |= set(outdated.best_steps({each.step: each.metrics for each in found}).values())
+  kept |= {step for of_stage in best(folder, found) for step in of_stage.values()}
   sound = (each.step for each in reversed(found) if not damage.of_step(folder / str(each.step), step=each.step))
   kept.add(next(sound, None))
   if None in kept:

@@ -1,5 +1,6 @@
 """Which steps are kept, and how the others are deleted: one that cannot be is told, and no reason to end."""
 
+import bisect
 from collections.abc import Mapping, Sequence
 import contextlib
 import math
@@ -36,18 +37,38 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
   return best
 
 
+def best_of_stages(metrics: Mapping[int, Mapping[str, float] | None], ends: Sequence[int]) -> list[dict[str, int]]:
+  """`best_steps` of each stage in which something was saved, in order: the losses of two are not of the same text.
+
+  In:  {10: {"loss": 1.0}, 20: {"loss": 3.0}, 30: {"loss": 2.0}}, ends (10,)
+  Out: [{"loss": 10}, {"loss": 30}]
+
+  Args:
+    metrics: see `best_steps`.
+    ends: steps made when each stage but the last ends; of a run without stages none.
+  """
+  parts: dict[int, dict[int, Mapping[str, float] | None]] = {}
+  for step, values in sorted(metrics.items()):
+    parts.setdefault(bisect.bisect_left(ends, step), {})[step] = values
+  return [best_steps(part) for part in parts.values()]
+
+
 class _BestOfEach(_policies.PreservationPolicy):
-  """Keeps the best checkpoint by each metric."""
+  """Keeps the best checkpoint by each metric, of each stage."""
+
+  def __init__(self, ends: Sequence[int]):
+    self._ends = tuple(ends)
 
   def should_preserve(self, checkpoints, *, context):
     del context
-    best = set(best_steps({each.step: each.metrics for each in checkpoints}).values())
+    found = best_of_stages({each.step: each.metrics for each in checkpoints}, self._ends)
+    best = {step for of_stage in found for step in of_stage.values()}
     return [each.step in best for each in checkpoints]
 
 
-def kept(last: int) -> _policies.PreservationPolicy:
-  """The last steps, two at least, and the best by each metric."""
-  return _policies.AnyPreservationPolicy([_policies.LatestN(max(2, last)), _BestOfEach()])
+def kept(last: int, ends: Sequence[int] = ()) -> _policies.PreservationPolicy:
+  """The last steps, two at least, and the best by each metric; of each stage, see `best_of_stages`."""
+  return _policies.AnyPreservationPolicy([_policies.LatestN(max(2, last)), _BestOfEach(ends)])
 
 
 def delete(path: epath.Path) -> None:

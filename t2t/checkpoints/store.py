@@ -39,12 +39,21 @@ class Checkpoints:
     UserError: there is a file in the place of the folder, or a link that leads nowhere.
   """
 
-  def __init__(self, workdir: epath.Path, *, keep: int, retry_seconds: float = 0.0, read_only: bool = False):
+  def __init__(
+    self,
+    workdir: epath.Path,
+    *,
+    keep: int,
+    ends: Sequence[int] = (),
+    retry_seconds: float = 0.0,
+    read_only: bool = False,
+  ):
     """Opens the folder, which need not be there.
 
     Args:
       workdir: local or gs://.
       keep: how many of the last stay.
+      ends: of stages, each of which has its best (`outdated.best_of_stages`).
       retry_seconds: for which a save that fails is tried again.
       read_only: nothing is saved or deleted, and what an interrupted save has left stays.
     """
@@ -60,7 +69,7 @@ class Checkpoints:
       # best_fn only makes the metrics be written; what is kept is the policy's business.
       best_fn=lambda metrics: metrics["loss"],
       best_mode="min",
-      preservation_policy=outdated.kept(keep),
+      preservation_policy=outdated.kept(keep, ends),
       cleanup_tmp_directories=not read_only,
       read_only=read_only,
       create=not read_only,

@@ -17,7 +17,7 @@ import rich.console
 import rich.table
 
 from t2t import UserError
-from t2t.checkpoints import converted, damage, inspection, manifest, outdated, pretrained, reading, store, writer
+from t2t.checkpoints import converted, damage, inspection, manifest, pretrained, reading, store, writer
 from t2t.runtime import amounts, progress
 from t2t.storage import bucket
 
@@ -100,8 +100,9 @@ def _list(options: argparse.Namespace) -> int:
   folder = inspection.folder_of(options.dir)
   found, console = inspection.steps(folder), _console()
   best: dict[int, list[str]] = {}
-  for name, step in outdated.best_steps({each.step: each.metrics for each in found}).items():
-    best.setdefault(step, []).append(name)
+  for of_stage in inspection.best(folder, found):
+    for name, step in of_stage.items():
+      best.setdefault(step, []).append(name)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for name, justify in (("step", "right"), ("saved", "left"), ("size", "right"), ("loss", "right")):
     table.add_column(name, justify=justify, no_wrap=True)

@@ -194,14 +194,20 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
 
 
 def check_stages(run: Sequence[stages.Stage]) -> None:
-  """`check` of each stage.
+  """`check` of each stage, and that all have one vocabulary.
 
   Raises:
     UserError: see there; names the stage.
   """
+  first = pipeline.vocabulary(run[0].config.data)
   for stage in run:
     with stage.told():
       check(stage.config)
+      if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
+        raise UserError(
+          f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, and there is one embedding;"
+          " set config.data.vocabulary, and all stages are read in it"
+        )
 
 
 def check(config: Config) -> None:
