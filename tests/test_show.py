@@ -307,6 +307,8 @@ def test_files_of_ones_own(printed, tmp_path):
     (["show_test_fails"], r"preprocessor 1 of 1, fails \(.*show_tasks.py, line 24\): KeyError: 'nothing'"),
     (["show_test_pair", "--config", "tinny"], "--config tinny: no such config; nearest: tiny"),
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),
+    (["--config.data.vocabulary=a b"], "^NAME is missing"),
+    (["--config", "tiny", "--config.data.inputs_length=a b"], "config.data.inputs_length"),
     (["show_test_pair", "--examples", "-1"], "--examples -1: cannot be negative"),
     (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),
   ],

@@ -137,7 +137,7 @@ class _Choice:
 
 def _config(parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
   """The config as training has it, with the model of the checkpoint that it starts from; without one the defaults."""
-  options, overrides = parser.parse_known_args(argv)
+  options, overrides = options_lib.parse_known(parser, argv)
   if options.config:
     return options_lib.inherited(options_lib.parse(parser, argv)[1], parser, argv)
   config = override(default.get_config(), overrides)
@@ -155,7 +155,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   Raises:
     UserError: no such task, config or split, or they do not go together, or a preprocessor fails.
   """
-  options, overrides = parser.parse_known_args(argv)
+  options, overrides = options_lib.parse_known(parser, argv)
   config = _config(parser, argv)
   given_config = records(config)
   data = given_config.data
@@ -340,7 +340,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
       "--summary", type=int, default=100, metavar="N", help="examples to count over, 0: none; default: 100"
     )
-    options, _ = parser.parse_known_args(argv[1:])
+    options, _ = options_lib.parse_known(parser, argv[1:])
     for name in ("examples", "tokens", "summary"):
       if getattr(options, name) < 0:
         raise UserError(f"--{name} {getattr(options, name)}: cannot be negative")
