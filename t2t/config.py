@@ -1,5 +1,6 @@
 """Configs: found by name or path, their keys overridden, and made the records that the library takes."""
 
+import ast
 from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
@@ -195,6 +196,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):
         raise UserError(f"{name}: no such key; a key is of letters, digits and _")
+  for argument in arguments:
+    if argument.startswith(f"--config.{_STAGES}="):
+      _check_stages_typed(argument.partition("=")[2])
   arguments = [_listed(config, keys, argument) for argument in arguments]
   values = flags.FlagValues()
   config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=["t2t", *arguments])
@@ -212,6 +216,17 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       loss = values.config.train.loss or "cross_entropy"
       raise UserError(f"{mine}: config.train.loss={loss} does not read it; add --config.train.loss={name}")
   return values.config
+
+
+def _check_stages_typed(value: str) -> None:
+  """Refuses stages that are no mappings as Python writes them, of which absl would tell what is wrong with a tuple."""
+  try:
+    ast.literal_eval(value.strip() or "()")
+  except (SyntaxError, ValueError) as error:
+    raise UserError(
+      f"--config.{_STAGES}={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
+      f""" mapping for each stage, --config.{_STAGES}='{{"name": "short", "share": 0.9}}, {{"name": "long"}}'"""
+    ) from error
 
 
 def _check_stages(config: ConfigDict, arguments: Sequence[str]) -> None:

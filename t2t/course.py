@@ -1,6 +1,6 @@
 """What each stage of a run runs: its programs, its held-out batches, and what it is measured by."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from t2t import UserError, losses
 from t2t.models.architecture import Batch
 from t2t.params import path_name
 from t2t.stages import Stage
-from t2t.training import meshes, recipe
+from t2t.training import early, meshes, recipe
 from t2t.training.ahead import Ahead
 from t2t.training.train_state import TrainState
 
@@ -74,6 +74,19 @@ class Leg:
 
     return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
 
+  def check_measured(self, vocabulary: Any) -> None:
+    """Refuses a `config.eval.stop_by` that the stage is not measured by.
+
+    Raises:
+      UserError: names the nearest.
+    """
+    settings = self.stage.config.eval
+    if not settings.patience or settings.stop_by == "loss":
+      return
+    with self.stage.told():
+      tasks = self.tasks(vocabulary)
+      early.check_measured(settings, ["loss", *(() if tasks is None else tasks.metric_names())])
+
   @functools.cached_property
   def flops(self) -> float:
     """Of a step."""
@@ -99,6 +112,10 @@ class Course:
   def __getitem__(self, number: int) -> Leg:
     """A stage, by its number."""
     return self._legs[number]
+
+  def __iter__(self) -> Iterator[Leg]:
+    """The stages in order."""
+    return iter(self._legs)
 
   def step(self, number: int, state: TrainState, batch: Batch, key: jax.Array) -> tuple[TrainState, Any]:
     """A step of a stage (`Program.train_step`)."""

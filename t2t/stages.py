@@ -35,10 +35,14 @@ class Stage:
     return f"stage {self.name}, steps {self.begin + 1} to {self.end}" if self.name else ""
 
   @property
+  def own(self) -> Mapping[str, Any]:
+    """What differs between the stages, as this one has it, by key: {"data.inputs_length": 128}."""
+    return next((stage.changes for stage in self.config.stages if stage.name == self.name), {})
+
+  @property
   def changes(self) -> str:
     """What differs between the stages, as this one has it: "data.inputs_length=128", for messages."""
-    own = next((stage.changes for stage in self.config.stages if stage.name == self.name), {})
-    return ", ".join(f"{key}={value}" for key, value in own.items() if not isinstance(value, Mapping))
+    return ", ".join(f"{key}={value}" for key, value in self.own.items() if not isinstance(value, Mapping))
 
   def with_(self, **sections: Mapping[str, Any]) -> "Stage":
     """The same stage with some keys of its config changed, see `Config.with_`."""

@@ -73,6 +73,8 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- Model, optimizer, and what the tasks are measured by --------------
     hosts.say(f"{_described(legs[-1], mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
+    for leg in legs:
+      leg.check_measured(vocabulary)
 
     # ---- Where training starts ---------------------------------------------
     damage.set_aside(workdir / store.CHECKPOINTS)

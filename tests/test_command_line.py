@@ -181,6 +181,12 @@ def test_keys_of_before_are_read():
     ("--config.train.steps=many", r"config.train.steps"),
     ("--config.train.steps=1.5", r"config.train.steps"),
     ("--config.data.pack=perhaps", r"config.data.pack"),
+    (
+      '--config.stages={"share": 0.9, {"name": "b"}',
+      r"^--config.stages={.*: cannot be read \('{' was never",
+    ),
+    ("--config.stages={'share': half}", r"""; give a mapping for each stage, --config.stages='{"name": "short", """),
+    ("--config.stages=({'share': 0.5},", r"^--config.stages=\({'share': 0.5},: cannot be read \("),
     ("--steps=7", r"unknown option --steps=7; did you mean --config.train.steps\?"),
     ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
     ("--stpes=7", r"unknown option --stpes=7; `--help` lists them"),

@@ -70,6 +70,16 @@ def test_a_metric_that_is_not_measured_is_refused():
   found = early.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/acuracy"), {})
   with pytest.raises(UserError, match="measured by loss, rte/accuracy; did you mean rte/accuracy"):
     found.note(1, {"loss": 1.0, "rte/accuracy": 2.0})
+  with pytest.raises(UserError, match="stop_by='eval/loss': the run is measured by loss; did you mean loss"):
+    early.check_measured(dataclasses.replace(CONFIG, patience=1, stop_by="eval/loss"), ["loss"])
+  early.check_measured(dataclasses.replace(CONFIG, patience=0, stop_by="eval/loss"), ["loss"])
+
+
+def test_without_patience_what_a_run_would_stop_by_has_no_say(capsys):
+  early.EarlyStop(dataclasses.replace(CONFIG, patience=0, stop_by="rte/accuracy"), {})
+  assert "config.eval.stop_by=rte/accuracy: has no say, for config.eval.patience=0" in capsys.readouterr().err
+  early.EarlyStop(dataclasses.replace(CONFIG, patience=1, stop_by="rte/accuracy"), {})
+  assert not capsys.readouterr().err
 
 
 def test_a_patience_below_0_is_refused():

@@ -107,6 +107,15 @@ def run(module, workdir, architecture="encoder_decoder", *others, mixture="odd_l
   return command.main(["eval", checkpoint, f"--workdir={workdir}", *options(module, mixture), *others])
 
 
+def test_what_a_run_is_not_measured_by_is_refused_before_any_step(module, tmp_path, capsys):
+  own = ("--config.eval.patience=1", "--config.eval.stop_by=odd_label/acuracy", "--config.data.vocabulary=bytes")
+  assert command.main(["train", "--config=tiny", f"--workdir={tmp_path}", *options(module), *own]) == 2
+  assert "measured by loss, odd_label/accuracy, odd_label/score; did you mean odd_label/accuracy?" in (
+    err := capsys.readouterr().err
+  ), err
+  assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "metrics.jsonl").exists()
+
+
 def predictions(workdir, name):
   return [json.loads(line) for line in (workdir / "predictions" / f"{name}.jsonl").read_text().splitlines()]
 

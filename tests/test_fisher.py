@@ -343,11 +343,12 @@ def test_a_run_whose_checkpoint_is_gone_says_so(information, tmp_path):
   [
     (("--examples", "0"), "--examples 0: must be at least 1"),
     (("--config.data.mixtrue=a",), "no such key; nearest: data.mixture"),
+    (("--config.data.mixtrue=a b",), "no such key; nearest: data.mixture"),
     (("--config.train.loss=electra",), "config.train.loss=electra: gives an example no likelihood"),
   ],
 )
 def test_what_cannot_be_asked(arguments, message, tmp_path, capsys):
   """Before anything is computed."""
-  assert command.main(["fisher", str(base()), "--output", str(tmp_path / "out"), *arguments]) == 2
+  assert command.main(["fisher", *arguments, str(base()), "--output", str(tmp_path / "out")]) == 2
   assert re.search(message, capsys.readouterr().err)
   assert not (tmp_path / "out").exists()

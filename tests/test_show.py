@@ -263,6 +263,18 @@ def test_with_a_config(printed, tmp_path, module):
     printed("show", "show_test_span_corruption", "--config", str(path))
 
 
+def test_a_stage(printed):
+  """As the stage that is named has it, or the first; without a config, too."""
+  said = '--config.stages={"name": "short", "share": 0.9, "data.inputs_length": 24}, {"name": "long"}'
+  arguments = ("show", "show_test_masked_lm", "--config.data.inputs_length=40", "--examples=1", "--summary=0", said)
+  text = printed(*arguments)
+  assert text.startswith("stage short, steps 1 to ") and "data.inputs_length=24; --stage long shows another" in text
+  assert "encoder_token_types    int32 [24]" in text
+  text = printed(*arguments, "--config", "tiny_bert", "--stage", "long")
+  assert text.startswith("stage long, steps ") and "shows another" not in text
+  assert "encoder_token_types    int32 [40]" in text
+
+
 def test_what_a_head_is_asked(printed, tmp_path):
   """With a checkpoint the examples are as training from it has them: here of an encoder, which answers by a head."""
   model = dataclasses.replace(test_convert_heads.BERT, heads=())
@@ -307,6 +319,13 @@ def test_files_of_ones_own(printed, tmp_path):
     (["show_test_fails"], r"preprocessor 1 of 1, fails \(.*show_tasks.py, line 24\): KeyError: 'nothing'"),
     (["show_test_pair", "--config", "tinny"], "--config tinny: no such config; nearest: tiny"),
     (["show_test_pair", "--config.data.inputs_lenth=3"], "config.data.inputs_lenth: no such key"),
+    (["--config.data.vocabulary=a b"], "^NAME is missing"),
+    (["--config", "tiny", "--config.data.inputs_length=a b"], "config.data.inputs_length"),
+    (["show_test_pair", "--stage", "a"], "--stage a: no such stage; config.stages is empty"),
+    (
+      ["show_test_pair", "--stage", "lnog", '--config.stages={"name": "short", "share": 0.5}, {"name": "long"}'],
+      "--stage lnog: no such stage; there are short, long; did you mean long?",
+    ),
     (["show_test_pair", "--examples", "-1"], "--examples -1: cannot be negative"),
     (["show_test_pair", "--examples", "0", "--summary", "0"], "nothing is left to show"),
   ],

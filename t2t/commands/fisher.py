@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from t2t import UserError, fisher
 from t2t.checkpoints import pretrained
+from t2t.commands import options as options_lib
 from t2t.config import records
 from t2t.configs import default
 from t2t.convert import output
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> None:
   Raises:
     UserError: see `fisher.run_config` and `fisher.compute`; or there is something at the output.
   """
-  options, overrides = _parser().parse_known_args(argv)
+  options, overrides = options_lib.parse_known(_parser(), argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   if options.examples < 1:
     raise UserError(f"--examples {options.examples}: must be at least 1")

@@ -131,6 +131,17 @@ def config_parser(prog: str, description: str, *, epilog: str = "") -> argparse.
   return parser
 
 
+def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+  """The parser's options, and what it does not know, keys of the config among it, in the order of the command line.
+
+  argparse takes what has a space in it for a positional, even if it begins with two dashes: a key's value is hidden
+  from it.  No argument of a process has a NUL of its own.
+  """
+  is_key = re.compile(r"--(no)?config\.").match
+  options, rest = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
+  return options, [x.replace("\0", " ") for x in rest]
+
+
 def parse(
   parser: argparse.ArgumentParser, argv: list[str], *, prepare: Callable[[ConfigDict], None] | None = None
 ) -> tuple[argparse.Namespace, ConfigDict]:
@@ -144,7 +155,7 @@ def parse(
   Raises:
     UserError: see `load_config` and `override`.
   """
-  options, rest = parser.parse_known_args(argv)
+  options, rest = parse_known(parser, argv)
   if options.config is None:
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
   config = load_config(options.config)

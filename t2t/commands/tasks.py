@@ -1,7 +1,7 @@
 """The command `t2t tasks`: lists what is registered, and shows what a task makes of its text, as view.py prints it."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import fnmatch
 import os
@@ -17,7 +17,7 @@ import t2t.data  # noqa: F401  before seqio: it keeps TensorFlow quiet
 # isort: split
 import seqio
 
-from t2t import UserError, did_you_mean
+from t2t import UserError, did_you_mean, stages
 from t2t.commands import options as options_lib
 from t2t.config import override, records
 from t2t.configs import default
@@ -25,7 +25,7 @@ from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
-from t2t.sections import DataConfig
+from t2t.sections import Config, DataConfig
 
 _WIDEST = 120  # columns; longer lines are hard to read
 # ---- The list --------------------------------------------------------------------------------------------------------
@@ -133,11 +133,12 @@ class _Choice:
   split: str
   heads: tuple[HeadConfig, ...] = ()  # of the model
   answers: tuple[HeadConfig, ...] = ()  # those of them that answer the task
+  stage: stages.Stage | None = None
 
 
 def _config(parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
   """The config as training has it, with the model of the checkpoint that it starts from; without one the defaults."""
-  options, overrides = parser.parse_known_args(argv)
+  options, overrides = options_lib.parse_known(parser, argv)
   if options.config:
     return options_lib.inherited(options_lib.parse(parser, argv)[1], parser, argv)
   config = override(default.get_config(), overrides)
@@ -155,10 +156,26 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
   Raises:
     UserError: no such task, config or split, or they do not go together, or a preprocessor fails.
   """
-  options, overrides = parser.parse_known_args(argv)
-  config = _config(parser, argv)
-  given_config = records(config)
-  data = given_config.data
+  options, overrides = options_lib.parse_known(parser, argv)
+  stage = _stage(records(_config(parser, argv)), options.stage)
+  typed = {argument.lstrip("-").partition("=")[0] for argument in overrides}
+  with stage.told():
+    choice = _choose_of(stage.config, options, typed | {f"config.{key}" for key in stage.own})
+  return dataclasses.replace(choice, stage=stage)
+
+
+def _stage(config: Config, name: str) -> stages.Stage:
+  """The stage of that name, or the first."""
+  found = {stage.name: stage for stage in stages.of(config)}
+  if name and name not in found:
+    there = f"there are {', '.join(found)}{did_you_mean(name, found)}" if config.stages else "config.stages is empty"
+    raise UserError(f"--stage {name}: no such stage; {there}")
+  return found[name] if name else next(iter(found.values()))
+
+
+def _choose_of(config: Config, options: argparse.Namespace, given: Collection[str]) -> _Choice:
+  """What is to be shown of a run, or of a stage; `given` has the keys that are typed, or that the stage changes."""
+  data = config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
   if options.name:
     _check_registered(options.name, data.task_modules)
@@ -169,7 +186,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
     raise UserError("NAME is missing: give a task (`t2t tasks` lists them), or --config with a mixture or files")
   if options.config:
     # A task is shown even if nobody can count its examples, of which epochs are.
-    run = runs.resolved(dataclasses.replace(given_config, data=data).with_(train={"epochs": 0.0}))
+    run = runs.resolved(dataclasses.replace(config, data=data).with_(train={"epochs": 0.0}))
     model, answers = run.model, runs.heads_asked(run)
     task = pipeline.load_task(data, model.architecture, heads=answers)
     split = options.split or ("validation" if data.files else data.eval_split)
@@ -183,7 +200,6 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> _Choice:
     )
     return choice
   task = pipeline.load_task(data)
-  given = {argument.lstrip("-").partition("=")[0] for argument in overrides}
   split = options.split or next((name for name in ("validation", "train") if name in task.splits), min(task.splits))
   split = _split(split, task, data)
   architecture = config.model.architecture
@@ -250,6 +266,11 @@ def _architecture(task: seqio.Task | seqio.Mixture) -> str:
 
 
 def _show(console: rich.console.Console, choice: _Choice, options: argparse.Namespace) -> None:
+  if choice.stage.described:
+    others = [stage.name for stage in choice.stage.config.stages if stage.name != choice.stage.name]
+    more = f"; --stage {' or '.join(others)} shows another" if others and not options.stage else ""
+    about = f"{choice.stage.described}: {choice.stage.changes or 'as the config has it'}{more}"
+    console.print(rich.text.Text(textwrap.fill(about, console.width)))
   shown = examples.preview(
     choice.data,
     choice.architecture,
@@ -332,6 +353,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="a task or mixture; default: the config's")
     parser.add_argument("--config", help="model and data as in training with this config; default: what fits the task")
+    parser.add_argument("--stage", default="", metavar="NAME", help="one of config.stages; default: the first")
     parser.add_argument("--split", default="", help="default: the held-out split")
     parser.add_argument("--examples", type=int, default=3, metavar="N", help="examples to show; default: 3")
     parser.add_argument(
@@ -340,7 +362,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
       "--summary", type=int, default=100, metavar="N", help="examples to count over, 0: none; default: 100"
     )
-    options, _ = parser.parse_known_args(argv[1:])
+    options, _ = options_lib.parse_known(parser, argv[1:])
     for name in ("examples", "tokens", "summary"):
       if getattr(options, name) < 0:
         raise UserError(f"--{name} {getattr(options, name)}: cannot be negative")

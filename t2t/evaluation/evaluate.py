@@ -114,6 +114,20 @@ class Evaluation:
     """
     return [self._ask(task, params, on_batch) for task in self._tasks if only is None or task.name in only]
 
+  def metric_names(self) -> list[str]:
+    """What `run` measures, "TASK/METRIC", and of each task the mean, "TASK/score"; found by measuring right answers.
+
+    Raises:
+      UserError: a metric of the user's own fails.
+    """
+    found = []
+    for task in self._tasks:
+      examples = [(x, x.get("targets_pretokenized", b"")) for x in self._examples[task.name] if not _is_unlabelled(x)]
+      right = [self._answer(task, x, methods.text(text), 0.0, labelled=True) for x, text in examples]
+      names = self._measure(task, right, np.zeros(len(right)))[0] if right else ()
+      found += [f"{task.name}/{name}" for name in [*names, *(["score"] if names else [])]]
+    return found
+
   # ---- Examples ------------------------------------------------------------
 
   def _load(self, task: "seqio.Task", settings: EvalConfig) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Early stopping: a run ends when what it is measured by has not become better for some evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import json
 import math
 
@@ -27,6 +27,22 @@ def check(config: EvalConfig) -> None:
     )
 
 
+def check_measured(config: EvalConfig, names: Collection[str]) -> None:
+  """Refuses a metric that a run is not measured by.
+
+  Args:
+    config: of the run.
+    names: of what it is measured by.
+
+  Raises:
+    UserError: names the nearest.
+  """
+  name = config.stop_by
+  if config.patience and name not in names:
+    listed = ", ".join(names)
+    raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {listed}{did_you_mean(name, names)}")
+
+
 class EarlyStop:
   """Whether to go on, by `config.eval.patience`: the number of evaluations without a better one (Prechelt 1998).
 
@@ -37,6 +53,10 @@ class EarlyStop:
 
   def __init__(self, config: EvalConfig, saved: Mapping[str, bytes]):
     self._config = config
+    if config.stop_by != "loss" and not config.patience:
+      hosts.say(
+        f"config.eval.stop_by={config.stop_by}: has no say, for config.eval.patience=0 ends no run; give it a number"
+      )
     self.restore(saved)
 
   def restore(self, saved: Mapping[str, bytes]) -> None:
@@ -63,9 +83,7 @@ class EarlyStop:
     name = self._config.stop_by
     if not self._config.patience:
       return
-    if name not in measured:
-      near = did_you_mean(name, measured)
-      raise UserError(f"config.eval.stop_by={name!r}: the run is measured by {', '.join(measured)}{near}")
+    check_measured(self._config, measured)
     value = hosts.share(measured[name])
     sign = -1 if name == "loss" else 1
     worth = lambda x: -math.inf if math.isnan(x) else sign * x  # any number is better than NaN
