@@ -10,7 +10,7 @@ import jax
 import seqio
 import tensorflow as tf
 
-from t2t import UserError, did_you_mean, features, stages
+from t2t import UserError, features, stages
 from t2t.data import (
   answering,
   checks,
@@ -217,7 +217,6 @@ def check(config: Config) -> None:
     UserError: see there; or examples that the loss makes nothing of.
   """
   _check_loss(config)
-  _check_stops(config)
   if config.data.sources:
     languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
   _check_sees(config)
@@ -274,19 +273,6 @@ def _check_loss(config: Config) -> None:
       f"config.model.{key}: with the same text twice only dropout makes two vectors of it, and each text must draw its"
       f" own; set config.model.{right}"
     )
-
-
-def _check_stops(config: Config) -> None:
-  """Refuses a metric to stop by that no evaluation will have: which ones a task has is known when it is evaluated."""
-  data, stop_by = config.data, config.eval.stop_by
-  if not config.eval.patience or stop_by == "loss":
-    return
-  found = [] if data.files else pipeline.find_tasks(data, config.model.architecture, config.eval.tasks)
-  names = [task.name for task in found if task.metric_fns]
-  if stop_by.rpartition("/")[0] not in names:
-    near = did_you_mean(stop_by.rpartition("/")[0], names)
-    measured = ", ".join(["loss", *(f"{name}/METRIC" for name in names)])
-    raise UserError(f"config.eval.stop_by={stop_by}: the run is measured by {measured}{near}")
 
 
 def _check_sees(config: Config) -> None:

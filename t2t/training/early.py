@@ -53,10 +53,6 @@ class EarlyStop:
 
   def __init__(self, config: EvalConfig, saved: Mapping[str, bytes]):
     self._config = config
-    if config.stop_by != "loss" and not config.patience:
-      hosts.say(
-        f"config.eval.stop_by={config.stop_by}: has no say, for config.eval.patience=0 ends no run; give it a number"
-      )
     self.restore(saved)
 
   def restore(self, saved: Mapping[str, bytes]) -> None:
