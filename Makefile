@@ -1,7 +1,8 @@
 # make train, make test, make check: each creates .venv first, if it is not there.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# Of the tests: as many as there are cores, at least 2; each holds up to 4 GB.
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{print $$1 < 2 ? 2 : $$1 > 8 ? 8 : $$1}')
 OVERRIDES ?=
 
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
