@@ -139,7 +139,8 @@ class Layer(nnx.Module):
     own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
     own = attention.KVCache(*own)
     own = own if front is None else own.behind(front)
-    beside, kept = (None, None) if pal is None else pal(normed, mask=mask, cache=None if cache is None else cache.beside)
+    written = None if cache is None else cache.beside
+    beside, kept = (None, None) if pal is None else pal(normed, mask=mask, cache=written)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, "self_attention", keys[1])
