@@ -49,7 +49,7 @@ def check(data: DataConfig, adapters: adapt.Adapters, found: selection.Found | N
     return {}
   key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
   if len(known) > features.MOST_TASKS:
-    raise UserError(f"{key}: {len(known)} tasks; there may be {features.MOST_TASKS}")
+    raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {features.MOST_TASKS}")
   if found is None:
     if len(known) > 1:
       raise UserError(
