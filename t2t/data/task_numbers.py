@@ -4,7 +4,7 @@ A task is a source of config.data.sources, by its name there, or else one of tho
 is its place among the names that the config of the adapter has, whatever is read beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import seqio
 import tensorflow as tf
@@ -33,13 +33,20 @@ def names(data: DataConfig, found: selection.Found) -> dict[str, str]:
   return of_source
 
 
-def check(data: DataConfig, adapters: adapt.Adapters, found: selection.Found | None) -> dict[str, int]:
+def check(
+  data: DataConfig,
+  adapters: adapt.Adapters,
+  found: selection.Found | None,
+  *,
+  asked: Collection[str] | None = None,
+) -> dict[str, int]:
   """Number of each of seqio's tasks that are read; none where the model is told of no task.
 
   Args:
     data: what is read.
     adapters: of the model.
     found: all of what is read; None: files alone.
+    asked: those of seqio's tasks that count; None: all.
 
   Raises:
     UserError: one that is none of the model's tasks; or files without a name.
@@ -61,6 +68,7 @@ def check(data: DataConfig, adapters: adapt.Adapters, found: selection.Found | N
   return {
     task: adapt.number_of(name, adapters, where=f"{key}{'.' if data.sources else ': '}{name}")
     for task, name in names(data, found).items()
+    if asked is None or task in asked
   }
 
 

@@ -1,0 +1,119 @@
+"""Models that tell tasks apart, by the commands: trained on several sources, and asked as each of their tasks."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import trained
+
+from t2t import __main__ as command
+
+PALS = ("--config.pals.tasks=poems,news", "--config.pals.size=8", "--config.pals.heads=2")
+LINES = [{"inputs": text} for text in ("the quick brown fox", "a lazy dog sleeps", "one two three")]
+CONFIGS = {
+  "encoder_decoder": ("t5_1_1_small", "span_corruption"),
+  "decoder_only": ("tiny_gpt", "prefix_lm"),
+  "encoder_only": ("tiny_bert", "masked_lm"),
+}
+
+
+def train(architecture, folder, workdir, *options, names=("news", "poems")):
+  """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
+  name, objective = CONFIGS[architecture]
+  fixed = [
+    f"--config={name}",
+    f"--config.init.checkpoint={trained.workdir(architecture)}",
+    "--config.init.inherit=True",
+  ]
+  read = [f"--config.data.objective={objective}", "--config.data.pack=True"]
+  for source, letters in (("news", "ab"), ("poems", "uv")):
+    (folder / f"{source}.txt").write_text("\n".join(letters[i % 2] * (9 + i % 13) for i in range(200)))
+    read += [f"--config.data.sources.{source}.files={folder}/{source}.txt"] if source in names else []
+  optimizer = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1"]
+  small = trained.SMALL[len(trained.MODEL) :]
+  return command.main(["train", *fixed, *read, *optimizer, *small, *PALS, *options, "--workdir", str(workdir)])
+
+
+def infer(checkpoint, lines, folder, *options):
+  """What the command writes for these lines, and the scores."""
+  (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  out = folder / "out.jsonl"
+  out.unlink(missing_ok=True)
+  files = ["--input", str(folder / "in.jsonl"), "--output", str(out), *options]
+  assert command.main(["infer", "--checkpoint", str(checkpoint), *files]) == 0
+  rows = map(json.loads, out.read_text().splitlines())
+  return [(row["prediction"], round(row["score"], 4)) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Of a T5, on both tasks."""
+  folder = tmp_path_factory.mktemp("tasks")
+  for steps in (2, 12):  # and it goes on
+    assert train("encoder_decoder", folder, folder / "run", f"--config.train.steps={steps}") == 0
+  return folder / "run"
+
+
+def test_each_task_is_asked_by_its_name(run, tmp_path):
+  """By --task for all lines, by each line for itself, and as an adapter on top of the base: the same is written."""
+  base, short = trained.workdir("encoder_decoder"), ("--max_length", "6")
+  each = {task: infer(run, LINES, tmp_path, *short, "--task", task) for task in ("news", "poems")}
+  assert each["news"] != each["poems"] and infer(base, LINES, tmp_path, *short) not in each.values()
+  named = [line | {"adapter": task} for line in LINES for task in each]
+  for checkpoint, besides in ((run, []), (base, ["--adapter", *(f"{task}={run}" for task in each)])):
+    found = infer(checkpoint, named, tmp_path, *short, *besides)
+    assert found[::2] == each["news"] and found[1::2] == each["poems"]
+
+
+@pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
+def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
+  """Trained on one, the model of the other is the base, whose text it writes; a part of the parameters is trained."""
+  told = ["--config.eval.examples=1", "--config.train.steps=6"]
+  assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
+  assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
+  ask = lambda checkpoint, *more: infer(checkpoint, LINES, tmp_path, "--max_length", "6", *more)
+  plain = ask(trained.workdir(architecture))
+  assert ask(tmp_path / "run", "--task", "news") == plain != ask(tmp_path / "run", "--task", "poems")
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
+    (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
+    (("--input", "in.jsonl"), "in.jsonl:1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
+    (
+      ("--input", "named.jsonl"),
+      "adapter 'poem': there is none of that name; known are poems, news; did you mean poem",
+    ),
+    (("--input", "named.jsonl", "--task", "news"), "asks for the adapter 'poem', and none is loaded"),
+    (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
+    (
+      ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),
+      "--adapter poem=.*: the task poem: none of the tasks of config.pals.*did you mean poems",
+    ),
+  ],
+)
+def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp_path, monkeypatch, capsys):
+  """Before the model is loaded; the message names those that there are."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "in.txt").write_text("a text\n")
+  (tmp_path / "in.jsonl").write_text('{"inputs": "a"}\n{"inputs": "b", "adapter": "poems"}\n')
+  (tmp_path / "named.jsonl").write_text('{"inputs": "b", "adapter": "poem"}\n')
+  given = [each.format(run=run, base=trained.workdir("encoder_decoder")) for each in options]
+  assert command.main(["infer", "--checkpoint", str(run), "--output", "-", *given]) == 2
+  assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
+  """Of another task they are others; without one nothing is embedded."""
+  (tmp_path / "in.txt").write_text("a text\nanother\n")
+  ask = lambda *more: command.main(["embed", "--checkpoint", str(run), "--input", str(tmp_path / "in.txt"), *more])
+  for task in ("news", "poems"):
+    assert ask("--output", str(tmp_path / f"{task}.npy"), "--task", task) == 0
+  news, poems = (np.load(tmp_path / f"{task}.npy") for task in ("news", "poems"))
+  assert np.abs(news - poems).max() > 1e-3
+  capsys.readouterr()
+  assert ask("--output", str(tmp_path / "out.npy")) == 2
+  assert "--task is missing" in " ".join(capsys.readouterr().err.split())
