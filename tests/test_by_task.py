@@ -5,9 +5,12 @@ import re
 
 import numpy as np
 import pytest
+import test_evaluate
 import trained
 
 from t2t import __main__ as command
+
+module = test_evaluate.module  # the fixture
 
 PALS = ("--config.pals.tasks=poems,news", "--config.pals.size=8", "--config.pals.heads=2")
 LINES = [{"inputs": text} for text in ("the quick brown fox", "a lazy dog sleeps", "one two three")]
@@ -21,11 +24,8 @@ CONFIGS = {
 def train(architecture, folder, workdir, *options, names=("news", "poems")):
   """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
   name, objective = CONFIGS[architecture]
-  fixed = [
-    f"--config={name}",
-    f"--config.init.checkpoint={trained.workdir(architecture)}",
-    "--config.init.inherit=True",
-  ]
+  base = f"--config.init.checkpoint={trained.workdir(architecture)}"
+  fixed = [f"--config={name}", base, "--config.init.inherit=True"]
   read = [f"--config.data.objective={objective}", "--config.data.pack=True"]
   for source, letters in (("news", "ab"), ("poems", "uv")):
     (folder / f"{source}.txt").write_text("\n".join(letters[i % 2] * (9 + i % 13) for i in range(200)))
@@ -72,7 +72,8 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   told = ["--config.eval.examples=1", "--config.train.steps=6"]
   assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
   assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
-  ask = lambda checkpoint, *more: infer(checkpoint, LINES, tmp_path, "--max_length", "6", *more)
+  options = ["--max_length", "6", "--prompt_eos", "yes"]
+  ask = lambda checkpoint, *more: infer(checkpoint, LINES, tmp_path, *options, *more)
   plain = ask(trained.workdir(architecture))
   assert ask(tmp_path / "run", "--task", "news") == plain != ask(tmp_path / "run", "--task", "poems")
 
@@ -82,11 +83,8 @@ def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys)
   [
     (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
     (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
-    (("--input", "in.jsonl"), "in.jsonl:1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
-    (
-      ("--input", "named.jsonl"),
-      "adapter 'poem': there is none of that name; known are poems, news; did you mean poem",
-    ),
+    (("--input", "in.jsonl"), "line 1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
+    (("--input", "named.jsonl"), "adapter 'poem': there is none of that name; .* poems, news; did you mean poem"),
     (("--input", "named.jsonl", "--task", "news"), "asks for the adapter 'poem', and none is loaded"),
     (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
     (
@@ -117,3 +115,32 @@ def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
   capsys.readouterr()
   assert ask("--output", str(tmp_path / "out.npy")) == 2
   assert "--task is missing" in " ".join(capsys.readouterr().err.split())
+
+
+def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
+  """Between steps and by `t2t eval`: of a run that has read one, the other's numbers are those of the base."""
+  names, base = ("odd_label", "odd_likelihood"), trained.workdir("encoder_decoder")
+  pals = [f"--config.pals.tasks={','.join(names)}", *PALS[1:]]
+  fixed = ["--config=t5_1_1_small", f"--config.init.checkpoint={base}", "--config.init.inherit=True", *pals]
+  small = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1", "--config.train.steps=4"]
+  small += ["--config.eval.every=4", "--config.eval.examples=0", "--config.data.vocabulary=bytes"]
+  told = [*fixed, *small, *test_evaluate.options(module, "odd_label"), "--workdir", str(tmp_path / "run")]
+  assert command.main(["train", *told]) == 0
+  rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+  between = [row["eval/odd_label/accuracy"] for row in rows if "eval/odd_label/accuracy" in row]
+  measured = {}
+  for name, checkpoint in (("base", base), ("pals", tmp_path / "run")):
+    asked = [f"--checkpoint={checkpoint}", f"--workdir={tmp_path / name}", *test_evaluate.options(module, "odd")]
+    assert command.main(["eval", *asked]) == 0
+    found = json.loads((tmp_path / name / "results.json").read_text())
+    measured[name] = found["odd_likelihood.validation"]["metrics"]["likelihood"]
+    scores = test_evaluate.predictions(tmp_path / name, "odd_label.validation")
+    measured[name, "scores"] = [row["score"] for row in scores]
+    measured[name, "accuracy"] = found["odd_label.validation"]["metrics"]["accuracy"]
+  assert measured["pals"] == measured["base"] and measured["pals", "scores"] != measured["base", "scores"]
+  assert between[-1:] == [measured["pals", "accuracy"]]
+  capsys.readouterr()
+  asked = ["eval", f"--checkpoint={tmp_path / 'run'}", f"--workdir={tmp_path / 'no'}"]
+  assert command.main([*asked, *test_evaluate.options(module, "odd_tags")]) == 2
+  said = " ".join(capsys.readouterr().err.split())
+  assert "config.data.mixture=odd_tags: odd_tags: none of the tasks of config.pals, which are odd_label" in said
