@@ -4,12 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+import test_evaluate
 import test_rows
 
 from t2t import UserError
 from t2t.config import load_config, override, records
 from t2t.data import runs
 from t2t.training import recipe
+
+module = test_evaluate.module  # the fixture
 
 LETTERS = {"news": b"ab", "poems": b"uv"}
 # A config, and the objectives of its sources.
@@ -114,3 +117,23 @@ def test_files_without_a_name_are_refused(typed):
   with pytest.raises(UserError, match="files=.*news.txt has no name .* --config.data.sources.poems.files="):
     runs.check(run_of("bert", [*files, "--config.pals.tasks=poems,news"]))
   assert runs.task_numbers_of(run_of("bert", [*files, "--config.pals.tasks=news"])) == {}
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_texts_that_heads_answer_say_their_task(module, pack):
+  """Of registered tasks with a head each: what is asked of a text is what its task asks."""
+  names = ("odd_tags", "odd_label")
+  typed = [f"--config.data.mixture={','.join(names)}", f"--config.data.task_modules={module}"]
+  typed += [f"--config.pals.tasks={','.join(names)}", "--config.data.vocabulary=bytes"]
+  config = run_of("bert", [*typed, "--config.data.inputs_length=72"], pack=pack)
+  assert [head.kind for head in config.model.heads] == ["class", "tag"] and config.train.loss == "heads"
+  seen = set()
+  for batch in runs.eval_batches(config, test_rows.mesh()):
+    assert {name: x.shape[1:] for name, x in batch.items()} == {
+      name: x.shape[1:] for name, x in recipe.batch(config).items()
+    }
+    asked = np.asarray(batch["encoder_answer_heads"])
+    tasks = np.broadcast_to(np.asarray(batch["encoder_tasks"]), asked.shape)
+    assert set(zip(asked[asked > 0], tasks[asked > 0], strict=True)) <= {(2, 0), (1, 1)}
+    seen |= set(asked.ravel())
+  assert seen == {0, 1, 2}

@@ -285,7 +285,7 @@ def train_batches(
     batch_sharding=batch_sharding,
     identity=identity.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
     | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
-    | ({"tasks": [f"{name}: {number}" for name, number in sorted(numbers.items())]} if numbers else {})
+    | ({"pals.tasks": [f"{name}: {number}" for name, number in sorted(numbers.items())]} if numbers else {})
     | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
     saved=[
       stream

@@ -29,14 +29,14 @@ Matrices = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 
 @dataclasses.dataclass(frozen=True)
 class PalsConfig:
-  """What they are; sizes are the paper's, which add 1.6 % to BERT base for each task.
+  """What they are; sizes are the paper's, which add 1.65 % to BERT base for each task.
 
   Raises:
     UserError: a field that is out of range, or a name that is there twice.
   """
 
   #: names of the tasks, in the order of their numbers: of config.data.sources, or else of the tasks of
-  #: config.data.mixture.  They are those of a run for good; further ones are another run's
+  #: config.data.mixture.  Checkpoints keep them, and no run goes on with others
   tasks: tuple[str, ...] = ()
   size: int = 204  # their width inside
   heads: int = 12  # of the small attentions; a divisor of `size`
