@@ -21,7 +21,7 @@ CONFIGS = {
 }
 
 
-def train(architecture, folder, workdir, *options, names=("news", "poems")):
+def train(architecture, folder, workdir, *options, names=("news", "poems"), pals=PALS):
   """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
   name, objective = CONFIGS[architecture]
   base = f"--config.init.checkpoint={trained.workdir(architecture)}"
@@ -32,7 +32,7 @@ def train(architecture, folder, workdir, *options, names=("news", "poems")):
     read += [f"--config.data.sources.{source}.files={folder}/{source}.txt"] if source in names else []
   optimizer = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1"]
   small = trained.SMALL[len(trained.MODEL) :]
-  return command.main(["train", *fixed, *read, *optimizer, *small, *PALS, *options, "--workdir", str(workdir)])
+  return command.main(["train", *fixed, *read, *optimizer, *small, *pals, *options, "--workdir", str(workdir)])
 
 
 def infer(checkpoint, lines, folder, *options):
@@ -48,10 +48,11 @@ def infer(checkpoint, lines, folder, *options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """Of a T5, on both tasks."""
+  """Of a T5, on both tasks, drawn more alike from the third step on; stopped after the fourth."""
   folder = tmp_path_factory.mktemp("tasks")
-  for steps in (2, 12):  # and it goes on
-    assert train("encoder_decoder", folder, folder / "run", f"--config.train.steps={steps}") == 0
+  stages = '--config.stages={"steps": 2},\n  {"data.alpha": 0.2}'
+  for steps in (4, 12):
+    assert train("encoder_decoder", folder, folder / "run", stages, f"--config.train.steps={steps}") == 0
   return folder / "run"
 
 
@@ -68,14 +69,19 @@ def test_each_task_is_asked_by_its_name(run, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
-  """Trained on one, the model of the other is the base, whose text it writes; a part of the parameters is trained."""
+  """Trained on one, the other is the base; trained on that behind it, the first stays; a part of the model is trained."""
   told = ["--config.eval.examples=1", "--config.train.steps=6"]
   assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
   assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
   options = ["--max_length", "6", "--prompt_eos", "yes"]
   ask = lambda checkpoint, *more: infer(checkpoint, LINES, tmp_path, *options, *more)
   plain = ask(trained.workdir(architecture))
-  assert ask(tmp_path / "run", "--task", "news") == plain != ask(tmp_path / "run", "--task", "poems")
+  poems = ask(tmp_path / "run", "--task", "poems")
+  assert ask(tmp_path / "run", "--task", "news") == plain != poems
+  further = ["--config.train.steps=6", f"--config.init.checkpoint={tmp_path / 'run'}"]
+  assert train(architecture, tmp_path, tmp_path / "further", *further, names=("news",)) == 0
+  assert ask(tmp_path / "further", "--task", "poems") == poems
+  assert ask(tmp_path / "further", "--task", "news") not in (plain, poems)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,19 @@ def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp
   given = [each.format(run=run, base=trained.workdir("encoder_decoder")) for each in options]
   assert command.main(["infer", "--checkpoint", str(run), "--output", "-", *given]) == 2
   assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_body_may_be_trained_as_well(tmp_path, capsys):
+  """As in the paper; each task is asked all the same, and a run does not go on with tasks that are others."""
+  run, whole = tmp_path / "run", ("--config.pals.also_train=.",)
+  assert train("encoder_decoder", tmp_path, run, *whole) == 0
+  assert "%, trained" not in capsys.readouterr().err
+  named = [line | {"adapter": task} for line in LINES[:1] for task in ("news", "poems")]
+  assert len(infer(run, named, tmp_path, "--max_length", "4")) == 2
+  capsys.readouterr()
+  pals = ["--config.pals.tasks=news,poems", *PALS[1:], *whole]
+  assert train("encoder_decoder", tmp_path, run, *whole, "--config.train.steps=4", pals=pals) == 2
+  assert "pals.tasks" in capsys.readouterr().err
 
 
 def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
