@@ -69,7 +69,7 @@ def test_each_task_is_asked_by_its_name(run, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
-  """Trained on one, the other is the base; trained on that behind it, the first stays; a part of the model is trained."""
+  """Trained on one, the other is the base; trained on that then, the first stays; a part of the model is trained."""
   told = ["--config.eval.examples=1", "--config.train.steps=6"]
   assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
   assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
