@@ -226,5 +226,5 @@ def trained(adapters: Adapters) -> tuple[tuple[str, ...], ...]:
 
 def frozen(adapters: Adapters) -> tuple[str, ...]:
   """Patterns of the parameters that an adapter leaves as they are: all but what it trains."""
-  # One that is found where none of the others is.
-  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters))
+  # One that is found where none of the others is; and none, where "." leaves nothing.
+  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters) if "." not in patterns)
