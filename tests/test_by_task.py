@@ -163,3 +163,10 @@ def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
   assert command.main([*asked, *test_evaluate.options(module, "odd_tags")]) == 2
   said = " ".join(capsys.readouterr().err.split())
   assert "config.data.mixture=odd_tags: odd_tags: none of the tasks of config.pals, which are odd_label" in said
+
+
+def test_superglue_does_not_ask_by_task(tmp_path, capsys):
+  """Its diagnostic sets would be of no task: refused before training, not after it."""
+  asked = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
+  assert command.main([*asked, "--config.pals.tasks=super_glue_rte,super_glue_cb"]) == 2
+  assert "AX-b and AX-g are none of its tasks" in " ".join(capsys.readouterr().err.split())

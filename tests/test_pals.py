@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import toy
 
+from t2t import sharding
 from t2t.models import adapt
 from t2t.models.adapt import pals
 from t2t.models.masks import AttentionMask
@@ -189,3 +190,20 @@ def test_several_tasks_must_be_told():
   model = with_pals("bert")
   with pytest.raises(ValueError, match="3 tasks, and no feature of the batch says which one a row is of"):
     model(toy.batch(architecture="encoder_only"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_any_mesh_computes_the_same(packed):
+  """Rows, positions, features and heads split over eight devices: loss and gradients, with all computed twice."""
+  model = with_pals("t5_1_1", remat="full")
+  batch = told(model, toy.batch((7, 4) * 4, (3, 5) * 4), (2, 0, 1, 1, 0, 2, 1, 0))
+  if packed:
+    wide = lambda side: jnp.broadcast_to(batch[f"{side}_tasks"], batch[f"{side}_input_tokens"].shape)
+    batch |= {f"{side}_tasks": wide(side) for side in model.architecture.sides}
+  loss = toy.summed_loss()
+  learn = lambda: jax.jit(jax.value_and_grad(lambda model: loss(model, batch, None)[0]))(model)
+  expected, gradient = learn()
+  with jax.set_mesh(sharding.make_mesh({"fsdp": 2, "sequence": 2, "tensor": 2})):
+    found, split = learn()
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  toy.assert_trees_close(toy.flat(toy.split(split)[1]), toy.flat(toy.split(gradient)[1]), atol=1e-3)

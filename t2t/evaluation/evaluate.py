@@ -93,7 +93,7 @@ class Evaluation:
     found = find_tasks(data, config.architecture, settings.tasks)
     self._adapters = adapters or {}
     self._numbers = {}
-    if adapt.tasks(self._adapters):
+    if len(adapt.tasks(self._adapters)) > 1:
       asked = {task.name for task in found}
       self._numbers = task_numbers.check(data, self._adapters, pipeline.registered(data), asked=asked)
     # In the model's words, whatever those that tasks are registered with.
