@@ -42,8 +42,8 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   data = config.data
   if len(adapt.tasks(config.adapters)) > 1:
     raise UserError(
-      f"config.{'/'.join(config.adapters)}: AX-b and AX-g are none of its tasks, and are asked of RTE's model here; train"
-      " on the mixture by `t2t train`, and ask by `t2t eval`"
+      f"config.{'/'.join(config.adapters)}: AX-b and AX-g are none of its tasks, and are asked of RTE's model here;"
+      " train on the mixture by `t2t train`, and ask by `t2t eval`"
     )
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
