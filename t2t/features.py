@@ -16,6 +16,9 @@ PAIRED = ("inputs", "token_types", "texts")
 # Of a decoder alone whose rows say who sees whom: what is read, in the place of what stood there, what is predicted,
 # where that counts, and whether all see each other.
 NEXT_TOKENS = ("inputs", "targets", "loss_weights", "both_ways")
+# The number of an example's task, where a model is told of it, and how many there may be: while rows are made of
+# examples it stands in the high bits of their ids, see `converters.convert`.
+TASK, TASK_BITS, MOST_TASKS = "task_number", 24, 127
 # Objectives whose examples have these.
 WITH_NEXT_TOKENS = ("masked_next_token", "next_token")
 # Objectives whose examples have targets alone; those of all others have inputs as well.
@@ -79,10 +82,20 @@ def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, in
   return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
 
 
-def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool) -> dict[str, int]:
-  """Name and length of each feature of a batch, given `task_lengths`."""
+def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool, tasks: bool = False) -> dict[str, int]:
+  """Name and length of each feature of a batch, given `task_lengths`.
+
+  Args:
+    architecture: of the model.
+    lengths: of the task's features.
+    pack: whether a row has several examples.
+    tasks: whether the model is told which task each position is of, or each row, where it has one example.
+  """
   kind = ARCHITECTURES[architecture]
   sides = model_lengths(architecture, lengths)
+  if tasks:
+    own = {f"{side}_tasks": length if pack else 1 for side, length in sides.items()}
+    return model_features(architecture, lengths, pack=pack) | own
   if "texts" in lengths:
     return dict.fromkeys(features_of_texts(architecture, tuple(lengths)), sides[kind.answers])
   names = [*kind.features, *(kind.with_inputs if "inputs" in lengths else ()), *(kind.packed if pack else ())]

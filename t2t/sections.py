@@ -11,6 +11,7 @@ from t2t.models.adapt.bitfit import BitFitConfig
 from t2t.models.adapt.houlsby import HoulsbyConfig
 from t2t.models.adapt.ia3 import Ia3Config
 from t2t.models.adapt.lora import LoraConfig
+from t2t.models.adapt.pals import PalsConfig
 from t2t.models.adapt.pfeiffer import PfeifferConfig
 from t2t.models.adapt.prefix import PrefixConfig
 from t2t.models.adapt.prompt import PromptConfig
@@ -364,6 +365,7 @@ class Config:
   pfeiffer: PfeifferConfig | None = None
   prompt: PromptConfig | None = None
   prefix: PrefixConfig | None = None
+  pals: PalsConfig | None = None
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "stages", tuple(read_stage(number, x) for number, x in enumerate(self.stages, start=1)))

@@ -17,7 +17,7 @@ from t2t.checkpoints import pretrained, reading
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, transformer
-from t2t.models.adapt import bitfit, houlsby, ia3, lora, pfeiffer, prefix, prompt
+from t2t.models.adapt import bitfit, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
 from t2t.params import matches
 from t2t.training import optimizers, recipe, train_state
 
@@ -30,6 +30,7 @@ WAYS = {
   "pfeiffer": pfeiffer.PfeifferConfig(bottleneck=3),
   "prompt": prompt.PromptConfig(length=5),
   "prefix": prefix.PrefixConfig(length=5, hidden=8),
+  "pals": pals.PalsConfig(tasks=("reviews",), size=6, heads=2),
 }
 KINDS = ("t5_1_1", "local_prefix_lm", "bert", "shared_everything")
 
@@ -210,6 +211,7 @@ COMMANDS = {
   "pfeiffer": ("--config.pfeiffer.bottleneck=4",),
   "prompt": ("--config.prompt.length=4",),
   "prefix": ("--config.prefix.length=4", "--config.prefix.hidden=16"),
+  "pals": ("--config.pals.tasks=reviews", "--config.pals.size=8", "--config.pals.heads=2"),
 }
 
 

@@ -39,6 +39,7 @@ FLOORS = (
   "data.selection",
   "data.filled",
   "data.mixed",
+  "data.task_numbers",
   "data.answering",
   "data.draws",
   "data.rows",

@@ -11,7 +11,7 @@ from flax import traverse_util
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import bases, converted, pretrained, reading
+from t2t.checkpoints import bases, by_task, converted, pretrained, reading
 from t2t.convert.tensors import Tensor
 from t2t.params import Params
 from t2t.storage import bucket
@@ -24,13 +24,17 @@ def open_all(base: pretrained.Source, places: Mapping[str, str]) -> dict[str, pr
 
   Args:
     base: the checkpoint.
-    places: name of an adapter -> its run, or one of its checkpoints.
+    places: name of an adapter -> its run, or one of its checkpoints; of one that tells tasks apart the task's name.
 
   Raises:
     UserError: one is no adapter, or lies on top of another model, as far as shapes and small arrays show it.
   """
   tensors = functools.cache(lambda: (base.foreign or converted.open_foreign(str(base.path))).tensors)
-  return {name: _open(base, tensors, path, f"--adapter {name}=") for name, path in places.items()}
+  found = {}
+  for name, path in places.items():
+    source = _open(base, tensors, path, f"--adapter {name}=")
+    found[name] = by_task.choose(source, name if source.tasks else "", where=f"--adapter {name}={path}: the task")
+  return found
 
 
 def _open(
@@ -70,13 +74,15 @@ def load(
 
   Args:
     base: the checkpoint.
-    adapters: see `open_all`.
+    adapters: see `open_all`; or the tasks that the checkpoint itself tells apart, see `by_task.each`.
     mesh: on which they are put.
 
   Raises:
     UserError: an adapter lies on top of another model.
   """
   plain = pretrained.load(base, mesh).params
+  if base.tasks:
+    return {"": plain} | {name: pretrained.of_task(source, plain) for name, source in adapters.items()}
   below = traverse_util.flatten_dict(plain, sep="/")
   digests = bases.digests(below) if adapters else {}
   found = {"": plain}
@@ -88,5 +94,5 @@ def load(
     own = {path: (saved[path], x) for path, x in wanted.items() if saved[path] not in entries}
     both = reading.read_params(source.path, own)
     both |= {path: below[entries[saved[path]].name] for path in wanted if path not in own}
-    found[name] = traverse_util.unflatten_dict(both, sep="/")
+    found[name] = pretrained.of_task(source, traverse_util.unflatten_dict(both, sep="/"))
   return found

@@ -40,6 +40,7 @@ class Source:
   base: what of its parameters lies in another checkpoint; None: nothing.
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
+  task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `by_task`.
   """
 
   path: epath.Path
@@ -51,6 +52,7 @@ class Source:
   base: bases.Base | None = None
   part: str = ""
   keeps: bool = False
+  task: str = ""
 
   @property
   def prefix(self) -> str:
@@ -61,6 +63,12 @@ class Source:
   def merged(self) -> adapt.Adapters:
     """Those of the adapters that nobody sees who reads the parameters."""
     return {} if self.keeps else adapt.mergeable(self.adapters)
+
+  @property
+  def tasks(self) -> tuple[str, ...]:
+    """Those that one is to be chosen of, before its model is asked anything."""
+    known = adapt.tasks(self.adapters)
+    return known if len(known) > 1 and not self.task else ()
 
   @property
   def asked(self) -> TransformerConfig:
@@ -292,13 +300,21 @@ def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
 
 
 def load(source: Source, mesh: jax.sharding.Mesh) -> Model:
-  """`abstract` with the parameters themselves, each array read directly into its shards.
+  """`abstract` with the parameters themselves, each array read directly into its shards; of one task, if it is chosen.
 
   Raises:
     UserError: as there, or the checkpoint has other arrays than its config says.
   """
   model = abstract(source, mesh)
-  return dataclasses.replace(model, params=load_params(source, model.params))
+  return dataclasses.replace(model, params=of_task(source, load_params(source, model.params)))
+
+
+def of_task(source: Source, params: Params) -> Params:
+  """Those of the one task that is chosen, if any is: the model of all has the same structure."""
+  if not source.task:
+    return params
+  number = adapt.number_of(source.task, source.adapters, where=str(source.path))
+  return adapt.of_task(params, source.adapters, number)
 
 
 def load_params(source: Source, params: Params) -> Params:

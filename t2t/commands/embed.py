@@ -8,7 +8,7 @@ from absl import logging
 import jax
 
 from t2t import UserError, did_you_mean
-from t2t.checkpoints import pretrained
+from t2t.checkpoints import by_task, pretrained
 from t2t.config import override, records
 from t2t.configs import default
 from t2t.generation import embedding, line_files, lines, prompting, vectors
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that register tasks")
   model = parser.add_argument_group("model")
   add = model.add_argument
+  add("--task", default="", metavar="NAME", help="of a model that tells tasks apart: the one that all lines are of")
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of a line at most; default: as in training")
   add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> None:
   if not options.probe:
     _check_files(options, overrides)
   hosts.start(options, default.get_config().train)
-  source = pretrained.read_source(options.checkpoint)
+  source = by_task.choose(pretrained.read_source(options.checkpoint), options.task, where="--task")
   pretrained.trust(options.task_modules)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   longest = prompting.longest_text(source, inputs_length=options.inputs_length)

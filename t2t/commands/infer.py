@@ -13,7 +13,7 @@ from absl import logging
 import jax
 
 from t2t import UserError
-from t2t.checkpoints import one_base, pretrained
+from t2t.checkpoints import by_task, one_base, pretrained
 from t2t.configs import default
 from t2t.generation import (
   answering,
@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     "where they stand.\n"
     "With --adapter the runs that trained an adapter on top of the checkpoint are\n"
     'asked as well, each by lines that name it, {"inputs": "...", "adapter": "law"};\n'
-    "what they lie on top of is in memory once.\n"
+    "what they lie on top of is in memory once.  So each line names its task where\n"
+    "the checkpoint tells tasks apart (config.pals), or --task that of all.\n"
     "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
     "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
     '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
@@ -79,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     "    --input - --output -\n"
     "  t2t infer --checkpoint runs/tiny --adapter law=runs/law med=runs/med \\\n"
     "    --input lines.jsonl --output out.jsonl\n"
+    "  t2t infer --checkpoint runs/pals --task reviews \\\n"
+    "    --input texts.txt --output out.jsonl\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server",
@@ -140,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     metavar="NAME=RUN",
     help="runs of adapters on top of the checkpoint; a line that names none is the checkpoint's",
   )
+  add(
+    "--task",
+    default="",
+    metavar="NAME",
+    help="of a model that tells tasks apart: the one that all lines are of; default: each line names its own",
+  )
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
   add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
@@ -188,11 +197,15 @@ def main(argv: list[str]) -> None:
     hosts.start(options, default.get_config().train)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   source = pretrained.read_source(options.checkpoint)
-  adapters = one_base.open_all(source, _places(options.adapter))
+  if options.task:
+    source = by_task.choose(source, options.task, where="--task")
+  adapters = one_base.open_all(source, _places(options.adapter)) or by_task.each(source)
   pretrained.trust(options.task_modules)
   if options.server:
     server.serve(_service(options, source, adapters, decode), host=options.host, port=options.port)
     return
+  if options.input.endswith(".txt"):
+    source = by_task.choose(source, source.task, where="--task")
   if adapters and options.input.endswith(".txt"):
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
@@ -288,10 +301,9 @@ def _chosen_way(
   if not adapters:
     return _way(options, source, decode)
   wanted = _asked_alike(options, adapters, decode)
-  sources = dict(adapters)
   # A base that only predicts tokens may carry heads.
-  if wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads):
-    sources = {choosing.BASE: source} | sources
+  itself = wanted[0] != "head" or any(head.kind == wanted[1] for head in source.model.heads)
+  sources = choosing.asked(source, adapters, itself=itself)
   make = {id(each): _way(options, each, decode) for each in sources.values()}
   paths = {name: str(each.path) for name, each in adapters.items()}
 

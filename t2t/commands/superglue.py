@@ -12,6 +12,7 @@ from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.config import records
 from t2t.evaluation import results
+from t2t.models import adapt
 from t2t.sections import Config
 from t2t.storage import bucket
 
@@ -39,6 +40,11 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
 
   folder = bucket.absolute(workdir)
   data = config.data
+  if len(adapt.tasks(config.adapters)) > 1:
+    raise UserError(
+      f"config.{'/'.join(config.adapters)}: AX-b and AX-g are none of its tasks, and are asked of RTE's model here;"
+      " train on the mixture by `t2t train`, and ask by `t2t eval`"
+    )
   named = [task.name for task in evaluate.find_tasks(data, source.model.architecture, config.eval.tasks)]
   trained = [name for name in named if name not in _DIAGNOSTICS]
   if not trained:

@@ -6,13 +6,14 @@ that say where tokens stand or of pairs of texts.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 
 import seqio
 import tensorflow as tf
 
 from t2t import features
 from t2t.data import filled, vocabularies
-from t2t.models.architecture import ARCHITECTURES
+from t2t.models.architecture import ARCHITECTURES, ENCODER_DECODER
 
 _SPEC = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 
@@ -236,6 +237,24 @@ FEATURE_CONVERTERS: dict[str, Callable[..., seqio.FeatureConverter]] = {
 }
 
 
+def _tasks_apart(found: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Tensor]:
+  """Ids without the number of their task, and that by itself: of each position, or unpacked of the row.
+
+  In:  decoder_input_tokens [0, 2 * 2**24 + 7, 9], decoder_target_tokens [2 * 2**24 + 7, 9, 0], packed
+  Out: decoder_input_tokens [0, 7, 9], decoder_target_tokens [7, 9, 0], decoder_tasks [2, 0, 0]
+  """
+  apart = dict(found)
+  for side in ENCODER_DECODER.sides:
+    tokens = [f"{side}_{kind}_tokens" for kind in ("input", "target") if f"{side}_{kind}_tokens" in found]
+    if tokens:
+      # What a decoder reads has its first token from nowhere.
+      tasks = tf.bitwise.right_shift(found[tokens[-1]], features.TASK_BITS)
+      apart[f"{side}_tasks"] = tasks if pack else tasks[:1]
+    for name in tokens:
+      apart[name] = tf.bitwise.bitwise_and(found[name], 2**features.TASK_BITS - 1)
+  return apart
+
+
 # The same table as `t2t plan` reads, which loads no TensorFlow.
 feature_lengths, model_lengths = features.task_lengths, features.model_lengths
 
@@ -274,7 +293,8 @@ def convert(
   """Model features of one example, or of one packed sequence, after another.
 
   seqio pads with 0, and finds padding by it.  While it converts, every number is one higher than it is, so that the
-  vocabulary's token 0 and a weight of 0 are not taken for padding.
+  vocabulary's token 0 and a weight of 0 are not taken for padding; and the number of an example's task, if it says one,
+  stands in the high bits of its ids, so that whatever is cut, joined, moved and packed keeps it.
 
   Args:
     examples: what a task yields.
@@ -304,11 +324,18 @@ def convert(
   names = tuple(lengths)
   # AutoGraph takes as long as all else, and only seqio's packing needs it.
   not_converted = tf.autograph.experimental.do_not_convert
-  raise_all = lambda features: {
-    name: tf.cast(x, tf.int32) + shift for name, x in complete(features).items() if name in names
-  }
+  told = features.TASK in examples.element_spec
+
+  def raise_all(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    high = tf.bitwise.left_shift(example[features.TASK], features.TASK_BITS) if told else 0
+    add = lambda name: shift + high if name in _IDS else shift
+    return {name: tf.cast(x, tf.int32) + add(name) for name, x in complete(example).items() if name in names}
+
   raised = examples.map(not_converted(raise_all), num_parallel_calls=tf.data.AUTOTUNE)
   converted = (converter if pack else not_converted(converter.__call__))(raised, lengths)
+  if told:
+    apart = functools.partial(_tasks_apart, pack=pack)
+    converted = converted.map(not_converted(apart), num_parallel_calls=tf.data.AUTOTUNE)
   if not shift:
     return converted
   padding = max(vocabulary.pad_id, 0)

@@ -4,7 +4,7 @@
 split over streams and hosts in streams.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
@@ -27,6 +27,7 @@ from t2t.data import (
   selection,
   sources,
   streams,
+  task_numbers,
   vocabularies,
 )
 from t2t.data.sources import faults, scan, text_files
@@ -56,7 +57,12 @@ def vocabulary(data: DataConfig) -> seqio.Vocabulary:
 
 
 def load_task(
-  data: DataConfig, architecture: str = "", *, heads: Sequence[HeadConfig] = (), where: str = _ALL
+  data: DataConfig,
+  architecture: str = "",
+  *,
+  heads: Sequence[HeadConfig] = (),
+  numbers: Mapping[str, int] | None = None,
+  where: str = _ALL,
 ) -> seqio.Task | seqio.Mixture:
   """The registered task or mixture, one made for the user's files, or all sources as a mixture.
 
@@ -66,8 +72,11 @@ def load_task(
     data: what is read.
     architecture: of the model, where heads answer.
     heads: its own: the examples are what they are asked.
+    numbers: that it knows tasks by, see `task_numbers`; None or none: it is not told of them.
     where: its keys are, for messages.
   """
+  if numbers:
+    return task_numbers.tell(load_task(data, architecture, heads=heads), numbers)
   if data.sources:
     tallies = {split: faults.Tally(data.malformed) for split in ("train", "validation")}
     each, parts = mixed.each(data), {}
@@ -232,6 +241,7 @@ def train_batches(
   common_size: int = 0,
   num_streams: int | None = None,
   heads: Sequence[HeadConfig] = (),
+  numbers: Mapping[str, int] | None = None,
   evaluated: Sequence[str] = (),
 ) -> streams.BatchIterator:
   """Training batches on the mesh, for ever, from the beginning of the data.
@@ -244,13 +254,13 @@ def train_batches(
     seed: of shuffling and of the preprocessors' noise.
     common_size: what the batches of all that is read in the same streams are multiples of; 0: `batch_size`.
     num_streams: what the checkpoint recorded, if there is one; else `data.num_streams`, else chosen.
-    heads: see `load_task`.
+    heads, numbers: see `load_task`.
     evaluated: names of tasks, see `find_tasks`, whose files are to stay as they are, too.
 
   Raises:
     UserError: what the user gave cannot be used.
   """
-  task = load_task(data, architecture, heads=heads)
+  task = load_task(data, architecture, heads=heads, numbers=numbers)
   batch_sharding = sharding.batch_sharding(mesh)
   host_rows = streams.host_rows(batch_sharding, batch_size)
   documents = _num_documents(data, task)
@@ -276,6 +286,7 @@ def train_batches(
     batch_sharding=batch_sharding,
     identity=identity.settings(data, vocabulary(data), batch_size=batch_size, seed=seed, num_streams=total)
     | ({"model.heads": [f"{head.name}: {head.kind} of {head.num_classes}" for head in heads]} if heads else {})
+    | ({"pals.tasks": [f"{name}: {number}" for name, number in sorted(numbers.items())]} if numbers else {})
     | ({"data.cache_dir": offline_cache.identity(task)} if data.cache_dir else {}),
     saved=[
       stream
@@ -367,6 +378,7 @@ def eval_batches(
   batch_size: int,
   max_batches: int,
   heads: Sequence[HeadConfig] = (),
+  numbers: Mapping[str, int] | None = None,
   task: selection.Found | None = None,
 ) -> list[dict[str, jax.Array]]:
   """Held-out batches: the same on each call, in each run and for any number of hosts; as many on every host.
@@ -379,7 +391,7 @@ def eval_batches(
     mesh: over whose axes data and fsdp a batch is split.
     batch_size: sequences of a global batch.
     max_batches: at most so many.
-    heads: see `load_task`.
+    heads, numbers: see `load_task`.
     task: a part of what `load_task` gives; None: all of it.
 
   Raises:
@@ -389,7 +401,7 @@ def eval_batches(
   host_rows = streams.host_rows(batch_sharding, batch_size)
   number = _eval_streams(batch_size)
   own = streams.host_streams(host_rows[jax.process_index()], batch_size=batch_size, num_streams=number)
-  task = load_task(data, architecture, heads=heads) if task is None else task
+  task = load_task(data, architecture, heads=heads, numbers=numbers) if task is None else task
   found = _eval_parts(data, architecture, task, own, batch_size=batch_size, max_batches=max_batches)
   return [
     streams.global_batch(

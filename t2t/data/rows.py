@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl.api import call_with_unspecified_conversion_status as as_it_stands
 
 from t2t import UserError
+from t2t import features as of_models
 from t2t.data import answering, draws, selection, sources, windows
 
 not_converted = tf.autograph.experimental.do_not_convert
@@ -296,7 +297,7 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
     source = found[task]
     buffer = _buffer(source.task, len(source.shares))
     make = lambda records, seed: answering.labelled(examples_of_window(plan, source.task, records, seed, buffer=buffer))
-    names = tuple(plan.task.output_features)
+    names = (*plan.task.output_features, of_models.TASK)
     as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     return source.dataset(stream, lambda number: start(number)[own], make, as_drawn)
 

@@ -22,6 +22,7 @@ from t2t.data import (
   sources,
   staged,
   streams,
+  task_numbers,
   vocabularies,
 )
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
@@ -193,6 +194,20 @@ def heads_asked(config: Config) -> tuple[HeadConfig, ...]:
   return config.model.heads if answering.is_answered(pipeline.registered(data)) else ()
 
 
+def task_numbers_of(config: Config) -> dict[str, int]:
+  """Number of each of seqio's tasks that are read, where the model is told which one a text is of.
+
+  Raises:
+    UserError: see `task_numbers.check`.
+  """
+  data = config.data
+  if not adapt.tasks(config.adapters):
+    return {}
+  found = pipeline.registered(data) if data.sources or data.mixture else None
+  numbers = task_numbers.check(data, config.adapters, found)
+  return numbers if len(adapt.tasks(config.adapters)) > 1 else {}
+
+
 def check_stages(run: Sequence[stages.Stage]) -> None:
   """`check` of each stage, and that all have one vocabulary.
 
@@ -220,6 +235,7 @@ def check(config: Config) -> None:
   if config.data.sources:
     languages.check_model(mixed.each(config.data), segment_types=config.model.segment_types)
   _check_sees(config)
+  task_numbers_of(config)
   heads = heads_asked(config)
   checks.check(
     config.data,
@@ -367,6 +383,7 @@ def batches(
       seed=config.train.seed,
       num_streams=num_streams,
       heads=heads_asked(config),
+      numbers=task_numbers_of(config),
       evaluated=config.eval.tasks,
     )
 
@@ -382,6 +399,7 @@ def eval_batches(config: Config, mesh: jax.sharding.Mesh) -> list[dict[str, jax.
     batch_size=config.eval.batch_size or config.train.batch_size,
     max_batches=config.eval.batches,
     heads=heads_asked(config),
+    numbers=task_numbers_of(config),
   )
 
 
@@ -390,7 +408,8 @@ def eval_batches_by_source(config: Config, mesh: jax.sharding.Mesh) -> dict[str,
   heads, architecture = heads_asked(config), config.model.architecture
   if not any(source.language for source in config.data.sources.values()):
     return {}
-  parts = mixed.parts(config.data, pipeline.load_task(config.data, architecture, heads=heads))
+  task = pipeline.load_task(config.data, architecture, heads=heads, numbers=task_numbers_of(config))
+  parts = mixed.parts(config.data, task)
   options = {"batch_size": config.eval.batch_size or config.train.batch_size, "heads": heads}
   options["max_batches"] = -(-config.eval.batches // max(len(parts), 1))
   return {

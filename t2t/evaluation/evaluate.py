@@ -14,7 +14,7 @@ import numpy as np
 
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
-from t2t.data import answers, pipeline, registry, selection, vocabularies
+from t2t.data import answers, pipeline, registry, selection, task_numbers, vocabularies
 from t2t.evaluation import few_shot, methods, results
 from t2t.generation import predictor
 from t2t.models import adapt
@@ -59,6 +59,7 @@ class Evaluation:
     ends_prompts: whether a decoder alone was trained with EOS behind what it is given; None: as each task has it.
     causal: whether a decoder alone that can read both ways reads prompts from left to right.
     by_heads: whether the model was trained to answer by its heads.
+    adapters: of the model; each task is asked of its own part, where they tell tasks apart.
 
   Raises:
     UserError: before any work on a device: a task that is not there or cannot be asked in this way, a split or field
@@ -79,6 +80,7 @@ class Evaluation:
     ends_prompts: bool | None = None,
     causal: bool = False,
     by_heads: bool = False,
+    adapters: adapt.Adapters | None = None,
   ):
     self._data, self._split, self.mesh = data, split, mesh
     self._architecture = config.architecture
@@ -89,6 +91,11 @@ class Evaluation:
       methods.Asked(data, settings, config, graphdef, mesh, vocabulary, batch_size, ends_prompts, causal)
     )
     found = find_tasks(data, config.architecture, settings.tasks)
+    self._adapters = adapters or {}
+    self._numbers = {}
+    if len(adapt.tasks(self._adapters)) > 1:
+      asked = {task.name for task in found}
+      self._numbers = task_numbers.check(data, self._adapters, pipeline.registered(data), asked=asked)
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
     self._examples = {task.name: self._load(task, settings) for task in self._tasks}
@@ -150,6 +157,8 @@ class Evaluation:
 
   def _ask(self, task: "seqio.Task", params: Params, on_batch) -> results.Result:
     examples = self._examples[task.name]
+    if task.name in self._numbers:
+      params = adapt.of_task(params, self._adapters, self._numbers[task.name])
     done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
     texts, scores = [""] * len(examples), np.zeros(len(examples))
     if task.predict_metric_fns:
@@ -233,6 +242,7 @@ def of_training(
     split=data.eval_split,
     batch_size=config.eval.batch_size or config.train.batch_size,
     by_heads=losses.answered_by_heads(config.train.loss),
+    adapters=config.adapters,
   )
 
 
@@ -273,6 +283,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     ends_prompts=pretrained.ends_prompts(source)[0] if model.config.kind.continues else None,
     causal=pretrained.reads_causally(source),
     by_heads=by_heads,
+    adapters=source.adapters,
   )
 
 

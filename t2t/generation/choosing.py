@@ -1,4 +1,4 @@
-"""Several adapters of one model, of which each line says which is asked."""
+"""Several adapters of one model, or the tasks that it tells apart, of which each line says which is asked."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -27,13 +27,26 @@ def named(value: Any, names: Sequence[str], where: str) -> str:
   known = ", ".join(filter(None, names))
   if value is None:
     if BASE not in names:
-      raise UserError(f"{where}: says no {FIELD!r}, and the model by itself is asked otherwise; name one of {known}")
+      raise UserError(f"{where}: says no {FIELD!r}, and the model by itself cannot be asked; name one of {known}")
     return BASE
   if not isinstance(value, str) or not value or value not in names:
     near = did_you_mean(str(value), list(filter(None, names)))
     there = f"there is none of that name; known are {known}{near}" if known else "no adapter is loaded"
     raise UserError(f"{where}: {FIELD} {str(value)[:60]!r}: {there}")
   return value
+
+
+def asked(
+  source: pretrained.Source, adapters: Mapping[str, pretrained.Source], *, itself: bool = True
+) -> dict[str, pretrained.Source]:
+  """What a line may name: name -> model, `BASE` that of a line that names none.
+
+  Args:
+    source: the checkpoint.
+    adapters: on top of it, or its tasks.
+    itself: whether it can be asked without an adapter; one that tells tasks apart cannot.
+  """
+  return ({BASE: source} if itself and not source.tasks else {}) | dict(adapters)
 
 
 class Choosing:

@@ -270,7 +270,9 @@ def make_mesh(tensor: int) -> jax.sharding.Mesh:
 
 def _run(source: pretrained.Source, way: Way, job: Job) -> dict[str, Any]:
   """What the rows depend on, by the names of the options; the size of a batch is none of it."""
-  return {"checkpoint": str(source.path), "input": job.input, "field": job.field or way.form.field, **way.options}
+  task = {"task": source.task} if source.task else {}
+  field = job.field or way.form.field
+  return {"checkpoint": str(source.path), **task, "input": job.input, "field": field, **way.options}
 
 
 def _windows(pairs: Iterator, size: int) -> Iterator[list]:

@@ -295,7 +295,8 @@ def _prompts(
     reads = "decoder_causal_attention" if given[rows].any() else reads
   sharding = batch["decoder_input_tokens"].sharding
   placed = jax.make_array_from_callback(prompt.shape, sharding, lambda index: prompt[index])
-  prompts = {"decoder_input_tokens": batch["decoder_input_tokens"], reads: placed}
+  kept = ("decoder_input_tokens", "decoder_tasks")
+  prompts = {name: batch[name] for name in kept if name in batch} | {reads: placed}
   # The input at position i is the target at i - 1, so that a prompt of n inputs has n - 1 targets.
   lengths = np.maximum(prompt.sum(axis=1) - 1, 0)
   shown = columns < lengths[:, None]

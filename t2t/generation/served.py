@@ -225,7 +225,7 @@ class Writer:
     self._mesh = make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
     self._framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
-    sources = {choosing.BASE: source} | dict(adapters or {})
+    sources = choosing.asked(source, adapters or {})
     # Whichever is asked, what it is asked fits.
     shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
     self._asked = shortest.asked

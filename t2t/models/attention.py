@@ -18,10 +18,14 @@ from t2t.models.masks import AttentionMask
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-  """Keys and values of the positions decoded so far, [batch, kv heads, length, kv]; unwritten ones are zero."""
+  """Keys and values of the positions decoded so far, [batch, kv heads, length, kv]; unwritten ones are zero.
+
+  beside: those of a small attention beside the layer, which lie alike; None: there is none.
+  """
 
   keys: jax.Array
   values: jax.Array
+  beside: "KVCache | None" = None
 
   def write(self, keys: jax.Array, values: jax.Array, index: jax.Array) -> "KVCache":
     """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""

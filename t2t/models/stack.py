@@ -46,6 +46,9 @@ def _remat_policy(name: str, quantization: str) -> Callable[..., object]:
   )
 
 
+Pal = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
+
+
 class Layer(nnx.Module):
   """Residual block: self-attention, cross-attention if `cross`, feed-forward; norms before the branches or behind.
 
@@ -75,13 +78,16 @@ class Layer(nnx.Module):
     normed = x if self.post_norm else norm(x)
     return sharding.join_residual(normed if is_normed is False else jnp.where(is_normed, x, normed))
 
-  def _add(self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None) -> jax.Array:
+  def _add(
+    self, x: jax.Array, update: jax.Array, branch: str, key: jax.Array | None, beside: jax.Array | None = None
+  ) -> jax.Array:
+    """`x` with what a branch gives, and what stands `beside` it, normed where norms stand behind the branches."""
     update = sharding.split_residual(update)
     update = update if self.branch_norms is None else self.branch_norms[branch](update)
     update = layers.dropout(update, self.dropout_rate, key, broadcast_axis=self.broadcast_axis)
     if self.adapters is not None and branch in self.adapters:
       update = self.adapters[branch](update)
-    x = x + update
+    x = x + update if beside is None else x + update + sharding.split_residual(beside)
     return getattr(self, f"{branch}_norm")(x) if self.post_norm else x
 
   def _add_memory(
@@ -110,6 +116,7 @@ class Layer(nnx.Module):
     reads: "Layer | None" = None,
     cache: attention.KVCache | None = None,
     front: attention.KVCache | None = None,
+    pal: Pal | None = None,
     dropout_key: jax.Array | None = None,
   ) -> tuple[jax.Array, attention.KVCache]:
     """[batch, length, embed] -> the same, and the keys and values that the self-attention read.
@@ -123,6 +130,8 @@ class Layer(nnx.Module):
       reads: the layer whose cross-attention is used, if this one has none.
       cache: keys and values of earlier positions; those of `x` are written into it, and all are attended to.
       front: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
+      pal: a small attention beside the layer: (what the self-attention reads, mask, cache) -> what is added together
+        with the feed-forward layer, and its keys and values.
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
@@ -130,13 +139,15 @@ class Layer(nnx.Module):
     own = self.self_attention.keys_and_values(normed, positions.angles, dropout_key=keys[0])
     own = attention.KVCache(*own)
     own = own if front is None else own.behind(front)
+    written = None if cache is None else cache.beside
+    beside, kept = (None, None) if pal is None else pal(normed, mask=mask, cache=written)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
     x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
       x = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4])
     update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
-    return self._add(x, update, "mlp", keys[5]), cache
+    return self._add(x, update, "mlp", keys[5], beside), dataclasses.replace(cache, beside=kept)
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
@@ -189,6 +200,7 @@ class Stack(nnx.Module):
     self.norm = None if config.post_norm else layers.Norm(config, config.embed_dim)
     self.embed = layers.DecoderPositions(config, rngs) if causal and config.own_decoder_positions else None
     self.prefix = None  # makes keys and values that stand in front of a row's own: of an adapted model
+    self.pals = None  # small attentions beside the layers, of several tasks: of an adapted model
 
   @property
   def front(self) -> int:
@@ -291,6 +303,7 @@ class Stack(nnx.Module):
     memory: jax.Array | Caches | None = None,
     memory_mask: AttentionMask | None = None,
     cache: Caches | None = None,
+    tasks: jax.Array | None = None,
     keep_cache: bool = False,
     every_layer: bool = False,
     dropout_key: jax.Array | None = None,
@@ -308,6 +321,8 @@ class Stack(nnx.Module):
       memory: the encoder's output, or its keys and values.
       memory_mask: of the cross-attention.
       cache: keys and values of earlier positions.
+      tasks: int [batch, length], the number of each position's task, or [batch, 1] of each row's; what an adapted model
+        asks for that has several.
       keep_cache: otherwise nothing but the result is kept.
       every_layer: see above.
       dropout_key: None at evaluation.
@@ -326,7 +341,10 @@ class Stack(nnx.Module):
       "cache": cache,
       "front": self.prefix() if self.front and cache is None else None,
       "memory": memory if memory_is_cached else None,
+      "pal": None if self.pals is None else self.pals.of_layers,
     }
+    if apart and self.pals is not None:
+      each["pal"] = one_by_one(each["pal"], self.num_layers)
 
     def run(x, each):
       x = checkpoint_name(x, "input")
@@ -341,6 +359,7 @@ class Stack(nnx.Module):
         reads=own,
         cache=each["cache"],
         front=each["front"],
+        pal=None if self.pals is None else functools.partial(self.pals, own=each["pal"], tasks=tasks),
         dropout_key=each["key"],
       )
       return x, (kept if keep_cache else None, x if every_layer else None)

@@ -32,6 +32,7 @@ class DecodeState:
   memory: keys and values of the encoder's output for each layer's cross-attention.
   memory_mask: which of the encoder's positions are real.
   ancestors: see `AttentionMask`; None: there are no beams.
+  tasks: int [batch, 1], see `Stack`; None: nothing asks for them.
   weights, logits_fn: of the decoder and of the head, laid out for many steps by `ready`; None: as they are.
   """
 
@@ -42,6 +43,7 @@ class DecodeState:
   memory: Caches | None = None
   memory_mask: AttentionMask | None = None
   ancestors: jax.Array | None = None
+  tasks: jax.Array | None = None
   weights: Weights | tuple[Weights, ...] | None = None
   logits_fn: Callable[[jax.Array], jax.Array] | None = None
 
@@ -69,6 +71,11 @@ def _decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
 
 def _shard_cache(cache: attention.KVCache) -> attention.KVCache:
   return jax.tree.map(lambda x: sharding.shard(x, "layers", "batch", "heads", None, "kv"), cache)
+
+
+def _of_rows(batch: Batch) -> jax.Array | None:
+  """The task of each row that is written, int [batch, 1]: of packed rows that of the first sequence; None: of none."""
+  return batch["decoder_tasks"][:, :1] if "decoder_tasks" in batch else None
 
 
 def _no_ancestors(batch_size: int, num_beams: int, max_length: int) -> jax.Array | None:
@@ -197,6 +204,7 @@ class _Transformer(nnx.Module):
       memory=state.memory,
       memory_mask=state.memory_mask,
       cache=state.cache,
+      tasks=state.tasks,
       keep_cache=True,
     )
     logits_fn = self.logits_fn() if state.logits_fn is None else state.logits_fn
@@ -230,7 +238,8 @@ class EncoderDecoder(_Transformer):
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
     mask = AttentionMask(segments, segments, positions=positions)
-    return self.encoder(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
+    tasks = batch.get("encoder_tasks")
+    return self.encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
@@ -251,6 +260,7 @@ class EncoderDecoder(_Transformer):
       body=self._body(),
       memory=memory,
       memory_mask=AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
+      tasks=batch.get("decoder_tasks"),
       dropout_key=decoder_key,
     )[0]
 
@@ -269,9 +279,11 @@ class EncoderDecoder(_Transformer):
     batch = self._prompted(batch)
     memory, segments = self._encode(batch), segments_of(batch, "encoder")
     config, batch_size = self.config, memory.shape[0]
-    shape = (config.num_decoder_layers, batch_size, config.kv_heads, max_length * num_beams, config.head_dim)
+    room, pals = max_length * num_beams, self.decoder.pals
+    shape = (config.num_decoder_layers, batch_size, config.kv_heads, room, config.head_dim)
     empty, position = jnp.zeros(shape, config.dtype), jnp.zeros((), jnp.int32)
-    cache = attention.KVCache(empty, empty)
+    beside = None if pals is None else pals.room(batch_size, room, config.dtype)
+    cache = attention.KVCache(empty, empty, beside)
     cache = cache.behind(self.decoder.prefix()) if self.decoder.front else cache
     places = batch.get("decoder_positions")
     if places is not None:
@@ -284,6 +296,7 @@ class EncoderDecoder(_Transformer):
       memory=self.decoder.read(memory),
       memory_mask=AttentionMask(jnp.ones((batch_size, num_beams), jnp.int32), segments, query_offset=position),
       ancestors=_no_ancestors(batch_size, num_beams, max_length),
+      tasks=_of_rows(batch),
     )
 
 
@@ -314,6 +327,7 @@ class DecoderOnly(_Transformer):
     states, _ = self.decoder(
       self.embed(tokens, positions=places),
       mask=_decoder_mask(self.config, batch),
+      tasks=batch.get("decoder_tasks"),
       every_layer=every_layer,
       dropout_key=dropout_key,
     )
@@ -354,6 +368,7 @@ class DecoderOnly(_Transformer):
     _, cache = self.decoder(
       self.embed(tokens, positions=positions + self.decoder.front),
       mask=AttentionMask(real, real, prefix=prefix, positions=positions, causal=True),
+      tasks=_of_rows(batch),
       keep_cache=True,
     )
     make_room = lambda x: jnp.pad(x[:, :, :, :-1], [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)])
@@ -363,6 +378,7 @@ class DecoderOnly(_Transformer):
       segments=segments,
       padding=padding,
       ancestors=_no_ancestors(tokens.shape[0], num_beams, max_length),
+      tasks=_of_rows(batch),
     )
 
 
@@ -418,7 +434,8 @@ class EncoderOnly(_Transformer):
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
     segments = segments_of(batch, "encoder")
     mask = AttentionMask(segments, segments, positions=batch.get("encoder_positions"))
-    return (encoder or self.encoder)(x, mask=mask, every_layer=every_layer, dropout_key=dropout_key)[0]
+    encoder, tasks = encoder or self.encoder, batch.get("encoder_tasks")
+    return encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
 
 
 MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)

@@ -321,7 +321,12 @@ def share_of_text(config: Config) -> float:
 
 def batch(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
   """The features of a training batch, [batch, length]: int32, weights float32."""
-  found = features.model_features(config.model.architecture, _task_lengths(config), pack=config.data.pack)
+  found = features.model_features(
+    config.model.architecture,
+    _task_lengths(config),
+    pack=config.data.pack,
+    tasks=len(adapt.tasks(config.adapters)) > 1,
+  )
   rows = config.train.batch_size
   dtype = lambda name: jnp.float32 if name.endswith("loss_weights") else jnp.int32
   return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in found.items()}

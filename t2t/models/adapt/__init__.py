@@ -11,8 +11,8 @@ from typing import Any
 from flax import nnx, traverse_util
 import jax
 
-from t2t import UserError
-from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pfeiffer, prefix, prompt
+from t2t import UserError, did_you_mean
+from t2t.models.adapt import bitfit, bottleneck, houlsby, ia3, lora, pals, pfeiffer, prefix, prompt
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 
@@ -40,6 +40,8 @@ class Adapter:
   starts: (config, vocabulary, seed=) -> what `begin` is given.
   begin: (path -> array, what `starts` gave) -> the same with what it adds as training begins with it, where that
     depends on the model's own parameters.
+  tasks: config -> names of the tasks that it tells apart, in the order of their numbers; (): it is the same for all.
+  of_task: (path -> array, number) -> the same of the model that has but this task, and is told of none.
   """
 
   config: type
@@ -52,6 +54,8 @@ class Adapter:
   computes: bool = False
   starts: Callable[..., Any] = lambda config, vocabulary, *, seed: None
   begin: Callable[[dict[str, jax.Array], Any], dict[str, jax.Array]] = lambda params, start: params
+  tasks: Callable[[Any], tuple[str, ...]] = lambda config: ()
+  of_task: Callable[[Mapping[str, jax.Array], int], dict[str, jax.Array]] = lambda params, number: dict(params)
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -80,6 +84,15 @@ ADAPTERS: dict[str, Adapter] = {
     prefix.base_path,
     None,
     positions=lambda config: config.length,
+  ),
+  "pals": Adapter(
+    pals.PalsConfig,
+    pals.adapt,
+    pals.ADDED,
+    pals.base_path,
+    None,
+    tasks=lambda config: config.tasks,
+    of_task=pals.of_task,
   ),
 }
 
@@ -127,6 +140,37 @@ def positions(adapters: Adapters, *, computed: bool = False) -> int:
 def prefixed(adapters: Adapters) -> tuple[str, ...]:
   """Sides of a model whose self-attention has learned keys in front of its own."""
   return tuple(side for config in adapters.values() if isinstance(config, prefix.PrefixConfig) for side in config.sides)
+
+
+def tasks(adapters: Adapters) -> tuple[str, ...]:
+  """Names of the tasks that they tell apart, in the order of their numbers."""
+  return tuple(task for name, config in adapters.items() for task in ADAPTERS[name].tasks(config))
+
+
+def number_of(task: str, adapters: Adapters, *, where: str) -> int:
+  """The number of a task.
+
+  Args:
+    task: its name.
+    adapters: that tell tasks apart.
+    where: what names it, for messages.
+
+  Raises:
+    UserError: they have none of that name; names those that there are.
+  """
+  known = tasks(adapters)
+  if task not in known:
+    near = did_you_mean(task, known)
+    raise UserError(f"{where}: none of the tasks of config.{'/'.join(adapters)}, which are {', '.join(known)}{near}")
+  return known.index(task)
+
+
+def of_task(params: Params, adapters: Adapters, number: int) -> Params:
+  """The parameters of the model that has but the task of this number; what all tasks share are the same arrays."""
+  flat = traverse_util.flatten_dict(params, sep="/")
+  for name in adapters:
+    flat = ADAPTERS[name].of_task(flat, number)
+  return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def as_asked(model: TransformerConfig, adapters: Adapters) -> TransformerConfig:
@@ -182,5 +226,5 @@ def trained(adapters: Adapters) -> tuple[tuple[str, ...], ...]:
 
 def frozen(adapters: Adapters) -> tuple[str, ...]:
   """Patterns of the parameters that an adapter leaves as they are: all but what it trains."""
-  # One that is found where none of the others is.
-  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters))
+  # One that is found where none of the others is; and none, where "." leaves nothing.
+  return tuple(f"^(?!.*({'|'.join(patterns)}))" for patterns in trained(adapters) if "." not in patterns)

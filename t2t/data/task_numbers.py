@@ -1,0 +1,95 @@
+"""Which of its tasks a model is told that a text is of, by their numbers, see `adapt.tasks`.
+
+A task is a source of config.data.sources, by its name there, or else one of those of config.data.mixture.  Its number
+is its place among the names that the config of the adapter has, whatever is read beside it.
+"""
+
+from collections.abc import Collection, Mapping
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError, features
+from t2t.data import mixed, selection
+from t2t.models import adapt
+from t2t.sections import DataConfig
+
+Features = dict[str, tf.Tensor]
+
+
+def names(data: DataConfig, found: selection.Found) -> dict[str, str]:
+  """Name of each of seqio's tasks that are read -> of the task that it is to the model.
+
+  Args:
+    data: what is read.
+    found: all of it, see `pipeline.registered`.
+  """
+  if not data.sources:
+    return {task.name: task.name for task in selection.tasks_of(found)}
+  of_source = {}
+  for name, own in mixed.each(data).items():
+    read = selection.tasks_of(selection.named(own.mixture, modules=own.task_modules)) if own.mixture else ()
+    of_source |= dict.fromkeys([task.name for task in read] or [name], name)
+  return of_source
+
+
+def check(
+  data: DataConfig,
+  adapters: adapt.Adapters,
+  found: selection.Found | None,
+  *,
+  asked: Collection[str] | None = None,
+) -> dict[str, int]:
+  """Number of each of seqio's tasks that are read; none where the model is told of no task.
+
+  Args:
+    data: what is read.
+    adapters: of the model.
+    found: all of what is read; None: files alone.
+    asked: those of seqio's tasks that count; None: all.
+
+  Raises:
+    UserError: one that is none of the model's tasks; or files without a name.
+  """
+  known = adapt.tasks(adapters)
+  if not known:
+    return {}
+  key = f"config.{'/'.join(adapters)}.tasks={','.join(known)}"
+  if len(known) > features.MOST_TASKS:
+    raise UserError(f"config.{'/'.join(adapters)}.tasks: {len(known)} tasks; there may be {features.MOST_TASKS}")
+  if found is None:
+    if len(known) > 1:
+      raise UserError(
+        f"{key}: config.data.files={data.files} has no name by which it is one of them; give config.data.sources in its"
+        f" place, as --config.data.sources.{known[0]}.files={data.files}"
+      )
+    return {}
+  key = "config.data.sources" if data.sources else f"config.data.mixture={data.mixture}"
+  return {
+    task: adapt.number_of(name, adapters, where=f"{key}{'.' if data.sources else ': '}{name}")
+    for task, name in names(data, found).items()
+    if asked is None or task in asked
+  }
+
+
+def tell(found: selection.Found, numbers: Mapping[str, int]) -> selection.Found:
+  """The task or mixture whose examples say of which task they are.
+
+  In:  {"inputs": [7, 8], "targets": [9]}, of the task that has number 2
+  Out: {"inputs": [7, 8], "targets": [9], "task_number": 2}
+
+  Args:
+    found: stays as it is.
+    numbers: see `check`.
+  """
+
+  def told(task: seqio.Task) -> seqio.Task:
+    number = numbers[task.name]
+
+    def add(dataset: tf.data.Dataset) -> tf.data.Dataset:
+      say: Features = {features.TASK: tf.constant(number, tf.int32)}
+      return dataset.map(lambda example: example | say, num_parallel_calls=tf.data.AUTOTUNE)
+
+    return task.replace(preprocessors=[*task.preprocessors, add])
+
+  return selection.copy(found, told, lambda rate: rate)

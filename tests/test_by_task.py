@@ -1,0 +1,191 @@
+"""Models that tell tasks apart, by the commands: trained on several sources, and asked as each of their tasks."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import test_evaluate
+import trained
+
+from t2t import UserError
+from t2t import __main__ as command
+from t2t.checkpoints import by_task, pretrained
+from t2t.generation import decoding, served
+
+module = test_evaluate.module  # the fixture
+
+PALS = ("--config.pals.tasks=poems,news", "--config.pals.size=8", "--config.pals.heads=2")
+LINES = [{"inputs": text} for text in ("the quick brown fox", "a lazy dog sleeps", "one two three")]
+CONFIGS = {
+  "encoder_decoder": ("t5_1_1_small", "span_corruption"),
+  "decoder_only": ("tiny_gpt", "prefix_lm"),
+  "encoder_only": ("tiny_bert", "masked_lm"),
+}
+
+
+def train(architecture, folder, workdir, *options, names=("news", "poems"), pals=PALS):
+  """Trains PALs of two tasks on some of them, packed, and gives the exit status of the command."""
+  name, objective = CONFIGS[architecture]
+  base = f"--config.init.checkpoint={trained.workdir(architecture)}"
+  fixed = [f"--config={name}", base, "--config.init.inherit=True"]
+  read = [f"--config.data.objective={objective}", "--config.data.pack=True"]
+  for source, letters in (("news", "ab"), ("poems", "uv")):
+    (folder / f"{source}.txt").write_text("\n".join(letters[i % 2] * (9 + i % 13) for i in range(200)))
+    read += [f"--config.data.sources.{source}.files={folder}/{source}.txt"] if source in names else []
+  optimizer = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1"]
+  small = trained.SMALL[len(trained.MODEL) :]
+  return command.main(["train", *fixed, *read, *optimizer, *small, *pals, *options, "--workdir", str(workdir)])
+
+
+def infer(checkpoint, lines, folder, *options):
+  """What the command writes for these lines, and the scores."""
+  (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  out = folder / "out.jsonl"
+  out.unlink(missing_ok=True)
+  files = ["--input", str(folder / "in.jsonl"), "--output", str(out), *options]
+  assert command.main(["infer", "--checkpoint", str(checkpoint), *files]) == 0
+  rows = map(json.loads, out.read_text().splitlines())
+  return [(row["prediction"], round(row["score"], 4)) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Of a T5, on both tasks, drawn more alike from the third step on; stopped after the fourth."""
+  folder = tmp_path_factory.mktemp("tasks")
+  stages = '--config.stages={"steps": 2},\n  {"data.alpha": 0.2}'
+  for steps in (4, 12):
+    assert train("encoder_decoder", folder, folder / "run", stages, f"--config.train.steps={steps}") == 0
+  return folder / "run"
+
+
+def test_each_task_is_asked_by_its_name(run, tmp_path):
+  """By --task for all lines, by each line for itself, and as an adapter on top of the base: the same is written."""
+  base, short = trained.workdir("encoder_decoder"), ("--max_length", "6")
+  each = {task: infer(run, LINES, tmp_path, *short, "--task", task) for task in ("news", "poems")}
+  assert each["news"] != each["poems"] and infer(base, LINES, tmp_path, *short) not in each.values()
+  named = [line | {"adapter": task} for line in LINES for task in each]
+  for checkpoint, besides in ((run, []), (base, ["--adapter", *(f"{task}={run}" for task in each)])):
+    found = infer(checkpoint, named, tmp_path, *short, *besides)
+    assert found[::2] == each["news"] and found[1::2] == each["poems"]
+
+
+@pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
+def test_a_task_that_is_not_read_stays_as_it_was(architecture, tmp_path, capsys):
+  """Trained on one, the other is the base; trained on that then, the first stays; a part of the model is trained."""
+  told = ["--config.eval.examples=1", "--config.train.steps=6"]
+  assert train(architecture, tmp_path, tmp_path / "run", *told, names=("poems",)) == 0
+  assert re.search(r"parameters \(.* of them, .* %, trained\)", capsys.readouterr().err)
+  options = ["--max_length", "6", "--prompt_eos", "yes"]
+  ask = lambda checkpoint, *more: infer(checkpoint, LINES, tmp_path, *options, *more)
+  plain = ask(trained.workdir(architecture))
+  poems = ask(tmp_path / "run", "--task", "poems")
+  assert ask(tmp_path / "run", "--task", "news") == plain != poems
+  further = ["--config.train.steps=6", f"--config.init.checkpoint={tmp_path / 'run'}"]
+  assert train(architecture, tmp_path, tmp_path / "further", *further, names=("news",)) == 0
+  assert ask(tmp_path / "further", "--task", "poems") == poems
+  assert ask(tmp_path / "further", "--task", "news") not in (plain, poems)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (("--input", "in.txt"), "--task is missing: .*tells tasks apart.* one of poems, news"),
+    (("--input", "in.txt", "--task", "poem"), "--task poem: none of the tasks .* poems, news; did you mean poems"),
+    (("--input", "in.jsonl"), "line 1: says no 'adapter', and the model by itself cannot be asked; .* poems, news"),
+    (("--input", "named.jsonl"), "adapter 'poem': there is none of that name; .* poems, news; did you mean poem"),
+    (("--input", "named.jsonl", "--task", "news"), "asks for the adapter 'poem', and none is loaded"),
+    (("--checkpoint", "{base}", "--input", "in.txt", "--task", "news"), "tells no tasks apart; leave it out"),
+    (
+      ("--checkpoint", "{base}", "--adapter", "poem={run}", "--input", "in.jsonl"),
+      "--adapter poem=.*: the task poem: none of the tasks of config.pals.*did you mean poems",
+    ),
+  ],
+)
+def test_a_task_that_is_missing_or_unknown_is_refused(run, options, message, tmp_path, monkeypatch, capsys):
+  """Before the model is loaded; the message names those that there are."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "in.txt").write_text("a text\n")
+  (tmp_path / "in.jsonl").write_text('{"inputs": "a"}\n{"inputs": "b", "adapter": "poems"}\n')
+  (tmp_path / "named.jsonl").write_text('{"inputs": "b", "adapter": "poem"}\n')
+  given = [each.format(run=run, base=trained.workdir("encoder_decoder")) for each in options]
+  assert command.main(["infer", "--checkpoint", str(run), "--output", "-", *given]) == 2
+  assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_the_body_may_be_trained_as_well(tmp_path, capsys):
+  """As in the paper; each task is asked all the same, and a run does not go on with tasks that are others."""
+  run, whole = tmp_path / "run", ("--config.pals.also_train=.",)
+  assert train("encoder_decoder", tmp_path, run, *whole) == 0
+  assert "%, trained" not in capsys.readouterr().err
+  named = [line | {"adapter": task} for line in LINES[:1] for task in ("news", "poems")]
+  assert len(infer(run, named, tmp_path, "--max_length", "4")) == 2
+  capsys.readouterr()
+  pals = ["--config.pals.tasks=news,poems", *PALS[1:], *whole]
+  assert train("encoder_decoder", tmp_path, run, *whole, "--config.train.steps=4", pals=pals) == 2
+  assert "pals.tasks" in capsys.readouterr().err
+
+
+def test_a_request_names_its_task(run, tmp_path):
+  """Of the page's server, whose model is in memory once; one that names none is refused."""
+  source = pretrained.read_source(str(run))
+  writer = served.Writer(
+    source, adapters=by_task.each(source), ends_prompts=True, defaults=decoding.DecodeConfig(max_length=6)
+  )
+  assert writer.about()["adapters"] == ["poems", "news"]
+  for task in ("news", "poems"):
+    expected = infer(run, LINES[:1], tmp_path, "--max_length", "6", "--task", task)
+    body = {"inputs": LINES[0]["inputs"], "max_length": 6, "adapter": task}
+    (*_, found) = writer.generate(writer.parse(json.dumps(body).encode()))
+    assert [(found["prediction"], pytest.approx(found["score"], abs=1e-3))] == expected
+  with pytest.raises(UserError, match="the request: says no 'adapter', .* name one of poems, news"):
+    writer.parse(b'{"inputs": "x"}')
+
+
+def test_vectors_are_those_of_a_task(run, tmp_path, capsys):
+  """Of another task they are others; without one nothing is embedded."""
+  (tmp_path / "in.txt").write_text("a text\nanother\n")
+  ask = lambda *more: command.main(["embed", "--checkpoint", str(run), "--input", str(tmp_path / "in.txt"), *more])
+  for task in ("news", "poems"):
+    assert ask("--output", str(tmp_path / f"{task}.npy"), "--task", task) == 0
+  news, poems = (np.load(tmp_path / f"{task}.npy") for task in ("news", "poems"))
+  assert np.abs(news - poems).max() > 1e-3
+  capsys.readouterr()
+  assert ask("--output", str(tmp_path / "out.npy")) == 2
+  assert "--task is missing" in " ".join(capsys.readouterr().err.split())
+
+
+def test_each_registered_task_is_measured_as_its_own(module, tmp_path, capsys):
+  """Between steps and by `t2t eval`: of a run that has read one, the other's numbers are those of the base."""
+  names, base = ("odd_label", "odd_likelihood"), trained.workdir("encoder_decoder")
+  pals = [f"--config.pals.tasks={','.join(names)}", *PALS[1:]]
+  fixed = ["--config=t5_1_1_small", f"--config.init.checkpoint={base}", "--config.init.inherit=True", *pals]
+  small = ["--config.optimizer.name=adamw", "--config.optimizer.learning_rate=0.1", "--config.train.steps=4"]
+  small += ["--config.eval.every=4", "--config.eval.examples=0", "--config.data.vocabulary=bytes"]
+  told = [*fixed, *small, *test_evaluate.options(module, "odd_label"), "--workdir", str(tmp_path / "run")]
+  assert command.main(["train", *told]) == 0
+  rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+  between = [row["eval/odd_label/accuracy"] for row in rows if "eval/odd_label/accuracy" in row]
+  measured = {}
+  for name, checkpoint in (("base", base), ("pals", tmp_path / "run")):
+    asked = [f"--checkpoint={checkpoint}", f"--workdir={tmp_path / name}", *test_evaluate.options(module, "odd")]
+    assert command.main(["eval", *asked]) == 0
+    found = json.loads((tmp_path / name / "results.json").read_text())
+    measured[name] = found["odd_likelihood.validation"]["metrics"]["likelihood"]
+    scores = test_evaluate.predictions(tmp_path / name, "odd_label.validation")
+    measured[name, "scores"] = [row["score"] for row in scores]
+    measured[name, "accuracy"] = found["odd_label.validation"]["metrics"]["accuracy"]
+  assert measured["pals"] == measured["base"] and measured["pals", "scores"] != measured["base", "scores"]
+  assert between[-1:] == [measured["pals", "accuracy"]]
+  capsys.readouterr()
+  asked = ["eval", f"--checkpoint={tmp_path / 'run'}", f"--workdir={tmp_path / 'no'}"]
+  assert command.main([*asked, *test_evaluate.options(module, "odd_tags")]) == 2
+  said = " ".join(capsys.readouterr().err.split())
+  assert "config.data.mixture=odd_tags: odd_tags: none of the tasks of config.pals, which are odd_label" in said
+
+
+def test_superglue_does_not_ask_by_task(tmp_path, capsys):
+  """Its diagnostic sets would be of no task: refused before training, not after it."""
+  asked = ["superglue", f"--checkpoint={trained.workdir('encoder_decoder')}", f"--workdir={tmp_path}"]
+  assert command.main([*asked, "--config.pals.tasks=super_glue_rte,super_glue_cb"]) == 2
+  assert "AX-b and AX-g are none of its tasks" in " ".join(capsys.readouterr().err.split())
