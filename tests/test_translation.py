@@ -177,7 +177,7 @@ def check(data):
       {"translation": ".en.txt=.fr.txt"},
       r"a.fr.txt, line 3: has no line beside it in .*/a.en.txt",
     ),
-    ({"a.en.txt": "a\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*a.fr.txt: cannot be read \("),
+    ({"a.en.txt": "a\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*a.fr.txt: cannot be read"),
     ({"a.en.txt": "a\n"}, {"translation": ".eng.txt=.fr.txt"}, r"name does not end in '.eng.txt', as config.data"),
     ({"a.tsv": "a\tb\n"}, {"translation": ".en.txt=.fr.txt"}, r"^config.data.translation=.*: is for .* side"),
     ({"a.txt": "a\n"}, {}, "a.txt: has no translations; config.data.translation=translation names a field of JSON"),
