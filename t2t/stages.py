@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
 from t2t import UserError, did_you_mean
@@ -99,6 +100,9 @@ def of(config: Config) -> tuple[Stage, ...]:
   names = [stage.name for stage in config.stages]
   if twice := next((name for name in names if names.count(name) > 1), None):
     raise UserError(f"config.stages: two of them have the name {twice!r}")
+  for name in names:
+    if not re.fullmatch(r"\w+", name):  # as of sources; it is typed, and stands in messages and pictures
+      raise UserError(f"config.stages: {name!r}: a stage's name is of letters, digits and _")
   if config.train.epochs:
     raise UserError(f"config.train.epochs={config.train.epochs}: with config.stages give config.train.steps")
   found = [

@@ -78,7 +78,8 @@ def test_rows_are_kept_or_averaged(dimension):
   turn = lambda x: jnp.asarray(x.T if dimension else x)
   found = jax.jit(lambda x, y: pieces.rows(x, y, dimension))(turn(table), turn(fresh))
   np.testing.assert_allclose(found, turn(np.stack(expected)), rtol=1e-6)
-  assert str(pieces) == "1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
+  counted = "of 4 ids, special pieces and config.data.extra_ids included"
+  assert str(pieces) == f"{counted}, 1 as they were, 2 as the mean of 2.5 old pieces, 1 fresh"
   assert pieces.changes and not Pieces([[0], [1]]).changes
 
 
@@ -119,7 +120,9 @@ def test_the_command(tmp_path, capsys):
   assert "of their pieces: config.init.by_piece=True" in capsys.readouterr().err
   assert command.main([*arguments, "--config.init.by_piece=True"]) == 0
   said = " ".join(capsys.readouterr().err.split())
-  assert f"rows by their pieces: {len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
+  assert (
+    "rows by their pieces: of" in said and f"{len(OLD)} as they were, 2 as the mean of 2.5 old pieces, 2 fresh" in said
+  )
   mesh = sharding.make_mesh({"data": 8})
   saved = toy.flat(pretrained.load(pretrained.read_source(str(tmp_path / "run")), mesh).params)
   made = vocabularies.old_pieces(old, new)

@@ -88,6 +88,22 @@ def test_a_run_goes_on_with_other_files_only_where_it_may(tmp_path, capfd):
   assert "b.txt has another content of as many bytes; c.txt is new; the data goes on" in capfd.readouterr().err
 
 
+def test_a_key_that_only_one_of_them_has_is_told_as_such(tmp_path):
+  test_sources.write(tmp_path, "a.txt", TEXTS)
+  iterator = test_faults.batches(tmp_path, "*.txt")
+  next(iterator)
+  (name,) = state = iterator.state()
+  saved = json.loads(state[name])
+  key, value = next(item for item in saved["identity"].items() if item[0] != "data.vocabulary")
+  without = {other: x for other, x in saved["identity"].items() if other != key}
+  for said, message in (
+    (without, rf"config.{key} is {value!r}, but the checkpoint's data position belongs to a run that had none;"),
+    (saved["identity"] | {"data.dictionary": "d.tsv"}, "config.data.dictionary has no value, but .* to 'd.tsv';"),
+  ):
+    with pytest.raises(UserError, match=message):
+      iterator.restore({name: json.dumps(saved | {"identity": said}).encode()}, step=1)
+
+
 def test_each_host_compares_its_own_files(tmp_path, capfd):
   """On disks of their own, also when there are more hosts than before; what other disks hold is no matter."""
   for host in ("first", "second"):

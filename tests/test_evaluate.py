@@ -234,6 +234,7 @@ def test_results_of_other_splits_stay(module, tmp_path):
     (["--config.data.mixture=odd_broken"], r"odd_broken: metric broken failed: ZeroDivisionError"),
     (["--config.eval.tasks=labell"], r"config.eval.tasks: labell: no such task"),
     (["--config.eval.method=guess"], "config.eval.method=guess: no such method; there are write, rank, head"),
+    (["--config.data.eval_split=tset"], "odd_label: has no split 'tset'; .*; did you mean test"),
     (["--config.data.eval_split=dev"], "odd_label: has no split 'dev'; it has train, validation, test"),
     (["--config.data.vocabulary=bytes", "--config.data.extra_ids=3"], "was trained with another vocabulary"),
     (["--config.eval.num_beams=0"], "num_beams=0: must be at least 1"),

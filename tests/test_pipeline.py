@@ -405,6 +405,8 @@ def test_names_that_are_not_registered(registered, tmp_path):
     UserError, match="config.data.eval_split=test: config.data.mixture=pipeline_test_mixture has no such split"
   ):
     check(dataclasses.replace(registered, eval_split="test"))
+  with pytest.raises(UserError, match="config.data.eval_split=validatoin: .*; did you mean validation"):
+    check(dataclasses.replace(registered, eval_split="validatoin"))
 
 
 def test_shipped_tasks_cost_nothing_to_register(tmp_path):

@@ -113,6 +113,7 @@ def test_a_source_is_changed_by_its_keys():
     ([{"share": 0.5}, {"share": 0.5}, {"steps": 30}], "50 \\+ 50 \\+ 30 = 130 steps"),
     ([{}, {}], "1, 2 say neither steps nor share"),
     ([{"name": "a", "share": 0.5}, {"name": "a"}], "two of them have the name 'a'"),
+    ([{"name": "a b/c", "share": 0.5}, {}], "'a b/c': a stage's name is of letters, digits and _"),
     ([{"steps": 3, "share": 0.1}, {}], "leave one of them out"),
     ([{"steps": 0.5}, {}], "steps=0.5: must be a number of steps"),
     ([{"share": 1.5}, {}], "share=1.5: must be from 0 to 1"),

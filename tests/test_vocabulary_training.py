@@ -23,7 +23,8 @@ def test_sentencepiece(tmp_path, capsys):
   argv = argv_for(tmp_path, "--size", "80")
   assert vocab.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
-  assert "spiece.model: 80 pieces (<pad> 0, </s> 1, <unk> 2)" in shown[0] and len(shown) == 3 + 2 * 3
+  assert "spiece.model: 80 pieces (<pad> 0, </s> 1, <unk> 2)" in shown[0] and max(map(len, shown[1:])) <= 80
+  assert shown[3] == f"  {TEXT[0]}" and shown[4].startswith("    ▁")
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary" / "spiece.model"), extra_ids=10)
   assert vocabulary.vocab_size == 90 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, -1)
@@ -78,7 +79,11 @@ def test_wordpiece(tmp_path, capsys):
   argv = argv_for(tmp_path, "--type", "wordpiece", "--size", "120")
   assert vocab.main(argv) == 0
   shown = capsys.readouterr().out.splitlines()
-  assert "vocab.txt: 120 pieces ([PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4)" in shown[0] and len(shown) == 2 + 2 * 3
+  assert (
+    "vocab.txt: 120 pieces ([PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4)" in shown[0]
+    and max(map(len, shown[1:])) <= 80
+  )
+  assert shown[2] == f"  {TEXT[0]}" and "▁" not in "".join(shown)
   assert re.fullmatch(r"unknown     0 of [\d,]+ tokens of the text \(0.00%\)", shown[1])
   vocabulary = vocabularies.load(str(tmp_path / "vocabulary"), extra_ids=10)
   assert vocabulary.vocab_size == 130 and vocabulary.decode(vocabulary.encode(TEXT[0])) == TEXT[0]
@@ -89,6 +94,22 @@ def test_wordpiece(tmp_path, capsys):
     vocab.main([*argv, "--overwrite", "--size", "30000"])
   with pytest.raises(UserError, match=r"--size 10: too small, special pieces and single characters alone are \d+"):
     vocab.main([*argv, "--overwrite", "--size", "10"])
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [("The cat", "capitals of"), ("the café", "accents of"), ("The café", "capitals and accents of"), ("the cat", "")],
+)
+def test_what_wordpiece_drops_is_told(tmp_path, capsys, text, said):
+  argv = argv_for(tmp_path, "--type", "wordpiece", "--size", "90")
+  (tmp_path / "more.txt").write_text(f"{text}\n")
+  assert vocab.main(argv) == 0
+  shown = capsys.readouterr().out
+  assert " ##" in shown and max(map(len, shown.splitlines()[1:])) <= 80
+  found = [line for line in shown.splitlines() if line.startswith("case ")]
+  assert found == ([f"case        {said} the text are dropped; --cased keeps them"] if said else [])
+  assert vocab.main([*argv, "--cased", "--overwrite"]) == 0
+  assert "case   " not in capsys.readouterr().out
 
 
 def test_cased_wordpiece(tmp_path):
@@ -167,8 +188,9 @@ def test_a_vocabulary_is_extended(tmp_path, capsys, kind, size):
     vocab.main([*argv, "--size", str(size), "--overwrite"])
   with pytest.raises(UserError, match=r"--size 9000: too large for this text; the largest that works is \d+"):
     vocab.main([*argv, "--size", "9000", "--overwrite"])
-  with pytest.raises(UserError, match="--type: not with --extend"):
-    vocab.main([*argv, "--type", kind])
+  assert vocab.main([*argv, "--size", str(size + 12), "--type", kind, "--overwrite"]) == 0
+  with pytest.raises(UserError, match=f"--type bpe: --extend .* is a {kind} vocabulary"):
+    vocab.main([*argv, "--type", "bpe", "--overwrite"])
   with pytest.raises(UserError, match="--symbols <2en>: not with --extend"):
     vocab.main([*argv, "--symbols", "<2en>"])
 

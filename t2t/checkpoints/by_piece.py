@@ -64,4 +64,5 @@ class Pieces:
     numbers = [len(old) for old in self.old]
     several = [number for number in numbers if number > 1]
     new = f", {len(several):,} as the mean of {np.mean(several):.1f} old pieces" if several else ""
-    return f"{numbers.count(1):,} as they were{new}, {numbers.count(0):,} fresh"
+    made = f"{numbers.count(1):,} as they were{new}, {numbers.count(0):,} fresh"
+    return f"of {len(numbers):,} ids, special pieces and config.data.extra_ids included, {made}"

@@ -8,6 +8,8 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
+import unicodedata
 
 import rich.box
 import rich.console
@@ -18,6 +20,8 @@ from t2t.data import vocabularies
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import extending, fertility, training
 from t2t.runtime import progress
+
+_WIDEST = 80  # columns
 
 # --type -> what is trained, the file that is written
 _TRAINERS = {
@@ -168,7 +172,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
   if arguments.extend:
     _check_extends(arguments)
-    arguments.type = extending.kind_of(arguments.extend)
+    kind = extending.kind_of(arguments.extend)
+    if arguments.type not in (None, kind):
+      raise UserError(f"--type {arguments.type}: --extend {arguments.extend} is a {kind} vocabulary; leave --type out")
+    arguments.type = kind
   arguments.type = arguments.type or "sentencepiece"
   function, name = _TRAINERS[arguments.type]
   options = {}
@@ -197,7 +204,7 @@ def _train(arguments: argparse.Namespace) -> int:
     for file in progress.track(files, "reading text"):
       for text in text_files.read_texts(file, field=arguments.field, where=where):
         if len(examples) < 3:
-          examples.append(" ".join(text.split())[:80])
+          examples.append(" ".join(text.split())[: _WIDEST - 2])
         yield text
 
   gather = training.sentences if arguments.type == "sentencepiece" else training.whole_documents
@@ -217,18 +224,20 @@ def _train(arguments: argparse.Namespace) -> int:
   # What was gathered is no more than was asked for.
   written = function(lines, size=arguments.size, output_dir=path.parent, max_sentences=sys.maxsize, **options)
   said = []
+  if arguments.type == "wordpiece" and not arguments.cased and (dropped := _dropped(lines)):
+    said.append(f"case        {dropped} of the text are dropped; --cased keeps them")
   if characters:
     pieces = {text.replace(" ", "▁") for text in vocabularies.token_texts(vocabularies.load(str(written), extra_ids=0))}
     known = len({character.replace(" ", "▁") for character in characters} & pieces)
     which = "a piece for each" if known == len(characters) else f"pieces for the {known:,} most frequent"
     coverage = f"--character_coverage {options['character_coverage']:.6g}"
-    said = [f"characters  {len(characters):,} in the text, {which} ({coverage})"]
+    said += [f"characters  {len(characters):,} in the text, {which} ({coverage})"]
   return _tell_written(written, lines, examples, said)
 
 
 def _check_extends(arguments: argparse.Namespace) -> None:
   """Refuses what a vocabulary that is extended says itself."""
-  for option in ("type", "character_coverage", "byte_fallback", "cased"):
+  for option in ("character_coverage", "byte_fallback", "cased"):
     if getattr(arguments, option):
       raise UserError(f"--{option}: not with --extend {arguments.extend}, which says it itself; leave it out")
   if arguments.symbols:
@@ -237,15 +246,34 @@ def _check_extends(arguments: argparse.Namespace) -> None:
 
 def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[str], said: Sequence[str] = ()) -> int:
   vocabulary = vocabularies.load(str(written), extra_ids=0)
-  pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
+  if written.name == _TRAINERS["wordpiece"][1]:  # as its file has them: "##ing" goes on with a word
+    pieces = [vocabulary.tokenizer.id_to_token(i) for i in range(vocabulary.vocab_size)]
+  else:
+    pieces = [text.replace(" ", "▁") for text in vocabularies.token_texts(vocabulary)]
   named = [f"{pieces[i]} {i}" for i in sorted(vocabularies.special_ids(vocabulary))]
   print(f"wrote {written}: {len(pieces)} pieces ({', '.join(named)})")
   for line in said:
     print(line)
   print(f"unknown     {_unknown(vocabulary, lines)}")
   for text in examples:
-    print(f"  {text}\n    {' '.join(pieces[i] for i in vocabulary.encode(text))}")
+    shown = " ".join(pieces[i] for i in vocabulary.encode(text))
+    indented = {"initial_indent": " " * 4, "subsequent_indent": " " * 4}
+    print(f"  {text}\n{textwrap.fill(shown, _WIDEST, break_on_hyphens=False, **indented)}")
   return 0
+
+
+def _dropped(lines: Iterable[str]) -> str:
+  """What of text a WordPiece without --cased does not keep: "capitals", "accents", both, or ""."""
+  capitals = accents = False
+  for line in lines:
+    lower = line.lower()
+    capitals = capitals or lower != line
+    accents = accents or (
+      not lower.isascii() and any(unicodedata.category(x) == "Mn" for x in unicodedata.normalize("NFD", lower))
+    )
+    if capitals and accents:
+      break
+  return " and ".join(name for name, there in (("capitals", capitals), ("accents", accents)) if there)
 
 
 def _of_languages(arguments: argparse.Namespace, read: Callable[[str, Sequence[str]], Iterator[str]]) -> Iterator[str]:

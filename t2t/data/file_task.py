@@ -1,5 +1,7 @@
 """Files of the user's own, as a task that has a split to train on and one that is held out."""
 
+import itertools
+
 import seqio
 
 from t2t.data import languages, objectives, sources
@@ -27,6 +29,8 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
     found[f"{where}.eval_files"] = text_files.find_files(data.eval_files, where=f"{where}.eval_files")
   for key, paths in found.items():
     parallel.check(paths, field=data.field, translation=translation, where=key, most=scan.READ_WHOLE_BYTES)
+  if where == "config.data":  # a source may have it of the run, for the sake of others
+    parallel.check_used([*itertools.chain(*found.values())], translation=translation, where=f"{where}.translation")
   if data.eval_files:
     source = sources.FileSource(
       {"train": files, "validation": found[f"{where}.eval_files"]},

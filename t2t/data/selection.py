@@ -288,7 +288,8 @@ def check(found: Found, splits: Mapping[str, str], *, where: str) -> None:
         task.source.num_input_examples(split)  # reads them
     # A mixture has a split if one of its tasks does; seqio leaves out the others.
     if split not in found.splits:
-      raise UserError(f"config.data.{key}={split}: {where} has no such split; it has {', '.join(found.splits)}")
+      near = did_you_mean(split, found.splits)
+      raise UserError(f"config.data.{key}={split}: {where} has no such split; it has {', '.join(found.splits)}{near}")
   if isinstance(found, seqio.Mixture):
     for task in tasks:
       _check_rate(found, task, where)

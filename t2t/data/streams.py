@@ -398,8 +398,10 @@ class BatchIterator:
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
       if old != new and not (_is_of_files(key) and self._files_may_change):
+        now = "has no value" if new is None else f"is {new!r}"
+        before = "a run that had none" if old is None else repr(old)
         raise UserError(
-          f"config.{key} is {new!r}, but the checkpoint's data position belongs to {old!r};"
+          f"config.{key} {now}, but the checkpoint's data position belongs to {before};"
           " set it back, or start a new workdir from the parameters with config.init.checkpoint"
         )
     return rows_lib.position_from_json(self._plan, saved["position"])

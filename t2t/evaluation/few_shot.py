@@ -8,7 +8,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, did_you_mean
 from t2t.data import answering, pipeline, sources
 from t2t.sections import DataConfig
 
@@ -32,7 +32,7 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
   if split not in task.splits:
     raise UserError(
       f"{task.name}: has no split {split!r}; it has {', '.join(task.splits)}: set config.data.eval_split, or leave the"
-      " task out with config.eval.tasks"
+      f" task out with config.eval.tasks{did_you_mean(split, task.splits)}"
     )
   dataset = pipeline.task_examples(data, architecture, task, split=split)
   try:

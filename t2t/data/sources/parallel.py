@@ -99,10 +99,29 @@ def check(files: Sequence[str], *, field: str, translation: str, where: str, mos
       )
     return
   others = {path: other for path in files if (other := beside(path, translation=translation, where=where))}
-  found = text_files.stats([*others, *others.values()], where=where)
+  found = text_files.stats([*others], where=where)
+  found |= text_files.stats([*others.values()], where=f"{section}.translation={translation}")
   for path, other in others.items():
     if found[path].size <= most:
       _check_lines(path, other, where, (found[path], found[other]))
+
+
+def check_used(files: Sequence[str], *, translation: str, where: str) -> None:
+  """Refuses how the names of files beside end where all files have their translations in them.
+
+  Args:
+    files: paths.
+    translation: see above.
+    where: the configuration key that has it.
+
+  Raises:
+    UserError: nothing reads it.
+  """
+  if "=" in translation and all(text_files.kind(path, where=where) == "pairs" for path in files):
+    raise UserError(
+      f"{where}={translation}: is for lines of text files side by side, and {files[0]} has the translations in its"
+      f" second column; leave {where} out"
+    )
 
 
 @functools.lru_cache(maxsize=1_024)
