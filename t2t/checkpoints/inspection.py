@@ -92,11 +92,11 @@ def _step(folder: epath.Path, step: int) -> Step:
 
 def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
   """The best of `steps` by each metric, of each stage (`outdated.best_of_stages`); where they end the last one says."""
-  config = damage.noted(folder / str(found[-1].step) / "config" / "metadata") if found else {}
+  saved = damage.noted(folder / str(found[-1].step) / "config" / "metadata") if found else {}
   ends: list[int] = []
   with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
-    said = [read_stage(number, each) for number, each in enumerate(config.get("stages", ()), start=1)]
-    ends = [end for _, _, end in stages.bounds(said, config["train"]["steps"])[:-1]] if said else []
+    said = [read_stage(number, each) for number, each in enumerate(saved.get("stages", ()), start=1)]
+    ends = [end for _, _, end in stages.bounds(said, saved["train"]["steps"])[:-1]] if said else []
   return outdated.best_of_stages({each.step: each.metrics for each in found}, ends)
 
 
