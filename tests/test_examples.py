@@ -93,7 +93,7 @@ class Ids:
     return " ".join(str(token) for token in ids)
 
 
-def held_out(model, batch, *, number=2, sentinel_ids=(), hidden_ids=(0, toy.EOS), eos_id=toy.EOS):
+def held_out(model, batch, *, number=2, sentinel_ids=(), hidden_ids=(0, toy.EOS), eos_id=toy.EOS, vocab_size=40):
   graphdef, params = toy.split(model)
   return samples.held_out(
     graphdef,
@@ -103,6 +103,7 @@ def held_out(model, batch, *, number=2, sentinel_ids=(), hidden_ids=(0, toy.EOS)
     sentinel_ids=sentinel_ids,
     hidden_ids=hidden_ids,
     eos_id=eos_id,
+    vocab_size=vocab_size,
     number=number,
   )
 

@@ -1,8 +1,11 @@
 """What is shown when training ends says what the model gives."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import test_examples
 import toy
 
@@ -12,22 +15,23 @@ from t2t.training import train_state
 SENTINELS = (39, 38, 37)
 
 
-def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS):
+def likeliest(model, batch, *, number=2, sentinel_ids=SENTINELS, vocab_size=40):
   graphdef, params = toy.split(model)
   state = train_state.TrainState(jnp.zeros((), jnp.int32), params, {}, ())
-  options = dict(vocabulary=test_examples.Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS), number=number)
+  options = dict(vocabulary=test_examples.Ids(), sentinel_ids=sentinel_ids, hidden_ids=(0, toy.EOS))
+  options |= dict(number=number, vocab_size=vocab_size)
   return shown.likeliest(graphdef, state, batch, **options)
 
 
-def expected(logits, row, places):
-  """The lines of one row, from the logits of all positions; whatever ends a blank is one guess."""
+def expected(logits, row, places, *, masked=False):
+  """The lines of one row, from the logits of all positions; what ends a blank is one guess, of masked tokens none."""
   ends = [0, toy.EOS, *SENTINELS]
   lines = []
   for blank, place in enumerate(places, start=1):
     chances = np.asarray(jax.nn.softmax(logits[row, place]))
     together = sum(chances[token] for token in ends)
     chances = np.where(np.isin(np.arange(chances.size), ends), 0, chances)
-    chances[0] = together
+    chances[0] = 0 if masked else together
     best = np.argsort(-chances, kind="stable")[:5]
     text = lambda token: shown.NOTHING if token in ends else str(token)
     lines.append(f"[{blank}] " + ", ".join(f"{text(token)} {shown.in_percent(chances[token])}" for token in best))
@@ -58,7 +62,27 @@ def test_an_encoders_masked_tokens_are_blanks():
   weights = jnp.zeros(batch["encoder_input_tokens"].shape).at[0, jnp.array([1, 4, 5, 6])].set(1).at[1, 2].set(1)
   batch |= {"encoder_loss_weights": weights}
   logits = toy.logits(model, batch)
-  assert likeliest(model, batch) == [expected(logits, 0, [1, 4, 5]), expected(logits, 1, [2])]
+  assert likeliest(model, batch) == [
+    expected(logits, 0, [1, 4, 5], masked=True),
+    expected(logits, 1, [2], masked=True),
+  ]
+
+
+@pytest.mark.parametrize(("vocab_size", "sentinel_ids"), [(7, SENTINELS), (40, (7, 8, 11))])
+def test_the_prediction_is_the_first_of_the_likeliest(vocab_size, sentinel_ids):
+  """Of an encoder, whatever special ids have together, and of ids that have a piece; so is what a decoder writes."""
+  model, batch = toy.model(toy.KINDS["bert"]), toy.batch((8, 5), padded_to=(9, 6), architecture="encoder_only")
+  batch["encoder_loss_weights"] = jnp.ones(batch["encoder_input_tokens"].shape, jnp.int32)
+  options = dict(sentinel_ids=sentinel_ids, vocab_size=vocab_size)
+  for (_, made, _), lines in zip(
+    test_examples.held_out(model, batch, **options), likeliest(model, batch, **options), strict=True
+  ):
+    first = [line.rpartition(",")[0].split("%")[0].split()[1] for line in lines]
+    assert [text.split()[1] for text in made.split("  ")][:3] == first
+    assert all(1 < int(token) < vocab_size and int(token) not in sentinel_ids for token in first)
+  model, batch = toy.model(toy.config()), toy.batch((6, 4), (6, 4))
+  for _, made, _ in test_examples.held_out(model, batch, **options):
+    assert all(int(token) < vocab_size for token in re.sub(r"\[\d+\]|-", "", made).split())
 
 
 def test_text_without_blanks_has_none():

@@ -42,6 +42,7 @@ class DecodeConfig:
   top_k: int = 0  # draw among so many likeliest; 0: all
   top_p: float = 1.0  # draw among the likeliest that have this probability together
   length_penalty: float = 0.6  # beams: above 0 favours long sequences, below 0 short ones
+  vocab_size: int = 0  # ids below it may be written, which have a piece; 0: as many as the model has
   length_penalty_form: str = "gnmt"  # ((5 + length) / 6) ** penalty (Wu et al. 2016, T5's); "power": length ** penalty
 
   def __post_init__(self):
@@ -210,11 +211,13 @@ def draw(logits: jax.Array, keys: jax.Array, config: DecodeConfig) -> jax.Array:
   return (drawn if indices is None else jnp.take_along_axis(indices, drawn, axis=1))[:, 0].astype(jnp.int32)
 
 
-def _may_end(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
-  """Logits [..., vocab] without EOS while less than `min_length` tokens are written.
+def _may_come(logits: jax.Array, position: jax.Array, config: DecodeConfig, eos_id: int) -> jax.Array:
+  """Logits [..., vocab] without ids that have no piece, and without EOS while less than `min_length` are written.
 
   Probabilities of the others stay what the model gives them, as with transformers' `min_new_tokens`.
   """
+  if config.vocab_size:
+    logits = jnp.where(jnp.arange(logits.shape[-1]) < config.vocab_size, logits, -jnp.inf)
   if not config.min_length:
     return logits
   early = (jnp.arange(logits.shape[-1]) == eos_id) & (position < config.min_length)
@@ -254,7 +257,7 @@ def _write(model: nnx.Module, stream: Stream, config: DecodeConfig, eos_id: int,
 
   def write(stream):
     logits, state = model.decode_step(stream.last, stream.state)
-    allowed = _may_end(logits, stream.position, config, eos_id)
+    allowed = _may_come(logits, stream.position, config, eos_id)
     if config.temperature:
       keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(stream.keys, stream.position)
       token = draw(allowed, keys, config)
@@ -315,7 +318,7 @@ def _extend(model: nnx.Module, search: _Search, config: DecodeConfig, eos_id: in
   number, length = 2 * num_beams, search.position + 1
   logits, state = model.decode_step(search.last, search.state)
   # Of one beam there are no more among the likeliest of all.
-  allowed = _may_end(logits, search.position, config, eos_id)
+  allowed = _may_come(logits, search.position, config, eos_id)
   values, tokens = largest(allowed, min(number, logits.shape[-1]))
   values = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True) + search.sums[..., None]
   parents = jnp.broadcast_to(jnp.arange(num_beams)[None, :, None], values.shape)

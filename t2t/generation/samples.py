@@ -185,6 +185,7 @@ def held_out(
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   eos_id: int,
+  vocab_size: int,
   number: int,
 ) -> list[Example]:
   """What the model makes of the first rows of a batch: masked tokens, blanks, or the text behind a beginning.
@@ -196,6 +197,7 @@ def held_out(
     sentinel_ids: of the first blank, the second, ...
     hidden_ids: not shown: padding, EOS, ...
     eos_id: ends a text.
+    vocab_size: ids that have a piece; the model may have more, and makes nothing of those.
     number: rows.
   """
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
@@ -213,7 +215,8 @@ def held_out(
   others = np.setdiff1d(rows, blanks)
   shown = {}
   if blanks.size:
-    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, blanks))
+    special = {*hidden_ids, *sentinel_ids}
+    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, blanks, vocab_size, special))
     arrays = (
       gather(guess(state, batch)),
       *(host[f"{side}_{name}"][blanks] for name in ("target_tokens", "loss_weights")),
@@ -222,7 +225,7 @@ def held_out(
       shown[row] = masked_tokens(*(x[:end] for x in found), vocabulary=vocabulary, hidden_ids=hidden_ids)
   if others.size:
     texts = {"vocabulary": vocabulary, "sentinel_ids": sentinel_ids, "hidden_ids": hidden_ids, "eos_id": eos_id}
-    found = _written(graphdef, state, batch, host, first, rows=others, **texts)
+    found = _written(graphdef, state, batch, host, first, rows=others, vocab_size=vocab_size, **texts)
     shown |= dict(zip(others, found, strict=True))
   return [shown[row] for row in rows]
 
@@ -239,6 +242,7 @@ def _written(
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
   eos_id: int,
+  vocab_size: int,
 ) -> list[Example]:
   """`held_out` of those rows that a model writes."""
   gather = lambda x: np.asarray(multihost_utils.process_allgather(x, tiled=True))
@@ -252,7 +256,7 @@ def _written(
     batch, inputs, targets, longest = _prompts(host, batch, targets, first=first, rows=rows, eos_id=eos_id)
     # No more positions than in training: learned ones end there.
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
-  write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length), eos_id=eos_id)
+  write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length, vocab_size=vocab_size), eos_id=eos_id)
   params = join_frozen(state.params, state.frozen_params)
   written = gather(write(params, batch).tokens)[:, 0]
   written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
@@ -275,8 +279,17 @@ def first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:
   return real_positions(host, side) if segments is None else segments == 1
 
 
-def _likeliest(model: nnx.Module, batch: Batch, rows: np.ndarray) -> jax.Array:
-  return jnp.argmax(model.logits(model(batch)[rows]), axis=-1)
+def in_no_text(model_vocab_size: int, vocab_size: int, special_ids: Collection[int]) -> np.ndarray:
+  """Which of a model's ids no token of a text has, bool [model_vocab_size]: special ones, and those without a piece."""
+  ids = np.arange(model_vocab_size)
+  return (ids >= vocab_size) | np.isin(ids, list(special_ids))
+
+
+def _likeliest(
+  model: nnx.Module, batch: Batch, rows: np.ndarray, vocab_size: int, special_ids: Collection[int]
+) -> jax.Array:
+  logits = model.logits(model(batch)[rows])
+  return jnp.argmax(jnp.where(in_no_text(logits.shape[-1], vocab_size, special_ids), -jnp.inf, logits), axis=-1)
 
 
 def _prompts(

@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 from t2t import losses
@@ -39,6 +40,7 @@ def show(graphdef: nnx.GraphDef, state: TrainState, batch: Batch, vocabulary: An
   if not any(name.endswith("target_tokens") for name in batch):
     return []  # pairs of texts, which are compared
   options |= dict(sentinel_ids=vocabularies.sentinel_ids(vocabulary, vocabularies.num_sentinels(vocabulary)))
+  options |= dict(vocab_size=vocabulary.vocab_size)
   examples = samples.held_out(graphdef, state, batch, eos_id=vocabulary.eos_id, **options)
   guesses = likeliest(graphdef, state, batch, **options)
   return [_lines(*example, guesses=own) for example, own in zip(examples, guesses, strict=True)]
@@ -96,6 +98,7 @@ def likeliest(
   vocabulary: Vocabulary,
   sentinel_ids: Sequence[int],
   hidden_ids: Collection[int],
+  vocab_size: int,
   number: int,
   blanks: int = 3,
   guesses: int = 5,
@@ -109,7 +112,8 @@ def likeliest(
     batch: model features of any architecture.
     vocabulary: turns ids into text.
     sentinel_ids: of the first blank, the second, ...
-    hidden_ids: ids that end a blank, as sentinels do.
+    hidden_ids: ids that end a blank, as sentinels do; where each masked token is one, it is none of either.
+    vocab_size: ids that have a piece; the model may have more.
     number: rows.
     blanks: of a row.
     guesses: in a blank.
@@ -134,8 +138,10 @@ def likeliest(
   def guess(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
     model = state.model(graphdef)
     chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], at]))
+    never = samples.in_no_text(chances.shape[-1], vocab_size, ends if side == "encoder" else ())
+    chances = jnp.where(never, 0.0, chances)
     of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)
-    if of_ends.size:  # all of them are one guess
+    if of_ends.size and side == "decoder":  # all of them are one guess
       together = chances[..., of_ends].sum(-1)
       chances = chances.at[..., of_ends].set(0.0).at[..., of_ends[0]].set(together)
     return jax.lax.top_k(chances, guesses)
