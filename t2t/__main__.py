@@ -22,7 +22,7 @@ SUBCOMMANDS = {
   "infer": ("t2t.commands.infer", "write what a model makes of each line of a file, or on a page"),
   "embed": ("t2t.commands.embed", "a vector for each line of a file; what each layer knows of a task"),
   "adapt": ("t2t.commands.adapt", "make a model by itself of an adapter and what it lies on top of"),
-  "fisher": ("t2t.commands.fisher", "how much each parameter counts for what is learned, for a later run"),
+  "fisher": ("t2t.commands.fisher", "how much each parameter counts for what is learned, for later runs"),
   "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
   "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare what a run has saved"),
   "replay": ("t2t.commands.replay", "do one step of a run again: its loss, its texts, where a NaN arose"),
