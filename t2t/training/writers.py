@@ -151,12 +151,22 @@ def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
 
 
 def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
+  """`parse_metrics` of a file, which need not be there."""
+  return parse_metrics(logs.read(path))
+
+
+def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
   found: dict[str, dict[int, float]] = {}
-  for _, row in _rows(logs.read(path)):
+  for _, row in _rows(content):
     for name in row.keys() - {"step"}:
       found.setdefault(name, {})[row["step"]] = row[name]
   return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+
+
+def damaged_lines(content: bytes) -> int:
+  """How many lines of a metrics.jsonl are no rows of metrics."""
+  return sum(1 for line in content.splitlines() if line.strip() and _row(line) is None)
 
 
 _BINARY = "application/octet-stream"
