@@ -62,6 +62,7 @@ FLOORS = (
   "generation",
   "evaluation",
   "course",
+  "reports",
   "train",
   "replay",
   "fisher",

@@ -108,6 +108,7 @@ def lines(
   across: str = "step",
   run: Sequence[Stage] = (),
   points: int = POINTS,
+  given: Mapping[str, tuple[str, str]] | None = None,
 ) -> Picture:
   """Curves over the same axis; of very many those with the highest ends.
 
@@ -117,17 +118,18 @@ def lines(
     across: what x is.
     run: stages whose ends are marked, where x is steps.
     points: of each curve, at most.
+    given: see `looks`; where the same name is to look alike in several pictures.
   """
   last = lambda name: next(reversed(series[name].values()))
   shown = sorted(series, key=last)[-MOST_CURVES:] if len(series) > MOST_CURVES else list(series)
   shown = [name for name in series if name in shown]
   note = f"{MOST_CURVES} of {len(series)}: those that end highest" if len(series) > MOST_CURVES else ""
-  looks = {name: (COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS)]) for i, name in enumerate(shown)}
+  own = looks(shown) if given is None else {name: given[name] for name in shown}
 
   def draw(axes: Any) -> None:
     import matplotlib.ticker
 
-    for name, (colour, dashes) in looks.items():
+    for name, (colour, dashes) in own.items():
       x, y = thinned(list(series[name]), list(series[name].values()), points=points)
       marker = "o" if len(x) < 30 else ""
       axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, marker=marker, markersize=2.5)
@@ -143,8 +145,16 @@ def lines(
     loss_curve.frame(axes)
 
   told = "; ".join(f"{name} {_course(series[name])}" for name in shown)
-  legend = [(name, _VARIABLES[colour], dashes) for name, (colour, dashes) in looks.items()] if len(series) > 1 else []
+  legend = (
+    [(name, _VARIABLES[colour], dashes) for name, (colour, dashes) in own.items()] if len(series) > 1 or given else []
+  )
   return Picture(title, f"{title} over {across}: {told}", _svg(draw), legend, note)
+
+
+def looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+  """Name -> colour and dashes of its curve, another for each of the first two dozen."""
+  number = len(COLOURS)
+  return {name: (COLOURS[i % number], _DASHES[i // number % len(_DASHES)]) for i, name in enumerate(names)}
 
 
 def _course(values: Series) -> str:

@@ -119,11 +119,12 @@ def _preset(name: str) -> dict[str, Any] | None:
     return None
 
 
-def read(path: str) -> Run:
+def read(path: str, *, state: str = "") -> Run:
   """The run of a workdir.
 
   Args:
     path: local or gs://.
+    state: where the caller knows it better than the folder.
 
   Raises:
     UserError: it is no workdir; says what was found there.
@@ -134,12 +135,12 @@ def read(path: str) -> Run:
   if not is_run(names):
     raise UserError(f"{path}: {_what_is_there(folder, names)}; give a folder that `t2t train --workdir` wrote to")
   try:
-    return _read(folder, names)
+    return _read(folder, names, state)
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({error})") from error
 
 
-def _read(folder: epath.Path, names: Sequence[str]) -> Run:
+def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
   content = logs.read(folder / METRICS) if METRICS in names else b""
   metrics = writers.parse_metrics(content)
   noted = history.read(folder) if history.NAME in names else []
@@ -150,7 +151,7 @@ def _read(folder: epath.Path, names: Sequence[str]) -> Run:
     turns = []
   checkpoints = damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else []
   bad = bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else []
-  state = _state(folder, names, noted, config, checkpoints)
+  state = state or _state(folder, names, noted, config, checkpoints)
   written = _written(folder / (METRICS if METRICS in names else CONFIG))
   lines = writers.damaged_lines(content)
   return Run(folder, metrics, config, noted, checkpoints, turns, bad, lines, state, written)
