@@ -17,6 +17,7 @@ from t2t.training import loss_curve
 
 POINTS = 500  # of a curve
 MOST_CURVES = 12  # of a picture
+_NOISE = 30  # points; of fewer each has a mark
 
 # What matplotlib draws with -> a variable of the page.  Those of `COLOURS` are the series', in order.
 COLOURS = ("#1f5fa8", "#c8442e", "#2b7a3d", "#8a4fb0", "#9a6700", "#00767a", "#b0357e", "#5c5c5c")
@@ -34,6 +35,8 @@ _STYLE = {
 }
 _SIZE = (5.0, 2.7)  # inches: 360 points, as wide as a telephone, where 9 points are read without a glass
 _WIDE = (7.6, 2.7)
+_MARGINS = (40, 8, 30, 14)  # points: left, for 7 characters of a number, right, below, above for stages' names
+_LABEL = 12  # points: of the axis, where it has one
 
 Series = Mapping[float, float]
 
@@ -108,6 +111,7 @@ def lines(
   across: str = "step",
   run: Sequence[Stage] = (),
   points: int = POINTS,
+  noisy: bool = False,
   given: Mapping[str, tuple[str, str]] | None = None,
 ) -> Picture:
   """Curves over the same axis; of very many those with the highest ends.
@@ -118,6 +122,7 @@ def lines(
     across: what x is.
     run: stages whose ends are marked, where x is steps.
     points: of each curve, at most.
+    noisy: whether each step says little: a mean over those around it is drawn above a long curve.
     given: see `looks`; where the same name is to look alike in several pictures.
   """
   last = lambda name: next(reversed(series[name].values()))
@@ -130,9 +135,14 @@ def lines(
     import matplotlib.ticker
 
     for name, (colour, dashes) in own.items():
-      x, y = thinned(list(series[name]), list(series[name].values()), points=points)
-      marker = "o" if len(x) < 30 else ""
-      axes.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, marker=marker, markersize=2.5)
+      x, y = list(series[name]), list(series[name].values())
+      look = {"color": colour, "linestyle": dashes}
+      if noisy and len(x) > _NOISE:
+        axes.plot(*thinned(x, y, points=points // 2), linewidth=0.8, alpha=0.3, **look)
+        axes.plot(*thinned(x, loss_curve.smooth(y), points=points // 2), linewidth=1.5, **look)
+      else:
+        marker = "o" if len(x) < _NOISE else ""
+        axes.plot(*thinned(x, y, points=points), linewidth=1.3, marker=marker, markersize=2.5, **look)
     loss_curve.mark_stages(axes, run, max(max(series[name]) for name in shown))
     axes.set_xlabel(across)
     if across == "step":
@@ -167,13 +177,21 @@ def _svg(draw: Callable[[Any], None], *, wide: bool = False) -> str:
   """What `draw` makes of axes, as an element that a page may hold several of."""
   import matplotlib
   import matplotlib.figure
+  import matplotlib.ticker
 
   content = io.StringIO()
   # Names within an SVG are of the whole page: each picture has its own, and the same at every time.
   salt = f"{_svg.__name__}{next(_NUMBERS)}"
   with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}):
-    figure = matplotlib.figure.Figure(figsize=_WIDE if wide else _SIZE, layout="constrained")
-    draw(figure.subplots())
+    width, height = _WIDE if wide else _SIZE
+    figure = matplotlib.figure.Figure(figsize=(width, height))
+    # Fixed, since an engine that finds the margins has all drawn twice.
+    left, right, bottom, top = (points / 72 for points in _MARGINS)
+    left += _LABEL / 72 if wide else 0
+    box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+    axes = figure.add_axes(box)
+    draw(axes)
+    axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5))
     figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
   return _small(content.getvalue())
 

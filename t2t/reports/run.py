@@ -142,19 +142,23 @@ def read(path: str, *, state: str = "") -> Run:
 
 def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
   content = logs.read(folder / METRICS) if METRICS in names else b""
-  metrics = writers.parse_metrics(content)
-  noted = history.read(folder) if history.NAME in names else []
-  config = _config(folder) if CONFIG in names else {}
   try:
     turns = [tuple(turn) for turn in going_back.turns(folder)] if going_back.NAME in names else []
   except UserError:  # a report is no place to fail because of it
     turns = []
-  checkpoints = damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else []
-  bad = bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else []
-  state = state or _state(folder, names, noted, config, checkpoints)
-  written = _written(folder / (METRICS if METRICS in names else CONFIG))
-  lines = writers.damaged_lines(content)
-  return Run(folder, metrics, config, noted, checkpoints, turns, bad, lines, state, written)
+  found = Run(
+    path=folder,
+    metrics=writers.parse_metrics(content),
+    config=_config(folder) if CONFIG in names else {},
+    history=history.read(folder) if history.NAME in names else [],
+    checkpoints=damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else [],
+    turns=turns,
+    bad_batches=bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else [],
+    damaged=writers.damaged_lines(content),
+    state=state,
+    written=_written(folder / (METRICS if METRICS in names else CONFIG)),
+  )
+  return found if state else dataclasses.replace(found, state=_state(found, names))
 
 
 def _config(folder: epath.Path) -> dict[str, Any]:
@@ -165,18 +169,12 @@ def _config(folder: epath.Path) -> dict[str, Any]:
   return found if isinstance(found, dict) else {}
 
 
-def _state(
-  folder: epath.Path,
-  names: Sequence[str],
-  noted: Sequence[Mapping[str, Any]],
-  config: Mapping[str, Any],
-  checkpoints: Sequence[int],
-) -> str:
-  if writer.NAME in names and writer.is_held(folder):
-    return HELD if bucket.is_remote(folder) else RUNS
-  if noted and noted[-1]["event"] == history.END:
-    return STOPPED if noted[-1]["why"] == history.STOPPED else FINISHED
-  return FINISHED if checkpoints and checkpoints[-1] == flat(config).get("train.steps") else STOPPED
+def _state(run: Run, names: Sequence[str]) -> str:
+  if writer.NAME in names and writer.is_held(run.path):
+    return HELD if bucket.is_remote(run.path) else RUNS
+  if run.history and run.history[-1]["event"] == history.END:
+    return STOPPED if run.history[-1]["why"] == history.STOPPED else FINISHED
+  return FINISHED if run.steps is not None and run.step >= run.steps else STOPPED
 
 
 def _written(path: epath.Path) -> datetime.datetime | None:

@@ -23,6 +23,7 @@ _OTHERS = {
   "Share of the peak FLOPs (MFU)": ("train/mfu",),
   "Updates left out": ("train/skipped",),
 }
+_EXACT = ("Learning rate", "Updates left out")
 _HIDDEN = {
   "train/loss",
   "eval/loss",
@@ -160,7 +161,7 @@ def by_task(run: runs.Run) -> dict[str, dict[str, dict[float, float]]]:
 def curves_of(run: runs.Run, points: int) -> list[curves.Picture]:
   """All that has been measured, the loss first."""
   found = []
-  line = lambda title, series: curves.lines(title, series, run=run.stages, points=points)
+  line = lambda title, series, noisy=False: curves.lines(title, series, run=run.stages, points=points, noisy=noisy)
   train, held_out = (curves.finite(run.metrics.get(name, {})) for name in ("train/loss", "eval/loss"))
   if train or held_out:
     kinds = {"baselines": baselines(run), "unit": unit_of(run), "run": run.stages}
@@ -172,14 +173,15 @@ def curves_of(run: runs.Run, points: int) -> list[curves.Picture]:
     found.append(line("Passes over each source", epochs))
   shown = set(_HIDDEN)
   for title, names in _OTHERS.items():
-    series = {name.partition("/")[0]: curves.finite(run.metrics.get(name, {})) for name in names}
+    series = {_PLACES[name.partition("/")[0]]: curves.finite(run.metrics.get(name, {})) for name in names}
     shown |= set(names)
-    if series := {_PLACES[name]: values for name, values in series.items() if values}:
-      found.append(line(title, series))
-  rest = [name for name in run.metrics if name not in shown and name.count("/") == 1]
-  for name in rest[:_MOST_OTHERS]:
-    if values := curves.finite(run.metrics[name]):
-      found.append(line(f"{_PLACES.get(name.partition('/')[0], '')}: {name.partition('/')[2]}", {name: values}))
+    if series := {name: values for name, values in series.items() if values}:
+      found.append(line(title, series, noisy=title not in _EXACT))
+  rest = {name.partition("/")[2]: 0 for name in run.metrics if name not in shown and name.count("/") == 1}
+  for metric in list(rest)[:_MOST_OTHERS]:
+    series = {told: curves.finite(run.metrics.get(f"{place}/{metric}", {})) for place, told in _PLACES.items()}
+    if series := {name: values for name, values in series.items() if values}:
+      found.append(line(metric, series, noisy=True))
   return found
 
 

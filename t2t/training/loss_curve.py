@@ -42,7 +42,7 @@ def draw(
     axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label="training, each step")
     axes.plot(*thin(steps, smooth(values)), color=TRAINING, linewidth=1.6, label="training, smoothed")
   # Held-out text is another in each stage: no line joins two of them.
-  ends = [stage.end for stage in run] or [math.inf]
+  ends = [*(stage.end for stage in run[:-1]), math.inf]  # the last has what an earlier start did behind it, too
   parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]
   for number, part in enumerate(filter(None, parts)):
     label = None if number else "held-out text"
