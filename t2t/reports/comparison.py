@@ -16,6 +16,7 @@ from t2t.training import loss_curve
 # What the curves may be drawn over -> what the axis says.
 AXES = {"steps": "step", "tokens": "targets' tokens", "flops": "FLOPs", "time": "seconds in steps"}
 _MOST_PICTURES = 24
+_SMOOTHED = ("train/loss", "train/tokens_per_second", "train/grad_norm")
 # The first pictures, and those that show how a run goes and not what it learns.
 _FIRST = ("eval/loss", "train/loss", "eval/accuracy")
 _LAST = ("train/tokens_per_second", "train/grad_norm", "train/learning_rate")
@@ -143,12 +144,12 @@ def _pictures(
     series = {}
     for name, run in found.items():
       values = curves.finite(run.metrics.get(metric, {}))
-      if metric == "train/loss":
+      if metric in _SMOOTHED:
         values = dict(zip(values, loss_curve.smooth(list(values.values())).tolist(), strict=True)) if values else {}
       if values:
         series[name] = _moved(values, axes[name])
     if series:
-      smoothed = ", smoothed" if metric == "train/loss" else ""
+      smoothed = ", smoothed" if metric in _SMOOTHED else ""
       yield curves.lines(f"{metric}{smoothed}", series, across=AXES[over], points=points, given=looks)
 
 
@@ -160,7 +161,7 @@ def _numbers(found: Mapping[str, runs.Run]) -> str:
     totals = [single.total(run, name) for run in found.values()]
     if any(totals):
       rows.append((text, *(shown(x) if x else "-" for x in totals)))
-  return page.table("The last value of each metric", ("metric", *found), rows)
+  return page.table("The last value of each metric", ("metric", *found), rows, right=True)
 
 
 def _configs(found: Mapping[str, runs.Run]) -> str:

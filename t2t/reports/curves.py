@@ -34,7 +34,6 @@ _STYLE = {
   "path.simplify_threshold": 0.2,
 }
 _SIZE = (5.0, 2.7)  # inches: 360 points, as wide as a telephone, where 9 points are read without a glass
-_WIDE = (7.6, 2.7)
 _MARGINS = (40, 8, 30, 14)  # points: left, for 7 characters of a number, right, below, above for stages' names
 _LABEL = 12  # points: of the axis, where it has one
 
@@ -99,7 +98,7 @@ def loss(
     for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
       legend.append((label, _VARIABLES[line.get_color()], line.get_linestyle()))
 
-  svg = _svg(draw, wide=True)
+  svg = _svg(draw, labelled=True)
   told = [f"{name} {_course(values)}" for name, values in (("training", train), ("held-out text", held_out)) if values]
   return Picture("Loss", f"Loss over steps: {'; '.join(told)}", svg, legend, wide=True)
 
@@ -173,8 +172,13 @@ def _course(values: Series) -> str:
   return f"from {found[0]:.4g} to {found[-1]:.4g}, between {min(found):.4g} and {max(found):.4g}"
 
 
-def _svg(draw: Callable[[Any], None], *, wide: bool = False) -> str:
-  """What `draw` makes of axes, as an element that a page may hold several of."""
+def _svg(draw: Callable[[Any], None], *, labelled: bool = False) -> str:
+  """What `draw` makes of axes, as an element that a page may hold several of.
+
+  Args:
+    draw: is given the axes.
+    labelled: whether it names what they go up by.
+  """
   import matplotlib
   import matplotlib.figure
   import matplotlib.ticker
@@ -183,11 +187,11 @@ def _svg(draw: Callable[[Any], None], *, wide: bool = False) -> str:
   # Names within an SVG are of the whole page: each picture has its own, and the same at every time.
   salt = f"{_svg.__name__}{next(_NUMBERS)}"
   with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}):
-    width, height = _WIDE if wide else _SIZE
+    width, height = _SIZE
     figure = matplotlib.figure.Figure(figsize=(width, height))
     # Fixed, since an engine that finds the margins has all drawn twice.
     left, right, bottom, top = (points / 72 for points in _MARGINS)
-    left += _LABEL / 72 if wide else 0
+    left += _LABEL / 72 if labelled else 0
     box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     axes = figure.add_axes(box)
     draw(axes)

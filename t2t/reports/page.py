@@ -23,7 +23,8 @@ h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.2rem;margin:2
 border-bottom:1px solid var(--line)}h3{font-size:1rem;margin:0 0 .25rem}
 p{margin:.5rem 0;max-width:75ch}.soft,figcaption p{color:var(--soft)}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:1.25rem}
-figure{margin:0;min-width:0}@media(min-width:780px){.wide{grid-column:span 2}}
+figure{margin:0;min-width:0}
+@media(min-width:780px){.wide{grid-column:span 2}.wide>svg{max-width:640px}}
 svg{display:block;width:100%;height:auto;fill:currentColor;stroke-linejoin:round;overflow:visible}
 svg text{font-family:system-ui,sans-serif}
 .legend{list-style:none;margin:.25rem 0 0;padding:0;display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.85rem}
@@ -32,13 +33,13 @@ svg text{font-family:system-ui,sans-serif}
 caption{text-align:left;color:var(--soft);padding-bottom:.25rem}
 th,td{text-align:left;vertical-align:top;padding:.2rem .9rem .2rem .3rem;border-bottom:1px solid var(--line)}
 tbody tr:nth-child(even){background:var(--stripe)}td.n{text-align:right;white-space:nowrap}
-td,tbody th{overflow-wrap:break-word;word-break:normal;min-width:5ch;max-width:60ch}tbody th{font-weight:600}
+th,td{overflow-wrap:break-word;max-width:60ch}tbody th{font-weight:600}
 dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.15rem 1rem;margin:.5rem 0}
 dt{color:var(--soft)}dd{margin:0;white-space:pre-wrap}
 code{font:.9em ui-monospace,monospace}
 footer{margin-top:2rem;border-top:1px solid var(--line);font-size:.85rem}
 """
-_SOFT, _WIDE = ' class="soft"', ' class="wide"'
+_SOFT, _WIDE, _NUMBER = ' class="soft"', ' class="wide"', ' class="n"'
 _DASHED = {"-": "", "--": ' stroke-dasharray="5 2.5"', ":": ' stroke-dasharray="1.5 2.5"'}
 
 escaped = html.escape
@@ -89,11 +90,18 @@ def _swatch(colour: str, dashes: str) -> str:
   return f'<svg viewBox="0 0 20 8" aria-hidden="true">{line}</svg>'
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-  """A table whose first column names the rows; numbers stand to the right. Nothing where it has no rows."""
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: bool = False) -> str:
+  """A table whose first column names the rows; nothing where it has no rows.
+
+  Args:
+    caption: what it is of.
+    columns: their heads.
+    rows: a cell for each column.
+    right: whether all cells stand to the right, as numbers do in any case.
+  """
   lines = []
   for name, *cells in rows:
-    found = "".join(f'<td class="n">{number(x)}</td>' if _is_number(x) else f"<td>{_cell(x)}</td>" for x in cells)
+    found = "".join(f"<td{_NUMBER if right or _is_number(x) else ''}>{_cell(x)}</td>" for x in cells)
     lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
   if not lines:
     return ""
