@@ -165,11 +165,11 @@ def _numbers(found: Mapping[str, runs.Run]) -> str:
 
 
 def _configs(found: Mapping[str, runs.Run]) -> str:
-  configs = [flat(run.config) for run in found.values()]
-  keys = sorted({key for config in configs for key in config})
+  saved = [flat(run.config) for run in found.values()]
+  keys = sorted({key for keys in saved for key in keys})
   rows = []
   for key in keys:
-    values = [config.get(key) for config in configs]
+    values = [keys.get(key) for keys in saved]
     if any(value != values[0] for value in values):
       rows.append((f"config.{key}", *map(single.value_of, values)))
   if not rows:

@@ -59,8 +59,8 @@ class Run:
   @property
   def step(self) -> int:
     """The last that anything is known of."""
-    ends = [note["step"] for note in self.history]
-    return max([0, *ends, *self.checkpoints, *(step for values in self.metrics.values() for step in values)])
+    noted = [note["step"] for note in self.history[-1:]]  # those before may be of a run that was begun anew
+    return max([0, *noted, *self.checkpoints, *(step for values in self.metrics.values() for step in values)])
 
   @property
   def steps(self) -> int | None:

@@ -171,18 +171,26 @@ def curves_of(run: runs.Run, points: int) -> list[curves.Picture]:
   found += [line(f"Task {task}", metrics) for task, metrics in by_task(run).items()]
   if epochs := _of(run, "train/epoch/"):
     found.append(line("Passes over each source", epochs))
+  if distances := _of(run, "train/distance/"):
+    found.append(line("Distance to where parameters began", distances))
   shown = set(_HIDDEN)
   for title, names in _OTHERS.items():
     series = {_PLACES[name.partition("/")[0]]: curves.finite(run.metrics.get(name, {})) for name in names}
     shown |= set(names)
     if series := {name: values for name, values in series.items() if values}:
       found.append(line(title, series, noisy=title not in _EXACT))
-  rest = {name.partition("/")[2]: 0 for name in run.metrics if name not in shown and name.count("/") == 1}
+  rest = {name.partition("/")[2]: 0 for name in run.metrics if name not in shown and not _is_grouped(name)}
   for metric in list(rest)[:_MOST_OTHERS]:
     series = {told: curves.finite(run.metrics.get(f"{place}/{metric}", {})) for place, told in _PLACES.items()}
     if series := {name: values for name, values in series.items() if values}:
       found.append(line(metric, series, noisy=True))
   return found
+
+
+def _is_grouped(name: str) -> bool:
+  """Whether a metric is in a picture of several, of sources or of a task."""
+  place, _, metric = name.partition("/")
+  return place not in _PLACES or ("/" in metric and (place == "eval" or metric.startswith(("epoch/", "distance/"))))
 
 
 _PLACES = {"train": "training", "eval": "held-out text"}
