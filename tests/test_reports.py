@@ -106,16 +106,20 @@ def test_a_page_of_many_sources_is_small(tmp_path):
     for step in range(1, 1200)
   ]
   rows += [{"step": step, **{f"eval/loss/{name}": math.cos(step) for name in names}} for step in range(1, 1200)]
-  rows += [{"step": step, **{f"eval/task{i}/f1": math.cos(step * i) for i in range(20)}} for step in range(1, 1200)]
-  text = single.html(runs.read(str(made(tmp_path / "many", rows))))
-  assert "12 of 100" in check(text).text
+  rows += [{"step": step, **{f"eval/task{i}/f1": math.cos(step * i) for i in range(60)}} for step in range(1, 1200)]
+  folder = made(tmp_path / "many", rows)
+  start = {"event": "start", "time": "2026-01-01T00:00:00+00:00", "config": "tiny", "t2t": "", "devices": ""}
+  starts = (json.dumps({**start, "step": step, "command": "t2t train " * 100}) + "\n" for step in range(1000))
+  (folder / "history.jsonl").write_text("".join(starts))
+  found = check(single.html(runs.read(str(folder)))).text
+  assert "12 of 100" in found and "the first and the last 100 of 1,000" in found
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
   """Lines that are torn are counted; what is there is shown."""
   folder = made(tmp_path / "torn", falling(20))
   with (folder / "metrics.jsonl").open("a") as file:
-    file.write('{"step": 21, "train/lo\n7\n')
+    file.write('{"step": 20, "huge": 1' + "0" * 400 + '}\n{"step": 21, "train/lo\n7\n')
   (folder / "history.jsonl").write_text('{"event": "start"}\nnull\n{\n')
   run = runs.read(str(folder))
   assert (run.step, run.damaged, run.history) == (20, 2, [])

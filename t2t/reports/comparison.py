@@ -15,7 +15,8 @@ from t2t.training import loss_curve
 
 # What the curves may be drawn over -> what the axis says.
 AXES = {"steps": "step", "tokens": "targets' tokens", "flops": "FLOPs", "time": "seconds in steps"}
-_MOST_PICTURES = 24
+# Points of a curve and number of pictures, until a page is small enough.
+_ROOM = ((curves.POINTS, 18), (200, 18), (80, 12), (30, 6))
 _SMOOTHED = ("train/loss", "train/tokens_per_second", "train/grad_norm")
 # The first pictures, and those that show how a run goes and not what it learns.
 _FIRST = ("eval/loss", "train/loss", "eval/accuracy")
@@ -40,7 +41,7 @@ def named(found: Sequence[runs.Run]) -> dict[str, runs.Run]:
 
 
 def html(given: Sequence[runs.Run], *, over: str) -> str:
-  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points of each curve.
+  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points and fewer curves.
 
   Args:
     given: the runs, two at least.
@@ -54,8 +55,8 @@ def html(given: Sequence[runs.Run], *, over: str) -> str:
   without = [name for name, known in axes.items() if not known]
   if len(without) == len(found):
     raise UserError(f"--over {over}: {_WHY[over]}; give --over steps")
-  for points in (curves.POINTS, 200, 80, 30, 10):
-    text = _html(found, axes, without, over, points)
+  for points, most in _ROOM:
+    text = _html(found, axes, without, over, points, most)
     if len(text.encode()) < page.MOST_BYTES:
       break
   return text
@@ -94,12 +95,15 @@ def _html(
   without: Sequence[str],
   over: str,
   points: int,
+  most: int,
 ) -> str:
   title = f"{len(found)} runs: {', '.join(found)}"
   shared = _shared(found)
   remarks = []
   if not shared:
     remarks.append("These runs have no metric in common: what each has is shown by itself.")
+  if (number := len(_metrics(found))) > most:
+    remarks.append(f"{most} of {number} metrics are drawn; the table has all.")
   if without:
     remarks.append(f"Not drawn over {AXES[over]}, which they have not noted: {', '.join(without)}.")
   drawn = {name: run for name, run in found.items() if name not in without}
@@ -111,7 +115,7 @@ def _html(
     *map(page.paragraph, remarks),
     "</header>",
     page.section("Final numbers", _numbers(found)),
-    page.section(f"Curves over {AXES[over]}", page.pictures(list(_pictures(drawn, axes, over, points)))),
+    page.section(f"Curves over {AXES[over]}", page.pictures(list(_pictures(drawn, axes, over, points, most)))),
     page.section("How their configs differ", _configs(found)),
     page.section("On what they ran", _starts(found)),
     single.footer(),
@@ -137,10 +141,10 @@ def _metrics(found: Mapping[str, runs.Run]) -> list[str]:
 
 
 def _pictures(
-  found: Mapping[str, runs.Run], axes: Mapping[str, Mapping[int, float]], over: str, points: int
+  found: Mapping[str, runs.Run], axes: Mapping[str, Mapping[int, float]], over: str, points: int, most: int
 ) -> Iterator[curves.Picture]:
   looks = curves.looks(list(found))  # a run has one colour in all pictures
-  for metric in _metrics(found)[:_MOST_PICTURES]:
+  for metric in _metrics(found)[:most]:
     series = {}
     for name, run in found.items():
       values = curves.finite(run.metrics.get(metric, {}))

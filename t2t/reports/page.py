@@ -7,6 +7,7 @@ from typing import Any
 from t2t.reports import curves
 
 MOST_BYTES = 300_000
+_MOST_ROWS, _MOST_LETTERS, _MOST_OF_TABLE = 200, 1_000, 30_000  # of a table, of a cell, letters of a table
 # Colours have a contrast of at least 4.5 to what they stand on where they are read, 3 where they are seen (WCAG 2.2).
 _CSS = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--stripe:#f6f8fa;
@@ -106,6 +107,11 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
   if not lines:
     return ""
   heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  # As many as there is room for, if all are about as long.
+  half = max(1, min(_MOST_ROWS, int(_MOST_OF_TABLE * len(lines) / len("".join(lines)))) // 2)
+  if len(lines) > 2 * half:
+    caption += f" (the first and the last {half} of {len(lines):,})"
+    lines = [*lines[:half], *lines[-half:]]
   head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
   # What can be scrolled can be reached by the keyboard.
   where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
@@ -129,4 +135,4 @@ def number(value: float) -> str:
 
 def _cell(value: Any) -> str:
   text = "" if value is None else number(value) if _is_number(value) else str(value)
-  return escaped(text if len(text) <= 2_000 else f"{text[:2_000]} ...")
+  return escaped(text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ...")

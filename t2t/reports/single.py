@@ -32,21 +32,23 @@ _HIDDEN = {
   "train/steps_per_second",
   "train/input_wait",
 }
-_MOST_OTHERS = 12
+# Points of a curve and number of pictures, until a page is small enough.
+_ROOM = ((curves.POINTS, 40), (200, 40), (80, 24), (30, 12))
+_MOST_TASKS, _MOST_OTHERS = 12, 8  # pictures; the tables have all
 
 
 def html(run: runs.Run) -> str:
-  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points of each curve."""
-  for points in (curves.POINTS, 200, 80, 30):
-    text = _html(run, points)
+  """The page, of at most `page.MOST_BYTES`: where it would be larger, with fewer points and fewer curves."""
+  for points, most in _ROOM:
+    text = _html(run, points, most)
     if len(text.encode()) < page.MOST_BYTES:
       break
   return text
 
 
-def _html(run: runs.Run, points: int) -> str:
+def _html(run: runs.Run, points: int, most: int) -> str:
   title = headline(run)
-  found = curves_of(run, points)
+  found = curves_of(run, points)[:most]
   parts = [
     f"<header><h1>{page.escaped(title)}</h1>",
     page.pairs(_facts(run)),
@@ -168,7 +170,8 @@ def curves_of(run: runs.Run, points: int) -> list[curves.Picture]:
     found.append(curves.loss(train, held_out, **kinds, points=points))
   if sources := by_source(run):
     found.append(line("Held-out loss by source", sources))
-  found += [line(f"Task {task}", metrics) for task, metrics in by_task(run).items()]
+  tasks = list(by_task(run).items())
+  found += [line(f"Task {task}", metrics) for task, metrics in tasks[:_MOST_TASKS]]
   if epochs := _of(run, "train/epoch/"):
     found.append(line("Passes over each source", epochs))
   if distances := _of(run, "train/distance/"):

@@ -159,9 +159,14 @@ def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
   found: dict[str, dict[int, float]] = {}
   for _, row in _rows(content):
-    for name in row.keys() - {"step"}:
+    for name in (name for name, value in row.items() if name != "step" and _fits(value)):
       found.setdefault(name, {})[row["step"]] = row[name]
   return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+
+
+def _fits(value: float) -> bool:
+  """Whether a number, of JSON, where integers have no end, is one that can be computed with."""
+  return type(value) is float or abs(value) < 2**63
 
 
 def damaged_lines(content: bytes) -> int:
