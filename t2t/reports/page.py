@@ -25,12 +25,12 @@ border-bottom:1px solid var(--line)}h3{font-size:1rem;margin:0 0 .25rem}
 p{margin:.5rem 0;max-width:75ch}.soft,figcaption p{color:var(--soft)}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:1.25rem}
 figure{margin:0;min-width:0}
-@media(min-width:780px){.wide{grid-column:span 2}.wide>svg{max-width:640px}}
+@media(min-width:780px){.wide{grid-area:span 2/span 2}.wide>svg{max-width:720px}}
 svg{display:block;width:100%;height:auto;fill:currentColor;stroke-linejoin:round;overflow:visible}
 svg text{font-family:system-ui,sans-serif}
 .legend{list-style:none;margin:.25rem 0 0;padding:0;display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.85rem}
 .legend svg{display:inline-block;width:1.6em;height:.7em;margin-right:.35em}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto;margin-bottom:1rem}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);padding-bottom:.25rem}
 th,td{text-align:left;vertical-align:top;padding:.2rem .9rem .2rem .3rem;border-bottom:1px solid var(--line)}
 tbody tr:nth-child(even){background:var(--stripe)}td.n{text-align:right;white-space:nowrap}
