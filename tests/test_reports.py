@@ -102,11 +102,12 @@ def test_a_page_of_many_sources_is_small(tmp_path):
   """Long curves of very many sources are thinned until it is."""
   names = [f"language{number}" for number in range(100)]
   rows = [
-    {"step": step, "train/loss": math.sin(step)} | {f"train/epoch/{name}": step * 1.1 for name in names}
-    for step in range(1, 1200)
+    {"step": step, "train/loss": math.sin(step)}
+    | {f"train/epoch/{name}": math.sin(step * i) for i, name in enumerate(names, start=1)}
+    | {f"eval/loss/{name}": math.cos(step * i) for i, name in enumerate(names, start=1)}
+    | {f"eval/task{i}/f1": math.cos(step * i) for i in range(1, 60)}
+    for step in range(1, 600)
   ]
-  rows += [{"step": step, **{f"eval/loss/{name}": math.cos(step) for name in names}} for step in range(1, 1200)]
-  rows += [{"step": step, **{f"eval/task{i}/f1": math.cos(step * i) for i in range(60)}} for step in range(1, 1200)]
   folder = made(tmp_path / "many", rows)
   start = {"event": "start", "time": "2026-01-01T00:00:00+00:00", "config": "tiny", "t2t": "", "devices": ""}
   starts = (json.dumps({**start, "step": step, "command": "t2t train " * 100}) + "\n" for step in range(1000))
@@ -119,7 +120,7 @@ def test_what_cannot_be_read_is_told(tmp_path):
   """Lines that are torn are counted; what is there is shown."""
   folder = made(tmp_path / "torn", falling(20))
   with (folder / "metrics.jsonl").open("a") as file:
-    file.write('{"step": 20, "huge": 1' + "0" * 400 + '}\n{"step": 21, "train/lo\n7\n')
+    file.write('{"step": 20, "train/huge": 1' + "0" * 400 + '}\n{"step": 21, "train/lo\n7\n')
   (folder / "history.jsonl").write_text('{"event": "start"}\nnull\n{\n')
   run = runs.read(str(folder))
   assert (run.step, run.damaged, run.history) == (20, 2, [])
