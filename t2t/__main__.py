@@ -25,6 +25,8 @@ SUBCOMMANDS = {
   "fisher": ("t2t.commands.fisher", "how much each parameter counts for what is learned, for later runs"),
   "convert": ("t2t.commands.convert", "bring checkpoints from Hugging Face and T5X, and take them back"),
   "checkpoint": ("t2t.commands.checkpoint", "list, verify, prune and compare what a run has saved"),
+  "report": ("t2t.commands.report", "a page on a run, or on several: curves, config, history"),
+  "runs": ("t2t.commands.runs", "list the runs in a folder: step, losses, state"),
   "replay": ("t2t.commands.replay", "do one step of a run again: its loss, its texts, where a NaN arose"),
   "plan": ("t2t.commands.plan", "whether training fits a TPU slice, and how fast it may be"),
   "tasks": ("t2t.commands.tasks", "list tasks, and show what one makes of its text"),

@@ -61,6 +61,17 @@ def with_current_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
   return found
 
 
+def flat(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as config.json has it, in one mapping.
+
+  In:  {"train": {"steps": 5}, "stages": []}
+  Out: {"train.steps": 5, "stages": []}
+  """
+  sections = {name: values for name, values in saved.items() if isinstance(values, Mapping)}
+  found = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+  return found | {name: values for name, values in saved.items() if name not in sections}  # stages are a list
+
+
 def saved_config(saved: Mapping[str, Any]) -> ConfigDict:
   """A config as it was saved, to be changed; keys that there were not yet have their defaults."""
   found = default.get_config().copy_and_resolve_references()

@@ -8,6 +8,7 @@ import json
 import math
 from typing import Any
 
+from etils import epath
 import jax
 
 from t2t import course, stages
@@ -20,6 +21,7 @@ from t2t.generation.shown import show
 from t2t.models import kernels
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
+from t2t.reports import history, written
 from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
@@ -98,6 +100,8 @@ def train(config: Config, workdir: str) -> TrainState:
     if jax.process_index() == 0:
       (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
       vocabularies.save(vocabulary, workdir / store.VOCABULARY)
+
+    history.started(workdir, first_step, flops_per_step=leg.flops if len(run) == 1 else None)
 
     # ---- What is measured --------------------------------------------------
     throughput = Throughput(devices=list(mesh.devices.flat))
@@ -178,7 +182,7 @@ def train(config: Config, workdir: str) -> TrainState:
     steps.pause()
     stop.saving()
     checkpoints.wait()
-    stop.finish(functools.partial(report.stopped, last_step))
+    stop.finish(functools.partial(_stopped, report, workdir, last_step))
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
     report.end()
@@ -191,8 +195,19 @@ def train(config: Config, workdir: str) -> TrainState:
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
-      reports.summarise(workdir, loss, leg.made.loss.unit, baselines, shown, saved_step, kept, best, run)
+      unit = leg.made.loss.unit
+      reports.summarise(workdir, loss, unit, baselines, shown, saved_step, kept, best, run)
+      why = early.why or history.FINISHED
+      history.ended(workdir, last_step, why, unit=unit, baselines=baselines, examples=shown)
+      written.at_end(workdir, ends=True)
   return state
+
+
+def _stopped(report: reports.Report, workdir: epath.Path, step: int) -> None:
+  """Tells and notes that the run ends before its last step."""
+  report.stopped(step)
+  history.ended(workdir, step, history.STOPPED)
+  written.at_end(workdir, ends=False)
 
 
 def _described(leg: course.Leg, mesh: jax.sharding.Mesh) -> str:

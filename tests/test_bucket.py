@@ -30,6 +30,7 @@ from t2t.checkpoints import damage, patience, reading, store
 from t2t.data.sources import scan, text_files
 from t2t.data.vocabularies import training
 from t2t.generation import line_files as read_lines
+from t2t.reports import history
 from t2t.runtime import exit_codes
 from t2t.storage import bucket, lease, records
 from t2t.storage.away import Away
@@ -184,6 +185,19 @@ def test_every_step_is_measured_once(gcs, run):
   assert steps(gcs, "run", "eval/loss") == ([3, 6], [3, 6])
   assert writers.read_metrics(epath.Path("gs://bucket/run/metrics.jsonl"), "eval/loss").keys() == {3, 6}
   assert gcs.sizes("run/loss.png") and not [name for name in gcs.sizes("run/") if name.endswith(".part")]
+
+
+def test_a_run_in_a_bucket_has_its_report(gcs, run, capsys):
+  """Of the start that was killed there is no end; the run is found in the bucket, and its report is written again."""
+  notes = history.read(epath.Path("gs://bucket/run"))
+  assert [note["event"] for note in notes] == ["start", "start", "end"]
+  assert notes[0]["step"] == 0 < notes[1]["step"] < notes[2]["step"] == 6
+  assert 0 < gcs.sizes("run/report.html")["run/report.html"] < 300_000
+  assert command.main(["runs", "gs://bucket", "--json"]) == 0
+  found = next(each for each in json.loads(capsys.readouterr().out) if each["run"] == "run")
+  assert (found["step"], found["state"], found["path"]) == (6, "finished", "gs://bucket/run")
+  assert command.main(["report", "gs://bucket/run", "--output", "gs://bucket/page.html"]) == 0
+  assert b"step 6 of 6" in bucket.read(epath.Path("gs://bucket/page.html"))
 
 
 def test_a_run_is_held_by_what_lies_in_a_bucket(gcs, run, capsys):

@@ -217,7 +217,7 @@ def test_an_error_of_the_pipeline_is_itself(tmp_path, monkeypatch):
   def fail(*unused):
     raise KeyError("of a preprocessor")
 
-  monkeypatch.setattr(rows._Source, "windows", fail)
+  monkeypatch.setattr(rows.Source, "windows", fail)
   with pytest.raises(KeyError, match="of a preprocessor") as raised:
     next(iterator)
   (note,) = raised.value.__notes__

@@ -63,6 +63,7 @@ FLOORS = (
   "generation",
   "evaluation",
   "course",
+  "reports",
   "train",
   "replay",
   "fisher",

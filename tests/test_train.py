@@ -26,6 +26,7 @@ from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
+from t2t.reports import history
 from t2t.runtime import agreement, exit_codes, stopping
 from t2t.sections import DataConfig
 from t2t.training import meshes, optimizers, recipe, train_state, writers
@@ -263,6 +264,8 @@ def test_terminated_run_is_saved_and_goes_on(text, tmp_path):
   assert process.wait() == exit_codes.TERMINATED
   reached = max(int(path.name) for path in (workdir / "checkpoints").iterdir())
   assert 0 < reached < 100_000
+  assert [note["event"] for note in history.read(epath.Path(workdir))] == ["start", "end"]
+  assert "stopped" in (workdir / "report.html").read_text()
   again = arguments(text, workdir, f"--config.train.steps={reached + 2}")
   # The run before this one saw one device; this process has more.
   assert command.main([*again, "--config.mesh.fsdp=1", "--config.mesh.data=-1"]) == 0

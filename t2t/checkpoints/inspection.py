@@ -14,6 +14,7 @@ import numpy as np
 from t2t import UserError, stages
 from t2t.checkpoints import damage, outdated, reading, store
 from t2t.checkpoints import manifest as manifests
+from t2t.config import flat
 from t2t.sections import read_stage
 from t2t.storage import bucket
 
@@ -181,11 +182,5 @@ def _groups(names: list[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator
 
 def configs(one: epath.Path, other: epath.Path) -> dict[str, tuple[Any, Any]]:
   """Key, "train.steps" -> its value in the one and the other, where they differ; None: it is not there."""
-  a, b = (_flat(reading.read_config(path)) for path in (one, other))
+  a, b = (flat(reading.read_config(path)) for path in (one, other))
   return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-  sections = {name: values for name, values in config.items() if isinstance(values, Mapping)}
-  flat = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-  return flat | {name: values for name, values in config.items() if name not in sections}  # stages are a list

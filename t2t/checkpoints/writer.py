@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t.runtime import exit_codes, stopping
 from t2t.storage import bucket, lease
 
-_NAME = ".lock"
+NAME = ".lock"
 
 
 class Workdir:
@@ -50,7 +50,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
   if bucket.is_remote(workdir):
     if jax.process_index() == 0:
       lost = lambda why: stopping.end(f"--workdir {why}", exit_codes.REFUSED)
-      with lease.held(workdir / _NAME, on_lost=lost) as found, stopping.last_words(found.release):
+      with lease.held(workdir / NAME, on_lost=lost) as found, stopping.last_words(found.release):
         yield Workdir(workdir, None)
       return
     yield Workdir(workdir, None)
@@ -66,7 +66,7 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
     try:
       folder = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY)
       stack.callback(os.close, folder)
-      file = stack.enter_context(open(workdir / _NAME, "a+"))
+      file = stack.enter_context(open(workdir / NAME, "a+"))
     except OSError as error:
       raise UserError(f"--workdir {workdir}: cannot be written ({error.strerror}); give another") from error
     try:
@@ -86,6 +86,24 @@ def held(workdir: epath.Path) -> Iterator[Workdir]:
     file.write(str(os.getpid()))
     file.flush()
     yield Workdir(workdir, folder)
+
+
+def is_held(workdir: epath.Path) -> bool:
+  """Whether a run holds `workdir` now; in a bucket, whether one does that has not ended in order.
+
+  Raises:
+    OSError: its bucket does not say.
+  """
+  if bucket.is_remote(workdir):
+    return lease.is_held(workdir / NAME)
+  try:
+    with open(workdir / NAME) as file:  # shared, and let go of at once: nobody who only looks keeps a run out
+      fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:
+    pass
+  return False
 
 
 class _Unknown(Exception):

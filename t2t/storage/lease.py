@@ -155,6 +155,16 @@ class Lease:
       bucket.discard(self._path, self._generation)
 
 
+def is_held(path: Any) -> bool:
+  """Whether there is a lease; False where its holder is known to be dead, and not whether one elsewhere lives.
+
+  Raises:
+    OSError: its bucket does not answer.
+  """
+  generation, content = bucket.look(path)
+  return bool(generation) and not _read(content).is_dead()
+
+
 @contextlib.contextmanager
 def held(path: Any, *, on_lost: Callable[[str], None]) -> Iterator[Lease]:
   """Holds a lease within the block; see `Lease`."""

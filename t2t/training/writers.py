@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
 import io
-import itertools
 import json
-import math
 import os
 import socket
 import sys
@@ -14,7 +12,6 @@ import textwrap
 import time
 
 from etils import epath
-import numpy as np
 import rich.console
 import rich.progress
 
@@ -23,6 +20,7 @@ from t2t.losses import Baseline
 from t2t.runtime import amounts, telling
 from t2t.stages import Stage
 from t2t.storage import bucket, logs, records
+from t2t.training import loss_curve
 
 EMPTY = "(empty)"  # in place of a text that has nothing to read
 
@@ -150,6 +148,30 @@ def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
   """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
   content = logs.read(path)
   return {row["step"]: row[name] for _, row in _rows(content) if name in row}
+
+
+def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
+  """`parse_metrics` of a file, which need not be there."""
+  return parse_metrics(logs.read(path))
+
+
+def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
+  """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
+  found: dict[str, dict[int, float]] = {}
+  for _, row in _rows(content):
+    for name in (name for name, value in row.items() if name != "step" and _fits(value)):
+      found.setdefault(name, {})[row["step"]] = row[name]
+  return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+
+
+def _fits(value: float) -> bool:
+  """Whether a number, of JSON, where integers have no end, is one that can be computed with."""
+  return type(value) is float or abs(value) < 2**63
+
+
+def damaged_lines(content: bytes) -> int:
+  """How many lines of a metrics.jsonl are no rows of metrics."""
+  return sum(1 for line in content.splitlines() if line.strip() and _row(line) is None)
 
 
 _BINARY = "application/octet-stream"
@@ -305,35 +327,12 @@ def plot_loss(
     run: its stages; where there are several, lines stand where one ends.
   """
   import matplotlib.figure
-  import matplotlib.ticker
 
-  train = read_metrics(workdir / "metrics.jsonl", "train/loss")
-  held_out = read_metrics(workdir / "metrics.jsonl", "eval/loss")
+  found = read_all_metrics(workdir / "metrics.jsonl")
+  train, held_out = found.get("train/loss", {}), found.get("eval/loss", {})
   figure = matplotlib.figure.Figure(figsize=(7.2, 4.0), dpi=120, layout="constrained")
   axes = figure.subplots()
-  if train:
-    axes.plot(list(train), list(train.values()), color="#9bb8d3", linewidth=0.8, label="training, each step")
-    axes.plot(list(train), _smooth(list(train.values())), color="#1f5fa8", linewidth=1.6, label="training, smoothed")
-  # Held-out text is another in each stage: no line joins two of them.
-  ends = [stage.end for stage in run] or [math.inf]
-  parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]
-  for number, part in enumerate(filter(None, parts)):
-    label = None if number else "held-out text"
-    axes.plot(list(part), list(part.values()), "o-", color="#c8442e", markersize=4, label=label)
-  for baseline in baselines:
-    axes.axhline(baseline.loss, color="#6b6b6b", linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
-  last = max([0, *train, *held_out])
-  for stage in (stage for stage in run if len(run) > 1 and stage.begin < last):
-    axes.set_xlim(left=0)
-    if stage.begin:
-      axes.axvline(stage.begin + 0.5, color="#6b6b6b", linestyle=":", linewidth=1.0)
-    middle = (stage.begin + min(stage.end, last)) / 2
-    axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-  axes.set_xlabel("step")
-  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-  axes.set_ylabel(f"loss ({unit.partition(',')[0]})")
-  axes.grid(alpha=0.25)
-  axes.spines[["top", "right"]].set_visible(False)
+  loss_curve.draw(axes, train, held_out, baselines=baselines, unit=unit, run=run)
   if train or held_out:
     axes.legend(frameon=False)
   content = io.BytesIO()
@@ -341,9 +340,3 @@ def plot_loss(
   path = workdir / "loss.png"
   path.write_bytes(content.getvalue())
   return path
-
-
-def _smooth(values: list[float]) -> np.ndarray:
-  """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
-  window = np.ones(max(1, len(values) // 50))
-  return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")

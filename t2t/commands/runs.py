@@ -1,0 +1,104 @@
+"""`t2t runs`: the runs in a folder, the newest first."""
+
+import argparse
+import datetime
+import json
+from typing import Any
+
+import rich.box
+import rich.console
+import rich.table
+
+from t2t import UserError
+from t2t.reports import run as runs
+from t2t.runtime import amounts
+from t2t.storage import bucket
+
+_DESCRIPTION = """\
+Lists the runs in a folder and the two below it, the newest first: step, last
+losses, when metrics were last written, and whether it runs, is finished, or has
+stopped.  Of one in a bucket that holds its workdir nobody can tell at once
+whether it lives: it is "held"."""
+_EXAMPLES = """\
+examples:
+  t2t runs
+  t2t runs gs://BUCKET/experiments --json"""
+_DEFAULT, _WIDTH = "runs", 80
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="t2t runs",
+    description=_DESCRIPTION,
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument("dir", metavar="DIR", nargs="?", default=_DEFAULT, help=f"local or gs://; default: {_DEFAULT}")
+  parser.add_argument("--json", action="store_true", help="the same for programs: a list of runs")
+  parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+  return parser
+
+
+def main(argv: list[str]) -> None:
+  """The command.
+
+  Raises:
+    UserError: there are none; says what was looked for.
+  """
+  options = _parser().parse_args(argv)
+  bucket.check(options.dir, where="")
+  root = bucket.absolute(options.dir)
+  found = [runs.read(str(folder)) for folder in runs.find(root)]
+  if not found:
+    there = bucket.is_remote(root) or root.is_dir()
+    why = f"no runs there; looked in it and in two folders below for one with {runs.METRICS}" if there else "not there"
+    raise UserError(f"{options.dir}: {why}; give the folder that the --workdir of `t2t train` lies in")
+  never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+  found.sort(key=lambda run: run.written or never, reverse=True)
+  below = lambda run: str(run.path).removeprefix(str(root)).lstrip("/") or run.name
+  if options.json:
+    print(json.dumps([_told(run) | {"run": below(run)} for run in found], indent=1))
+    return
+  console = rich.console.Console(highlight=False, markup=False)
+  console.width = min(console.width, _WIDTH) if console.is_terminal else _WIDTH
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table.add_column("run", overflow="fold")
+  table.add_column("config", overflow="fold")
+  for name in ("step", "of", "train", "held out", "written"):
+    table.add_column(name, justify="right", no_wrap=True)
+  table.add_column("state", no_wrap=True)
+  now = datetime.datetime.now(datetime.UTC)
+  for run in found:
+    losses = (run.last(name) for name in ("train/loss", "eval/loss"))
+    steps = (run.step, run.steps)
+    table.add_row(
+      below(run),
+      run.config_name,
+      *("" if number is None else amounts.compact_count(number) for number in steps),
+      *("" if loss is None else f"{loss:.4f}" for loss in losses),
+      "" if run.written is None else _ago((now - run.written).total_seconds()),
+      run.state,
+    )
+  console.print(table)
+
+
+def _told(run: runs.Run) -> dict[str, Any]:
+  return {
+    "path": str(run.path),
+    "config": run.config_name,
+    "step": run.step,
+    "steps": run.steps,
+    "train_loss": run.last("train/loss"),
+    "eval_loss": run.last("eval/loss"),
+    "written": None if run.written is None else run.written.isoformat(timespec="seconds"),
+    "state": run.state,
+  }
+
+
+def _ago(seconds: float) -> str:
+  """'3 min ago', of whatever unit leaves a number that is read."""
+  for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+    if seconds >= size:
+      return f"{seconds / size:.0f} {unit} ago"
+  return f"{max(seconds, 0):.0f} s ago"

@@ -1,0 +1,144 @@
+"""When a run was started, on what, by which command, and how it ended: a line each in its workdir, which lasts."""
+
+from collections.abc import Mapping, Sequence
+import datetime
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from etils import epath
+import jax
+
+from t2t.losses import Baseline
+from t2t.runtime import examine, telling
+from t2t.storage import logs
+
+NAME = "history.jsonl"
+START, END = "start", "end"  # what a line is of
+FINISHED, STOPPED = "finished", "stopped"  # why a run ended; or what early stopping says
+
+# Of an option's name the words that say that its value is nobody's business.
+_SECRET = re.compile(r"(^|[._-])(api_?key|key|token|secret|password|passwd|credentials?|auth)$", re.IGNORECASE)
+_TOKEN = re.compile(r"\b(hf_|sk-|gh[pousr]_|ya29\.)[\w.-]{8,}")  # of Hugging Face, OpenAI, GitHub, Google
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # https://USER:PASSWORD@host
+_QUERY = re.compile(r"(?<=\w)\?[^\s]*(?:sig|token|key|signature|credential)[^\s]*=[^\s]*", re.IGNORECASE)
+_HIDDEN = "***"
+
+
+def without_secrets(arguments: Sequence[str]) -> str:
+  """A command line with *** in place of what looks like a password or a token.
+
+  In:  ["/usr/bin/t2t", "train", "--hf_token=abc", "--config", "tiny"]
+  Out: "t2t train --hf_token=*** --config tiny"
+  """
+  found, hides = [], False
+  for number, argument in enumerate(arguments):
+    option, equals, _ = argument.partition("=")
+    is_option = argument.startswith("-")
+    if number == 0:
+      argument = os.path.basename(argument)
+    elif hides and not is_option:
+      argument = _HIDDEN
+    elif is_option and equals and _SECRET.search(option):
+      argument = f"{option}={_HIDDEN}"
+    hides = is_option and not equals and bool(_SECRET.search(option))
+    for pattern in (_TOKEN, _USER):
+      argument = pattern.sub(_HIDDEN, argument)
+    found.append(_QUERY.sub(f"?{_HIDDEN}", argument))
+  return " ".join(found)
+
+
+def config_name(arguments: Sequence[str]) -> str:
+  """What a command line names after --config; "" where it names none."""
+  for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    if argument == "--config":
+      return following
+    if argument.startswith("--config="):
+      return argument.partition("=")[2]
+  return ""
+
+
+def started(workdir: epath.Path, step: int, *, flops_per_step: float | None) -> None:
+  """Notes that a run starts, or goes on; only the first host writes, and nothing fails because it cannot.
+
+  Args:
+    workdir: of the run.
+    step: that it starts from.
+    flops_per_step: of all devices; None where its stages differ.
+  """
+  if jax.process_index() == 0:
+    devices = jax.devices()
+    note = {
+      "step": step,
+      "config": config_name(sys.argv),
+      "command": without_secrets(sys.argv),
+      "t2t": examine.versions(),
+      "devices": f"{len(devices)} x {devices[0].device_kind}",
+      "hosts": jax.process_count(),
+      "flops_per_step": flops_per_step,
+    }
+    _add(workdir, START, note)
+
+
+def ended(
+  workdir: epath.Path,
+  step: int,
+  why: str,
+  *,
+  unit: str = "",
+  baselines: Sequence[Baseline] = (),
+  examples: Sequence[Sequence[tuple[str, str]]] = (),
+) -> None:
+  """Notes that a run has ended; as `started`.
+
+  Args:
+    workdir: of the run.
+    step: the last.
+    why: `FINISHED`, `STOPPED`, or a sentence.
+    unit: of the loss.
+    baselines: losses of who has learned nothing.
+    examples: lines of each, a label and a text.
+  """
+  if jax.process_index() == 0:
+    note = {
+      "step": step,
+      "why": why,
+      "unit": unit,
+      "baselines": [[each.name, each.loss, each.knows] for each in baselines],
+      "examples": examples,
+    }
+    _add(workdir, END, {name: value for name, value in note.items() if value not in ("", [], ())})
+
+
+def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
+  now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  try:
+    log = logs.Log(workdir / NAME, keep=lambda content: content)
+    log.add(json.dumps({"event": event, "time": now, **note}).encode() + b"\n")
+    log.bring()
+    log.close()
+  except Exception as error:  # whatever it is: the run matters more
+    telling.tell(f"{workdir / NAME}: could not be written ({error}); reports will lack it")
+
+
+def read(workdir: epath.Path) -> list[dict[str, Any]]:
+  """What was noted, in order; lines that are none of ours are passed over."""
+  found = []
+  for line in logs.read(workdir / NAME).splitlines():
+    try:
+      note = json.loads(line)
+    except (ValueError, RecursionError):
+      continue
+    if _is_note(note):
+      found.append(note)
+  return found
+
+
+def _is_note(note: Any) -> bool:
+  if not isinstance(note, dict) or type(note.get("step")) is not int or not isinstance(note.get("time"), str):
+    return False
+  if note.get("event") == START:
+    return all(isinstance(note.get(name), str) for name in ("config", "command", "t2t", "devices"))
+  return note.get("event") == END and isinstance(note.get("why"), str)

@@ -1,0 +1,138 @@
+"""A page of HTML that stands by itself: no script, nothing from elsewhere, light or dark as the reader has it."""
+
+from collections.abc import Iterable, Sequence
+import html
+from typing import Any
+
+from t2t.reports import curves
+
+MOST_BYTES = 300_000
+_MOST_ROWS, _MOST_LETTERS, _MOST_OF_TABLE = 200, 1_000, 30_000  # of a table, of a cell, letters of a table
+# Colours have a contrast of at least 4.5 to what they stand on where they are read, 3 where they are seen (WCAG 2.2).
+_CSS = """
+:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--stripe:#f6f8fa;
+--c0:#1f5fa8;--c1:#c8442e;--c2:#2b7a3d;--c3:#8a4fb0;--c4:#9a6700;--c5:#00767a;--c6:#b0357e;--c7:#5c5c5c;
+--each:#9bb8d3;--quiet:#6b6b6b}
+@media screen and (prefers-color-scheme:dark){:root{--paper:#14181d;--ink:#e6e9ec;--soft:#a3adb8;--line:#3a434d;
+--stripe:#1c2229;--c0:#7ab3ee;--c1:#f08a75;--c2:#7fc98f;--c3:#c9a0e8;--c4:#dcb25c;--c5:#5cc4c4;--c6:#f08cc0;
+--c7:#b5b5b5;--each:#41607f;--quiet:#9aa4ae}}
+@media print{:root{color-scheme:light}figure,tr{break-inside:avoid}h2{break-after:avoid}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1200px;padding:1rem;background:var(--paper);color:var(--ink);
+font:1rem/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.2rem;margin:2rem 0 .5rem;
+border-bottom:1px solid var(--line)}h3{font-size:1rem;margin:0 0 .25rem}
+p{margin:.5rem 0;max-width:75ch}.soft,figcaption p{color:var(--soft)}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:1.25rem}
+figure{margin:0;min-width:0}
+@media(min-width:780px){.wide{grid-area:span 2/span 2}.wide>svg{max-width:720px}}
+svg{display:block;width:100%;height:auto;fill:currentColor;stroke-linejoin:round;overflow:visible}
+svg text{font-family:system-ui,sans-serif}
+.legend{list-style:none;margin:.25rem 0 0;padding:0;display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.85rem}
+.legend svg{display:inline-block;width:1.6em;height:.7em;margin-right:.35em}
+.scroll{overflow-x:auto;margin-bottom:1rem}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--soft);padding-bottom:.25rem}
+th,td{text-align:left;vertical-align:top;padding:.2rem .9rem .2rem .3rem;border-bottom:1px solid var(--line)}
+tbody tr:nth-child(even){background:var(--stripe)}td.n{text-align:right;white-space:nowrap}
+th,td{overflow-wrap:break-word;max-width:60ch}tbody th{font-weight:600}
+dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.15rem 1rem;margin:.5rem 0}
+dt{color:var(--soft)}dd{margin:0;white-space:pre-wrap}
+code{font:.9em ui-monospace,monospace}
+footer{margin-top:2rem;border-top:1px solid var(--line);font-size:.85rem}
+"""
+_SOFT, _WIDE, _NUMBER = ' class="soft"', ' class="wide"', ' class="n"'
+_DASHED = {"-": "", "--": ' stroke-dasharray="5 2.5"', ":": ' stroke-dasharray="1.5 2.5"'}
+
+escaped = html.escape
+
+
+def whole(title: str, parts: Iterable[str]) -> str:
+  """The page of its parts, which are HTML already."""
+  return (
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width,initial-scale=1">'
+    # Whatever a name may have brought in, the page asks nobody for anything.
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    f"<title>{escaped(title)}</title><style>{_CSS.strip()}</style></head>\n<body><main>\n"
+    + "\n".join(filter(None, parts))
+    + "\n</main></body></html>\n"
+  )
+
+
+def section(title: str, *parts: str) -> str:
+  """A heading with what stands below it; nothing where that is nothing."""
+  found = [part for part in parts if part]
+  return f"<section><h2>{escaped(title)}</h2>\n" + "\n".join(found) + "</section>" if found else ""
+
+
+def paragraph(text: str, *, soft: bool = False) -> str:
+  """A paragraph of plain text."""
+  return f"<p{_SOFT if soft else ''}>{escaped(text)}</p>"
+
+
+def pictures(found: Sequence[curves.Picture]) -> str:
+  """Pictures side by side, as many as there is room for."""
+  return f'<div class="grid">{"".join(map(_figure, found))}</div>' if found else ""
+
+
+def _figure(picture: curves.Picture) -> str:
+  entries = "".join(f"<li>{_swatch(colour, dashes)}{escaped(name)}</li>" for name, colour, dashes in picture.legend)
+  legend = f'<ul class="legend">{entries}</ul>' if entries else ""
+  note = paragraph(picture.note) if picture.note else ""
+  return (
+    f"<figure{_WIDE if picture.wide else ''}><h3>{escaped(picture.title)}</h3>{curves.element(picture)}"
+    + (f"<figcaption>{legend}{note}</figcaption>" if legend or note else "")
+    + "</figure>"
+  )
+
+
+def _swatch(colour: str, dashes: str) -> str:
+  line = f'<path d="M0 4H20" style="stroke:{colour};stroke-width:2.5"{_DASHED[dashes]}/>'
+  return f'<svg viewBox="0 0 20 8" aria-hidden="true">{line}</svg>'
+
+
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: bool = False) -> str:
+  """A table whose first column names the rows; nothing where it has no rows.
+
+  Args:
+    caption: what it is of.
+    columns: their heads.
+    rows: a cell for each column.
+    right: whether all cells stand to the right, as numbers do in any case.
+  """
+  lines = []
+  for name, *cells in rows:
+    found = "".join(f"<td{_NUMBER if right or _is_number(x) else ''}>{_cell(x)}</td>" for x in cells)
+    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
+  if not lines:
+    return ""
+  heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  # As many as there is room for, if all are about as long.
+  half = max(1, min(_MOST_ROWS, int(_MOST_OF_TABLE * len(lines) / len("".join(lines)))) // 2)
+  if len(lines) > 2 * half:
+    caption += f" (the first and the last {half} of {len(lines):,})"
+    lines = [*lines[:half], *lines[-half:]]
+  head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
+  # What can be scrolled can be reached by the keyboard.
+  where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
+  return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def pairs(found: Iterable[tuple[str, Any]]) -> str:
+  """Names and what they are; nothing where there are none, and those that are "" or None left out."""
+  lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in found if x not in ("", None)]
+  return f"<dl>{''.join(lines)}</dl>" if lines else ""
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number(value: float) -> str:
+  """With as many digits as are read."""
+  return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+
+
+def _cell(value: Any) -> str:
+  text = "" if value is None else number(value) if _is_number(value) else str(value)
+  return escaped(text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ...")

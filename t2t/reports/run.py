@@ -1,0 +1,228 @@
+"""What stands in a workdir: metrics, config, history; and which folders are workdirs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import datetime
+import functools
+import json
+import re
+from typing import Any
+
+from etils import epath
+import ml_collections
+
+from t2t import UserError, stages
+from t2t.checkpoints import damage, going_back, store, writer
+from t2t.config import config_names, flat, load_config, records, saved_config
+from t2t.reports import history
+from t2t.storage import bucket, logs
+from t2t.training import numbers, writers
+
+METRICS, CONFIG = "metrics.jsonl", "config.json"
+RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
+_PART_OF_RUN = {store.CHECKPOINTS, store.VOCABULARY, "tensorboard", numbers.BAD_BATCHES}
+_FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run, as far as its workdir tells.
+
+  path: of the workdir.
+  metrics: name -> step -> value.
+  config: as config.json has it; {} where there is none.
+  history: see `history.read`.
+  checkpoints: steps that are kept.
+  turns: (checkpoint, step) where it has gone back from a step.
+  bad_batches: names of files.
+  damaged: lines of metrics.jsonl that are no rows.
+  state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD`, of one in a bucket that runs or was killed.
+  written: when metrics were last written; None: not known.
+  """
+
+  path: epath.Path
+  metrics: Mapping[str, Mapping[int, float]]
+  config: Mapping[str, Any]
+  history: Sequence[Mapping[str, Any]]
+  checkpoints: Sequence[int]
+  turns: Sequence[tuple[int, int]]
+  bad_batches: Sequence[str]
+  damaged: int
+  state: str
+  written: datetime.datetime | None
+
+  @property
+  def name(self) -> str:
+    """Of the workdir."""
+    return self.path.name or str(self.path)
+
+  @property
+  def step(self) -> int:
+    """The last that anything is known of."""
+    noted = [note["step"] for note in self.history[-1:]]  # those before may be of a run that was begun anew
+    return max([0, *noted, *self.checkpoints, *(step for values in self.metrics.values() for step in values)])
+
+  @property
+  def steps(self) -> int | None:
+    """Those that it is to have; None: its config does not say."""
+    found = flat(self.config).get("train.steps")
+    return found if isinstance(found, int) else None
+
+  def last(self, name: str) -> float | None:
+    """The last value of a metric."""
+    values = self.metrics.get(name)
+    return next(reversed(values.values())) if values else None
+
+  @functools.cached_property
+  def config_name(self) -> str:
+    """What the command named; "" where nothing says so."""
+    return next((note["config"] for note in reversed(self.history) if note.get("config")), "")
+
+  @functools.cached_property
+  def stages(self) -> Sequence[stages.Stage]:
+    """Its stages; none where the config cannot be read by this version."""
+    try:
+      return stages.of(records(saved_config(self.config))) if self.config else ()
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+      return ()
+
+  @functools.cached_property
+  def preset(self) -> str:
+    """The shipped config that its own is nearest to: the one that was named, if it is one.
+
+    A file that was named is not looked at: it would be run, and whoever wrote the workdir may have named any.
+    """
+    if self.config_name in config_names():
+      return self.config_name
+    if not self.config:
+      return ""
+    return min(config_names(), key=lambda name: len(differences(self.config, _preset(name) or {})))
+
+  def changes(self) -> dict[str, tuple[Any, Any]]:
+    """Key -> (here, in the preset), where they differ; None: it is not there."""
+    return differences(self.config, _preset(self.preset) or {}) if self.config else {}
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+  """Key, "train.steps" -> its values in two configs, where they differ."""
+  a, b = flat(one), flat(other)
+  return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+@functools.cache
+def _preset(name: str) -> dict[str, Any] | None:
+  """A config by its name, in the form of config.json; None: this version has none that can be read."""
+  try:
+    config = load_config(name)
+    return json.loads(json.dumps(records(ml_collections.ConfigDict(config)).to_dict()))
+  except (UserError, TypeError, ValueError, KeyError):
+    return None
+
+
+def read(path: str, *, state: str = "") -> Run:
+  """The run of a workdir.
+
+  Args:
+    path: local or gs://.
+    state: where the caller knows it better than the folder.
+
+  Raises:
+    UserError: it is no workdir; says what was found there.
+  """
+  bucket.check(path, where="")
+  folder = bucket.absolute(path)
+  names = bucket.names(folder, where=path)
+  if not is_run(names):
+    raise UserError(f"{path}: {_what_is_there(folder, names)}; give a folder that `t2t train --workdir` wrote to")
+  try:
+    return _read(folder, names, state)
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
+  content = logs.read(folder / METRICS) if METRICS in names else b""
+  try:
+    turns = [tuple(turn) for turn in going_back.turns(folder)] if going_back.NAME in names else []
+  except UserError:  # a report is no place to fail because of it
+    turns = []
+  found = Run(
+    path=folder,
+    metrics=writers.parse_metrics(content),
+    config=_config(folder) if CONFIG in names else {},
+    history=history.read(folder) if history.NAME in names else [],
+    checkpoints=damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else [],
+    turns=turns,
+    bad_batches=bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else [],
+    damaged=writers.damaged_lines(content),
+    state=state,
+    written=_written(folder / (METRICS if METRICS in names else CONFIG)),
+  )
+  return found if state else dataclasses.replace(found, state=_state(found, names))
+
+
+def _config(folder: epath.Path) -> dict[str, Any]:
+  try:
+    found = json.loads(bucket.read(folder / CONFIG))
+  except ValueError:
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def _state(run: Run, names: Sequence[str]) -> str:
+  if writer.NAME in names and writer.is_held(run.path):
+    return HELD if bucket.is_remote(run.path) else RUNS
+  if run.history and run.history[-1]["event"] == history.END:
+    return STOPPED if run.history[-1]["why"] == history.STOPPED else FINISHED
+  return FINISHED if run.steps is not None and run.step >= run.steps else STOPPED
+
+
+def _written(path: epath.Path) -> datetime.datetime | None:
+  try:
+    return datetime.datetime.fromtimestamp(path.stat().mtime, datetime.UTC)
+  except OSError:
+    return None
+
+
+def is_run(names: Sequence[str]) -> bool:
+  """Whether a folder with these names is a workdir: something was measured there, or has begun."""
+  return METRICS in names or history.NAME in names or (CONFIG in names and store.CHECKPOINTS in names)
+
+
+def _what_is_there(folder: epath.Path, names: Sequence[str]) -> str:
+  if not names:
+    return "is empty, or not there"
+  if folder.name == store.CHECKPOINTS or all(name.isdigit() for name in names):
+    return f"is a run's folder of checkpoints; the run is {folder.parent}"
+  below = [each.name for each in find(folder, deep=1)]
+  if below:
+    return f"is no run itself; there are runs in it: {_some(below)}"
+  return f"is no run: neither {METRICS} nor {history.NAME} is there, but {_some(names)}"
+
+
+def _some(names: Sequence[str], *, most: int = 5) -> str:
+  return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+
+
+def find(folder: epath.Path, *, deep: int = 2) -> Iterator[epath.Path]:
+  """Workdirs in a folder, the folder itself among them, and in those below it.
+
+  Args:
+    folder: local or gs://.
+    deep: how many folders below it are looked into, one within the other.
+
+  Raises:
+    UserError: a bucket cannot be listed.
+  """
+  try:
+    names = bucket.names(folder, where=str(folder))
+  except OSError:  # somebody else's folder
+    return
+  if is_run(names):
+    yield folder
+    return
+  for name in names if deep else ():
+    inner = folder / name
+    passed = name.startswith(".") or name in _PART_OF_RUN
+    if not passed and (not _FILE.search(name) if bucket.is_remote(folder) else inner.is_dir()):
+      yield from find(inner, deep=deep - 1)

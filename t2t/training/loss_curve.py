@@ -1,0 +1,84 @@
+"""The curve of a run's loss on axes of matplotlib: that of loss.png, and of reports."""
+
+from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from t2t.losses import Baseline
+from t2t.stages import Stage
+
+EACH, TRAINING, HELD_OUT, QUIET = "#9bb8d3", "#1f5fa8", "#c8442e", "#6b6b6b"  # colours
+
+Thin = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
+
+
+def draw(
+  axes: Any,
+  train: Mapping[int, float],
+  held_out: Mapping[int, float],
+  *,
+  baselines: Sequence[Baseline] = (),
+  unit: str = "nats per target token",
+  run: Sequence[Stage] = (),
+  thin: Thin = lambda steps, values: (steps, values),
+) -> None:
+  """Draws training and held-out loss over steps; the legend is left to who calls.
+
+  Args:
+    axes: matplotlib's.
+    train, held_out: step -> loss.
+    baselines: losses of who has learned nothing.
+    unit: of the loss.
+    run: its stages; where there are several, lines stand where one ends.
+    thin: what of a long curve is drawn.
+  """
+  import matplotlib.ticker
+
+  if train:
+    steps, values = list(train), list(train.values())
+    axes.plot(*thin(steps, values), color=EACH, linewidth=0.8, label="training, each step")
+    axes.plot(*thin(steps, smooth(values)), color=TRAINING, linewidth=1.6, label="training, smoothed")
+  # Held-out text is another in each stage: no line joins two of them.
+  ends = [*(stage.end for stage in run[:-1]), math.inf]  # the last has what an earlier start did behind it, too
+  parts = [{step: x for step, x in held_out.items() if a < step <= b} for a, b in itertools.pairwise([-1, *ends])]
+  for number, part in enumerate(filter(None, parts)):
+    label = None if number else "held-out text"
+    axes.plot(*thin(list(part), list(part.values())), "o-", color=HELD_OUT, markersize=4, label=label)
+  for baseline in baselines:
+    axes.axhline(baseline.loss, color=QUIET, linestyle="--", linewidth=1.0, label=f"{baseline.name}, held-out text")
+  mark_stages(axes, run, max([0, *train, *held_out]))
+  axes.set_xlabel("step")
+  axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+  axes.set_ylabel(f"loss ({unit.partition(',')[0]})")
+  frame(axes)
+
+
+def mark_stages(axes: Any, run: Sequence[Stage], last: float) -> None:
+  """Draws a line where one of several stages ends, with the stages' names above.
+
+  Args:
+    axes: matplotlib's, over steps.
+    run: its stages.
+    last: step that was reached.
+  """
+  for stage in (stage for stage in run if len(run) > 1 and stage.begin < last):
+    axes.set_xlim(left=0)
+    if stage.begin:
+      axes.axvline(stage.begin + 0.5, color=QUIET, linestyle=":", linewidth=1.0)
+    middle = (stage.begin + min(stage.end, last)) / 2
+    axes.annotate(stage.name, (middle, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+
+
+def frame(axes: Any) -> None:
+  """Gives axes a faint grid, and no frame but where its numbers stand."""
+  axes.grid(alpha=0.25)
+  axes.spines[["top", "right"]].set_visible(False)
+
+
+def smooth(values: Sequence[float]) -> np.ndarray:
+  """A mean over the fiftieth of the run around each step, so that it lags behind neither fall nor rise."""
+  window = np.ones(max(1, len(values) // 50))
+  return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")

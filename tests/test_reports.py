@@ -1,0 +1,270 @@
+import html.parser
+import json
+import math
+import os
+import re
+import xml.etree.ElementTree
+
+from etils import epath
+from hypothesis import given, settings, strategies
+import numpy as np
+import pytest
+import trained
+
+from t2t import __main__ as command
+from t2t.checkpoints import writer
+from t2t.config import load_config, records
+from t2t.reports import comparison, curves, history, page, single, written
+from t2t.reports import run as runs
+
+NASTY = '<script>alert(1)</script>&"$x^2$'
+
+
+def made(folder, rows, *, steps=100, **changes):
+  """A workdir with these rows of metrics, and the config tiny with some keys of `optimizer` changed."""
+  folder.mkdir(parents=True)
+  (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  config = records(load_config("tiny")).with_(train={"steps": steps}, optimizer=changes).to_dict()
+  (folder / "config.json").write_text(json.dumps(config))
+  return folder
+
+
+def falling(steps, *, every=1, sources=(), tokens=100.0):
+  """Rows of a run whose loss falls, and of its evaluations."""
+  rows = []
+  for step in range(every, steps + 1, every):
+    loss = 2.0 + math.exp(-step / steps)
+    rows.append({"step": step, "train/loss": loss, "train/tokens": tokens, "train/step_seconds": 0.5})
+  measured = {"eval/loss": 2.5, "eval/accuracy": 0.5} | {f"eval/loss/{name}": 2.0 for name in sources}
+  return [*rows, {"step": steps, **measured}]
+
+
+class Elements(html.parser.HTMLParser):
+  """Tags with their attributes, and the text of the page, as a browser finds them."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.text = [], ""
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append((tag, dict(attrs)))
+
+  def handle_data(self, data):
+    self.text += data
+
+
+def check(text):
+  """What holds of every page: one file, no script, nothing from elsewhere, pictures in words, headings in order."""
+  found = Elements(text)
+  assert len(text.encode()) < page.MOST_BYTES
+  assert not re.search(r"https?://|//\w|@import|url\((?!#)", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
+  assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in found.tags}
+  assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on") or name == "src"]
+  assert all(attrs.get("aria-label") or attrs.get("aria-hidden") for tag, attrs in found.tags if tag == "svg")
+  levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch(r"h\d", tag)]
+  assert levels[0] == 1 and levels.count(1) == 1
+  assert all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
+  ids = re.findall(r'\bid="([^"]*)"', text)
+  assert len(ids) == len(set(ids))
+  assert set(re.findall(r'(?:href="|url\()#([\w.-]+)', text)) <= set(ids)
+  for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+    xml.etree.ElementTree.fromstring(svg)
+  return found
+
+
+@settings(deadline=None)
+@given(
+  values=strategies.lists(strategies.floats(-1e6, 1e6), min_size=1, max_size=400),
+  points=strategies.integers(2, 60),
+)
+def test_a_thinned_curve_has_its_ends_and_extremes(values, points):
+  """In order, and about as many points as were asked for."""
+  steps, thin = curves.thinned(range(len(values)), values, points=points)
+  assert len(thin) <= max(points, 2) + 2
+  assert (thin[0], thin[-1], min(thin), max(thin)) == (values[0], values[-1], min(values), max(values))
+  assert list(steps) == sorted(set(steps.tolist()))
+  np.testing.assert_array_equal(np.asarray(values)[steps.astype(int)], thin)
+
+
+def test_a_page_stands_by_itself(tmp_path):
+  """Names that are HTML are text there."""
+  rows = falling(40, sources=(NASTY, "de"))
+  rows.append({"step": 40, f"eval/{NASTY}/f1": 71.5, f"train/epoch/{NASTY}": 3.0})
+  folder = made(tmp_path / '<b>"run', rows, learning_rate=0.125)
+  found = check(single.html(runs.read(str(folder))))
+  assert found.text.count(NASTY) >= 4
+  for expected in ('<b>"run: step 40 of 100, held-out loss 2.5000', "config.optimizer.learning_rate", "0.125", "71.5"):
+    assert expected in found.text
+
+
+def test_a_page_of_many_sources_is_small(tmp_path):
+  """Long curves of very many sources are thinned until it is."""
+  names = [f"language{number}" for number in range(100)]
+  rows = [
+    {"step": step, "train/loss": math.sin(step)}
+    | {f"train/epoch/{name}": math.sin(step * i) for i, name in enumerate(names, start=1)}
+    | {f"eval/loss/{name}": math.cos(step * i) for i, name in enumerate(names, start=1)}
+    | {f"eval/task{i}/f1": math.cos(step * i) for i in range(1, 60)}
+    for step in range(1, 600)
+  ]
+  folder = made(tmp_path / "many", rows)
+  start = {"event": "start", "time": "2026-01-01T00:00:00+00:00", "config": "tiny", "t2t": "", "devices": ""}
+  starts = (json.dumps({**start, "step": step, "command": "t2t train " * 100}) + "\n" for step in range(1000))
+  (folder / "history.jsonl").write_text("".join(starts))
+  found = check(single.html(runs.read(str(folder)))).text
+  assert "12 of 100" in found and "the first and the last 100 of 1,000" in found
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+  """Lines that are torn are counted; what is there is shown."""
+  folder = made(tmp_path / "torn", falling(20))
+  with (folder / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 20, "train/huge": 1' + "0" * 400 + '}\n{"step": 21, "train/lo\n7\n')
+  (folder / "history.jsonl").write_text('{"event": "start"}\nnull\n{\n')
+  run = runs.read(str(folder))
+  assert (run.step, run.damaged, run.history) == (20, 2, [])
+  assert "2 lines of metrics.jsonl are damaged" in check(single.html(run)).text
+  (folder / "metrics.jsonl").unlink()
+  (folder / "config.json").write_text("[")
+  found = check(single.html(runs.read(str(folder)))).text
+  assert "Nothing has been measured yet" in found and "no config.json that can be read" in found
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+  """What is there is told, and what would be right."""
+  run = made(tmp_path / "all" / "one", falling(5))
+  (run / "checkpoints" / "5").mkdir(parents=True)
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "notes.txt").touch()
+  for path, expected in {
+    tmp_path / "all": "there are runs in it: one",
+    run / "checkpoints": f"the run is {run}",
+    tmp_path / "other": "but notes.txt",
+    tmp_path / "nowhere": "is empty, or not there",
+  }.items():
+    assert command.main(["report", str(path)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("typed", "shown"),
+  [
+    ("/bin/t2t train --config tiny", "t2t train --config tiny"),
+    ("t2t train --config.train.chunk_tokens=512", "t2t train --config.train.chunk_tokens=512"),
+    ("t2t x --hf_token=abc --api-key abc --steps 3", "t2t x --hf_token=*** --api-key *** --steps 3"),
+    ("t2t x --a=https://me:pass@host/b", "t2t x --a=https://***@host/b"),
+    ("t2t x --a=https://host/b?X-Goog-Signature=ab12", "t2t x --a=https://host/b?***"),
+    ("t2t x --password --steps 3", "t2t x --password --steps 3"),
+    ("t2t x hf_abcdefghijk", "t2t x ***"),
+  ],
+)
+def test_a_command_line_is_kept_without_secrets(typed, shown):
+  assert history.without_secrets(typed.split()) == shown
+
+
+def test_a_run_notes_its_starts_and_ends(tmp_path, capsys):
+  """In order; and where that cannot be written it is told, and nothing fails."""
+  workdir = epath.Path(tmp_path)
+  history.started(workdir, 0, flops_per_step=1e9)
+  history.ended(workdir, 3, history.STOPPED)
+  history.started(workdir, 3, flops_per_step=1e9)
+  assert [(note["event"], note["step"]) for note in history.read(workdir)] == [("start", 0), ("end", 3), ("start", 3)]
+  found = check(single.html(runs.read(str(tmp_path)))).text
+  assert "started" in found and "stopped" in found and "resumed" in found
+  (tmp_path / "file").touch()
+  history.ended(workdir / "file", 3, history.STOPPED)
+  assert "could not be written" in capsys.readouterr().err
+
+
+def test_every_run_leaves_its_report():
+  """With its command, its examples and the loss of who has learned nothing; who reads it needs nothing else."""
+  workdir = trained.workdir("encoder_decoder")
+  run = runs.read(str(workdir))
+  assert [(note["event"], note["step"]) for note in run.history] == [("start", 0), ("end", 2)]
+  assert (run.state, run.step, run.steps, run.history[-1]["why"]) == (runs.FINISHED, 2, 2, history.FINISHED)
+  assert run.history[0]["flops_per_step"] > 0
+  found = check((workdir / written.NAME).read_text()).text
+  assert "step 2 of 2" in found and "unigram model" in found and "config.train.batch_size" in found
+
+
+def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
+  """It is one line, on standard error."""
+  made(tmp_path / "run", falling(5))
+  monkeypatch.setattr(single, "html", lambda run: 1 / 0)
+  written.at_end(epath.Path(tmp_path / "run"), ends=True)
+  told = capsys.readouterr()
+  assert told.out == "" and told.err.count("\n") == 1 and "division by zero" in told.err
+
+
+def test_a_stopped_run_has_a_report(tmp_path, capsys):
+  """The line that names it is as those of the summary."""
+  folder = made(tmp_path / "run", falling(5))
+  written.at_end(epath.Path(folder), ends=False)
+  assert capsys.readouterr().out == f"report         {folder / 'report.html'}\n"
+  assert "stopped" in check((folder / "report.html").read_text()).text
+
+
+def test_runs_are_compared(tmp_path, capsys):
+  """By name, what differs between their configs, and the last of each metric."""
+  one = made(tmp_path / "a" / "run", falling(40, sources=("de",)), learning_rate=0.25)
+  other = made(tmp_path / "b" / "run", falling(80, every=10), learning_rate=0.5)
+  for over in comparison.AXES:
+    if over != "flops":
+      assert command.main(["report", str(one), str(other), "--over", over]) == 0
+      found = check((tmp_path / "report.html").read_text()).text
+      assert f"Curves over {comparison.AXES[over]}" in found
+  assert "a/run" in found and "b/run" in found
+  assert "config.optimizer.learning_rate" in found and "0.25" in found and "eval/loss/de" in found
+  capsys.readouterr()
+  for arguments, expected in {
+    (one, other, "--over", "flops"): "give --over steps",
+    (one, one): "is given twice",
+    (one, "--over", "time"): "leave it out",
+    (one, "--output", tmp_path): "is a folder",
+  }.items():
+    assert command.main(["report", *map(str, arguments)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_runs_with_nothing_in_common_are_shown(tmp_path):
+  """And that they have nothing in common is said."""
+  one = made(tmp_path / "a", [{"step": 1, "train/loss": 3.0}])
+  other = made(tmp_path / "b", [{"step": 1, "eval/task/f1": 60.0}])
+  found = check(comparison.html([runs.read(str(one)), runs.read(str(other))], over="steps")).text
+  assert "no metric in common" in found and "train/loss, smoothed" in found and "eval/task/f1" in found
+
+
+def test_an_axis_of_tokens_is_a_sum(tmp_path):
+  """A row stands for the steps before it, too; what lies between two is on a line."""
+  run = runs.read(str(made(tmp_path / "run", falling(40, every=10, tokens=7.0))))
+  known = comparison.axis(run, "tokens")
+  assert known == {10: 70.0, 20: 140.0, 30: 210.0, 40: 280.0}
+  assert comparison._moved({5: 1.0, 20: 2.0, 35: 3.0}, known) == {35.0: 1.0, 140.0: 2.0, 245.0: 3.0}
+
+
+def test_runs_are_listed(tmp_path, capsys):
+  """The newest first, in 80 columns; one that holds its workdir runs."""
+  finished = made(tmp_path / "finished", falling(100))
+  made(tmp_path / "deep" / "running", falling(30))
+  os.utime(finished / "metrics.jsonl", (1e9, 1e9))
+  with writer.held(epath.Path(tmp_path / "deep" / "running")):
+    assert command.main(["runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    first, second = (line.split() for line in lines if "running" in line or "finished" in line)
+    assert (first[0], first[-1], second[0], second[-1]) == ("deep/running", "runs", "finished", "finished")
+    assert "2.5000" in first
+  assert command.main(["runs", str(tmp_path), "--json"]) == 0
+  found = json.loads(capsys.readouterr().out)
+  assert [(each["run"], each["state"], each["step"]) for each in found] == [
+    ("deep/running", "stopped", 30),
+    ("finished", "finished", 100),
+  ]
+
+
+def test_a_folder_without_runs_is_told(tmp_path, capsys):
+  (tmp_path / "empty").mkdir()
+  for name, expected in (("empty", "looked in it and in two folders below"), ("nowhere", "not there")):
+    assert command.main(["runs", str(tmp_path / name)]) == 2
+    assert expected in capsys.readouterr().err
