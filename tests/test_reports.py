@@ -263,6 +263,14 @@ def test_runs_are_listed(tmp_path, capsys):
   ]
 
 
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, capsys):
+  made(tmp_path / "whole", falling(20))
+  (tmp_path / "broken" / "metrics.jsonl").mkdir(parents=True)
+  assert command.main(["runs", str(tmp_path)]) == 0
+  said = capsys.readouterr()
+  assert "whole" in said.out and "broken: cannot be read" in said.err
+
+
 def test_a_folder_without_runs_is_told(tmp_path, capsys):
   (tmp_path / "empty").mkdir()
   for name, expected in (("empty", "looked in it and in two folders below"), ("nowhere", "not there")):

@@ -11,7 +11,7 @@ import rich.table
 
 from t2t import UserError
 from t2t.reports import run as runs
-from t2t.runtime import amounts
+from t2t.runtime import amounts, telling
 from t2t.storage import bucket
 
 _DESCRIPTION = """\
@@ -49,8 +49,14 @@ def main(argv: list[str]) -> None:
   options = _parser().parse_args(argv)
   bucket.check(options.dir, where="")
   root = bucket.absolute(options.dir)
-  found = [runs.read(str(folder)) for folder in runs.find(root)]
-  if not found:
+  found, unread = [], False
+  for folder in runs.find(root):
+    try:
+      found.append(runs.read(str(folder)))
+    except UserError as error:  # the others are there
+      telling.tell(str(error))
+      unread = True
+  if not found and not unread:
     there = bucket.is_remote(root) or root.is_dir()
     why = f"no runs there; looked in it and in two folders below for one with {runs.METRICS}" if there else "not there"
     raise UserError(f"{options.dir}: {why}; give the folder that the --workdir of `t2t train` lies in")
