@@ -261,6 +261,19 @@ def test_more_streams_than_records(files, tmp_path):
   assert_stopping_changes_nothing(batches(data), steps=4)
 
 
+def test_what_is_held_out_ends_where_a_task_is_never_drawn(register):
+  """A rate of 0 leaves a task out; that its examples are never all read is nothing to wait for."""
+  names = [register(f"rows_{number}", number=number) for number in range(2)]
+  seqio.MixtureRegistry.add("rows_one_of_two", list(zip(names, (0, 1), strict=True)))
+  data = DataConfig(mixture="rows_one_of_two", eval_split="train", vocabulary="bytes", inputs_length=64, num_streams=1)
+  try:
+    found = list(pipeline.eval_rows(data, "encoder_decoder", batch_size=8, max_batches=20))
+  finally:
+    seqio.MixtureRegistry.remove("rows_one_of_two")
+  first = np.concatenate([batch["encoder_input_tokens"][:, 0] for batch in found])
+  assert (first == ord("1") + 3).sum() == len(TEXTS) and not (first == ord("0") + 3).any()
+
+
 def test_a_mixture_that_draws_in_its_own_way_is_refused(register):
   name = register("rows_own")
   mixture = seqio.Mixture("rows_drawn", [(name, 1)], sample_fn=lambda datasets, rates, seed: datasets[0])

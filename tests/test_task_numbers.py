@@ -4,12 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+import seqio
+import tensorflow as tf
 import test_evaluate
 import test_rows
 
-from t2t import UserError
+from t2t import UserError, features
 from t2t.config import load_config, override, records
-from t2t.data import runs
+from t2t.data import converters, runs
 from t2t.training import recipe
 
 module = test_evaluate.module  # the fixture
@@ -80,6 +82,24 @@ def test_all_else_is_as_without(case, typed):
     assert {x for x in found if not x.endswith("_tasks")} == expected.keys()
     for feature, x in expected.items():
       np.testing.assert_array_equal(found[feature], x, err_msg=feature)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
+def test_what_a_task_has_padded_stays_padding(architecture, pack):
+  """Zeros of its own, behind a text or in front, count as little as without; a row is of its task all the same."""
+  texts = [{"inputs": [7, 8, 1, 0, 0], "targets": [0, 9, 1, 0]}, {"inputs": [0, 6, 1], "targets": [4, 1, 0]}]
+  signature = dict.fromkeys(("inputs", "targets"), tf.TensorSpec([None], tf.int32))
+  plain = tf.data.Dataset.from_generator(lambda: iter(texts), output_signature=signature)
+  told = plain.map(lambda example: example | {features.TASK: tf.constant(2)})
+  options = {"vocabulary": seqio.ByteVocabulary(), "pack": pack}
+  convert = lambda examples: converters.convert(examples, architecture, {"inputs": 12, "targets": 12}, **options)
+  for found, expected in zip(*(convert(each).as_numpy_iterator() for each in (told, plain)), strict=True):
+    for name, x in expected.items():
+      np.testing.assert_array_equal(found[name], x, err_msg=name)
+    for name in found.keys() - expected.keys():
+      tokens = expected[f"{name.partition('_')[0]}_{'target' if 'decoder' in name else 'input'}_tokens"]
+      assert set(found[name][tokens > 0] if pack else found[name]) == {2}
 
 
 def test_numbers_stay_where_others_are_read(typed, tmp_path):

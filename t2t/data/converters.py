@@ -249,7 +249,7 @@ def _tasks_apart(found: dict[str, tf.Tensor], *, pack: bool) -> dict[str, tf.Ten
     if tokens:
       # What a decoder reads has its first token from nowhere.
       tasks = tf.bitwise.right_shift(found[tokens[-1]], features.TASK_BITS)
-      apart[f"{side}_tasks"] = tasks if pack else tasks[:1]
+      apart[f"{side}_tasks"] = tasks if pack else tf.reduce_max(tasks, keepdims=True)
     for name in tokens:
       apart[name] = tf.bitwise.bitwise_and(found[name], 2**features.TASK_BITS - 1)
   return apart
@@ -327,9 +327,12 @@ def convert(
   told = features.TASK in examples.element_spec
 
   def raise_all(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    high = tf.bitwise.left_shift(example[features.TASK], features.TASK_BITS) if told else 0
-    add = lambda name: shift + high if name in _IDS else shift
-    return {name: tf.cast(x, tf.int32) + add(name) for name, x in complete(example).items() if name in names}
+    found = {name: tf.cast(x, tf.int32) + shift for name, x in complete(example).items() if name in names}
+    if told:
+      high = tf.bitwise.left_shift(example[features.TASK], features.TASK_BITS)
+      # What a task itself has padded stays padding.
+      found |= {name: tf.where(x == 0, 0, x + high) for name, x in found.items() if name in _IDS}
+    return found
 
   raised = examples.map(not_converted(raise_all), num_parallel_calls=tf.data.AUTOTUNE)
   converted = (converter if pack else not_converted(converter.__call__))(raised, lengths)

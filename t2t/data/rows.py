@@ -301,10 +301,12 @@ def _of_mixture(found: Sequence[Source], stream: tf.Tensor, start: Callable[[int
     as_drawn = lambda features, position: ({name: features[name] for name in names if name in features}, task, position)
     return source.dataset(stream, lambda number: start(number)[own], make, as_drawn)
 
-  # What is held out of a small task is less than all streams ask for: the others go on without it.
+  # What is held out of a small task is less than all streams ask for: the others go on without it.  One that is never
+  # drawn would never be found to have ended, and no end would come.
+  rates = {task: rate for task, rate in enumerate(mixing_rates(plan)) if rate}
   examples = tf.data.Dataset.choose_from_datasets(
-    [examples_of(task) for task in range(number)],
-    draws.tasks(mixing_rates(plan), seed=plan.seed, stream=stream, first=first * size),
+    [examples_of(task) for task in rates],
+    draws.tasks(list(rates.values()), seed=plan.seed, stream=stream, first=first * size),
     stop_on_empty_dataset=plan.train,
   )
 
