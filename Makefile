@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Of the tests: as many as there are cores, at least 2; each holds up to 4 GB.
-WORKERS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{print $$1 < 2 ? 2 : $$1 > 8 ? 8 : $$1}')
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{print ($$1 < 2 ? 2 : ($$1 > 8 ? 8 : $$1))}')
 OVERRIDES ?=
 
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
