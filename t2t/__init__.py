@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 import difflib
+import importlib
 import pathlib
+from typing import Any
 
 # In a checkout `configs` and `tasks` stand beside this package, where the people who edit them look; a wheel carries
 # them inside it.  Either way they are imported as `t2t.configs` and `t2t.tasks`.
@@ -24,3 +26,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
   """The end of an error about an unknown name: "; did you mean adafactor?", or nothing where none is near."""
   near = difflib.get_close_matches(name, list(known), n=1)
   return f"; did you mean {near[0]}?" if near else ""
+
+
+# What Python code finds here -> the module that has it, imported when it is first asked for: `import t2t` loads no JAX.
+_FOUND = {"load": "t2t.loaded"}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _FOUND:
+    raise AttributeError(f"module 't2t' has no attribute {name!r}")
+  return getattr(importlib.import_module(_FOUND[name]), name)

@@ -48,6 +48,7 @@ _COMPILE_ONCE = (
   "test_finetuning",
   "test_infer",
   "test_infer_answers",
+  "test_loaded",
   "test_numbers",
   "test_served",
   "test_stages",

@@ -16,6 +16,7 @@ import test_hosts
 import toy
 import trained
 
+import t2t
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
@@ -140,6 +141,15 @@ def run(tmp_path, capsys):
 def test_a_line_is_answered_as_the_example_of_a_task(head, several, run, tmp_path):
   """`t2t eval` says the same of the examples that say the same, whatever kind of head answers."""
   check_answers(head, several, run, tmp_path)
+
+
+@pytest.mark.parametrize("head", ["pair", "copa"])
+def test_python_gets_what_the_command_gets(head, several, run):
+  """From the same lines, by `t2t.load`."""
+  code, rows, _ = run(several, LINES[head], "--head", head)
+  assert code == 0
+  found = t2t.load(str(several)).answer(LINES[head], task=head)
+  assert found == [{name: row[name] for name in each} for row, each in zip(rows, found, strict=True)]
 
 
 @pytest.mark.parametrize("head", ["pair", "copa"])

@@ -62,6 +62,7 @@ FLOORS = (
   "checkpoints",
   "generation",
   "evaluation",
+  "loaded",
   "course",
   "reports",
   "train",

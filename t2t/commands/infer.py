@@ -32,7 +32,6 @@ from t2t.generation import (
 from t2t.runtime import hosts, memory
 
 _MAX_LENGTH, _TOP = 64, 10
-_WAYS = {"tag": marking.Tagging, "span": marking.Extracting}  # of heads that are not asked of a text as a whole
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,8 +282,7 @@ def _way(
     if head.kind != "span":
       raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
-  way = _WAYS.get(head.kind, answering.Answering)
-  return functools.partial(way, source, head=head, longest=longest, batch_size=options.batch_size)
+  return functools.partial(marking.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size)
 
 
 def _chosen_way(

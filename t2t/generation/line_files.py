@@ -95,6 +95,23 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
     raise UserError(f"{place(path)} is empty; give at least one line")
 
 
+def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str) -> Line:
+  """The line that a text makes, or the fields of an object.
+
+  Raises:
+    UserError: it is neither, or lacks a field; begins with `where`.
+  """
+  if isinstance(value, str):
+    check_text(value, form.field, where)
+    return Line(number, value if value.strip() else "", {})
+  try:
+    text = json.dumps(value)
+  except TypeError as error:
+    raise UserError(f"{where}: is {type(value).__name__}; give a text, or a mapping of texts ({error})") from None
+  found, others = _parsed(text, form.field, where, form)
+  return Line(number, found if found.strip() else "", others)
+
+
 def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
     return bool(field or form.needs or form.may)

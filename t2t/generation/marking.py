@@ -1,6 +1,6 @@
 """What a head says within each line: tags of its words, and spans of a context that answer a question."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -132,6 +132,11 @@ class Extracting:
       answerer.fields(self._head, each, np.concatenate([logits[i] for i in of]))
       for each, of in zip(given, own, strict=True)
     ]
+
+
+def way_of(head: HeadConfig) -> Callable[..., lines.Way]:
+  """The way that a head is asked in: of each word, of a context, or of a text as a whole."""
+  return {"tag": Tagging, "span": Extracting}.get(head.kind, answering.Answering)
 
 
 def _by_lines(done: lines.Done, ends: np.ndarray) -> lines.Done:

@@ -1,0 +1,379 @@
+"""A checkpoint in Python: `t2t.load` reads it, and what comes of it writes, answers, fills blanks, embeds and scores.
+
+It asks as the commands ask (`t2t.generation`): the same text gets the same answer, to the last digit, whichever asks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import functools
+from typing import Any
+import warnings
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.checkpoints import by_task, pretrained
+from t2t.generation import (
+  answerer,
+  answering,
+  embedding,
+  filling,
+  line_files,
+  lines,
+  marking,
+  predictor,
+  prompting,
+  writing,
+)
+from t2t.models.architecture import Batch
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
+
+
+def load(
+  checkpoint: str,
+  *,
+  task: str = "",
+  tensor: int = 1,
+  batch_size: int = 32,
+  inputs_length: int = 0,
+  task_modules: str = "",
+) -> "Model":
+  """Reads a checkpoint onto this process's devices.
+
+  Args:
+    checkpoint: a workdir that t2t trained in, one of its steps, or a folder of Hugging Face's or T5X's; local or
+      gs://. One that trained an adapter is read with what it lies on top of.
+    task: the one that is asked, of a model that tells tasks apart (`config.pals`).
+    tensor: devices that share one copy of the model.
+    batch_size: texts at a time, over all devices.
+    inputs_length: tokens of a text at most; 0: as in training.
+    task_modules: modules of tasks that you trust, comma-separated, where the checkpoint's vocabulary is one of theirs.
+
+  Raises:
+    UserError: there is no checkpoint, or it cannot be read; says what was found there.
+  """
+  with _in_python():
+    source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
+    pretrained.trust(task_modules)
+    return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
+
+
+class Model:
+  """A model that is asked.
+
+  Programs are compiled when they are first needed, and kept: one for each set of options and length of text, which is
+  rounded up to a power of two.
+
+  Args:
+    source: its checkpoint.
+    tensor, batch_size, inputs_length: see `load`.
+
+  Raises:
+    UserError: it cannot be read, or `tensor` does not divide the devices.
+  """
+
+  def __init__(self, source: pretrained.Source, *, tensor: int = 1, batch_size: int = 32, inputs_length: int = 0):
+    if batch_size < 1:
+      raise UserError(f"batch_size={batch_size}: must be at least 1")
+    self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
+    self._mesh = lines.make_mesh(tensor)
+    self._vocabulary = pretrained.vocabulary(source)
+    self._params = pretrained.load(source, self._mesh).params
+    self._way = functools.cache(self._make_way)
+
+  def __repr__(self) -> str:
+    return f"<t2t model {self._source.path}: {self.config.architecture}>"
+
+  @property
+  def config(self) -> TransformerConfig:
+    """Its shape."""
+    return self._source.asked
+
+  @property
+  def params(self) -> Params:
+    """Its parameters, a nested dict of arrays on the devices."""
+    return self._params
+
+  @property
+  def vocabulary(self):
+    """Its seqio vocabulary."""
+    return self._vocabulary
+
+  # ---- Tokens --------------------------------------------------------------
+
+  def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text by itself: nothing is set around it."""
+    return [self._vocabulary.encode(text) for text in _texts(texts)]
+
+  def detokenize(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each sequence of ids."""
+    return [self._vocabulary.decode([int(x) for x in each]) for each in ids]
+
+  # ---- Text ----------------------------------------------------------------
+
+  def generate(
+    self,
+    texts: Sequence[str],
+    *,
+    max_length: int = 64,
+    min_length: int | None = None,
+    beam: int = 1,
+    length_penalty: float | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+  ) -> list[str]:
+    """What the model writes for each text: the likeliest token each time, unless beams or a temperature are given.
+
+    Args:
+      texts: what it reads; what is longer than it reads is cut, with a warning.
+      max_length, min_length: tokens to write.
+      beam: beams of a search, whose `length_penalty` favours long texts where it is larger.
+      temperature, top_p, top_k: of tokens that are drawn.
+      seed: of what is drawn; a text draws by its place in `texts`.
+
+    Raises:
+      UserError: an encoder alone, which does not write; options that do not go together; an empty text.
+    """
+    if not self.config.kind.writes:
+      raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
+    with _in_python():
+      decode = writing.decode_config(
+        max_length=max_length,
+        min_length=min_length,
+        beam=beam,
+        length_penalty=length_penalty,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+      )
+      return [row["prediction"] for row in self._ask(self._way("write", decode=decode, seed=seed), _texts(texts))]
+
+  def fill(self, texts: Sequence[str], *, top: int = 10) -> list[dict[str, Any]]:
+    """What an encoder finds likely in the blanks of each text, written [MASK], <mask> or <extra_id_0>.
+
+    Args:
+      texts: each with a blank at least.
+      top: fillings of each blank.
+
+    Returns:
+      Of each text "prediction", the text with the likeliest token in each blank, its "score", and "fillings" of each
+      blank, as `t2t infer` has them.
+
+    Raises:
+      UserError: a model that does not fill blanks, or a text without one.
+    """
+    if self.config.kind.writes:
+      raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
+    with _in_python():
+      predictor.check_predicts_tokens(self._source.model, where=repr(self))
+      return self._ask(self._way("fill", top=top), _texts(texts))
+
+  def answer(self, texts: Sequence[Asked], task: str = "") -> list[dict[str, Any]]:
+    """What a head answers: a class with its probabilities, a number, a candidate, entities, or a part of a context.
+
+    Args:
+      texts: of each a text, or a mapping as a line of `t2t infer` has it: {"parts": ["a", "b"]}, read together;
+        {"inputs": "...", "candidates": [...]}; {"question": "...", "context": "..."}; {"words": [...]}.
+      task: whose head is asked, where the model has several.
+
+    Raises:
+      UserError: it has no such head, or a text lacks what the head needs.
+    """
+    with _in_python():
+      head = answering.choose_head(self._source.model, task, where=repr(self))
+      return self._ask(self._way("answer", head=head), texts)
+
+  # ---- Numbers -------------------------------------------------------------
+
+  def embed(self, texts: Sequence[Asked], *, pool: str = "mean", layer: int | str = "") -> np.ndarray:
+    """A vector of each text, float32 [texts, embed]; of all layers [texts, layers + 1, embed].
+
+    Args:
+      texts: each a text, or {"parts": ["a", "b"]}, read together.
+      pool: mean, first or last of a text's tokens.
+      layer: 0, what was embedded, to the last, or "all"; "": the last.
+
+    Raises:
+      UserError: there is no such pool or layer.
+    """
+    if pool not in embedding.POOLS:
+      raise UserError(f"pool={pool}: give one of {', '.join(embedding.POOLS)}")
+    with _in_python():
+      rows = self._ask(self._way("embed", pool=pool, layer=str(layer)), texts)
+    return np.stack([row["vector"] for row in rows])
+
+  def score(self, inputs: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    """The log-probability of each target behind its input, in nats, summed over its tokens; float32 [texts].
+
+    The end of a target counts where the model has learned to end one, behind an encoder. An encoder alone guesses all
+    tokens of the target together.
+
+    Args:
+      inputs: may be "" of a decoder alone.
+      targets: as many.
+
+    Raises:
+      UserError: there are not as many, or they do not fit into the model's positions.
+    """
+    with _in_python():
+      pairs = self._pairs(inputs, targets)
+      return self._scorer.log_likelihood(self._params, pairs)
+
+  def logits(self, inputs: Sequence[str], targets: Sequence[str] | None = None) -> list[np.ndarray]:
+    """What the model says of each token, before the softmax: of each text float32 [tokens, vocabulary].
+
+    Args:
+      inputs: texts.
+      targets: of a model that writes, whose tokens are told behind the inputs; it needs them, unless it is a decoder
+        alone, which tells those of `inputs` then, each behind the ones before it. Of an encoder alone None: it tells
+        the tokens of the text as it reads it, special ones included.
+
+    Raises:
+      UserError: targets that are missing, or that an encoder alone has no use for.
+    """
+    kind = self.config.kind
+    if not kind.writes and targets is not None:
+      raise UserError(f"{self!r} is an encoder alone: leave targets out, and mask what it is to guess in the text")
+    if kind.reads_apart and targets is None:
+      raise UserError(f"{self!r} tells the tokens of targets: give them")
+    with _in_python():
+      if not kind.writes:
+        predictor.check_predicts_tokens(self._source.model, where=repr(self))
+        blanks = filling.Blanks(self._vocabulary, self.config.architecture)
+        read = [blanks(text, self._longest_text())[0] for text in _texts(inputs)]
+        return [self._of_encoder(ids) for ids in read]
+      pairs = self._pairs(inputs, targets) if targets is not None else [([], x) for x in self.tokenize(inputs)]
+      return [self._of_decoder(pair) for pair in pairs]
+
+  # ---- How it is asked -----------------------------------------------------
+
+  def _make_way(self, asks: str, **options: Any) -> lines.Way:
+    """What asks, with these options."""
+    source, mesh, size = self._source, self._mesh, self._batch_size
+    if asks == "write":
+      length = options["decode"].max_length
+      longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=length)
+      ends = prompting.ends_prompts(source)[0]
+      return writing.Writing(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
+    make = {"fill": filling.Filling, "embed": embedding.Embedding}.get(asks) or marking.way_of(options["head"])
+    return make(source, mesh, longest=self._longest_text(), batch_size=size, **options)
+
+  def _longest_text(self) -> int:
+    return prompting.longest_text(self._source, inputs_length=self._inputs_length)
+
+  def _ask(self, way: lines.Way, texts: Sequence[Asked]) -> list[dict[str, Any]]:
+    """What is found of each text.
+
+    Raises:
+      UserError: one cannot be asked.
+    """
+    given = []
+    for number, text in enumerate(texts):
+      where = f"texts[{number}]"
+      line = line_files.made(number + 1, text, form=way.form, where=where)
+      if not line.text:
+        raise UserError(f"{where}: is empty")
+      way.check(line, where)
+      asked = way.read(line)
+      if asked.error:
+        raise UserError(f"{where}: {asked.error}: {line.text[:60]!r}")
+      if asked.cut:
+        said = f"{where}: {asked.cut:,} of its {asked.tokens:,} tokens were cut: the model reads {way.cut_to}"
+        warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
+      given.append(asked.given)
+    return way.answer(self._params, given, numbers=range(len(given)), done=None) if given else []
+
+  # ---- Pairs and logits ----------------------------------------------------
+
+  @functools.cached_property
+  def _model(self) -> pretrained.Model:
+    return pretrained.abstract(self._source, self._mesh)
+
+  @functools.cached_property
+  def _framing(self) -> predictor.Framing:
+    return predictor.framing(self._vocabulary, causal=pretrained.reads_causally(self._source))
+
+  @functools.cached_property
+  def _scorer(self) -> predictor.Predictor:
+    return predictor.Predictor(
+      self._model.config,
+      self._model.graphdef,
+      self._mesh,
+      self._framing,
+      decode=None,
+      batch_size=self._batch_size,
+      max_inputs=self._longest_text(),
+    )
+
+  def _pairs(self, inputs: Sequence[str], targets: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    inputs, targets = _texts(inputs, "inputs"), _texts(targets, "targets")
+    if len(inputs) != len(targets):
+      raise UserError(f"there are {len(inputs)} inputs and {len(targets)} targets; give one of each")
+    kind = self.config.kind
+    longest = self._inputs_length or self._source.run["data"]["inputs_length"]
+    read = prompting.Prompts(
+      self._vocabulary, ends=kind.writes and prompting.ends_prompts(self._source)[0], longest=longest
+    )
+    end = [self._vocabulary.eos_id] if kind.reads_apart else []
+    return [
+      (read(text)[0], [*self._vocabulary.encode(target), *end]) for text, target in zip(inputs, targets, strict=True)
+    ]
+
+  def _of_decoder(self, pair: tuple[list[int], list[int]]) -> np.ndarray:
+    prompt, target = pair
+    most = self.config.most_positions or 1 << 30
+    apart = self.config.kind.reads_apart
+    lengths = (len(prompt), len(target)) if apart else (len(prompt) + len(target),)
+    widths = [predictor.bucket(max(length, 1), most) for length in lengths]
+    batch = predictor.scored_features([pair], widths, architecture=self.config.architecture, framing=self._framing)
+    found = self._logits(batch)
+    return found[: len(target)] if apart else found[len(prompt) : len(prompt) + len(target)]
+
+  def _of_encoder(self, ids: list[int]) -> np.ndarray:
+    zeros = np.zeros(len(ids), np.int32)
+    width = predictor.bucket(len(ids), self.config.most_positions or 1 << 30)
+    example = {"inputs": ids, "token_types": zeros, "texts": zeros}
+    return self._logits(answerer.features_of([example], width, side="encoder", pad_id=max(self._vocabulary.pad_id, 0)))[
+      : len(ids)
+    ]
+
+  def _logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    with jax.set_mesh(self._mesh):
+      return np.asarray(self._program(self._params, {name: jnp.asarray(x) for name, x in batch.items()}))[0]
+
+  @functools.cached_property
+  def _program(self):
+    graphdef = self._model.graphdef
+
+    def logits(params: Params, batch: Batch) -> jax.Array:
+      model = nnx.merge(graphdef, params)
+      return model.logits(model(batch)).astype(jnp.float32)
+
+    return jax.jit(logits)
+
+
+def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
+  """The texts, if it is a sequence of such and no text itself."""
+  if isinstance(texts, str):
+    raise UserError(f"{called}: is a text; give a list of texts, [{texts[:20]!r}]")
+  for number, text in enumerate(texts):
+    if not isinstance(text, str):
+      raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
+  return texts
+
+
+@contextlib.contextmanager
+def _in_python() -> Iterator[None]:
+  """Messages about options call them as Python does: `--beam 4` is beam 4."""
+  try:
+    yield
+  except UserError as error:
+    raise type(error)(str(error).replace("--checkpoint: ", "").replace("--", "")) from None

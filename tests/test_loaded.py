@@ -1,0 +1,144 @@
+"""`t2t.load`: in Python a model gives what the commands give, and says what it cannot."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import trained
+
+import t2t
+from t2t import UserError
+from t2t import __main__ as command
+
+TEXTS = ["the quick brown fox", "over lazy", "seven wizards jugs"]
+MASKED = ["the quick [MASK] fox", "[MASK] lazy [MASK] dog"]
+
+
+@pytest.fixture(scope="module")
+def writer():
+  return t2t.load(str(trained.workdir("encoder_decoder")))
+
+
+@pytest.fixture(scope="module")
+def decoder():
+  return t2t.load(str(trained.workdir("decoder_only")))
+
+
+@pytest.fixture(scope="module")
+def encoder():
+  return t2t.load(str(trained.workdir("encoder_only")))
+
+
+def asked(tmp_path, name, texts, *options):
+  """Rows that the command writes."""
+  (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
+  files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
+  assert command.main(["infer", "--checkpoint", str(trained.workdir(name)), *files, *options]) == 0
+  return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+
+def test_it_is_imported_at_once():
+  """Neither JAX nor TensorFlow is loaded before it is asked for, and what there is not is told."""
+  code = "import sys, t2t; assert not {'jax', 'tensorflow', 'numpy'} & set(sys.modules); t2t.loads"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+  assert "AttributeError: module 't2t' has no attribute 'loads'" in done.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3}, {"beam": 2}])
+def test_it_writes_what_the_command_writes(options, writer, tmp_path):
+  flags = [f"--{name}={value}" for name, value in options.items()]
+  rows = asked(tmp_path, "encoder_decoder", TEXTS, "--max_length=8", *flags)
+  assert writer.generate(TEXTS, max_length=8, **options) == [row["prediction"] for row in rows]
+
+
+def test_it_fills_what_the_command_fills(encoder, tmp_path):
+  rows = asked(tmp_path, "encoder_only", MASKED, "--top=3")
+  found = encoder.fill(MASKED, top=3)
+  assert found == [{name: row[name] for name in each} for row, each in zip(rows, found, strict=True)]
+  assert len(found[1]["fillings"]) == 2 and all(len(each) == 3 for each in found[1]["fillings"])
+
+
+@pytest.mark.parametrize(("pool", "layer", "shape"), [("mean", "", ()), ("first", 0, ()), ("last", "all", (2,))])
+def test_it_embeds_as_the_command(pool, layer, shape, writer, tmp_path):
+  (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+  files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.npy")]
+  options = ["--pool", pool, *(["--layer", str(layer)] if layer != "" else [])]
+  assert command.main(["embed", "--checkpoint", str(trained.workdir("encoder_decoder")), *files, *options]) == 0
+  found = writer.embed(TEXTS, pool=pool, layer=layer)
+  np.testing.assert_array_equal(found, np.load(tmp_path / "out.npy"))
+  assert found.shape == (3, *shape, 16) and found.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["writer", "decoder"])
+def test_a_score_is_the_sum_of_its_tokens(name, request):
+  """Of the logits' log-softmax, where the target's tokens are."""
+  model = request.getfixturevalue(name)
+  inputs, targets = ["the quick", "over"], ["brown fox", "lazy dog jumps"]
+  scores, logits = model.score(inputs, targets), model.logits(inputs, targets)
+  end = [model.vocabulary.eos_id] if name == "writer" else []
+  for score, of_tokens, ids in zip(scores, logits, model.tokenize(targets), strict=True):
+    assert of_tokens.shape == (len(ids) + len(end), model.config.vocab_size)
+    log_p = of_tokens - np.log(np.sum(np.exp(of_tokens), axis=-1, keepdims=True))
+    np.testing.assert_allclose(score, sum(log_p[i, x] for i, x in enumerate([*ids, *end])), rtol=1e-4)
+
+
+def test_a_decoder_tells_each_token_from_those_before(decoder):
+  """The logits of a text are those of its end behind its beginning."""
+  (whole,) = decoder.logits(["the quick brown"])
+  ids = decoder.tokenize(["the quick brown"])[0]
+  assert whole.shape == (len(ids), decoder.config.vocab_size)
+  score = decoder.score([""], ["the quick brown"])[0]
+  log_p = whole - np.log(np.sum(np.exp(whole), axis=-1, keepdims=True))
+  np.testing.assert_allclose(score, sum(log_p[i, x] for i, x in enumerate(ids)), rtol=1e-4)
+
+
+def test_an_encoder_finds_likely_what_it_fills_in(encoder):
+  """At the blank its logits give the filling the probability that it is told to have."""
+  (row,), (logits,) = encoder.fill(MASKED[:1], top=1), encoder.logits(MASKED[:1])
+  ((filling,),) = row["fillings"]
+  shares = np.exp(logits) / np.sum(np.exp(logits), axis=-1, keepdims=True)
+  assert logits.shape[1] == encoder.config.vocab_size
+  assert np.min(np.abs(shares[:, filling["id"]] - filling["probability"])) < 1e-6
+
+
+def test_tokens_there_and_back(writer):
+  assert writer.detokenize(writer.tokenize(TEXTS)) == TEXTS
+
+
+def test_what_is_too_long_is_cut_and_told(writer):
+  with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
+    assert len(writer.embed(["a" * 99])) == 1
+
+
+@pytest.mark.parametrize(
+  ("name", "ask", "message"),
+  [
+    ("encoder", lambda model: model.generate(TEXTS), "encoder_only> does not write"),
+    ("writer", lambda model: model.fill(MASKED), "writes, and fills no blanks"),
+    ("writer", lambda model: model.generate("the fox"), "texts: is a text; give a list"),
+    ("writer", lambda model: model.generate(["a", " "]), r"texts\[1\]: is empty"),
+    ("writer", lambda model: model.generate([3]), r"texts\[0\]: is int; give a text"),
+    ("writer", lambda model: model.generate(TEXTS, beam=2, top_k=3), "^beam 2 and top_k 3: beams find"),
+    ("writer", lambda model: model.score(TEXTS, ["a"]), "there are 3 inputs and 1 targets"),
+    ("writer", lambda model: model.logits(TEXTS), "tells the tokens of targets: give them"),
+    ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank: 'no blank'"),
+    ("encoder", lambda model: model.answer(TEXTS), "has no head|no head"),
+    ("encoder", lambda model: model.embed(TEXTS, layer=7), "^layer 7: give 0"),
+    ("encoder", lambda model: model.embed(TEXTS, pool="max"), "pool=max: give one of mean, first, last"),
+    ("encoder", lambda model: model.embed([{"part": ["a"]}]), r"texts\[0\]: has no field 'inputs'"),
+  ],
+)
+def test_what_cannot_be_asked_is_said(name, ask, message, request):
+  with pytest.raises(UserError, match=message):
+    ask(request.getfixturevalue(name))
+
+
+def test_what_is_no_checkpoint_is_told(tmp_path):
+  """With what was found there, and without the name of an option."""
+  with pytest.raises(UserError, match="(?s)^(?!.*--).*") as error:
+    t2t.load(str(tmp_path / "none"))
+  assert str(tmp_path / "none") in str(error.value)
+  with pytest.raises(UserError, match="batch_size=0: must be at least 1"):
+    t2t.load(str(trained.workdir("encoder_decoder")), batch_size=0)
