@@ -232,7 +232,7 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
 def _check_stages_typed(value: str) -> None:
   """Refuses stages that are no mappings as Python writes them, of which absl would tell what is wrong with a tuple."""
   try:
-    ast.literal_eval(value.strip() or "()")
+    ast.literal_eval(value.replace("\n", " ").strip() or "()")  # a stage a line, as one may type them
   except (SyntaxError, ValueError) as error:
     raise UserError(
       f"--config.{_STAGES}={value}: cannot be read ({getattr(error, 'msg', 'it is no list of mappings')}); give a"
