@@ -203,7 +203,7 @@ def test_a_position_is_kept_in_both_directions(tmp_path, monkeypatch):
   data = data_of(files=written(tmp_path), both_directions=True, shuffle_buffer=5)
   iterator = test_rows.batches(data, num_streams=2)
   test_rows.assert_stopping_changes_nothing(iterator, every=7)
-  with pytest.raises(UserError, match="config.data.both_directions is None"):
+  with pytest.raises(UserError, match="config.data.both_directions has no value"):
     saved = iterator.state(2)
     test_rows.batches(data_of(files=data.files, shuffle_buffer=5), num_streams=2).restore(saved, step=2)
 
