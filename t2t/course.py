@@ -68,13 +68,16 @@ class Leg:
 
     return runs.eval_batches_by_source(self.stage.config, self._mesh)
 
-  def tasks(self, vocabulary: Any) -> Any:
+  @functools.cached_property
+  def tasks(self) -> Any:
     """What the stage's tasks are measured by (`evaluate.of_training`)."""
+    from t2t.data import pipeline
     from t2t.evaluation import evaluate
 
+    vocabulary = pipeline.vocabulary(self.stage.config.data)
     return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
 
-  def check_measured(self, vocabulary: Any) -> None:
+  def check_measured(self) -> None:
     """Refuses a `config.eval.stop_by` that the stage is not measured by.
 
     Raises:
@@ -84,8 +87,7 @@ class Leg:
     if not settings.patience or settings.stop_by == "loss":
       return
     with self.stage.told():
-      tasks = self.tasks(vocabulary)
-      early.check_measured(settings, ["loss", *(() if tasks is None else tasks.metric_names())])
+      early.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])
 
   @functools.cached_property
   def flops(self) -> float:

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from t2t import UserError, did_you_mean
-from t2t.sections import Config, SourceConfig, StageConfig
+from t2t.sections import Config, SourceConfig, StageConfig, read_stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +134,16 @@ def bounds(said: Sequence[StageConfig], total: int) -> list[tuple[StageConfig, i
   """
   ends = list(itertools.accumulate(_steps(said, total)))
   return list(zip(said, [0, *ends], ends, strict=False))
+
+
+def saved_bounds(saved: Mapping[str, Any]) -> list[tuple[StageConfig, int, int]]:
+  """`bounds` of the stages that a config has as it was saved; none where it has none.
+
+  Raises:
+    UserError: see there.
+  """
+  said = [read_stage(number, each) for number, each in enumerate(saved.get("stages", ()), start=1)]
+  return bounds(said, saved["train"]["steps"]) if said else []
 
 
 def _steps(said: Sequence[StageConfig], total: int) -> list[int]:

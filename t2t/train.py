@@ -76,7 +76,7 @@ def train(config: Config, workdir: str) -> TrainState:
     hosts.say(f"{_described(legs[-1], mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
     vocabulary = pipeline.vocabulary(config.data)
     for leg in legs:
-      leg.check_measured(vocabulary)
+      leg.check_measured()
 
     # ---- Where training starts ---------------------------------------------
     damage.set_aside(workdir / store.CHECKPOINTS)
@@ -110,7 +110,7 @@ def train(config: Config, workdir: str) -> TrainState:
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
     measure = functools.partial(_measure, report, stop)
-    tasks = _begin(leg, report, throughput, vocabulary)
+    tasks = _begin(leg, throughput)
     if not batches.begins_stage:
       report.stage(leg.stage)
     early = EarlyStop(config.eval, saved)
@@ -136,7 +136,7 @@ def train(config: Config, workdir: str) -> TrainState:
         early.begin_stage()
       if leg is not legs[batches.stage]:  # or the run has gone back over its beginning
         leg = legs[batches.stage]
-        tasks = _begin(leg, report, throughput, vocabulary)
+        tasks = _begin(leg, throughput)
       if begins:
         report.stage(leg.stage)
         steps.resume()
@@ -228,11 +228,11 @@ def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
   return step % every == 0 or step == stage.end
 
 
-def _begin(leg: course.Leg, report: reports.Report, throughput: Throughput, vocabulary: Any) -> Any:
+def _begin(leg: course.Leg, throughput: Throughput) -> Any:
   """Has what is measured be that of a stage; returns what its tasks are measured by."""
   hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
   throughput.begin(leg.flops)
-  return leg.tasks(vocabulary)
+  return leg.tasks
 
 
 def _measure(

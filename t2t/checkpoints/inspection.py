@@ -15,7 +15,6 @@ from t2t import UserError, stages
 from t2t.checkpoints import damage, outdated, reading, store
 from t2t.checkpoints import manifest as manifests
 from t2t.config import flat
-from t2t.sections import read_stage
 from t2t.storage import bucket
 
 _READ_AT_ONCE = 2**28  # bytes of parameters of each of two checkpoints
@@ -96,8 +95,7 @@ def best(folder: epath.Path, found: Sequence[Step]) -> list[dict[str, int]]:
   saved = damage.noted(folder / str(found[-1].step) / "config" / "metadata") if found else {}
   ends: list[int] = []
   with contextlib.suppress(UserError, KeyError, TypeError):  # a damaged one
-    said = [read_stage(number, each) for number, each in enumerate(saved.get("stages", ()), start=1)]
-    ends = [end for _, _, end in stages.bounds(said, saved["train"]["steps"])[:-1]] if said else []
+    ends = [end for _, _, end in stages.saved_bounds(saved)[:-1]]
   return outdated.best_of_stages({each.step: each.metrics for each in found}, ends)
 
 

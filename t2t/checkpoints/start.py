@@ -17,7 +17,7 @@ from t2t.checkpoints.warm_start import warm_start
 from t2t.models import adapt
 from t2t.params import Params, join_frozen, matches
 from t2t.runtime import hosts
-from t2t.sections import Config, read_stage
+from t2t.sections import Config
 from t2t.stages import Stage
 from t2t.training.recipe import Program
 from t2t.training.train_state import TrainState
@@ -140,11 +140,8 @@ def start(
 
 def _check_stage(before: Mapping[str, Any], stage: Stage, step: int) -> None:
   """Refuses a stage that began at another step: the position in its data counts from there."""
-  name, begin = "", 0
-  said = tuple(read_stage(number, each) for number, each in enumerate(before.get("stages", ()), start=1))
-  if said:
-    bounds = stages.bounds(said, before["train"]["steps"])
-    name, begin = next(((x.name, begin) for x, begin, end in bounds if step <= end))
+  bounds = stages.saved_bounds(before)
+  name, begin = next(((x.name, begin) for x, begin, end in bounds if step <= end)) if bounds else ("", 0)
   if begin != stage.begin:
     raise UserError(
       f"config.stages: step {step} is of {stage.described or 'a run without stages'}, and was of"

@@ -139,6 +139,18 @@ def join(data: DataConfig, own: Mapping[str, DataConfig], parts: Mapping[str, se
   return seqio.Mixture("sources", [(task, tasks[task.name][1]) for task in alike])
 
 
+def task_names(name: str, own: DataConfig) -> list[str]:
+  """Names of seqio's tasks that are read of a source: of files one, which has the source's.
+
+  Args:
+    name: of the source.
+    own: see `each`.
+  """
+  if not own.mixture:
+    return [name]
+  return [task.name for task in selection.tasks_of(selection.named(own.mixture, modules=own.task_modules))]
+
+
 def parts(data: DataConfig, mixture: seqio.Mixture) -> dict[str, selection.Found]:
   """Of each source that names its language what is read of it, as it is mixed.
 
@@ -149,8 +161,7 @@ def parts(data: DataConfig, mixture: seqio.Mixture) -> dict[str, selection.Found
   tasks = {task.name: task for task in selection.tasks_of(mixture)}
   found: dict[str, selection.Found] = {}
   for name, own in each(data).items():
-    read = selection.tasks_of(selection.named(own.mixture, modules=own.task_modules)) if own.mixture else ()
-    mine = [tasks[task.name] for task in read] if own.mixture else [tasks[name]]
+    mine = [tasks[each] for each in task_names(name, own)]
     if own.language and any(data.eval_split in task.splits for task in mine):
       rated = [(task, mixture.get_rate(task)) for task in mine]
       found[name] = mine[0] if len(mine) == 1 else seqio.Mixture(name, rated)

@@ -26,11 +26,7 @@ def names(data: DataConfig, found: selection.Found) -> dict[str, str]:
   """
   if not data.sources:
     return {task.name: task.name for task in selection.tasks_of(found)}
-  of_source = {}
-  for name, own in mixed.each(data).items():
-    read = selection.tasks_of(selection.named(own.mixture, modules=own.task_modules)) if own.mixture else ()
-    of_source |= dict.fromkeys([task.name for task in read] or [name], name)
-  return of_source
+  return {task: name for name, own in mixed.each(data).items() for task in mixed.task_names(name, own)}
 
 
 def check(
