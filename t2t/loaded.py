@@ -84,7 +84,7 @@ class Model:
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
     self._mesh = lines.make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
-    self._params = pretrained.load(source, self._mesh).params
+    self._model = pretrained.load(source, self._mesh)
     self._way = functools.cache(self._make_way)
 
   def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Model:
   @property
   def params(self) -> Params:
     """Its parameters, a nested dict of arrays on the devices."""
-    return self._params
+    return self._model.params
 
   @property
   def vocabulary(self):
@@ -225,7 +225,7 @@ class Model:
     """
     with _in_python():
       pairs = self._pairs(inputs, targets)
-      return self._scorer.log_likelihood(self._params, pairs)
+      return self._scorer.log_likelihood(self.params, pairs)
 
   def logits(self, inputs: Sequence[str], targets: Sequence[str] | None = None) -> list[np.ndarray]:
     """What the model says of each token, before the softmax: of each text float32 [tokens, vocabulary].
@@ -289,13 +289,9 @@ class Model:
         said = f"{where}: {asked.cut:,} of its {asked.tokens:,} tokens were cut: the model reads {way.cut_to}"
         warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
       given.append(asked.given)
-    return way.answer(self._params, given, numbers=range(len(given)), done=None) if given else []
+    return way.answer(self.params, given, numbers=range(len(given)), done=None) if given else []
 
   # ---- Pairs and logits ----------------------------------------------------
-
-  @functools.cached_property
-  def _model(self) -> pretrained.Model:
-    return pretrained.abstract(self._source, self._mesh)
 
   @functools.cached_property
   def _framing(self) -> predictor.Framing:
@@ -347,7 +343,7 @@ class Model:
 
   def _logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     with jax.set_mesh(self._mesh):
-      return np.asarray(self._program(self._params, {name: jnp.asarray(x) for name, x in batch.items()}))[0]
+      return np.asarray(self._program(self.params, {name: jnp.asarray(x) for name, x in batch.items()}))[0]
 
   @functools.cached_property
   def _program(self):
