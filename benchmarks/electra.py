@@ -41,9 +41,8 @@ from ml_collections import ConfigDict
 import numpy as np
 from sklearn import feature_extraction, linear_model, pipeline, preprocessing
 
-from t2t import UserError, train
+from t2t import UserError, loop
 from t2t.checkpoints import pretrained
-from t2t.config import load_config, records
 from t2t.data import pipeline as data_pipeline
 from t2t.data import vocabularies
 from t2t.data.vocabularies import training
@@ -51,6 +50,7 @@ from t2t.models import transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.runtime import memory
+from t2t.settings import load_config, records
 from t2t.training import meshes, recipe, writers
 
 # name -> (config, where the discriminator's loss counts, colour)
@@ -140,7 +140,7 @@ def pretrain(config: ConfigDict, workdir: pathlib.Path) -> dict[str, dict[int, f
     shutil.rmtree(workdir, ignore_errors=True)
   if config.train.steps not in writers.read_metrics(metrics, "eval/loss"):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-      state = train.train(records(config), str(workdir))
+      state = loop.train(records(config), str(workdir))
     if int(state.step) < config.train.steps:
       raise UserError(f"{workdir}: stopped at step {int(state.step)}; the same command again goes on from there")
   names = ("loss", "accuracy", "generator_loss", "generator_accuracy", "replaced")

@@ -24,11 +24,11 @@ import matplotlib.figure
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, train
+from t2t import UserError, loop
 from t2t.checkpoints import pretrained
-from t2t.config import load_config, override, records
 from t2t.data.runs import resolved
 from t2t.runtime import memory
+from t2t.settings import load_config, override, records
 from t2t.training import writers
 
 # Task -> its metric.
@@ -45,7 +45,7 @@ def pretrain(workdir: pathlib.Path) -> None:
   config.train.steps *= 2
   if config.train.steps not in writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss"):
     with _quietly():
-      train.train(records(config), str(workdir))
+      loop.train(records(config), str(workdir))
 
 
 def run_config(task: str, source: str, arm: str, *, seed: int, steps: int, overrides: list[str]) -> ConfigDict:
@@ -80,7 +80,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> Curves:
   if not (done and _is_run_of(config, workdir)):
     shutil.rmtree(workdir, ignore_errors=True)
     with _quietly():
-      train.train(records(config), str(workdir))
+      loop.train(records(config), str(workdir))
   names = {"loss": "eval/loss", **{metric: f"eval/{task}/{metric}" for task, metric in TASKS.items()}}
   curves = {name: writers.read_metrics(metrics, recorded) for name, recorded in names.items()}
   return {name: curve for name, curve in curves.items() if curve}

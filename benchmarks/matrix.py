@@ -26,10 +26,10 @@ import matplotlib.figure
 import matplotlib.lines
 from ml_collections import ConfigDict
 
-from t2t import UserError, losses, train
-from t2t.config import load_config, records
+from t2t import UserError, loop, losses
 from t2t.data import objectives, pipeline
 from t2t.runtime import amounts, memory
+from t2t.settings import load_config, records
 from t2t.training import writers
 
 # Rows of T5's table (Raffel et al. 2020, table 2), and encoders.  Fields of tiny_t5's model.
@@ -85,7 +85,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
   shutil.rmtree(workdir, ignore_errors=True)
   started = time.monotonic()
   with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    train.train(records(config), str(workdir))
+    loop.train(records(config), str(workdir))
   metrics = epath.Path(workdir) / "metrics.jsonl"
   held_out = writers.read_metrics(metrics, "eval/loss")
   speed = writers.read_metrics(metrics, "train/steps_per_second")

@@ -18,9 +18,9 @@ import numpy as np
 
 from t2t import UserError, chips, losses, sharding
 from t2t.commands.options import config_parser, parse
-from t2t.config import records
 from t2t.runtime import memory
 from t2t.sections import Config
+from t2t.settings import records
 from t2t.training import meshes, recipe
 
 

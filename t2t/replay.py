@@ -19,10 +19,10 @@ import numpy as np
 
 from t2t import UserError, course, stages
 from t2t.checkpoints import adapted, damage, going_back, store
-from t2t.config import records, saved_config
 from t2t.models.architecture import Batch
 from t2t.runtime import hosts, progress
 from t2t.sections import Config
+from t2t.settings import records, saved_config
 from t2t.training import numbers, origin, places, report, writers
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import toy
 
 from t2t import sharding
-from t2t.config import override, records
 from t2t.configs import default
 from t2t.convert.tensors import Tensor
 from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
+from t2t.settings import override, records
 from t2t.training import recipe
 
 

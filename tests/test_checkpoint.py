@@ -15,9 +15,9 @@ import toy
 
 from t2t import UserError, sharding, stages
 from t2t.checkpoints import inspection, manifest, outdated, reading, start, store, writer
-from t2t.config import records
 from t2t.configs import default
 from t2t.params import split_frozen
+from t2t.settings import records
 from t2t.storage import bucket
 from t2t.training import optimizers, train_state, writers
 

@@ -5,13 +5,13 @@ import pathlib
 import pytest
 
 from t2t import UserError
-from t2t.config import load_config, records
 from t2t.convert import gin
 from t2t.convert.gin import bindings as gin_bindings
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin import parser as gin_parser
 from t2t.convert.gin.parser import Macro, Reference
 from t2t.models import sizes
+from t2t.settings import load_config, records
 from t2t.training.optimizers import make_optimizer
 
 

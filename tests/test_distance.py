@@ -15,10 +15,10 @@ import test_train_state
 import toy
 
 from t2t import UserError, sharding
-from t2t.config import load_config, override, records
 from t2t.models import attention, kernels
 from t2t.models.kernels import distance, distance_tiles
 from t2t.models.masks import AttentionMask
+from t2t.settings import load_config, override, records
 from t2t.training import recipe
 
 MASKS_OF_ALL = CUDNN_MASKS  # a window with a prefix included

@@ -12,12 +12,12 @@ import toy
 from t2t import UserError, losses, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.config import load_config, override, records
 from t2t.losses import electra
 from t2t.models import adapt
 from t2t.models.adapt.prefix import PrefixConfig
 from t2t.models.adapt.prompt import PromptConfig
 from t2t.sections import ElectraConfig
+from t2t.settings import load_config, override, records
 from t2t.training import optimizers, train_state
 
 MODEL = toy.config(

@@ -15,8 +15,8 @@ import trained
 
 from t2t import __main__ as command
 from t2t.checkpoints import manifest, pretrained
-from t2t.config import load_config, override, records
 from t2t.evaluation import evaluate, results
+from t2t.settings import load_config, override, records
 from t2t.training import report, writers
 
 MODULE = """

@@ -14,11 +14,11 @@ import tensorflow as tf
 import toy
 
 from t2t import UserError, losses, metrics, sharding
-from t2t.config import load_config, records
 from t2t.data import converters
 from t2t.generation import answerer
 from t2t.models import heads as heads_lib
 from t2t.models.config import HeadConfig
+from t2t.settings import load_config, records
 from t2t.training import recipe
 
 HEADS = (

@@ -13,11 +13,11 @@ import trained
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import converted, pretrained
-from t2t.config import override, records
 from t2t.configs import default
 from t2t.models import adapt, layers, transformer
 from t2t.models.adapt.lora import LoraConfig
 from t2t.params import split_frozen
+from t2t.settings import override, records
 from t2t.training import optimizers, train_state
 
 EVERYTHING = LoraConfig(rank=3, alpha=6.0, targets=("attention/", "mlp/"))

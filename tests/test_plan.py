@@ -17,9 +17,9 @@ import trained
 from t2t import UserError, chips, features, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.config import load_config, override, records
 from t2t.planning import plan, program, roofline
 from t2t.planning.hlo import cost as hlo_cost
+from t2t.settings import load_config, override, records
 from t2t.training import meshes, recipe
 
 SMALL = (

@@ -10,8 +10,8 @@ import pytest
 import toy
 
 from t2t import UserError, chips, sharding
-from t2t.config import load_config, override, records
 from t2t.planning import plan, program
+from t2t.settings import load_config, override, records
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"

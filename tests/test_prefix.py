@@ -9,11 +9,11 @@ import pytest
 import toy
 
 from t2t import UserError
-from t2t.config import override, records
 from t2t.configs import default
 from t2t.generation import decoding
 from t2t.models import adapt, attention, kernels, transformer
 from t2t.models.adapt import prefix
+from t2t.settings import override, records
 from t2t.training import recipe
 
 LENGTH = 5

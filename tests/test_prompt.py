@@ -13,11 +13,11 @@ import trained
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.config import override, records
 from t2t.configs import default
 from t2t.data import vocabularies
 from t2t.models import adapt
 from t2t.models.adapt import prompt
+from t2t.settings import override, records
 from t2t.training import recipe
 
 LENGTH = 5

@@ -13,9 +13,9 @@ import trained
 
 from t2t import __main__ as command
 from t2t.checkpoints import writer
-from t2t.config import load_config, records
 from t2t.reports import comparison, curves, history, page, single, written
 from t2t.reports import run as runs
+from t2t.settings import load_config, records
 
 NASTY = '<script>alert(1)</script>&"$x^2$'
 

@@ -21,7 +21,7 @@ FLOORS = (
   "features",
   "configs",
   "sections",
-  "config",
+  "settings",
   "stages",
   "losses",
   "data.documentation",
@@ -65,7 +65,7 @@ FLOORS = (
   "loaded",
   "course",
   "reports",
-  "train",
+  "loop",
   "replay",
   "fisher",
   "planning",
@@ -111,7 +111,7 @@ NAMES = [name for name in modules() if name not in ("", "data")]  # "data" only 
 
 def test_the_rooms_are_found():
   """A rule over no files holds always."""
-  assert "data.pipeline" in imports("train")  # in a function
+  assert "data.pipeline" in imports("loop")  # in a function
   assert floor("data.vocabularies.ids") == FLOORS.index("data.vocabularies")
   assert len(NAMES) > 100
 

@@ -8,9 +8,9 @@ import test_answering
 import test_spans
 
 from t2t import UserError
-from t2t.config import load_config, records
 from t2t.data import runs
 from t2t.models.config import HeadConfig
+from t2t.settings import load_config, records
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import test_train
 
 from t2t import UserError, course, sharding, stages
 from t2t import __main__ as command
-from t2t.config import load_config, override, records, saved_config
 from t2t.data import positions, rows, runs, windows
 from t2t.sections import DataConfig
+from t2t.settings import load_config, override, records, saved_config
 from t2t.training import schedules
 
 small, files, register, text = test_rows.small, test_rows.files, test_rows.register, test_train.text  # the fixtures

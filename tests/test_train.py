@@ -21,7 +21,6 @@ import toy
 from t2t import __main__ as command
 from t2t import sharding
 from t2t.checkpoints import pretrained, store
-from t2t.config import load_config, override, records
 from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
@@ -29,6 +28,7 @@ from t2t.params import join_frozen
 from t2t.reports import history
 from t2t.runtime import agreement, exit_codes, stopping
 from t2t.sections import DataConfig
+from t2t.settings import load_config, override, records
 from t2t.training import meshes, optimizers, recipe, train_state, writers
 
 # A model and a corpus so small that what takes time is Python.

@@ -12,13 +12,13 @@ import seqio
 import tensorflow as tf
 import toy
 
-from t2t import UserError, train
+from t2t import UserError, loop
 from t2t import __main__ as command
-from t2t.config import load_config, records
 from t2t.data import checks, converters, documentation, objectives, pipeline
 from t2t.data.objectives.translation import translation_lm
 from t2t.data.sources import parallel
 from t2t.sections import DataConfig
+from t2t.settings import load_config, records
 from t2t.training import recipe
 
 
@@ -273,7 +273,7 @@ def test_a_translation_beside_a_text_helps(tmp_path):
   config.train.update(steps=200, batch_size=64)
   config.eval.update(every=200, batches=4, examples=0)
   run = records(config)
-  state = train.train(run, str(tmp_path / "run"))
+  state = loop.train(run, str(tmp_path / "run"))
 
   rows = pipeline.eval_rows(run.data, "encoder_only", batch_size=64, max_batches=4)
   graphdef = nnx.split(recipe.make(run).model_fn(toy.key()), graph=False)[0]

@@ -3,8 +3,8 @@
 from absl import logging
 
 from t2t.commands.options import config_parser, parse_with_checkpoint
-from t2t.config import records
 from t2t.evaluation import evaluate
+from t2t.settings import records
 
 
 def main(argv: list[str]) -> None:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from t2t import UserError, fisher
 from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
-from t2t.config import records
 from t2t.configs import default
 from t2t.convert import output
 from t2t.runtime import hosts
+from t2t.settings import records
 from t2t.storage import bucket
 
 _DESCRIPTION = """\

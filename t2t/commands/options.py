@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
-from t2t.config import config_names, families, for_architecture, load_config, override, records
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
 from t2t.sections import OPTIONAL
+from t2t.settings import config_names, families, for_architecture, load_config, override, records
 from t2t.storage import bucket
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.

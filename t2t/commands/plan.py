@@ -11,11 +11,11 @@ import sys
 
 from t2t import UserError, stages
 from t2t.commands.options import config_parser, inherited, parse
-from t2t.config import records
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search
 from t2t.runtime import xla_flags
 from t2t.sections import Config
+from t2t.settings import records
 from t2t.training import meshes, recipe
 
 _EPILOG = """\

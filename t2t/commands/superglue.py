@@ -7,13 +7,13 @@ from absl import logging
 from etils import epath
 import jax
 
-from t2t import UserError, train
+from t2t import UserError, loop
 from t2t.checkpoints import outdated, pretrained, store
 from t2t.commands.options import config_parser, parse_with_checkpoint
-from t2t.config import records
 from t2t.evaluation import results
 from t2t.models import adapt
 from t2t.sections import Config
+from t2t.settings import records
 from t2t.storage import bucket
 
 # Diagnostic sets have no training data: the model that is best at the task that they diagnose answers them.
@@ -33,7 +33,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
     The results on validation and test sets, each of its task's best step; none where fine-tuning was told to stop.
 
   Raises:
-    UserError: see `train.train` and `evaluate.Evaluation`.
+    UserError: see `loop.train` and `evaluate.Evaluation`.
   """
   from t2t.data import runs
   from t2t.evaluation import evaluate
@@ -57,7 +57,7 @@ def superglue(config: Config, source: pretrained.Source, workdir: str) -> list[r
   # Before training: it would be a pity to find out afterwards.
   with_test = _with_split(data, source, [*trained, *diagnostics], "test")
   config = config.with_(eval={"tasks": ()}, init={"checkpoint": str(source.path)})
-  state = train.train(config, str(folder / "finetune"))
+  state = loop.train(config, str(folder / "finetune"))
   if int(state.step) < config.train.steps:
     return []  # it was told to stop, and has said how to go on
 

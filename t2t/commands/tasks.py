@@ -19,13 +19,13 @@ import seqio
 
 from t2t import UserError, did_you_mean, stages
 from t2t.commands import options as options_lib
-from t2t.config import override, records
 from t2t.configs import default
 from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
 from t2t.sections import Config, DataConfig
+from t2t.settings import override, records
 
 _WIDEST = 120  # columns; longer lines are hard to read
 # ---- The list --------------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from absl import logging
 
 from t2t import UserError
 from t2t.commands.options import config_parser, inherited, parse
-from t2t.config import records
+from t2t.loop import train
 from t2t.runtime import hosts
+from t2t.settings import records
 from t2t.storage import bucket
-from t2t.train import train
 
 
 def main(argv: list[str]) -> None:

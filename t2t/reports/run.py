@@ -13,8 +13,8 @@ import ml_collections
 
 from t2t import UserError, stages
 from t2t.checkpoints import damage, going_back, store, writer
-from t2t.config import config_names, flat, load_config, records, saved_config
 from t2t.reports import history
+from t2t.settings import config_names, flat, load_config, records, saved_config
 from t2t.storage import bucket, logs
 from t2t.training import numbers, writers
 

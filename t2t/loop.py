@@ -36,7 +36,7 @@ def train(config: Config, workdir: str) -> TrainState:
   """Trains until `config.train.steps`, resuming from `workdir` if anything is there.
 
   Args:
-    config: see `t2t.config.records`, and configs/default.py for what each key means.
+    config: see `t2t.settings.records`, and configs/default.py for what each key means.
     workdir: local or gs://; checkpoints, metrics and config.json are written there.
 
   Returns:
