@@ -392,7 +392,7 @@ def test_train_help_has_all_keys():
 
 def test_the_core_does_without_tensorflow():
   """Models, losses, state, checkpoints and the command line work on a machine that has no TensorFlow."""
-  names = ["models.transformer", "losses", "training.train_state", "training.writers", "checkpoints.store", "train"]
+  names = ["models.transformer", "losses", "training.train_state", "training.writers", "checkpoints.store", "loop"]
   names += ["commands.train", "commands.plan", "commands.convert", "commands.infer", "generation.decoding"]
   modules = imported("import " + ", ".join(f"t2t.{name}" for name in names))
   assert "jax" in modules
