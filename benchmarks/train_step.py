@@ -5,12 +5,17 @@
 
 The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids
 without padding.  Steps are timed one by one after two that are not counted: the best says what the program can do, the
-median what this machine gave it.
+median what this machine gave it.  On accelerators that chips.py knows, what the plan's rule makes of the program stands
+beside it.  benchmarks/results/ has what was measured.
 """
 
+from collections.abc import Callable
 import json
+import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -18,7 +23,11 @@ import numpy as np
 
 from t2t import UserError, chips, losses, sharding
 from t2t.commands.options import config_parser, parse
-from t2t.runtime import memory
+from t2t.models import kernels
+from t2t.planning import program as plans
+from t2t.planning import roofline
+from t2t.planning.hlo import cost as hlo_cost
+from t2t.runtime import memory, xla_flags
 from t2t.sections import Config
 from t2t.settings import records
 from t2t.training import meshes, recipe
@@ -47,44 +56,94 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
   return batch
 
 
-def measure(config: Config, *, steps: int) -> dict:
-  """Times the step on the devices that are here."""
+def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple[float, float]]:
+  """Instruction of the program -> milliseconds of a step on the first device, and how often it runs; longest first."""
+  found: dict[str, list[float]] = {}
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      for _ in range(steps):
+        jax.block_until_ready(run())
+    traces = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
+    planes = jax.profiler.ProfileData.from_file(str(traces[0])).planes if traces else ()
+    device = min((plane for plane in planes if plane.name.startswith("/device:")), key=lambda x: x.name, default=None)
+    for line in device.lines if device else ():
+      if line.name.startswith("Stream") or line.name == "XLA Ops":
+        for event in line.events:
+          name = str(dict(event.stats).get("hlo_op", event.name))
+          name = event.name if name.startswith("command_buffer") else name  # a graph of kernels, which have names
+          found.setdefault(name, []).append(event.duration_ns / 1e6)
+  times = {name: (sum(each) / steps, len(each) / steps) for name, each in found.items()}
+  return dict(sorted(times.items(), key=lambda item: -item[1][0]))
+
+
+def measure(config: Config, *, steps: int, profile: str = "") -> dict:
+  """Times the step on the devices that are here; with `profile`, writes what takes how long to that file."""
   mesh, _ = meshes.make(config)
   batch = random_batch(config)
   share = losses.share_of_weights([batch])
   made = recipe.make(config)
+  device = jax.devices()[0]
+  peak = chips.peak_flops(device.device_kind)
   with jax.set_mesh(mesh):
     program = made.on(mesh)
-    step, make = program.train_step, program.fresh()
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
-    state = make(jax.random.key(0))
+    state, key = program.fresh()(jax.random.key(0)), jax.random.key(1)
+    step = program.train_step.lower(state, batch, key).compile()
+    compiled = time.perf_counter() - started
     seconds = []
-    for number in range(steps + 2):
-      if number == 2:
-        compiled = time.perf_counter() - started
+    for _ in range(steps + 2):
       start = time.perf_counter()
-      state, values = step(state, batch, jax.random.key(1))
+      state, values = step(state, batch, key)
       jax.block_until_ready((state, values))
       seconds.append(time.perf_counter() - start)
+    if profile:
+
+      def run() -> object:
+        nonlocal state
+        state, values = step(state, batch, key)
+        return values
+
+      took = where_time_goes(run, steps=3)
+      pathlib.Path(profile).write_text(json.dumps(took, indent=1))
+      pathlib.Path(profile).with_suffix(".hlo").write_text(step.as_text())
+    attention = kernels.described(recipe.attention_kernels(config, batch)).removeprefix("attention: ")
   seconds = seconds[2:]
   tokens = config.train.batch_size * sum(recipe.lengths(config).values())
   flops = made.flops(predicted=share)
-  device = jax.devices()[0]
-  peak = chips.PEAK_FLOPS.get(device.device_kind)
   best, median = min(seconds), statistics.median(seconds)
+  predicted = None
+  if device.device_kind in chips.CHIPS and peak:
+    found = hlo_cost.analyse(step.as_text(), mesh.shape, unknown_trips=plans.unknown_trips(config, mesh))
+    times = roofline.times(found, chips.CHIPS[device.device_kind], peak, mesh, head_dim=config.model.head_dim)
+    predicted = float(times.predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",
+    "attention": attention,
     "start_seconds": compiled,
     "best_step_seconds": best,
     "median_step_seconds": median,
+    "predicted_step_seconds": predicted,
     "tokens_per_step": tokens,
     "tokens_per_second": tokens / best,
     "median_tokens_per_second": tokens / median,
     "model_flops_per_step": flops,
     "model_flops_per_second": flops / best,
     "mfu": None if peak is None else flops / best / (peak * jax.device_count()),
+    "peak_gigabytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9 or None,
     "loss": float(values["loss"].value()),
+  }
+
+
+def provenance(argv: list[str]) -> dict:
+  """What a result is of no use without: the command, the commit, the versions."""
+  root = pathlib.Path(__file__).resolve().parent.parent
+  commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+  return {
+    "command": " ".join(["python", "benchmarks/train_step.py", *argv]),
+    "commit": commit.stdout.strip() or None,
+    "jax": jax.__version__,
+    "runtime": jax.devices()[0].client.platform_version.splitlines()[0],
   }
 
 
@@ -94,9 +153,13 @@ def main(argv: list[str]) -> None:
   parser.set_defaults(config="t5_1_1_small")
   parser.add_argument("--steps", type=int, default=5, help="steps that are timed")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+  parser.add_argument("--profile", metavar="FILE", default="", help="write what takes how long, and the program beside")
+  parser.add_argument("--append", metavar="FILE", help="and append it to a file, with command, commit and versions")
   options, config = parse(parser, argv)
   given = " ".join(argv)
   memory.keep_freed_memory()
+  if config.train.xla_flags:
+    xla_flags.apply()
   if jax.default_backend() == "cpu":
     # What a CPU can do in an afternoon, and the size that others were measured at.
     if "config.model.dtype" not in given:
@@ -106,11 +169,14 @@ def main(argv: list[str]) -> None:
     if "config.train.chunk_tokens" not in given and config.model.architecture != "encoder_only":
       config.train.chunk_tokens = 1_024
   result = {"config": options.config, "batch_size": config.train.batch_size}
-  result |= measure(records(config), steps=options.steps)
+  result |= measure(records(config), steps=options.steps, profile=options.profile)
   for name, value in result.items():
     print(f"{name:<26}{value:,.4g}" if isinstance(value, float) else f"{name:<26}{value}")
   if options.json:
     print(json.dumps(result))
+  if options.append:
+    with open(options.append, "a") as file:
+      file.write(json.dumps(result | provenance(argv)) + "\n")
 
 
 if __name__ == "__main__":

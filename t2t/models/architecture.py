@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean
+from t2t.models.masks import AttentionMask
 
 Batch = Mapping[str, jax.Array]  # seqio's model features, each [batch, length]
 
@@ -118,6 +119,21 @@ def segments_of(batch: Batch, side: str) -> jax.Array:
   """Segment ids of a packed batch; of others, 1 where there is a token: int [batch, length]."""
   segments = batch.get(f"{side}_segment_ids")
   return real_positions(batch, side).astype(jnp.int32) if segments is None else segments
+
+
+def is_padded(batch: Batch) -> bool:
+  """Whether all that is hidden of an encoder's positions is padding behind the text of a row."""
+  return "encoder_segment_ids" not in batch
+
+
+def reading_mask(batch: Batch, side: str) -> AttentionMask:
+  """Who on a side of the batch sees which positions of the encoder: those of its own text, or all that has text."""
+  segments, padded = segments_of(batch, "encoder"), is_padded(batch)
+  if side == "encoder":
+    return AttentionMask(segments, segments, positions=batch.get("encoder_positions"), padded=padded)
+  queries = batch.get("decoder_segment_ids")
+  queries = jnp.ones_like(batch["decoder_input_tokens"]) if queries is None else queries
+  return AttentionMask(queries, segments, padded=padded)
 
 
 class Model(Protocol):

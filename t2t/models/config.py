@@ -38,6 +38,7 @@ _MAY_BE_ZERO = (
   "global_attention_every",
   "global_attention_first",
   "segment_types",
+  "unroll",
 )
 
 
@@ -190,6 +191,8 @@ class TransformerConfig:
   #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host;
   #: or all but what is named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
+  #: layers in one turn of the loop over them: more save copies and take longer to compile; 0: one, and on CPUs all
+  unroll: int = 0
 
   @property
   def attention_dropout(self) -> str:

@@ -27,6 +27,8 @@ class AttentionMask:
     places in the row.
   causal: a query sees no key to its right.
   window: a query sees the keys that are at most so many positions away; 0: all.
+  padded: the segments say no more than which keys are padding, at the ends of rows: 1, 1, 1, 0, 0.  Queries that are
+    padding themselves may then see anything.
   """
 
   query_segments: jax.Array | None = None
@@ -39,6 +41,7 @@ class AttentionMask:
   front: int = dataclasses.field(default=0, metadata={"static": True})
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   window: int = dataclasses.field(default=0, metadata={"static": True})
+  padded: bool = dataclasses.field(default=False, metadata={"static": True})
 
   def allowed(self, query_length: int, key_length: int) -> jax.Array | None:
     """bool, broadcastable to [batch, heads, query, key]; None where everything is seen."""

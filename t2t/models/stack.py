@@ -13,16 +13,21 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models import attention, kernels, layers, remat
 from t2t.models.config import TransformerConfig
+from t2t.models.kernels import gpu
 from t2t.models.masks import AttentionMask
 
-# A kernel's output, which few policies want computed twice.
-_KERNELS = jax.checkpoint_policies.save_only_these_names(kernels.SAVED)
+_NAMED_KERNELS = jax.checkpoint_policies.save_only_these_names(kernels.SAVED)
 _OFFLOAD_MATMULS = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _kernels(primitive, *args, **params) -> bool:
+  """A kernel's output, which few policies want computed twice."""
+  return gpu.is_cudnn(primitive) or _NAMED_KERNELS(primitive, *args, **params)
 
 
 def _offload(primitive, *args, **params):
   """As "minimal", but what matmuls give waits in the host's memory for the backward pass."""
-  return _KERNELS(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
+  return _kernels(primitive, *args, **params) is True or _OFFLOAD_MATMULS(primitive, *args, **params)
 
 
 def _remat_policy(name: str, quantization: str) -> Callable[..., object]:
@@ -32,18 +37,21 @@ def _remat_policy(name: str, quantization: str) -> Callable[..., object]:
     # What a quantized product gives has 32 bits, until it is scaled back: it is kept then, by its name.
     name = ",".join(remat.of_products(on_host=name == "offload"))
   if name == "minimal":
-    return policies.save_from_both_policies(policies.checkpoint_dots_with_no_batch_dims, _KERNELS)
+    return policies.save_from_both_policies(policies.checkpoint_dots_with_no_batch_dims, _kernels)
   if name == "full":
     return policies.nothing_saveable
   if name == "offload":
     return _offload
   device, host = remat.parse(name)
-  return policies.save_and_offload_only_these_names(
+  named = policies.save_and_offload_only_these_names(
     names_which_can_be_saved=device,
     names_which_can_be_offloaded=host,
     offload_src="device",
     offload_dst="pinned_host",
   )
+  if kernels.SAVED not in device:
+    return named
+  return lambda primitive, *args, **params: gpu.is_cudnn(primitive) or named(primitive, *args, **params)
 
 
 Pal = Callable[..., tuple[jax.Array, attention.KVCache]]  # see `Layer.__call__`
@@ -159,12 +167,12 @@ def one_by_one(stacked: Any, num_layers: int) -> tuple:
   return tuple(jax.tree.map(lambda x, index=index: x[index], stacked) for index in range(num_layers))
 
 
-def unrolled(num_layers: int) -> int:
-  """How many layers a step of the scan has.
+def unrolled(num_layers: int, asked: int = 0) -> int:
+  """How many layers a step of the scan has, where `config.model.unroll` asks for so many.
 
   A loop on a CPU copies each layer's weights out of the stack, forward and backward: a fifth of a step of T5 small.
   """
-  return num_layers if sharding.platform() == "cpu" else 1
+  return min(asked or (num_layers if sharding.platform() == "cpu" else 1), num_layers)
 
 
 class Stack(nnx.Module):
@@ -228,7 +236,9 @@ class Stack(nnx.Module):
     one = lambda layer: attention.KVCache(*layer.cross_attention.keys_and_values(memory))
     if self.config.share_layers:
       return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape)), one(self.layer))
-    return jax.lax.scan(lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers))[1]
+    return jax.lax.scan(
+      lambda _, layer: (None, one(layer)), None, self.layers, unroll=unrolled(self.num_layers, self.config.unroll)
+    )[1]
 
   def _bias(
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
@@ -383,7 +393,7 @@ class Stack(nnx.Module):
       # The scan itself keeps XLA from merging the recomputation with the forward pass.
       run = jax.checkpoint(run, policy=_remat_policy(self.config.remat, self.config.quantization), prevent_cse=False)
     if not apart:
-      return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers))
+      return jax.lax.scan(run, x, each, unroll=unrolled(self.num_layers, self.config.unroll))
     kept = []
     for index in range(self.num_layers):
       x, one = run(x, {name: None if part is None else part[index] for name, part in each.items()})

@@ -5,6 +5,7 @@ Each is a `Model`; those that write text have `start_decode`, `decode_step` and 
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -12,7 +13,17 @@ import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
 from t2t.models import attention, heads, kernels, layers
-from t2t.models.architecture import DECODER_ONLY, ENCODER_DECODER, ENCODER_ONLY, Batch, Model, segments_of, sides
+from t2t.models.architecture import (
+  DECODER_ONLY,
+  ENCODER_DECODER,
+  ENCODER_ONLY,
+  Batch,
+  Model,
+  is_padded,
+  reading_mask,
+  segments_of,
+  sides,
+)
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import Caches, Layer, Stack, Weights, one_by_one
@@ -234,11 +245,9 @@ class EncoderDecoder(_Transformer):
 
   def _encode(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """The encoder's output at every position that it reads, those of a prompt included."""
-    segments = segments_of(batch, "encoder")
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
-    mask = AttentionMask(segments, segments, positions=positions)
-    tasks = batch.get("encoder_tasks")
+    mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
     return self.encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
@@ -251,15 +260,14 @@ class EncoderDecoder(_Transformer):
     """
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
     batch = self._prompted(batch)
-    memory, memory_segments = self._encode(batch, dropout_key=encoder_key), segments_of(batch, "encoder")
-    tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
+    memory, tokens = self._encode(batch, dropout_key=encoder_key), batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     return self.decoder(
       self.embed(tokens, positions=places, own=self.decoder.embed),
       mask=_decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,
-      memory_mask=AttentionMask(jnp.ones_like(tokens) if segments is None else segments, memory_segments),
+      memory_mask=reading_mask(batch, "decoder"),
       tasks=batch.get("decoder_tasks"),
       dropout_key=decoder_key,
     )[0]
@@ -432,9 +440,8 @@ class EncoderOnly(_Transformer):
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
-    segments = segments_of(batch, "encoder")
-    mask = AttentionMask(segments, segments, positions=batch.get("encoder_positions"))
-    encoder, tasks = encoder or self.encoder, batch.get("encoder_tasks")
+    mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
+    encoder = encoder or self.encoder
     return encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
 
 
@@ -483,10 +490,11 @@ def attention_kernels(
 
   found = {}
   # That an encoder's positions have segments matters, not which.
+  reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
-    found["encoder"] = choose("encoder", "encoder", AttentionMask(tokens["encoder"], tokens["encoder"]))
+    found["encoder"] = choose("encoder", "encoder", reading(tokens["encoder"]))
   if "decoder" in tokens:
     found["decoder"] = choose("decoder", "decoder", _decoder_mask(config, batch))
   if len(tokens) == 2:
-    found["cross"] = choose("decoder", "encoder", AttentionMask(tokens["decoder"], tokens["encoder"]))
+    found["cross"] = choose("decoder", "encoder", reading(tokens["decoder"]))
   return found

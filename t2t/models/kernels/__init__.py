@@ -230,7 +230,7 @@ def attend(
     part, in_axes=(queries, memory, memory, ids, all_ids, ids, ids, ids, pairs), out_axes=queries
   )
   attended = run(query, keys, values, mask.query_segments, mask.key_segments, mask.prefix, mask.ranks, reach, bias)
-  if mask.key_segments is None:
+  if mask.key_segments is None or (mask.padded and kernel == "cudnn"):
     return attended
   # For such queries the kernels' probabilities do not sum to one in the backward pass.
   sees = jnp.any(mask.query_segments[:, :, None] == mask.key_segments[:, None, :], axis=-1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from absl import flags
 import jax
+import jax.extend
 import jax.numpy as jnp
 
 from t2t import sharding
@@ -18,8 +19,14 @@ from t2t.models.masks import AttentionMask
 
 
 def is_structure(mask: AttentionMask) -> bool:
-  """Whether cuDNN knows this mask by its name: causal or none, with a window only if it is causal."""
-  return mask.key_segments is None and mask.ranks is None and (mask.prefix is None if mask.causal else not mask.window)
+  """Whether cuDNN knows this mask by its name: causal or padding or none, with a window only if it is causal."""
+  is_hidden = mask.key_segments is not None and not mask.padded
+  return not is_hidden and mask.ranks is None and (mask.prefix is None if mask.causal else not mask.window)
+
+
+def is_cudnn(primitive: jax.extend.core.Primitive) -> bool:
+  """Whether this is cuDNN's forward pass, of which nothing has the name that policies of `jax.checkpoint` go by."""
+  return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
 def has_triton() -> bool:
@@ -38,11 +45,18 @@ def attend_cudnn(
     mask: see `kernels.attend`.
     bias: float32 [1, heads, query, key].
   """
+  lengths = None
+  if mask.padded:
+    # A mask would be added to the bias, which then is [batch, heads, query, key].  A row of nothing but padding sees
+    # its first position, or its softmax would be over nothing.
+    lengths = jnp.maximum(jnp.sum(mask.key_segments > 0, axis=1, dtype=jnp.int32), 1)
+    mask = dataclasses.replace(mask, query_segments=None, key_segments=None)
   return _attend(
     jax.nn.dot_product_attention,
     "cudnn",
     *(query, keys, values, mask),
     bias=None if bias is None else bias.astype(query.dtype),
+    key_value_seq_lengths=lengths,
   )
 
 

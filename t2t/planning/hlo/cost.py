@@ -31,6 +31,8 @@ _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "afte
 _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "async-update", "async-done"}
 
 
+# What goes on beside what comes next.
+_BESIDE = ("copy-start", "slice-start", "fusion-start")
 # Custom calls that are products of matrices as any other.
 _LIBRARIES = ("__cublas$", "__onednn$matmul")
 # Of 8 bits: how the dtypes of HLO begin.
@@ -204,13 +206,13 @@ class _Counter:
     handed_over = _HANDED_OVER.search(instruction.attributes)
     if instruction.opcode == "send" and handed_over:
       self._collect_between_slices(computation, instruction, times, handed_over[1].lower().replace("_", "-"))
-    if instruction.opcode == "fusion":
+    if kind == "fusion":
       self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
     moved = hlo_traffic.device_bytes(self.module, computation, instruction)
     host = hlo_traffic.host_bytes(computation, instruction)
     flops, busy, paced = self._flops(computation, instruction)
     if flops or moved or host:
-      overlaps = overlaps or instruction.opcode in ("copy-start", "slice-start") or host > 0
+      overlaps = overlaps or instruction.opcode in _BESIDE or host > 0
       is_kernel = instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES)
       pace = flops / paced if paced else 1.0
       self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel, pace))
@@ -260,7 +262,7 @@ class _Counter:
   def _flops(self, computation: hlo.Computation, instruction: hlo.Instruction) -> np.ndarray:
     """[3]: FLOPs, those that the matrix units are busy with, and as many as take the same time in bfloat16."""
     opcode = instruction.opcode
-    if opcode in ("fusion", "call"):
+    if opcode in ("fusion", "fusion-start", "call"):
       called = instruction.called("calls") or instruction.called("to_apply")
       return self._computation_flops(called[0])
     if opcode == "dot":
@@ -297,6 +299,8 @@ class _Counter:
       flops = hlo_flops.splash(instruction, operands)
       if flops is not None:
         return flops
+    if target.startswith("__cudnn$fmha"):
+      return hlo_flops.cudnn(instruction, operands)
     if target in ("tpu_custom_call", "triton_kernel_call") or target.startswith("__cudnn$"):
       self._uncounted.add(re.sub(r"[.\d]+$", "", instruction.name))
     return 0.0

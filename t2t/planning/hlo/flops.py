@@ -112,3 +112,14 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   side = min(rows, columns)
   share = (side + 1) / (2 * side) if lanes > sublanes else 1.0
   return 2.0 * _SPLASH_MATMULS[part[1]] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share
+
+
+def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
+  """cuDNN's attention: two products forward and five back; a causal mask leaves out almost half of the pairs.
+
+  Its operands begin with queries and keys, [batch, length, heads, kv], as `jax.nn.dot_product_attention` has them.
+  """
+  query, keys = (each[0].dims for each in operands[:2])
+  is_causal = re.search(r'"mask_type": ?"\w*CAUSAL"', instruction.attributes)
+  share = (keys[1] + 1) / (2 * keys[1]) if is_causal else 1.0
+  return 2.0 * (5 if "Backward" in instruction.target else 2) * math.prod(query) * keys[1] * share

@@ -41,7 +41,9 @@ def device_bytes(module: hlo.Module, computation: hlo.Computation, instruction: 
     return 0.0
   if opcode == "send":
     return in_main_memory(operands[0])
-  if opcode != "fusion":
+  if opcode == "fusion-start":
+    results = results[sum(map(len, operands)) : -1]  # what it is given stands in front
+  elif opcode != "fusion":
     return in_main_memory(results) + sum(in_main_memory(each) for each in operands)
   called = module[instruction.called("calls")[0]]
   read = 0.0

@@ -1,0 +1,147 @@
+"""Attention's kernels of this machine against the formula: how far off results and gradients are, and how fast.
+
+  python benchmarks/attention.py                                     # T5 base, 512/114 tokens, on a GPU
+
+Each row is one attention of T5, forward and backward, on what `kernels.choose` takes for it and plain, in bfloat16.
+Errors are ||x - y|| / ||y|| against the formula in float32 from the same rounded numbers; where keys are padding, their
+gradients must be zero, and are checked apart.  Times are medians of calls, inputs in turn from several sets.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t.models import attention, kernels
+from t2t.models.masks import AttentionMask
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One attention: lengths of queries and keys, and what is known of who sees whom.
+
+  hidden: "" or "padding" at the ends of rows, or "packed": three texts in a row.
+  """
+
+  name: str
+  lengths: tuple[int, int]
+  causal: bool = False
+  biased: bool = True
+  hidden: str = ""
+
+
+CASES = (
+  Case("encoder", (512, 512), hidden="padding"),
+  Case("encoder, packed", (512, 512), hidden="packed"),
+  Case("decoder", (114, 114), causal=True),
+  Case("cross", (114, 512), biased=False, hidden="padding"),
+  Case("GPT, 1,024", (1024, 1024), causal=True, biased=False),
+)
+
+
+def _mask(case: Case, batch: int) -> AttentionMask:
+  queries, keys = case.lengths
+  if not case.hidden:
+    return AttentionMask(causal=case.causal)
+  if case.hidden == "packed":
+    segments = jnp.broadcast_to(jnp.repeat(jnp.arange(1, 4), -(-keys // 3))[:keys], (batch, keys))
+    return AttentionMask(segments, segments, causal=case.causal)
+  # Of some rows all is there, of the last nothing.
+  real = jnp.maximum(keys - 37 * jnp.arange(batch), 0).at[0].set(keys)
+  real = (jnp.arange(keys) < real[:, None]).astype(jnp.int32)
+  return AttentionMask(jnp.ones((batch, queries), jnp.int32) if queries != keys else real, real, padded=True)
+
+
+def _inputs(case: Case, batch: int, heads: int, head_dim: int, seed: int) -> tuple[jax.Array, ...]:
+  queries, keys = case.lengths
+  draws = iter(jax.random.split(jax.random.key(seed), 5))
+  query, key, value, cotangent = (
+    jax.random.normal(next(draws), (batch, heads, length, head_dim), jnp.bfloat16)
+    for length in (queries, keys, keys, queries)
+  )
+  return query / 4, key, value, cotangent, jax.random.normal(next(draws), (heads, 257))
+
+
+def _attend(case: Case, mask: AttentionMask, kernel: str, dtype: jnp.dtype):
+  """Result and gradients of queries, keys, values and the bias by distance."""
+
+  def run(query, key, value, cotangent, distances):
+    def attend(query, key, value, distances):
+      bias = kernels.DistanceBias(distances) if case.biased else None
+      return attention.attend(query, key, value, mask=mask, bias=bias, kernel=kernel)
+
+    query, key, value, cotangent = (x.astype(dtype) for x in (query, key, value, cotangent))
+    result, pull = jax.vjp(attend, query, key, value, distances)
+    return result, *pull(cotangent)
+
+  return jax.jit(run)
+
+
+def _off(one: jax.Array, other: jax.Array) -> float:
+  one, other = (np.asarray(x, np.float64) for x in (one, other))
+  size = np.linalg.norm(other)
+  return float(np.linalg.norm(one - other) / size) if size else float(np.linalg.norm(one))
+
+
+def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) -> list[dict]:
+  """A row for the kernel and one for plain."""
+  small = min(batch, 8)
+  mask, inputs = _mask(case, small), _inputs(case, small, heads, head_dim, 0)
+  query, key = inputs[:2]
+  if mask.query_segments is not None:  # what padding asks is nobody's, and nothing comes back to it
+    own = mask.query_segments[:, None, :, None] > 0
+    inputs = (*inputs[:3], jnp.where(own, inputs[3], 0), inputs[4])
+  bias = "distance" if case.biased else ""
+  best = attention.choose(query, key, mask, bias=bias, dropout="", reach=128).kernel
+  exact = jax.device_get(_attend(case, mask, "plain", jnp.float32)(*inputs))
+  rows = []
+  for kernel in dict.fromkeys((best, "plain")):
+    found = jax.device_get(_attend(case, mask, kernel, jnp.bfloat16)(*inputs))
+    row = {"case": case.name, "kernel": kernel}
+    asks = True if mask.query_segments is None else np.asarray(mask.query_segments[:, None, :, None] > 0)
+    row["result"] = _off(np.where(asks, found[0], 0), np.where(asks, exact[0], 0))
+    names = ("query", "keys", "values", "bias")[: 4 if case.biased else 3]
+    row |= {name: _off(one, other) for name, one, other in zip(names, found[1:], exact[1:], strict=False)}
+    if mask.padded:
+      hidden = np.asarray(mask.key_segments[:, None, :, None] == 0)
+      row["padding"] = float(max(np.abs(np.where(hidden, np.asarray(x, np.float32), 0)).max() for x in found[2:4]))
+    row["finite"] = all(np.isfinite(np.asarray(x, np.float32)).all() for x in found)
+    whole = _mask(case, batch)
+    sets = [_inputs(case, batch, heads, head_dim, seed) for seed in range(3)]
+    timed, seconds = _attend(case, whole, kernel, jnp.bfloat16), []
+    jax.block_until_ready([timed(*each) for each in sets])
+    for number in range(calls):
+      start = time.perf_counter()
+      jax.block_until_ready(timed(*sets[number % 3]))
+      seconds.append(time.perf_counter() - start)
+    row["milliseconds"] = statistics.median(seconds) * 1e3
+    rows.append(row)
+  return rows
+
+
+def main() -> None:
+  """The command."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--batch", type=int, default=128, help="rows, where times are taken")
+  parser.add_argument("--heads", type=int, default=12)
+  parser.add_argument("--head_dim", type=int, default=64)
+  parser.add_argument("--calls", type=int, default=20, help="that are timed")
+  parser.add_argument("--append", metavar="FILE", help="append each row to a file, as JSON")
+  options = parser.parse_args()
+  sizes = {"batch": options.batch, "heads": options.heads, "head_dim": options.head_dim}
+  for case in CASES:
+    for row in measure(case, **sizes, calls=options.calls):
+      row = {"device": jax.devices()[0].device_kind, **sizes, **row}
+      print(json.dumps(row), flush=True)
+      if options.append:
+        with open(options.append, "a") as file:
+          file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+  main()
