@@ -114,8 +114,9 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
   if device.device_kind in chips.CHIPS and peak:
-    found = hlo_cost.analyse(step.as_text(), mesh.shape, unknown_trips=plans.unknown_trips(config, mesh))
-    times = roofline.times(found, chips.CHIPS[device.device_kind], peak, mesh, head_dim=config.model.head_dim)
+    kind, trips = device.device_kind, plans.unknown_trips(config, mesh)
+    found = hlo_cost.analyse(step.as_text(), mesh.shape, unknown_trips=trips, paces=chips.PACES.get(kind))
+    times = roofline.times(found, chips.CHIPS[kind], peak, mesh, head_dim=config.model.head_dim)
     predicted = float(times.predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",

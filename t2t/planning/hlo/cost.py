@@ -35,8 +35,9 @@ _FREE |= {"opt-barrier", "add-dependency", "domain", "get-dimension-size", "asyn
 _BESIDE = ("copy-start", "slice-start", "fusion-start")
 # Custom calls that are products of matrices as any other.
 _LIBRARIES = ("__cublas$", "__onednn$matmul")
-# Of 8 bits: how the dtypes of HLO begin.
-_EIGHT_BITS = {"s8": "int8", "u8": "int8", "f8": "fp8"}
+_CUDNN = "__cudnn$fmha"
+# Products whose pace may be their own: how the dtypes of HLO begin.
+_KINDS = {"s8": "int8", "u8": "int8", "f8": "fp8", "f3": "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,7 @@ def analyse(
     text: `compiled.as_text()`.
     mesh_shape: axis -> size, in the order in which the program numbers its devices; dcn_data first.
     unknown_trips: how often a loop is taken to run whose number of iterations depends on data.
-    paces: "int8" or "fp8" -> how many times as fast as bfloat16's the device multiplies such numbers, see `chips`.
+    paces: "int8", "fp8", "float32", "attention" -> how many times as fast as bfloat16's products, see `chips.PACES`.
   """
   counter = _Counter(hlo.parse(text), mesh_shape, unknown_trips, paces or {})
   counter.visit(hlo.Scope(counter.module, counter.module.entry), 1.0)
@@ -277,10 +278,12 @@ class _Counter:
 
   def _pace(self, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
     operands = computation.operand_arrays(instruction)[:2]
+    if instruction.target.startswith(_CUDNN):
+      return self._paces.get("biased attention" if "Bias" in instruction.target else "attention", 1.0)
     if instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES):
       return 1.0
-    bits = {_EIGHT_BITS.get(each[0].dtype[:2]) for each in operands if each}
-    return self._paces.get(bits.pop(), 1.0) if len(bits) == 1 else 1.0
+    kinds = {_KINDS.get(each[0].dtype[:2]) for each in operands if each}
+    return self._paces.get(kinds.pop(), 1.0) if len(kinds) == 1 else 1.0
 
   def _computation_flops(self, name: str) -> np.ndarray:
     if name not in self._flops_of:
@@ -299,7 +302,7 @@ class _Counter:
       flops = hlo_flops.splash(instruction, operands)
       if flops is not None:
         return flops
-    if target.startswith("__cudnn$fmha"):
+    if target.startswith(_CUDNN):
       return hlo_flops.cudnn(instruction, operands)
     if target in ("tpu_custom_call", "triton_kernel_call") or target.startswith("__cudnn$"):
       self._uncounted.add(re.sub(r"[.\d]+$", "", instruction.name))
