@@ -4,7 +4,12 @@ from collections.abc import Iterable
 import difflib
 import importlib
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from t2t.followed import config as config
+  from t2t.followed import train as train
+  from t2t.loaded import load as load
 
 # In a checkout `configs` and `tasks` stand beside this package, where the people who edit them look; a wheel carries
 # them inside it.  Either way they are imported as `t2t.configs` and `t2t.tasks`.
@@ -29,7 +34,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 # What Python code finds here -> the module that has it, imported when it is first asked for: `import t2t` loads no JAX.
-_FOUND = {"load": "t2t.loaded"}
+_FOUND = {"load": "t2t.loaded", "config": "t2t.followed", "train": "t2t.followed"}
 
 
 def __getattr__(name: str) -> Any:

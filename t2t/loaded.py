@@ -58,7 +58,7 @@ def load(
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
   """
-  with _in_python():
+  with in_python():
     source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
     pretrained.trust(task_modules)
     return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
@@ -144,7 +144,7 @@ class Model:
     """
     if not self.config.kind.writes:
       raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
-    with _in_python():
+    with in_python():
       decode = writing.decode_config(
         max_length=max_length,
         min_length=min_length,
@@ -172,7 +172,7 @@ class Model:
     """
     if self.config.kind.writes:
       raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
-    with _in_python():
+    with in_python():
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
       return self._ask(self._way("fill", top=top), _texts(texts))
 
@@ -187,7 +187,7 @@ class Model:
     Raises:
       UserError: it has no such head, or a text lacks what the head needs.
     """
-    with _in_python():
+    with in_python():
       head = answering.choose_head(self._source.model, task, where=repr(self))
       return self._ask(self._way("answer", head=head), texts)
 
@@ -206,7 +206,7 @@ class Model:
     """
     if pool not in embedding.POOLS:
       raise UserError(f"pool={pool}: give one of {', '.join(embedding.POOLS)}")
-    with _in_python():
+    with in_python():
       rows = self._ask(self._way("embed", pool=pool, layer=str(layer)), texts)
     return np.stack([row["vector"] for row in rows])
 
@@ -223,7 +223,7 @@ class Model:
     Raises:
       UserError: there are not as many, or they do not fit into the model's positions.
     """
-    with _in_python():
+    with in_python():
       pairs = self._pairs(inputs, targets)
       return self._scorer.log_likelihood(self.params, pairs)
 
@@ -244,7 +244,7 @@ class Model:
       raise UserError(f"{self!r} is an encoder alone: leave targets out, and mask what it is to guess in the text")
     if kind.reads_apart and targets is None:
       raise UserError(f"{self!r} tells the tokens of targets: give them")
-    with _in_python():
+    with in_python():
       if not kind.writes:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
         blanks = filling.Blanks(self._vocabulary, self.config.architecture)
@@ -367,7 +367,7 @@ def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
 
 
 @contextlib.contextmanager
-def _in_python() -> Iterator[None]:
+def in_python() -> Iterator[None]:
   """Messages about options call them as Python does: `--beam 4` is beam 4."""
   try:
     yield

@@ -1,12 +1,12 @@
 """The loop: from a config and a workdir to a trained model."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, Protocol
 
 from etils import epath
 import jax
@@ -32,12 +32,23 @@ from t2t.training.throughput import Throughput
 from t2t.training.train_state import TrainState
 
 
-def train(config: Config, workdir: str) -> TrainState:
+class Follower(Protocol):
+  """Who goes along with a run, in the thread that trains."""
+
+  def begins(self, stop: stopping.Steps) -> None:
+    """Before the first step; `stop.ask` has the run end, saved, after a step."""
+
+  def told(self, rows: Sequence[Mapping[str, float]]) -> None:
+    """What was written to metrics.jsonl; the run goes on when this returns."""
+
+
+def train(config: Config, workdir: str, *, follower: Follower | None = None) -> TrainState:
   """Trains until `config.train.steps`, resuming from `workdir` if anything is there.
 
   Args:
     config: see `t2t.settings.records`, and configs/default.py for what each key means.
     workdir: local or gs://; checkpoints, metrics and config.json are written there.
+    follower: is told what is measured.
 
   Returns:
     The state after the last step.
@@ -109,6 +120,8 @@ def train(config: Config, workdir: str) -> TrainState:
     report = reports.Report(config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved)
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
+    if follower is not None:
+      follower.begins(stop)
     measure = functools.partial(_measure, report, stop)
     tasks = _begin(leg, throughput)
     if not batches.begins_stage:
@@ -179,12 +192,19 @@ def train(config: Config, workdir: str) -> TrainState:
         saved_step = last_step
       if looks:
         steps.resume()
+      if follower is not None and (rows := report.rows()):
+        throughput.pause()
+        steps.pause()
+        follower.told(rows)
+        steps.resume()
     steps.pause()
     stop.saving()
     checkpoints.wait()
     stop.finish(functools.partial(_stopped, report, workdir, last_step))
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
+    if follower is not None and (rows := report.rows()):
+      follower.told(rows)
     report.end()
     if early.why:
       hosts.say(early.why)

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from t2t import chips, sharding
 from t2t.models import heads, kernels, stack
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import unrolled
 from t2t.planning.hlo import cost as hlo_cost
-from tests import toy
 
 LENGTHS = (6, 4, 0)  # of three rows of six positions
 

@@ -66,6 +66,7 @@ FLOORS = (
   "course",
   "reports",
   "loop",
+  "followed",
   "replay",
   "fisher",
   "planning",

@@ -86,6 +86,7 @@ class Report:
     self._writer = self._line = None
     self._warned, self._start, self._workdir = False, start, workdir
     self._repeated: set[str] = set()  # tasks that were warned of
+    self._rows: list[dict[str, float]] = []
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
@@ -138,8 +139,17 @@ class Report:
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
       # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
       told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
-      self._writer.write(step, told)
+      self._write(step, told)
     return ""
+
+  def _write(self, step: int, values: Mapping[str, float]) -> None:
+    self._writer.write(step, values)
+    self._rows.append({"step": step, **values})
+
+  def rows(self) -> list[dict[str, float]]:
+    """What was written since it was asked for, each with its step, as in metrics.jsonl; on the first host alone."""
+    found, self._rows = self._rows, []
+    return found
 
   def stage(self, stage: Stage) -> None:
     """Tells which stage is run from here on; of a run that has none, nothing."""
@@ -188,7 +198,7 @@ class Report:
     of_source = {name: means(jax.device_get(found))["loss"] for name, found in (by_source or {}).items()}
     if self._writer is not None:
       told = values | {f"loss/{name}": loss for name, loss in of_source.items()}
-      self._writer.write(step, {f"eval/{name}": value for name, value in told.items()})
+      self._write(step, {f"eval/{name}": value for name, value in told.items()})
       listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
       accuracy = f"accuracy {values['accuracy']:.1%}"
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
@@ -199,7 +209,7 @@ class Report:
     values = {f"{each.task}/{name}": value for each in found for name, value in each.metrics.items()}
     values |= {f"{each.task}/score": each.score for each in found if each.metrics}
     if self._writer is not None:
-      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      self._write(step, {f"eval/{name}": value for name, value in values.items()})
       for each in found:
         unit = lambda name, each=each: " %" if name in each.percentages else ""
         metrics = ", ".join(f"{name} {value:.2f}{unit(name)}" for name, value in each.metrics.items())

@@ -1,0 +1,208 @@
+"""Training in Python: `t2t.config` finds a config and changes it, `t2t.train` runs it and yields what is measured.
+
+The run has a thread of its own, in which it goes on while the next row is waited for: the mesh that it sets, what it
+catches and how it ends are not the caller's, whose signals stay as they are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import queue
+import signal
+import threading
+from typing import Any
+import warnings
+import weakref
+
+import jax
+from ml_collections import ConfigDict
+
+from t2t import UserError, loop, settings
+from t2t.checkpoints import pretrained
+from t2t.loaded import in_python
+from t2t.runtime import agreement, link, stopping
+from t2t.storage import bucket
+
+
+def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> ConfigDict:
+  """A config by its name, with changes.
+
+      t2t.config("tiny", {"train.steps": 50, "model.dropout_rate": 0.1})
+      t2t.config("tiny", train={"steps": 50}, model={"dropout_rate": 0.1})
+
+  Args:
+    name: one that comes with t2t (`t2t train --help` lists them), or the path of a .py file with `get_config()`.
+    changes: section.key -> value; as `--config.section.key=value` on the command line, of which it has all checks.
+    sections: the same by sections, each key -> value.
+
+  Returns:
+    The config, whose values may be changed further before `train` gets it; keys that are not there may not be added.
+    With `init.checkpoint` and `init.inherit` it has that checkpoint's model.
+
+  Raises:
+    UserError: no such config, or no such key: names the nearest; or a value of another kind.
+  """
+  dotted = dict(changes or {})
+  for section, values in sections.items():
+    if not isinstance(values, Mapping):
+      raise UserError(f"{section}={values!r}: give the keys of this section, {section}={{'key': {values!r}}}")
+    dotted |= {f"{section}.{key}": value for key, value in values.items()}
+  typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
+
+  def made(prepare: Callable[[ConfigDict], None] = lambda found: None) -> ConfigDict:
+    found = settings.load_config(name)
+    prepare(found)
+    settings.for_architecture(name, found)
+    return settings.override(found, typed)
+
+  with in_python():
+    found = made()
+    if found.init.inherit and found.init.checkpoint:
+      source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
+      found = made(lambda found: pretrained.adopt(found, source))
+  return found
+
+
+def train(config: ConfigDict, workdir: str) -> "Training":
+  """Trains as `t2t train` does, and yields what is measured: what it writes to metrics.jsonl, row by row.
+
+      for row in t2t.train(t2t.config("tiny"), "runs/tiny"):
+        if row.get("eval/loss", 9.0) < 3.0:
+          break
+
+  The run goes on while the next row is waited for, and stands still in between.  Whoever leaves the loop, by `break` or
+  by an interruption, has it end after the step that is computed, saved: the same call goes on from there, as the
+  command does.  What is read, written and checked is the command's.
+
+  Args:
+    config: what `config` gives.
+    workdir: local or gs://.
+
+  Raises:
+    UserError: see `loop.train`, with the first row; something else is wrong with config or workdir, at once.
+  """
+  if not isinstance(config, ConfigDict):
+    raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
+  if jax.process_count() > 1 and link.current() is None:
+    raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
+  if not str(workdir):
+    raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
+  with in_python():
+    bucket.check_folder(str(workdir), where="workdir ")
+    return Training(_Run(lambda run: loop.train(settings.records(config), str(workdir), follower=run)))
+
+
+class Training(Iterator[dict[str, float]]):
+  """A run that goes on as its rows are asked for: {"step": 10, "train/loss": 3.2, ...}."""
+
+  def __init__(self, run: "_Run"):
+    self._run = run
+    # When nobody holds it any more, and when Python ends.
+    self._finalizer = weakref.finalize(self, _Run.forgotten, run)
+
+  def __next__(self) -> dict[str, float]:
+    """The next row.
+
+    Raises:
+      StopIteration: the run has ended.
+      KeyboardInterrupt: as it came; what was reached is saved.  A second one does not wait for it.
+    """
+    return self._run.next()
+
+  def run(self) -> dict[str, float]:
+    """Goes through all rows that are left; the last value of each metric."""
+    last: dict[str, float] = {}
+    for row in self:
+      last |= row
+    return last
+
+  def close(self) -> None:
+    """Ends the run after the step that is computed, saved; one that has ended, or has not begun, it leaves as it is."""
+    self._finalizer.detach()
+    self._run.close()
+
+
+class _Run:
+  """A run in its thread, which hands over row by row; a `loop.Follower`."""
+
+  def __init__(self, train: Callable[["_Run"], object]):
+    self._train = train
+    self._rows: queue.SimpleQueue = queue.SimpleQueue()  # of rows, and at the end of None or what was raised
+    self._goes_on: queue.SimpleQueue = queue.SimpleQueue()
+    self._thread: threading.Thread | None = None
+    self._stop: stopping.Steps | None = None
+    self._why = ""  # it is to stop
+    self._ended = False
+
+  # ---- Of the thread -------------------------------------------------------------------------------------------------
+
+  def _work(self) -> None:
+    try:
+      self._train(self)
+    except stopping.Stopped:
+      self._rows.put(None)
+    except BaseException as error:  # is raised where the rows are asked for
+      self._rows.put(error)
+    else:
+      self._rows.put(None)
+
+  def begins(self, stop: stopping.Steps) -> None:
+    """See `loop.Follower`."""
+    self._stop = stop
+    if self._why:
+      self._ask()
+
+  def told(self, rows: Sequence[Mapping[str, float]]) -> None:
+    """See `loop.Follower`."""
+    for row in rows:
+      if not self._why:
+        self._rows.put(dict(row))
+        self._goes_on.get()
+
+  # ---- Of the caller -------------------------------------------------------------------------------------------------
+
+  def next(self) -> dict[str, float]:
+    """See `Training.__next__`."""
+    if self._ended:
+      raise StopIteration
+    try:
+      if self._thread is None:
+        self._thread = threading.Thread(target=self._work, name="train", daemon=True)
+        self._thread.start()
+      else:
+        self._goes_on.put(None)
+      found = self._rows.get()
+    except KeyboardInterrupt:
+      self._end("interrupted")
+      raise
+    if isinstance(found, dict):
+      return found
+    self._ended = True
+    self._thread.join()
+    if found is not None:
+      raise found
+    raise StopIteration
+
+  def close(self) -> None:
+    """See `Training.close`."""
+    if self._thread is not None and not self._ended:
+      self._end("its rows are read no further")
+
+  def forgotten(self) -> None:
+    """Nobody can ask for rows any more."""
+    if self._thread is None and not self._ended:
+      message = "t2t.train(...) trains as its rows are gone through: for row in t2t.train(...), or t2t.train(...).run()"
+      warnings.warn(message, RuntimeWarning, stacklevel=2)
+    self.close()
+
+  def _end(self, why: str) -> None:
+    self._ended, self._why = True, why
+    if self._stop is not None:
+      self._ask()
+    self._goes_on.put(None)
+    while isinstance(found := self._rows.get(), dict):
+      self._goes_on.put(None)
+    self._thread.join()
+    if found is not None:
+      raise found
+
+  def _ask(self) -> None:
+    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))

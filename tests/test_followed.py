@@ -1,0 +1,168 @@
+"""Training in Python: the same run as the command's, row by row, which ends where its reader leaves."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import t2t
+from t2t import UserError
+from t2t.checkpoints import store
+from t2t.commands import train as command
+from t2t.settings import records
+
+SMALL = {
+  "model.vocab_size": 384,
+  "model.embed_dim": 16,
+  "model.num_heads": 2,
+  "model.head_dim": 8,
+  "model.mlp_dim": 32,
+  "model.num_encoder_layers": 1,
+  "model.num_decoder_layers": 1,
+  "model.dtype": "float32",
+  "data.vocabulary": "bytes",
+  "data.inputs_length": 48,
+  "data.targets_length": 24,
+  "data.num_streams": 2,
+  "train.batch_size": 8,
+  "train.steps": 6,
+  "train.log_every": 1,
+  "eval.batches": 2,
+  "eval.every": 3,
+  "checkpoint.every": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  """A few hundred lines of words."""
+  path = tmp_path_factory.mktemp("text") / "text.txt"
+  rng = np.random.default_rng(0)
+  words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards"]
+  path.write_text("\n".join(" ".join(rng.choice(words, size=40)) for _ in range(300)))
+  return path
+
+
+def small(text, **sections):
+  return t2t.config("t5_1_1_small", SMALL | {"data.files": str(text)}, **sections)
+
+
+def written(workdir):
+  return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(rows):
+  return {(row["step"], name): row[name] for row in rows for name in row if name.endswith("loss")}
+
+
+def globals_of_the_process():
+  signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+  flags = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", "jax_enable_x64", "jax_platforms")}
+  # TensorFlow sets some of its own when it is imported.
+  environment = {
+    name: x for name, x in os.environ.items() if name.startswith(("JAX", "XLA", "LIBTPU", "OMP", "MALLOC"))
+  }
+  return signals, flags, environment, jax.sharding.get_mesh()
+
+
+def test_changes_are_those_of_the_command_line():
+  found = t2t.config("tiny", {"train.steps": 7, "optimizer.name": "adamw"}, model={"dropout_rate": 0.25})
+  assert (found.train.steps, found.optimizer.name, found.model.dropout_rate) == (7, "adamw", 0.25)
+  found.train.steps = 9
+  assert records(found).train.steps == 9
+  staged = t2t.config("tiny", {"stages": ({"name": "a", "share": 0.5}, {"name": "b"})})
+  assert [stage["name"] for stage in staged.stages] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+  ("ask", "message"),
+  [
+    (lambda: t2t.config("tyni"), r"^config tyni: no such config; nearest: tiny"),
+    (lambda: t2t.config("tiny", {"train.stepz": 3}), r"config\.train\.stepz.*steps"),
+    (lambda: t2t.config("tiny", train={"steps": "many"}), r"config\.train\.steps"),
+    (lambda: t2t.config("tiny", train=3), r"^train=3: give the keys of this section, train=\{'key': 3\}$"),
+    (lambda: t2t.train("tiny", "runs/x"), r"^config is str: give what t2t\.config\(name\) returns$"),
+    (lambda: t2t.train(t2t.config("tiny"), ""), r"^workdir is empty: give a folder"),
+  ],
+)
+def test_what_cannot_be_is_said_at_once(ask, message):
+  with pytest.raises(UserError, match=message) as found:
+    ask()
+  assert "--" not in str(found.value).splitlines()[0]
+
+
+def test_a_run_that_nobody_goes_through_is_told(text, tmp_path):
+  run = t2t.train(small(text), str(tmp_path / "run"))
+  with pytest.warns(RuntimeWarning, match=r"\.run\(\)$"):
+    del run
+  assert not (tmp_path / "run").exists()
+
+
+def test_rows_are_what_the_command_writes(text, tmp_path, capsys):
+  """The same losses as the command's, to the bit; nothing of the process is changed, while it runs or afterwards."""
+  before = globals_of_the_process()
+  rows = []
+  for row in t2t.train(small(text), str(tmp_path / "here")):
+    rows.append(row)
+    assert globals_of_the_process() == before
+  assert globals_of_the_process() == before
+  assert rows == written(tmp_path / "here")
+  keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
+  command.main(["--config=t5_1_1_small", f"--config.data.files={text}", f"--workdir={tmp_path / 'there'}", *keys])
+  assert losses(rows) == losses(written(tmp_path / "there"))
+  assert [row["step"] for row in rows if "eval/loss" in row] == [3, 6]
+  assert "held-out loss" in capsys.readouterr().out
+
+
+def test_whoever_leaves_goes_on_later(text, tmp_path):
+  """By `break`: what was reached is saved, and the same call comes to the same end as a run that was not left."""
+  whole = t2t.train(small(text), str(tmp_path / "whole")).run()
+  for row in t2t.train(small(text), str(tmp_path / "run")):
+    if row["step"] == 2:
+      break
+  saved = store.Checkpoints(tmp_path / "run", keep=1).latest_step()
+  assert 2 <= saved < 6  # the steps that were on their way
+  rest = t2t.train(small(text), str(tmp_path / "run")).run()
+  assert rest["step"] == 6
+  for name in ("train/loss", "eval/loss"):
+    assert rest[name] == whole[name]
+
+
+def test_an_interruption_saves_and_is_passed_on(text, tmp_path):
+  """Where the next row is waited for."""
+  config = small(text, train={"steps": 100_000, "log_every": 100_000}, eval={"every": 100_000})
+  config.checkpoint.every = 100_000
+  run = t2t.train(config, str(tmp_path / "run"))
+
+  def interrupts():
+    while not (tmp_path / "run" / "config.json").exists():  # steps begin
+      time.sleep(0.1)
+    time.sleep(1)
+    signal.raise_signal(signal.SIGINT)
+
+  threading.Thread(target=interrupts, daemon=True).start()
+  with pytest.raises(KeyboardInterrupt):
+    next(run)
+  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() > 0
+  with pytest.raises(StopIteration):
+    next(run)
+
+
+def test_what_is_wrong_with_the_data_is_raised(tmp_path):
+  config = t2t.config("t5_1_1_small", SMALL | {"data.files": str(tmp_path / "none.txt")})
+  with pytest.raises(UserError, match=r"none\.txt"):
+    t2t.train(config, str(tmp_path / "run")).run()
+
+
+def test_runs_follow_each_other(text, tmp_path):
+  """As in a search: each in a folder of its own."""
+  found = []
+  for rate in (0.01, 0.02):
+    config = small(text, optimizer={"learning_rate": rate}, train={"steps": 2}, eval={"every": 2})
+    found.append(t2t.train(config, str(tmp_path / f"{rate}")).run()["train/loss"])
+  assert found[0] != found[1]
