@@ -35,9 +35,10 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Every command of the README but make test; the first model is trained for as long as those that follow.
+# Every command of the README and of the pages in docs/ but make test, each once; the first model is trained for as long
+# as those that follow.
 readme: $(VENV)/installed
-	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py run README.md
+	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py run README.md $$($(VENV)/bin/python docs/site/pages.py)
 
 # With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
 parity: .venv-parity/installed

@@ -1,7 +1,7 @@
 """How Sphinx makes the documents: `make docs`.
 
-Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys of
-the config, from the code; a plain twin of each page, PAGE.md beside PAGE.html; and llms.txt, which lists these.
+Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys
+of the config, from the code; a plain twin of each page, PAGE.md beside PAGE.html; and llms.txt, which lists these.
 """
 
 import functools

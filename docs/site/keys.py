@@ -3,7 +3,6 @@
 from t2t.commands import options
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
-from t2t.sections import OPTIONAL
 
 # In config_keys.md: where the tables stand.
 MARK = "<!-- the tables of keys -->"

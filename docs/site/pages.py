@@ -13,8 +13,10 @@ DOCS = ROOT / "docs"
 _REST = "More"
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _CODE = re.compile(r"^(```.*?^```$|(?: {4}.*\n)+)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+# Pages that others write, and that may be linked before they are there.
+COMING = ("gin.md", "server.md", "trackers.md")
 # What a reader of GitHub is pointed to, and a reader of the built documents finds in a page of them.
-_AS_PAGES = {"../README.md": "index.md", "../launch/README.md": "launch.md"}
+_AS_PAGES = {"../README.md": "index.md"}
 
 
 def sections() -> dict[str, list[str]]:
@@ -55,9 +57,10 @@ def for_site(text: str) -> str:
     label, path, anchor = found.groups()
     if path in _AS_PAGES:
       return f"[{label}]({_AS_PAGES[path]}{anchor or ''})"
-    return label if (DOCS / path).is_dir() else found.group(0)
+    is_file = (DOCS / path).is_file() and not (path.startswith("../") and path.endswith(".md"))
+    return found.group(0) if is_file else label
 
-  return re.sub(r"\[([^\[\]]*)\]\((\.\./[^()#\s]*)(#[^()\s]*)?\)", link, text)
+  return re.sub(r"(?<!!)\[([^\[\]]*)\]\((?!\w+:)([^()#\s]+)(#[^()\s]*)?\)", link, text)
 
 
 def listed(texts: Mapping[str, str]) -> str:
@@ -82,10 +85,10 @@ def _title(text: str) -> str:
 
 def _beginning(text: str) -> str:
   """The first sentence, without marks."""
-  paragraphs = text.partition("\n# ")[2] or text.partition("\n")[2]
-  first = next(part for part in paragraphs.split("\n\n") if re.match(r"[\w`*\[]", part.strip()))
+  paragraphs = text.partition("\n")[2].strip("\n").split("\n\n")
+  first = next(part for part in paragraphs if re.match(r"[\w`*\[]", part))
   plain = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", " ".join(first.split())).replace("**", "")
-  return re.split(r"(?<=[.:]) (?=[A-Z`])", plain)[0].rstrip(":")
+  return re.split(r"(?<=[.:?]) (?=[A-Z`])", plain)[0].rstrip(":")
 
 
 if __name__ == "__main__":

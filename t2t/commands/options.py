@@ -46,6 +46,7 @@ def _of_fields(source: str) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
+  """A key's value as one would type it."""
   if isinstance(value, tuple):
     return ",".join(map(str, value))
   return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
