@@ -38,6 +38,11 @@ html_theme_options = {
   "show_navbar_depth": 1,
   "show_toc_level": 2,
   "navigation_with_keys": False,
+  # The bar at the side has what another one at the top would repeat.
+  "navbar_start": [],
+  "navbar_center": [],
+  "navbar_end": [],
+  "navbar_persistent": [],
   "pygments_light_style": "a11y-high-contrast-light",
   "pygments_dark_style": "a11y-high-contrast-dark",
 }

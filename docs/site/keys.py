@@ -24,15 +24,13 @@ def markdown() -> str:
   """A table for each section: key, default, what it says."""
   comments, parts = options.comments(), []
   for section, values in options.keys_by_section().items():
-    parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | |\n|---|---|---|")
+    parts.append(f"## {section}\n\n{_about(section)}\n\n| key | default | what it is |\n|---|---|---|")
     for key, value in values.items():
       name = f"config.{section}.{key}" + (".NAME" if isinstance(value, dict) else "")
       shown = "" if isinstance(value, dict) else options.shown(value)
       parts.append(f"| `{name}` | {_code(shown)} | {_escaped(comments.get(f'{section}.{key}', ''))} |")
     parts.append("")
-  parts.append(
-    f"## stages\n\n| key | default | |\n|---|---|---|\n| `config.stages` | | {_escaped(comments['stages'])} |"
-  )
+  parts.append(f"## stages\n\n| key | what it is |\n|---|---|\n| `config.stages` | {_escaped(comments['stages'])} |")
   return "\n".join(parts)
 
 
@@ -49,7 +47,12 @@ def _code(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-  """Text of a comment in a cell of a table: nothing in it is a mark."""
+  """Text of a comment in a cell of a table: nothing in it is a mark but what stands in `backquotes`."""
+  parts = text.split("`") if text.count("`") % 2 == 0 else [text]
+  return "`".join(part.replace("|", "\\|") if i % 2 else _plain(part) for i, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
   for mark in "\\|*_<>[]`{}#$":
     text = text.replace(mark, f"\\{mark}")
   return text

@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 # A heading of the index that pages come under which it does not name.
 _REST = "More"
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
-_CODE = re.compile(r"^(```.*?^```$|(?: {4}.*\n)+)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```$|^(?: {4}[^\n]*\n)+|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 # Pages that others write, and that may be linked before they are there.
 COMING = ("gin.md", "server.md", "trackers.md")
 # What a reader of GitHub is pointed to, and a reader of the built documents finds in a page of them.
