@@ -61,11 +61,11 @@ def test_the_readme_is_a_page_long():
 
 
 def test_a_page_for_the_site():
-  """What is not in docs/ is named, or taken along; what is not there yet is named."""
+  """What is not in docs/ is named, or taken along; what leads nowhere stays, so that Sphinx says so."""
   text = (
     "[a](start.md) [b](../configs) [c](../configs/tiny.py) [d](../README.md#x) [e](../CONTRIBUTING.md) [f](none.md)"
   )
-  assert pages.for_site(text) == "[a](start.md) b [c](../configs/tiny.py) [d](index.md#x) e f"
+  assert pages.for_site(text) == "[a](start.md) b [c](../configs/tiny.py) [d](index.md#x) e [f](none.md)"
 
 
 def test_the_list_for_programs():

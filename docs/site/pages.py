@@ -57,8 +57,9 @@ def for_site(text: str) -> str:
     label, path, anchor = found.groups()
     if path in _AS_PAGES:
       return f"[{label}]({_AS_PAGES[path]}{anchor or ''})"
-    is_file = (DOCS / path).is_file() and not (path.startswith("../") and path.endswith(".md"))
-    return found.group(0) if is_file else label
+    is_named = (DOCS / path).is_dir() or (path.startswith("../") and path.endswith(".md"))
+    is_named |= path in COMING and not (DOCS / path).exists()
+    return label if is_named else found.group(0)
 
   return re.sub(r"(?<!!)\[([^\[\]]*)\]\((?!\w+:)([^()#\s]+)(#[^()\s]*)?\)", link, text)
 
