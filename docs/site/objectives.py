@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -13,8 +14,7 @@ from typing import Any
 
 import svg
 
-from t2t.data import objectives, pipeline, vocabularies
-from t2t.data.preview import examples
+from t2t.data import objectives, pipeline, selection, vocabularies
 from t2t.sections import DataConfig
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "pictures" / "objectives"
@@ -90,8 +90,9 @@ def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
     )
     architecture = objective.architectures[0]
     task = pipeline.load_task(data, architecture)
-    found = examples.preview(data, architecture, task, split="validation", num_records=1, num_examples=_COPIES)
-    return max(found.examples, key=_is_shown), vocabularies.token_texts(found.vocabulary)
+    made = pipeline.task_examples(data, architecture, task, split="validation").as_numpy_iterator()
+    found = list(itertools.islice(made, _COPIES))
+    return max(found, key=_is_shown), vocabularies.token_texts(selection.vocabulary_of(task))
 
 
 def _is_shown(example: Mapping[str, Any]) -> int:
