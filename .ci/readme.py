@@ -26,15 +26,21 @@ _LOADED = ("orbax.checkpoint", "t2t.loop", "t2t.data.pipeline", "t2t.evaluation"
 _COMMAND = 't2t() {{ if [ "$BASHPID" = "$$" ]; then {here} "$@"; else exec {here} "$@"; fi; }}'
 
 
+def blocks_of(*paths: str) -> dict[str, str]:
+  """Each ```sh block, in order and once, and the first file that has it."""
+  found: dict[str, str] = {}
+  for path in paths:
+    for block in re.findall(r"^```sh\n(.*?)^```$", pathlib.Path(path).read_text(), re.DOTALL | re.MULTILINE):
+      found.setdefault(block, path)
+  return found
+
+
 def run(*paths: str) -> int:
   """The exit status of the first block that fails, or 0."""
-  blocks: dict[str, str] = {}  # block -> the first file that has it
-  for path in paths:
-    found = re.findall(r"^```sh\n(.*?)^```$", pathlib.Path(path).read_text(), re.DOTALL | re.MULTILINE)
-    if not found:
-      print(f"{path}: no ```sh block found", file=sys.stderr)
-      return 1
-    blocks |= {block: path for block in found if block not in blocks}
+  blocks = blocks_of(*paths)
+  if not blocks:
+    print(f"{' '.join(paths)}: no ```sh block found", file=sys.stderr)
+    return 1
   # The tests have run already, with the same command.
   script = "\n".join(f": {path}\n{block}" for block, path in blocks.items() if block.strip() != "make test")
   # Each trains for a few steps: programs that are compiled as they are take less time than ones that are optimised.

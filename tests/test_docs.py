@@ -1,5 +1,6 @@
 """The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
 
+import importlib.util
 import pathlib
 import re
 
@@ -73,6 +74,19 @@ def test_the_list_for_programs():
   listed = pages.listed({path.stem: path.read_text() for path in PAGES})
   assert "- [Start in five minutes](start.md): You need Python" in listed
   assert listed.count("\n- [") == len(pages.in_order())
+
+
+def test_each_block_is_run_once(tmp_path):
+  """In the order of the files; indented ones are not."""
+  reader = importlib.util.spec_from_file_location("reader", ROOT / ".ci" / "readme.py")
+  module = importlib.util.module_from_spec(reader)
+  reader.loader.exec_module(module)
+  texts = {"a.md": "```sh\none\n```\n\n    no\n\n```sh\ntwo\n```\n", "b.md": "```sh\ntwo\n```\n```sh\nthree\n```\n"}
+  for name, text in texts.items():
+    (tmp_path / name).write_text(text)
+  paths = [str(tmp_path / name) for name in texts]
+  assert module.blocks_of(*paths) == {"one\n": paths[0], "two\n": paths[0], "three\n": paths[1]}
+  assert next(iter(module.blocks_of(str(ROOT / "README.md")))) == "make train\n"
 
 
 # ---- What pages say of the code --------------------------------------------------------------------------------------
