@@ -8,7 +8,7 @@ OVERRIDES ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu lock clean
+.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu docs lock clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny $(OVERRIDES)
@@ -35,9 +35,10 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Every command of the README but make test; the first model is trained for as long as those that follow.
+# Every command of the README and of the pages in docs/ but make test, each once; the first model is trained for as long
+# as those that follow.
 readme: $(VENV)/installed
-	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py run README.md
+	OVERRIDES=--config.train.steps=20 $(VENV)/bin/python .ci/readme.py run README.md $$($(VENV)/bin/python docs/site/pages.py)
 
 # With another implementation, in PyTorch; pip takes a build for the CPU where there is one.
 parity: .venv-parity/installed
@@ -50,6 +51,11 @@ beam: .venv-beam/installed
 # Training steps compiled for TPUs.
 tpu: .venv-tpu/installed
 	.venv-tpu/bin/python -m pytest tests/test_plan_tpu.py
+
+# The site, docs/_build/index.html: warnings are errors, and so is a link that leads nowhere; no other host is asked.
+docs: .venv-docs/installed
+	.venv-docs/bin/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --write-all --quiet \
+	  --conf-dir docs/site docs docs/_build
 
 $(VENV)/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -72,4 +78,4 @@ lock:
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 clean:
-	rm -rf $(VENV) .venv-parity .venv-beam .venv-tpu runs .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-parity .venv-beam .venv-tpu .venv-docs docs/_build runs .pytest_cache .ruff_cache

@@ -1,4 +1,7 @@
-"""Runs every ```sh block of a Markdown file, top to bottom, in one shell, and stops at the first that fails.
+"""Runs every ```sh block of Markdown files, top to bottom, in one shell, and stops at the first that fails.
+
+A block that stands on two pages is run once.  What cannot be run here (it asks a cloud, or has names that the reader
+is to replace) is an indented block, which nobody runs.
 
 Of its `t2t` commands each would spend a third of its time on loading TensorFlow and JAX.  A process that has loaded
 them forks for each command, and gives it the shell's arguments, folder, environment and terminal.  `make train`, which
@@ -23,15 +26,23 @@ _LOADED = ("orbax.checkpoint", "t2t.loop", "t2t.data.pipeline", "t2t.evaluation"
 _COMMAND = 't2t() {{ if [ "$BASHPID" = "$$" ]; then {here} "$@"; else exec {here} "$@"; fi; }}'
 
 
-def run(path: str) -> int:
+def blocks_of(*paths: str) -> dict[str, str]:
+  """Each ```sh block, in order and once, and the first file that has it."""
+  found: dict[str, str] = {}
+  for path in paths:
+    for block in re.findall(r"^```sh\n(.*?)^```$", pathlib.Path(path).read_text(), re.DOTALL | re.MULTILINE):
+      found.setdefault(block, path)
+  return found
+
+
+def run(*paths: str) -> int:
   """The exit status of the first block that fails, or 0."""
-  text = pathlib.Path(path).read_text()
-  blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+  blocks = blocks_of(*paths)
   if not blocks:
-    print(f"{path}: no ```sh block found", file=sys.stderr)
+    print(f"{' '.join(paths)}: no ```sh block found", file=sys.stderr)
     return 1
   # The tests have run already, with the same command.
-  script = "\n".join(block for block in blocks if block.strip() != "make test")
+  script = "\n".join(f": {path}\n{block}" for block, path in blocks.items() if block.strip() != "make test")
   # Each trains for a few steps: programs that are compiled as they are take less time than ones that are optimised.
   flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
   environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}

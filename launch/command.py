@@ -35,7 +35,7 @@ examples:
     -- train --config t5_1_1_base --workdir /shared/base
 
 The same command again goes on with what is there. --dry-run prints every
-command and runs none. launch/README.md leads from an empty cloud project to
+command and runs none. docs/launch.md leads from an empty cloud project to
 a training pod."""
 
 
@@ -158,7 +158,7 @@ def _check(options: argparse.Namespace, command: list[str] | None) -> None:
   if options.kind != "slurm" and command is not None and not options.type:
     raise UserError(f"--type is missing; after the dash\n{tpu_types.described()}")
   if options.kind == "gke" and command is not None and not options.image:
-    raise UserError("--image is missing; launch/README.md says how launch/Dockerfile makes one")
+    raise UserError("--image is missing; docs/launch.md says how launch/Dockerfile makes one")
 
 
 def _tpu_vm(options, job: job_lib.Job | None, shell: shell_lib.Shell) -> None:

@@ -27,7 +27,7 @@ def check_workdir(path: str) -> None:
   except Exception as error:  # whatever the bucket's client raises
     raise UserError(
       f"{path} cannot be written from {os.uname().nodename}: {str(error).splitlines()[0]}\n"
-      "grant the machines' service account roles/storage.objectAdmin on the bucket (launch/README.md says how)"
+      "grant the machines' service account roles/storage.objectAdmin on the bucket (docs/launch.md says how)"
     ) from error
 
 

@@ -22,7 +22,7 @@ _KNOWN: dict[str, Sequence[tuple[str, str]]] = {
     ("permission", "you need the role roles/tpu.viewer in the project"),
   ),
   "kubectl": (
-    ('resource type "jobsets"', "the cluster knows no JobSets; launch/README.md says how to install them"),
+    ('resource type "jobsets"', "the cluster knows no JobSets; docs/launch.md says how to install them"),
     ("forbidden", "you may not list the JobSets of this namespace"),
     ("refused", f"it reaches no cluster; run `{_CREDENTIALS}`"),
     ("current-context", f"it knows no cluster; run `{_CREDENTIALS}`"),

@@ -1,4 +1,4 @@
-"""What all launchers share: what is refused before anything is paid for, the TPU types, the hosts, and the README."""
+"""What all launchers share: what is refused before anything is paid for, TPU types, hosts, and docs/launch.md."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from t2t import UserError
 from t2t.launch import host, shell, tpu_types
 
-README = pathlib.Path(__file__).resolve().parent.parent / "launch" / "README.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "launch.md"
 LAUNCH = "tpu-vm --name base --type v5p-32 --zone us-central1-a -- train --config tiny --workdir gs://bucket/base"
 
 
@@ -307,8 +307,8 @@ def test_host_that_may_not_write(tmp_path):
 
 
 def readme_lines():
-  """Every `t2t launch` of the README, its continuation lines joined."""
-  text = README.read_text().replace("\\\n", " ")
+  """Every `t2t launch` of the page, its continuation lines joined."""
+  text = PAGE.read_text().replace("\\\n", " ")
   return [line.strip() for line in text.splitlines() if line.strip().startswith("t2t launch ")]
 
 
@@ -324,7 +324,7 @@ def test_commands_of_the_readme(cloud, tmp_path, monkeypatch, line):
   monkeypatch.setenv("PATH", "")
   (tmp_path / "my_config.py").write_text("from t2t.configs import tiny\nget_config = tiny.get_config\n")
   for setting in ("PROJECT=my-project", "REGION=us-central1", "ZONE=us-central1-a", "BUCKET=my-bucket"):
-    assert setting in README.read_text()
+    assert setting in PAGE.read_text()
     monkeypatch.setenv(*setting.split("="))
   words = shlex.split(os.path.expandvars(line), comments=True)[2:]
   assert cloud.launch(shlex.join([words[0], "--dry-run", *words[1:]])) == 0

@@ -24,8 +24,8 @@ from t2t.storage import bucket
 _BEHIND, _ABOVE = r"^  (\w+): .*?  # (.*)$", r"((?:^  #: .*\n)+)  (\w+): "
 
 
-def _comments() -> dict[str, str]:
-  """Key, "train.steps", -> what configs/default.py or models/config.py says of it."""
+def comments() -> dict[str, str]:
+  """Key, "train.steps", -> what configs/default.py, models/config.py or sections.py says of it."""
   from t2t.models import config as model_config
 
   text = pathlib.Path(model_config.__file__).read_text()
@@ -45,7 +45,8 @@ def _of_fields(source: str) -> dict[str, str]:
   return comments | dict(re.findall(_BEHIND, source, re.MULTILINE))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+  """A key's value as one would type it."""
   if isinstance(value, tuple):
     return ",".join(map(str, value))
   return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -60,7 +61,7 @@ def keys_by_section() -> dict[str, dict[str, Any]]:
 
 def _described_keys(which: str) -> Iterator[str]:
   """Lines on the keys of a section, on all, or on those that come first (""), with their defaults."""
-  comments = _comments()
+  found = comments()
   for section, values in keys_by_section().items():
     first = default.FIRST.get(section, ())
     if section in OPTIONAL and which in ("all", section):
@@ -68,11 +69,11 @@ def _described_keys(which: str) -> Iterator[str]:
       yield f"  {section}: off, unless {when}:"
     for key in values if which in ("all", section) else () if which else first:
       mapping = isinstance(values[key], dict)
-      yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={_shown(values[key])}")
-      yield from _indented(comments.get(f"{section}.{key}", ""))
+      yield f"  --config.{section}.{key}" + (".NAME=" if mapping else f"={shown(values[key])}")
+      yield from _indented(found.get(f"{section}.{key}", ""))
   if which in ("all", "stages"):
     yield "  --config.stages="
-    yield from _indented(comments["stages"])
+    yield from _indented(found["stages"])
 
 
 def _indented(comment: str) -> list[str]:

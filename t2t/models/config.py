@@ -142,9 +142,9 @@ class TransformerConfig:
   #: relative (a learned bias, T5), alibi (a bias that falls with the distance), rotary (RoFormer) or learned (a table
   #: of max_length rows)
   positions: str = "relative"
-  relative_position_buckets: int = 32
+  relative_position_buckets: int = 32  # of distances, which have a learned bias each
   relative_position_max_distance: int = 128  # positions; all that lie further share the last bucket
-  rotary_base: float = 10_000.0
+  rotary_base: float = 10_000.0  # of rotary positions: a larger one for longer texts
   local_rotary_base: float = 0.0  # of the layers with a window; 0: rotary_base
   max_length: int = 0  # learned positions: the longest sequence
   position_offset: int = 0  # learned positions: rows of the table before that of the first position (RoBERTa 2)
@@ -160,7 +160,7 @@ class TransformerConfig:
   bidirectional_prefix: bool = False  # decoder_only: the inputs see each other in both directions
   # Blocks
   norm: str = "rms"  # rms or layer
-  norm_epsilon: float = 1e-6
+  norm_epsilon: float = 1e-6  # added to what a norm divides by
   norm_offset: bool = False  # norms multiply with 1 + scale, which starts as 0 (Gemma)
   post_norm: bool = False  # norms behind the residual sums (BERT) instead of at the start of each branch
   branch_norm: bool = False  # norms at the end of each branch as well, in front of the residual sum (Gemma 2)

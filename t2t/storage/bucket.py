@@ -147,7 +147,7 @@ def _refusal(error: Exception, path: Any, what: str) -> UserError:
   if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
     return UserError(
       f"{what}: no right to bucket {name!r} ({_reason(error)}); `gcloud auth application-default login`, or give this"
-      " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (launch/README.md)"
+      " machine's service account roles/storage.objectAdmin and roles/storage.legacyBucketReader (docs/launch.md)"
     )
   return away.refusal(f"{what}: bucket {name!r} cannot be reached ({_reason(error)})", error)
 

@@ -1,0 +1,91 @@
+"""How Sphinx makes the documents: `make docs`.
+
+Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys
+of the config, from the code; a plain twin of each page, PAGE.md beside PAGE.html; and llms.txt, which lists these.
+"""
+
+import functools
+import pathlib
+import re
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import keys
+import pages
+
+project = "t2t"
+copyright = "the authors of t2t; Apache-2.0"  # noqa: A001  Sphinx's name
+extensions = ["myst_parser"]
+exclude_patterns = ["_build", "site"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+nitpicky = True
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+suppress_warnings = []
+highlight_language = "none"  # of indented blocks; the others say what they are
+
+html_theme = "sphinx_book_theme"
+html_title = "t2t"
+html_static_path = ["static"]
+html_css_files = ["t2t.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+  "use_download_button": False,
+  "use_fullscreen_button": False,
+  "show_navbar_depth": 1,
+  "show_toc_level": 2,
+  "navigation_with_keys": False,
+  # The bar at the side has what another one at the top would repeat.
+  "navbar_start": [],
+  "navbar_center": [],
+  "navbar_end": [],
+  "navbar_persistent": [],
+  "pygments_light_style": "a11y-high-contrast-light",
+  "pygments_dark_style": "a11y-high-contrast-dark",
+}
+
+
+@functools.cache
+def _page(name: str) -> str:
+  """A page as the site has it, but for the order of the pages."""
+  text = pages.for_site((pages.DOCS / f"{name}.md").read_text())
+  return text.replace(keys.MARK, keys.markdown()) if keys.MARK in text else text
+
+
+def _read(app, name: str, source: list[str]) -> None:
+  del app
+  source[0] = _page(name)
+  if name == "index":
+    for heading, names in pages.sections().items():
+      source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(names) + "\n```\n"
+
+
+def _twin(text: str, folder: pathlib.Path) -> str:
+  """A page whose pictures, and files to take, are where the site has them."""
+
+  def moved(found: re.Match) -> str:
+    path = found.group(1)
+    there = [] if path.endswith(".md") else sorted(folder.glob(f"_*/**/{pathlib.PurePosixPath(path).name}"))
+    return f"]({there[0].relative_to(folder)})" if there else found.group(0)
+
+  return re.sub(r"\]\(([^()\s#:]+)\)", moved, text)
+
+
+def _write_twins(app, error: Exception | None) -> None:
+  """PAGE.md of every page, and llms.txt."""
+  if error is not None or app.builder.name != "html":
+    return
+  folder = pathlib.Path(app.outdir)
+  texts = {name: _page(name) for name in ["index", *pages.in_order()]}
+  for name, text in texts.items():
+    (folder / f"{name}.md").write_text(_twin(text, folder))
+  (folder / "llms.txt").write_text(pages.listed(texts))
+
+
+def setup(app) -> None:
+  """Called by Sphinx."""
+  app.connect("source-read", _read)
+  app.connect("build-finished", _write_twins)

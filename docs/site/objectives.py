@@ -1,0 +1,170 @@
+"""Pictures of what each objective makes of one text: asked of t2t's own preprocessors, as `t2t tasks show` asks them.
+
+.venv/bin/python docs/site/objectives.py       # writes docs/pictures/objectives/NAME.svg
+"""
+
+from collections.abc import Mapping, Sequence
+import functools
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import svg
+
+from t2t.data import objectives, pipeline, selection, vocabularies
+from t2t.sections import DataConfig
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "pictures" / "objectives"
+# Each piece occurs once, so that it can be told where a piece of an example was.
+SENTENCES = ("The mill stood by a river .", "Did its wheel turn all day ?", "At night nobody slept !")
+TRANSLATION = "Die Mühle lag am Fluss ."
+TEXT = " ".join(SENTENCES)
+_PHRASES = ("mill", "a river")
+_MODES = ("[NLU]", "[S2S]", "[NLG]")  # UL2's, in front of its inputs
+_LENGTH = 40
+_COPIES = 8  # of the text, of which an objective makes examples that differ
+_WIDTH = 560
+
+
+# ---- What is asked ---------------------------------------------------------------------------------------------------
+
+
+def _vocabulary(folder: pathlib.Path, *, masks: bool) -> str:
+  """Whose pieces are the words above: with [CLS], [SEP] and [MASK] as BERT's, or as T5's."""
+  words = list(dict.fromkeys(f"{TEXT} {TRANSLATION}".split()))
+  if masks:
+    path = folder / "vocab.txt"
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    return str(path)
+  from sentencepiece import sentencepiece_model_pb2
+
+  model = sentencepiece_model_pb2.ModelProto()
+  kinds = model.SentencePiece
+  for piece, kind in (("<pad>", kinds.CONTROL), ("</s>", kinds.CONTROL), ("<unk>", kinds.UNKNOWN)):
+    model.pieces.add(piece=piece, score=0.0, type=kind)
+  for word in [*_MODES, *words]:
+    model.pieces.add(piece=f"▁{word}", score=-1.0, type=kinds.NORMAL)
+  model.trainer_spec.CopyFrom(model.trainer_spec.__class__(pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+  model.normalizer_spec.CopyFrom(model.normalizer_spec.__class__(name="identity", add_dummy_prefix=True))
+  path = folder / "spiece.model"
+  path.write_bytes(model.SerializeToString())
+  return str(path)
+
+
+def _text(folder: pathlib.Path, name: str) -> str:
+  """A file with the text as this objective reads it."""
+  if objectives.is_parallel(name):
+    path = folder / "pairs.tsv"
+    path.write_text(f"{SENTENCES[0]}\t{TRANSLATION}\n" * _COPIES)
+  elif objectives.is_annotated(name):
+    path = folder / "marked.jsonl"
+    spans = [[TEXT.index(phrase), TEXT.index(phrase) + len(phrase)] for phrase in _PHRASES]
+    path.write_text((json.dumps({"text": TEXT, "entities": spans}) + "\n") * _COPIES)
+  else:
+    path = folder / "text.txt"
+    path.write_text((TEXT + "\n") * _COPIES)
+  return str(path)
+
+
+def example(name: str) -> tuple[Mapping[str, Any], Sequence[str]]:
+  """What an objective makes of the text, feature by feature, and the piece of each id.
+
+  Of some copies of the text the first is taken in which something was moved or hidden.
+  """
+  objective = objectives.OBJECTIVES[name]
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = pathlib.Path(temporary)
+    path = _text(folder, name)
+    data = DataConfig(
+      files=path,
+      eval_files=path,
+      objective=name,
+      vocabulary=_vocabulary(folder, masks="decoder_only" not in objective.architectures),
+      inputs_length=_LENGTH,
+      targets_length=_LENGTH,
+      pack=True,  # texts are not joined
+    )
+    architecture = objective.architectures[0]
+    task = pipeline.load_task(data, architecture)
+    made = pipeline.task_examples(data, architecture, task, split="validation").as_numpy_iterator()
+    found = list(itertools.islice(made, _COPIES))
+    return max(found, key=_is_shown), vocabularies.token_texts(selection.vocabulary_of(task))
+
+
+def _is_shown(example: Mapping[str, Any]) -> int:
+  """Whether an example shows an objective: 0 where the text stands as it was."""
+  read, asked = (example[key].tolist() if key in example else [] for key in ("inputs", "targets"))
+  if "target_places" in example or not (read and asked):
+    return int(asked[:-1] != sorted(asked[:-1]))  # ids rise along the text; EOS is last
+  if len(read) == len(asked):
+    return int(read != asked)
+  return 1
+
+
+# ---- How it is drawn -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _tints() -> dict[str, str]:
+  """Word -> the tint of its sentence."""
+  found = {word: svg.TINTS[number] for number, words in enumerate(SENTENCES) for word in words.split()}
+  return {word: svg.TINTS[3] for word in TRANSLATION.split()} | found
+
+
+def _box(piece: str, *, original: str = "", loss: bool = False, dim: bool = False) -> tuple[str, str, bool, bool]:
+  word = piece.strip().removeprefix("▁")
+  if word in _tints():
+    fill = svg.STRANGE if original and original != piece else svg.PAPER if dim else _tints()[word]
+  else:
+    fill = svg.HIDDEN if "extra_id" in word or "MASK" in word else svg.SPECIAL
+  return word.replace("extra_id_", ""), fill, loss, dim
+
+
+def draw(name: str) -> str:
+  """The picture of an objective."""
+  features, texts = example(name)
+  before = SENTENCES[0] if objectives.is_parallel(name) else TEXT
+  rows = [("text", [_box(word) for word in before.split()])]
+  if objectives.is_parallel(name):
+    rows.append(("beside it", [_box(word) for word in TRANSLATION.split()]))
+  pieces = {key: [texts[i] for i in features[key]] for key in ("inputs", "targets") if key in features}
+  weights = features.get("loss_weights")
+  one_row = weights is not None and len(weights) == len(pieces.get("inputs", ()))
+  for key, row in pieces.items():
+    if key == "inputs":
+      originals = pieces["targets"] if one_row else [""] * len(row)
+      rows.append((key, [_box(piece, original=original) for piece, original in zip(row, originals, strict=True)]))
+    else:
+      counts = [True] * len(row) if weights is None else [bool(weight) for weight in weights]
+      rows.append((key, [_box(piece, loss=count, dim=not count) for piece, count in zip(row, counts, strict=True)]))
+  for key in ("token_types", "texts"):
+    if key in features and len(set(features[key].tolist())) > 1:
+      rows.append((key.replace("token_types", "types"), [(str(i), svg.PAPER, False, False) for i in features[key]]))
+  asked = features.get("answer_heads")
+  if asked is not None and asked.any():
+    label = objectives.heads_of(name)[int(asked[asked > 0][0]) - 1].name
+    answers = [str(int(x)) for x in features["answer_targets"][asked > 0]]
+    rows.append((label, [(answer, svg.TINTS[7], True, False) for answer in answers]))
+  parts, y = [], 8.0
+  for label, boxes in rows:
+    drawn, y = svg.row(y, label, boxes, width=_WIDTH)
+    parts += drawn
+    y += 6
+  said = "; ".join(f"{label}: {' '.join(words for words, *_ in boxes)}" for label, boxes in rows)
+  return svg.picture(_WIDTH, y, parts, title=name, about=said)
+
+
+def main() -> int:
+  """Draws all."""
+  FOLDER.mkdir(parents=True, exist_ok=True)
+  for name in sys.argv[1:] or objectives.OBJECTIVES:
+    (FOLDER / f"{name}.svg").write_text(draw(name))
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

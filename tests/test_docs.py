@@ -1,0 +1,176 @@
+"""The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
+
+import importlib.util
+import pathlib
+import re
+
+import keys
+import masks
+import meshes
+import objectives
+import pages
+import pytest
+import test_rooms
+
+from t2t import __main__ as t2t_main
+from t2t.commands import options
+from t2t.convert.gin import names as gin_names
+from t2t.data.objectives import table
+from t2t.sections import SourceConfig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+FILES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+name_of = lambda path: path.name
+
+
+# ---- Pages and links -------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_index_once():
+  """Under a heading with a line about it; pages that others write come at the end until they have one."""
+  listed = pages.in_order()
+  assert len(listed) > 30
+  assert sorted([*listed, "index"]) == [path.stem for path in PAGES]
+  assert {f"{name}.md" for name in pages.sections().get("More", [])} <= set(pages.COMING)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_links_lead_somewhere(path):
+  """To a file, and to a heading of it."""
+  for target, anchor in pages.links(path.read_text()):
+    there = (path.parent / target).resolve() if target else path
+    assert there.exists() or target in pages.COMING, target
+    if anchor and there.suffix == ".md":
+      assert anchor in pages.anchors(there.read_text()), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_headings_are_in_order(path):
+  """One of the first level, which comes first, and none that leaves a level out; pictures say what they show."""
+  text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+  levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+  assert levels[0] == 1 and levels.count(1) == 1 and text.startswith("# ")
+  assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+  assert "![](" not in text and "<img" not in text
+
+
+def test_the_readme_is_a_page_long():
+  """Under 150 lines: the rest is in docs/."""
+  assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_a_page_for_the_site():
+  """What is not in docs/ is named, or taken along; what leads nowhere stays, so that Sphinx says so."""
+  text = (
+    "[a](start.md) [b](../configs) [c](../configs/tiny.py) [d](../README.md#x) [e](../CONTRIBUTING.md) [f](none.md)"
+  )
+  assert pages.for_site(text) == "[a](start.md) b [c](../configs/tiny.py) [d](index.md#x) e [f](none.md)"
+
+
+def test_the_list_for_programs():
+  """A line for each page, with its title and how it begins."""
+  listed = pages.listed({path.stem: path.read_text() for path in PAGES})
+  assert "- [Start in five minutes](start.md): You need Python" in listed
+  assert listed.count("\n- [") == len(pages.in_order())
+
+
+def test_each_block_is_run_once(tmp_path):
+  """In the order of the files; indented ones are not."""
+  reader = importlib.util.spec_from_file_location("reader", ROOT / ".ci" / "readme.py")
+  module = importlib.util.module_from_spec(reader)
+  reader.loader.exec_module(module)
+  texts = {"a.md": "```sh\none\n```\n\n    no\n\n```sh\ntwo\n```\n", "b.md": "```sh\ntwo\n```\n```sh\nthree\n```\n"}
+  for name, text in texts.items():
+    (tmp_path / name).write_text(text)
+  paths = [str(tmp_path / name) for name in texts]
+  assert module.blocks_of(*paths) == {"one\n": paths[0], "two\n": paths[0], "three\n": paths[1]}
+  assert next(iter(module.blocks_of(str(ROOT / "README.md")))) == "make train\n"
+
+
+# ---- What pages say of the code --------------------------------------------------------------------------------------
+
+
+def known_keys():
+  found = {f"{section}.{key}" for section, values in options.keys_by_section().items() for key in values}
+  return found | {f"data.sources.NAME.{key}" for key in SourceConfig.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_config_keys_that_are_named_are_there(path):
+  """In text, in tables and in commands."""
+  known, sections = known_keys(), set(options.keys_by_section())
+  for section, key, rest in re.findall(r"config\.([a-z_0-9]+)\.([a-z_0-9]+)((?:\.\w+)*)", path.read_text()):
+    if section == "data" and key == "sources" and rest.count(".") > 1:
+      assert f"data.sources.NAME.{rest.split('.')[2]}" in known, rest
+    elif section in sections:
+      assert f"{section}.{key}" in known, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_commands_that_are_named_are_there(path):
+  """`t2t NAME`, in blocks and in text."""
+  text = path.read_text()
+  named = re.findall(r"(?:^(?: {4})?|`)t2t ([a-z_]+)(?![\w-])", text, re.MULTILINE)
+  assert set(named) <= set(t2t_main.SUBCOMMANDS), set(named) - set(t2t_main.SUBCOMMANDS)
+
+
+def test_the_page_of_keys_is_made_of_the_code():
+  """Every key, with its default and what it says; none is written by hand."""
+  assert keys.MARK in (ROOT / "docs" / "config_keys.md").read_text()
+  assert "| `config" not in (ROOT / "docs" / "config_keys.md").read_text()
+  made = keys.markdown()
+  for section, values in options.keys_by_section().items():
+    assert f"\n## {section}\n" in f"\n{made}"
+    for key in values:
+      row = next(line for line in made.splitlines() if re.match(rf"\| `config\.{section}\.{key}[`.]", line))
+      assert not row.endswith("|  |"), f"{row}: say what it is, beside the key"
+
+
+def test_what_t5x_calls_it():
+  """The page has what the converter of gin files has, and no other."""
+  text = (ROOT / "docs" / "from_t5x.md").read_text()
+  rows = re.findall(r"^\| `([^`]+)`[^|]*\| `config\.([\w.]+)", text, re.MULTILINE)
+  known = gin_names.SAME | gin_names.ADAFACTOR
+  assert {theirs: ours for theirs, ours in rows if theirs in known} == known
+  mixtures = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(t2t\.[\w.]+)` \|$", text, re.MULTILINE)
+  assert {theirs: (ours, module) for theirs, ours, module in mixtures} == gin_names.MIXTURES
+
+
+def test_every_floor_is_on_the_page():
+  """Of the rooms, by the first part of their names."""
+  text = (ROOT / "docs" / "building.md").read_text()
+  rooms = {room.split(".")[0] for room in test_rooms.FLOORS} - {"__main__"}
+  assert [room for room in rooms if f"`{room}`" not in text] == []
+
+
+# ---- Pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_objective_has_a_picture():
+  """In the order of the page, and no picture is of one that is gone."""
+  text = (ROOT / "docs" / "objectives.md").read_text()
+  shown = re.findall(r"\]\(pictures/objectives/(\w+)\.svg\)", text)
+  assert sorted(shown) == sorted(table.OBJECTIVES) == sorted(path.stem for path in objectives.FOLDER.glob("*.svg"))
+
+
+def test_a_picture_of_an_objective_is_as_the_code_is():
+  """Of one that is drawn soon; all are looked at below."""
+  name = "causal_lm"
+  assert objectives.draw(name) == (objectives.FOLDER / f"{name}.svg").read_text()
+
+
+def test_all_pictures_of_objectives_are_as_the_code_is():
+  """`python docs/site/objectives.py` draws them anew."""
+  old = [name for name in table.OBJECTIVES if objectives.draw(name) != (objectives.FOLDER / f"{name}.svg").read_text()]
+  assert old == []
+
+
+@pytest.mark.parametrize("drawn", [masks, meshes], ids=["masks", "meshes"])
+def test_pictures_of_masks_and_meshes_are_as_the_code_is(drawn):
+  """`python docs/site/masks.py` and `meshes.py` draw them anew."""
+  names = drawn.MASKS if drawn is masks else drawn.MESHES
+  assert {path.stem for path in drawn.FOLDER.glob("*.svg")} == set(names)
+  for name in names:
+    assert drawn.draw(name) == (drawn.FOLDER / f"{name}.svg").read_text(), name
