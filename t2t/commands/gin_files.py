@@ -64,10 +64,9 @@ def take(
   found = gin.to_config(read(options, typed), options.gin_kind)
   given = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
   if refused := found.refused(given):
-    one = len(refused) == 1
     raise UserError(
-      f"--gin_file {found.name}: {'this has' if one else f'{len(refused)} things have'} no counterpart, and without"
-      f" {'it' if one else 'them'} something else would come out:\n"
+      f"--gin_file {found.name}: nothing is run, for"
+      f" {'this' if len(refused) == 1 else f'{len(refused)} things'} would be guessed, or left out and missed:\n"
       + "\n".join(f"  {each}" for each in refused)
       + (_by_hand(options, typed, found.kind) if found.kind != "infer" else "")
     )

@@ -204,9 +204,10 @@ def _lengths(asked: Asked, dataset: str) -> dict[str, Any]:
 def _check_held_out(asked: Asked) -> None:
   """What T5X evaluates on, with targets and without, is one set of data in t2t, and much like what it trains on."""
   split = asked.value("train_eval/DatasetConfig.split")
+  scopes = ("train_eval", "infer_eval") if unasked.asks_while_training(asked) else ("train_eval",)
   for name in ("mixture_or_task_name", "task_feature_lengths", "module", "pack", "batch_size"):
     wanted = asked.value(f"train/DatasetConfig.{name}")
-    for scope in ("train_eval", "infer_eval"):
+    for scope in scopes:
       value = asked.value(f"{scope}/DatasetConfig.{name}")
       # Answers are never packed, and the batch is one of those that t2t has a key for.
       is_told = name not in ("pack", "batch_size") or (name == "pack" and scope == "train_eval")
@@ -216,7 +217,7 @@ def _check_held_out(asked: Asked) -> None:
           value,
           "what it is evaluated on; t2t evaluates what it trains on, on another split, and the rest with `t2t eval`",
         )
-  value = asked.value("infer_eval/DatasetConfig.split")
+  value = asked.value("infer_eval/DatasetConfig.split") if len(scopes) > 1 else UNSET
   if value not in (UNSET, split):
     asked.tell(
       "infer_eval/DatasetConfig.split", value, "what is asked; there is one such split, config.data.eval_split"

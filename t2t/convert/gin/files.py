@@ -138,6 +138,7 @@ _RUNS = {
   | _dataset("train_eval", split="validation", batch_size=Macro("BATCH_SIZE"))
   | _dataset("infer_eval", split="validation", batch_size=Macro("BATCH_SIZE"), task_feature_lengths=None, pack=False)
   | {
+    "train.infer_eval_dataset_cfg": Reference("infer_eval/utils.DatasetConfig", True),
     "train.eval_steps": Macro("EVAL_STEPS"),
     "train.eval_period": Macro("EVAL_PERIOD"),
     "Evaluator.num_examples": Macro("EVALUATOR_NUM_EXAMPLES"),

@@ -8,6 +8,7 @@ from t2t.convert.gin.bindings import UNSET, Asked
 from t2t.convert.gin.parser import Reference
 from t2t.convert.gin.same import of_sections, same
 
+ADD_MODEL = "; add one in front, as --gin_file t5x/examples/t5/t5_1_1/base.gin"
 # Of a model, what is compared with a checkpoint's.
 _SHAPE = (*gin_files.NETWORK.values(), "tied_logits")
 
@@ -27,8 +28,8 @@ def settings(asked: Asked) -> dict[str, Any]:
         module,
         "the sizes of T5X's T5Config and of Flaxformer's T5 are known alone; set config.model in a config of your own",
       )
-    else:
-      asked.missing("says no model; add --gin_file t5x/examples/t5/t5_1_1/base.gin or another")
+    elif "MODEL" not in asked.not_given:
+      asked.missing(f"says no model{ADD_MODEL}")
     return {}
   # Dropout that is left to the command line is not what T5X has where it is not named.
   given = {"model.dropout_rate": 0.0} if asked.key("T5Config.dropout_rate") else {}

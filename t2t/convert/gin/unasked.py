@@ -8,7 +8,8 @@ from typing import Any
 
 from t2t.convert.gin import names as gin_names
 from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
-from t2t.convert.gin.parser import Binding, Location, Macro, show
+from t2t.convert.gin.model import ADD_MODEL
+from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
 
 # What a macro that is left open says -> what else may say it.
 _SETTLED_BY = {
@@ -40,7 +41,7 @@ def not_given(asked: Asked) -> Iterator[Finding]:
     plain = of.rpartition("/")[2]
     same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
     settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
-    others = "".join(f" or {_option(each)}" for each in settled_by[:1])
+    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in settled_by[:1])
     yield Finding(
       f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}=VALUE{others}", True, settled_by
     )
@@ -137,9 +138,10 @@ def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, s
     return False, "nothing that runs refers to it"
   if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(asked, scope, function):
     return True, f"nothing refers to {scope}/DatasetConfig{nearest(scope, _SCOPES)}"
+  if scope == "infer_eval" and not asks_while_training(asked):
+    return False, "nothing that runs refers to it"
   references = list(references_in(value))
-  known = gin_names.functions()
-  strangers = [each for each in references if each.name.rpartition("/")[2].rpartition(".")[2] not in known]
+  strangers = [each for each in references if _is_strange(asked, each)]
   if name in gin_names.WIRING and references and not strangers:
     return None
   for table in (name, function):
@@ -150,10 +152,23 @@ def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, s
   if strangers and name != "Evaluator.logger_cls":
     each = strangers[0]
     last = each.name.rpartition("/")[2].rpartition(".")[2]
-    return True, f"t2t knows no {each}{nearest(last, known)}"
+    return True, f"t2t knows no {each}{nearest(last, gin_names.functions())}"
   if name in gin_names.TOLD or function in gin_names.TOLD:
     return False, gin_names.TOLD.get(name, gin_names.TOLD.get(function))
   return True, _unknown(asked, scope, function, parameter)
+
+
+def asks_while_training(asked: Asked) -> bool:
+  """Whether T5X has the model write answers between steps."""
+  key = ("", "train", "infer_eval_dataset_cfg")
+  return key in asked.gin.bindings and _peek(asked, asked.gin.bindings[key].value) is not None
+
+
+def _is_strange(asked: Asked, reference: Reference) -> bool:
+  """Whether a function is none of those that are known, or of a module of the user's own."""
+  module, _, function = reference.name.rpartition("/")[2].rpartition(".")
+  own = {part for each in own_modules(asked) for part in (each.partition(".")[0], each.rpartition(".")[2])}
+  return function not in gin_names.functions() or module.partition(".")[0] in own
 
 
 def _unknown(asked: Asked, scope: str, function: str, parameter: str) -> str:
