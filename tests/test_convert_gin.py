@@ -99,7 +99,10 @@ def test_values_are_shown_as_they_were_written():
   [
     ("A = ", "mine.gin:1: not gin: expected a value, found 'the end of the line'"),
     ("A = 1\nb:\nC = 1", "mine.gin:3: not gin: expected indented parameters of b"),
-    ("A = [1, 2\n", "mine.gin:"),
+    ("A = [1, 2\n", "mine.gin:1: not gin: '[' is not closed"),
+    ("A = 1\nB = {'a': (1, 2)\nC = 3\n", "mine.gin:2: not gin: '{' is not closed"),
+    ("A = 1\nB = )\n", "mine.gin:2: not gin: ')' closes nothing"),
+    ("A = [1)\n", "mine.gin:1: not gin: ')' closes '['"),
     ("A = (1 2)", "expected ','"),
     ("A = {[1]: 2}", "a key that is a word or a number"),
     ("A = @x(1)", "expected ')'"),
