@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import pytest
+import t5x_files
 
 from t2t import UserError
 from t2t import __main__ as command
@@ -270,6 +271,14 @@ def test_a_key_settles_what_is_refused(tmp_path):
     (["--gin_file={bad}/include.gin"], "include.gin:2: include 'gone/away.gin': no such file in {cwd}, {bad}, "),
     (["--gin_file={bad}/syntax.gin"], "syntax.gin:2: not gin: ')' closes nothing"),
     (["--gin_file={bad}/syntax.gin", "--nonsense"], "syntax.gin:2: not gin"),
+    (
+      ["--gin_file={tiny}/tiny_pretrain.gin", "--run_mode=eval"],
+      "--run_mode=eval: a flag of T5X that t2t has under anot",
+    ),
+    (
+      flags("{tiny}/tiny_finetune.gin", INITIAL_CHECKPOINT_PATH="c", **{"RestoreCheckpointConfig.mode": "latest"}),
+      "name it",
+    ),
     (["--gin_file={bad}/export.gin"], "export.gin:1: binds export: T5X's export; `t2t convert --to hf`"),
   ],
 )
@@ -334,6 +343,9 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   found = json.loads((tmp_path / "eval" / "results.json").read_text())
   assert "docs_summary" in json.dumps(found)
 
+  assert command.main(["eval", *asked, place, "--gin.network.T5Config.emb_dim=64", f"--workdir={tmp_path}/no"]) == 2
+  assert "tiny_eval.gin: config.model.embed_dim would be 64, and is 32 in " in capsys.readouterr().err
+
   asked = [f"--gin_file={TINY}/tiny_infer.gin", '--gin.MIXTURE_OR_TASK_NAME="docs_package"']
   assert command.main(["infer", *asked, place, f'--gin.INFER_OUTPUT_DIR="{tmp_path}/infer"']) == 0
   rows = (tmp_path / "infer" / "docs_package-predict.jsonl").read_text().splitlines()
@@ -342,3 +354,18 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   typed = ["--max_length=8", "--inputs_length=64", "--beam=2", f"--input={tmp_path}/infer/docs_package-inputs.jsonl"]
   assert command.main(["infer", f"--checkpoint={tmp_path}/gin", *typed, f"--output={tmp_path}/typed.jsonl"]) == 0
   assert (tmp_path / "typed.jsonl").read_text().splitlines() == rows
+
+
+def test_a_checkpoint_of_t5x_takes_the_vocabulary_of_the_file(tmp_path, monkeypatch, capsys):
+  """It has none beside it, and T5X's users have it in their gin files."""
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(t5x_files, "VOCAB", 384)
+  checkpoint = t5x_files.write(tmp_path / "checkpoint_7", t5x_files.parameters())
+  (tmp_path / "in.txt").write_text("one\ntwo\n")
+  shape = dict(emb_dim=10, num_heads=5, head_dim=3, mlp_dim=14, num_decoder_layers=4)
+  argv = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl", "--beam=1", "--max_length=3"]
+  bound = {f"network.T5Config.{name}": value for name, value in shape.items()} | {"CHECKPOINT_PATH": str(checkpoint)}
+  assert command.main(["infer", *flags(f"{TINY}/tiny_infer.gin", **bound), *argv]) == 0
+  assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+  assert command.main(["infer", f"--checkpoint={checkpoint}", *argv]) == 2
+  assert "there is no vocabulary beside this checkpoint" in capsys.readouterr().err

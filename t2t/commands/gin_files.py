@@ -12,6 +12,17 @@ from t2t.convert import gin
 from t2t.runtime import hosts
 
 _BINDING = "--gin."  # which argparse takes for no option
+# Flags of T5X's that go by another name here.
+_ELSEWHERE = {
+  "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.folders.NAME=FOLDER",
+  "seqio_additional_cache_dirs": "give --config.data.cache_dir, a folder that `t2t cache` wrote",
+  "run_mode": "give the file to the command that it is for: `t2t train`, `t2t eval`, `t2t infer`",
+  "dry_run": "`t2t convert` prints the config of a file, and runs nothing",
+  "coordinator_address": "give --coordinator",
+  "process_count": "give --num_processes",
+  "process_index": "give --process_id",
+  "multiprocess_gpu": "give --coordinator, --num_processes and --process_id",
+}
 
 
 def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
@@ -61,6 +72,10 @@ def take(
     raise UserError(
       f"--config, --gin_file {options.gin_file[0]}: give one; keys of either are changed by --config.SECTION.KEY=VALUE"
     )
+  for argument in others:
+    name = argument.lstrip("-").partition("=")[0]
+    if name in _ELSEWHERE:
+      raise UserError(f"{argument}: a flag of T5X that t2t has under another name: {_ELSEWHERE[name]}")
   found = gin.to_config(read(options, typed), options.gin_kind)
   given = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
   if refused := found.refused(given):
@@ -100,10 +115,10 @@ def _by_hand(options: argparse.Namespace, typed: Sequence[str], kind: str) -> st
 
 
 def tell(found: gin.Converted | None) -> None:
-  """Says what gin files say and no config does, before anything begins; the hosts have joined."""
+  """Says what is left out of gin files or done in another way, before anything begins; the hosts have joined."""
   if found is not None and found.findings:
     said = "\n".join(f"  {each}" for each in found.findings)
-    hosts.say(f"{found.name} says more than the config, which changes nothing that is learned:\n{said}")
+    hosts.say(f"of {found.name} this is left out, or done in another way:\n{said}")
 
 
 def check(found: gin.Converted, source: pretrained.Source) -> pretrained.Source:

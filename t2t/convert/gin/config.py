@@ -249,6 +249,7 @@ def _training(asked: Asked) -> dict[str, Any]:
       )
   if path := _checkpoint(asked):
     found["init.checkpoint"] = path
+    _check_steps(asked, path, earlier)
   if asked.key("SaveCheckpointConfig.keep") and asked.value("SaveCheckpointConfig.keep") is None:
     asked.tell("SaveCheckpointConfig.keep", None, "all checkpoints are kept; t2t keeps 3 (config.checkpoint.keep)")
   return found | _mesh(asked)
@@ -275,6 +276,21 @@ def _steps_before(asked: Asked) -> int:
     asked.key("CheckpointConfig.restore") and asked.value("CheckpointConfig.restore") is None
   )
   return int(match[1]) if is_read and (match := _STEP.fullmatch(path)) else 0
+
+
+def _check_steps(asked: Asked, path: str, earlier: int) -> None:
+  """T5X's checkpoints say their steps in their names, and its users' TRAIN_STEPS count these."""
+  if asked.value("RestoreCheckpointConfig.mode") == "latest":
+    why = f"T5X looks for the last one there, and counts its steps: name it, as {path.rstrip('/')}/checkpoint_1000000"
+    asked.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
+    return
+  offset = asked.value("Adafactor.step_offset")
+  why = "parameters alone are read; T5X goes on with the optimizer's averages as well, and t2t begins new ones"
+  why += f" (as T5X with Adafactor.step_offset = {earlier})" if earlier else ""
+  if not earlier:
+    why += "; its name has no number of steps, so that all of train.total_steps are made"
+  if not earlier or offset != earlier:
+    asked.tell("RestoreCheckpointConfig.path", path, why)
 
 
 def _mesh(asked: Asked) -> dict[str, Any]:
