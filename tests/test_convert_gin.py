@@ -206,7 +206,7 @@ def test_fine_tuning(tmp_path):
   for words in ("TRAIN_STEPS", "USE_CACHED", "LOSS_NORM", "split = 'test'", "logger_cls"):
     line = next(number for number, each in enumerate(lines, 1) if words in each)
     assert f"mine.gin:{line}: " in notes, words
-  assert "mine.gin:7: RestoreCheckpointConfig.path = " in notes and "Adafactor.step_offset = 1000000" in notes
+  assert "mine.gin:8: RestoreCheckpointConfig.path = " in notes and "Adafactor.step_offset = 1000000" in notes
   assert len(notes.split("\n")) == 7  # and that not all checkpoints are kept
 
 
