@@ -162,18 +162,6 @@ def adopt(config: ConfigDict, source: Source) -> None:
     config.data.extra_ids = source.extra_ids
 
 
-def with_vocabulary(source: Source, spec: str, *, extra_ids: int) -> Source:
-  """A checkpoint that has no vocabulary beside it, with one.
-
-  Args:
-    source: the checkpoint.
-    spec: as `vocabularies.load` takes it.
-    extra_ids: sentinels behind its own ids.
-  """
-  data = {**source.run["data"], "vocabulary": spec, "extra_ids": extra_ids}
-  return dataclasses.replace(source, run={**source.run, "data": data})
-
-
 def vocabulary(source: Source):
   """The seqio vocabulary that a checkpoint was trained with: the one saved beside it, or else what its config names.
 

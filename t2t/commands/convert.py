@@ -185,8 +185,7 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t convert",
-    usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]\n"
-    "       t2t convert --gin_file FILE [--gin.NAME=VALUE ...]",
+    usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]",
     description="Brings checkpoints from T5X and Hugging Face to t2t, and from t2t to Hugging\n"
     "Face; adapters from PEFT, and back; parameter by parameter, so that none but\n"
     "the largest must fit in memory.\n"

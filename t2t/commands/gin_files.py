@@ -34,14 +34,16 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
   """
   group = parser.add_argument_group(
     "gin files of T5X (docs/gin.md)",
-    "Bindings of a file are changed by --gin.NAME=VALUE, as --gin.TRAIN_STEPS=100 or"
-    " --gin.MODEL_DIR='\"runs/t5\"'; what has no counterpart is said before anything begins.",
+    "--gin.NAME=VALUE comes after the files: --gin.TRAIN_STEPS=100, and a text in\n"
+    "two kinds of quotes, --gin.MODEL_DIR='\"runs/t5\"'.  What has no counterpart is\n"
+    "said before anything begins.",
   )
   add = group.add_argument
   add("--gin_file", action="append", default=[], metavar="FILE", help="that T5X runs; of several the later ones count")
   add("--gin_search_paths", default="", metavar="DIR,DIR", help="where files and what they include are looked for")
   add("--gin_bindings", action="append", default=[], metavar="NAME=VALUE", help="the same as --gin.NAME=VALUE")
   parser.set_defaults(gin_kind=kind)
+  parser.usage += f"\n       {parser.prog} --gin_file FILE [--gin.NAME=VALUE ...]"
 
 
 def is_binding(argument: str) -> bool:
@@ -135,4 +137,5 @@ def check(found: gin.Converted, source: pretrained.Source) -> pretrained.Source:
   data = found.config().data
   if source.vocabulary or not data.vocabulary:
     return source
-  return pretrained.with_vocabulary(source, data.vocabulary, extra_ids=data.extra_ids)
+  said = source.run["data"] | {"vocabulary": data.vocabulary, "extra_ids": data.extra_ids}
+  return dataclasses.replace(source, run=source.run | {"data": said})

@@ -40,8 +40,7 @@ _MAX_LENGTH, _TOP = 64, 10
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t infer",
-    usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server\n"
-    "       t2t infer --gin_file FILE [--gin.NAME=VALUE ...]",
+    usage="t2t infer --checkpoint C --input FILE --output FILE [options]\n       t2t infer --checkpoint C --server",
     description="Writes what a model makes of each line of a file, one JSON object a line, in\n"
     'the same order: {"line": 1, "inputs": ..., "prediction": ..., "score": ...}.\n'
     "The same command again goes on where it stopped.\n\n"
