@@ -323,6 +323,11 @@ def losses(workdir: pathlib.Path) -> list[float]:
   return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
+def written(workdir: pathlib.Path) -> list[str]:
+  rows = (workdir / "predictions" / "docs_summary.validation.jsonl").read_text().splitlines()
+  return [json.loads(row)["prediction"] for row in rows]
+
+
 def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   """The losses are those of the config that convert prints, bit for bit, and so are metrics and what is written."""
   monkeypatch.chdir(ROOT)
@@ -337,12 +342,18 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   assert len(losses(tmp_path / "gin")) == 3
   assert losses(tmp_path / "gin") == losses(tmp_path / "config")
 
-  asked = [f"--gin_file={TINY}/tiny_eval.gin", "--gin.TASK_FEATURE_LENGTHS=None"]
   place = f'--gin.CHECKPOINT_PATH="{tmp_path}/gin"'
+  asked = [f"--gin_file={TINY}/tiny_eval.gin", "--gin.seqio.Evaluator.num_examples=2"]
+  capsys.readouterr()
+  assert command.main(["convert", *asked]) == 0
+  (tmp_path / "made_eval.py").write_text(capsys.readouterr().out)
   assert command.main(["eval", *asked, place, f'--gin.EVAL_OUTPUT_DIR="{tmp_path}/eval"']) == 0
-  found = json.loads((tmp_path / "eval" / "results.json").read_text())
-  assert "docs_summary" in json.dumps(found)
-
+  made = [f"--config={tmp_path}/made_eval.py", f"--checkpoint={tmp_path}/gin", f"--workdir={tmp_path}/made"]
+  assert command.main(["eval", *made]) == 0
+  longest = [*asked, "--gin.TASK_FEATURE_LENGTHS=None", place, f'--gin.EVAL_OUTPUT_DIR="{tmp_path}/longest"']
+  assert command.main(["eval", *longest]) == 0
+  assert written(tmp_path / "eval") == written(tmp_path / "made")
+  assert max(map(len, written(tmp_path / "eval"))) <= 20 < max(map(len, written(tmp_path / "longest")))
   assert command.main(["eval", *asked, place, "--gin.network.T5Config.emb_dim=64", f"--workdir={tmp_path}/no"]) == 2
   assert "tiny_eval.gin: config.model.embed_dim would be 64, and is 32 in " in capsys.readouterr().err
 
