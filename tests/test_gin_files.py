@@ -207,6 +207,32 @@ def test_a_checkout_of_t5x_says_what_is_known_by_heart(run, tmp_path):
   assert f"{tmp_path}/t5x/configs/runs/{run}.gin:" in "\n".join(map(str, found.gin.findings))
 
 
+def test_the_recipes_for_gpus_do_not_pack():
+  """NVIDIA's runs lie elsewhere, and differ in this."""
+  bound = dict(
+    MIXTURE_OR_TASK_NAME=MIXTURE, TASK_FEATURE_LENGTHS=LENGTHS, TRAIN_STEPS=9, DROPOUT_RATE=0.1, BATCH_SIZE=24
+  )
+  folder = "t5x/contrib/gpu/t5"
+  _, config = parse("train", *flags(f"{folder}/t5_1_1/small.gin", f"{folder}/configs/runs/pretrain.gin", **bound))
+  assert (config.data.pack, config.train.batch_size, config.eval.batch_size) == (False, 24, 0)
+
+
+def test_modules_that_a_file_imports_register_its_mixture(tmp_path, monkeypatch):
+  """As for T5X, whose users import theirs in the file; libraries are none of them."""
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "my_gin_tasks.py").write_text("")
+  (tmp_path / "a.gin").write_text("import my_gin_tasks\nfrom t5.data import mixtures\nMIXTURE_OR_TASK_NAME = 'mine'\n")
+  _, config = parse("train", *flags(f"{TINY}/tiny_pretrain.gin", f"{tmp_path}/a.gin"))
+  assert (config.data.mixture, config.data.task_modules) == ("mine", ("t2t.tasks.docs", "my_gin_tasks"))
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\\b", "a\rb", "a\nb", 'x"""\nimport gone\n"""'])
+def test_a_text_stays_a_text(text):
+  """Whatever it has in it: the config is Python."""
+  _, config = parse("train", *flags(f"{TINY}/tiny_pretrain.gin", MIXTURE_OR_TASK_NAME=text))
+  assert config.data.mixture == text
+
+
 # ---- T5X's flags -----------------------------------------------------------------------------------------------------
 
 

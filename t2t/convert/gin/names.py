@@ -225,6 +225,9 @@ PARTS = (
 # Values that say what t2t does.
 HARMLESS = {
   "DatasetConfig.use_cached": (False,),
+  "DatasetConfig.seed": (None,),
+  "DatasetConfig.use_memory_cache": (True,),
+  "Evaluator.use_memory_cache": (True,),
   "DatasetConfig.pack": (False,),  # of what is evaluated
   "CheckpointConfig.restore": (None,),
   "train.infer_eval_dataset_cfg": (None,),

@@ -40,7 +40,9 @@ def _literal(value: Any) -> str:
     return f'float("{value}")'
   if isinstance(value, tuple):
     return "(" + "".join(f"{_literal(x)}, " for x in value).removesuffix(" " if len(value) == 1 else ", ") + ")"
-  return f'"{value}"' if isinstance(value, str) and not re.search(r'["\\\n]', value) else repr(value)
+  return (
+    f'"{value}"' if isinstance(value, str) and re.fullmatch(r'[^"\\]*', value) and value.isprintable() else repr(value)
+  )
 
 
 def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
@@ -66,7 +68,7 @@ def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
     section, _, field = key.partition(".")
     if config[section][field] != value:
       lines.append(f"config.{key} = {_literal(value)}")
-  name = ", ".join(os.path.basename(each) for each in path.split(", "))
+  name = re.sub(r'["\\]|[^ -~]', "_", ", ".join(os.path.basename(each) for each in path.split(", ")))
   checkpoint = "" if kind == "train" else " --checkpoint CHECKPOINT"
   body = "\n".join(f"  {line}" for line in lines)
   return (

@@ -138,6 +138,8 @@ def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, s
     return False, "nothing that runs refers to it"
   if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(asked, scope, function):
     return True, f"nothing refers to {scope}/DatasetConfig{nearest(scope, _SCOPES)}"
+  if name == "DatasetConfig.shuffle" and value == (scope == "train"):
+    return None  # as t2t does
   if scope == "infer_eval" and not asks_while_training(asked):
     return False, "nothing that runs refers to it"
   references = list(references_in(value))
