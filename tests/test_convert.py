@@ -304,8 +304,8 @@ def test_a_source_that_breaks_off(target, t5x_folder, convert, tmp_path):
     (["{t2t}", "{out}", "--max_shard_size=much"], "--max_shard_size much: must be a number of bytes"),
     (["{t2t}", "{out}", "--max_shard_size=0.1"], "--max_shard_size 0.1: must be a number of bytes"),
     (["{t2t}", "{out}", "--dtype=int8"], "--dtype int8: known are float32"),
-    (["--gin=a.gin", "{hf}", "{out}"], "--gin a.gin: prints a config and converts no checkpoint"),
-    (["--gin={empty}/a.gin"], "--gin {empty}/a.gin: no such file"),
+    (["--gin=a.gin", "{hf}", "{out}"], "--gin_file a.gin: prints a config and converts no checkpoint"),
+    (["--gin={empty}/a.gin"], "--gin_file {empty}/a.gin: no such file"),
   ],
 )
 def test_what_cannot_be_done(arguments, words, exported, convert, tmp_path):

@@ -14,6 +14,7 @@ import jax
 
 from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, damage, detached, pretrained, reading
+from t2t.commands import gin_files
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
 from t2t.runtime import amounts
 from t2t.storage import bucket
@@ -184,7 +185,7 @@ def _commands(foreign: tensors.Foreign, job: Job) -> Iterator[str]:
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t convert",
-    usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]\n       t2t convert --gin FILE",
+    usage="t2t convert [--from KIND] PATH [--to KIND] OUT [options]",
     description="Brings checkpoints from T5X and Hugging Face to t2t, and from t2t to Hugging\n"
     "Face; adapters from PEFT, and back; parameter by parameter, so that none but\n"
     "the largest must fit in memory.\n"
@@ -208,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     "  t2t convert --from peft adapter --base flan-t5-base --to t2t runs/adapter\n"
     "  t2t convert --from t5x t5_1_1_base/checkpoint_1000000 --to t2t runs/t5_base \\\n"
     "    --vocabulary spiece.model\n"
-    "  t2t convert --gin t5x/examples/t5/t5_1_1/examples/base_c4_pretrain.gin > c4.py",
+    "  t2t convert --gin_file base_c4_pretrain.gin --gin.TRAIN_STEPS=1000 > c4.py",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -222,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     metavar="KIND",
     help="t2t, hf or peft; default: t2t, and hf of a checkpoint of t2t",
   )
-  add("--gin", default="", metavar="FILE", help="of T5X: print the config that says the same, and what it cannot say")
+  add("--gin", default="", metavar="FILE", help="the same as --gin_file: prints the config that says the same")
   words = parser.add_argument_group("vocabulary")
   add = words.add_argument
   add(
@@ -245,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
   add = theirs.add_argument
   add("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: float32")
   add("--max_shard_size", metavar="SIZE", help=f"of a file, 500MB for example; default: {_SHARD}")
+  gin_files.add_options(parser, "")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
 
@@ -348,12 +350,18 @@ def main(argv: list[str]) -> None:
     UserError: see `run`.
   """
   # Options may stand between the two paths: --from hf DIR --to t2t OUT.
-  options = _parser().parse_intermixed_args(argv)
-  if options.gin:
+  typed = [argument for argument in argv if gin_files.is_binding(argument)]
+  options = _parser().parse_intermixed_args([argument for argument in argv if not gin_files.is_binding(argument)])
+  options.gin_file = [*options.gin_file, *([options.gin] if options.gin else [])]
+  if options.gin_file:
     if options.paths or options.kind or options.target:
-      raise UserError(f"--gin {options.gin}: prints a config and converts no checkpoint; give nothing else with it")
-    gin.main(options.gin)
+      raise UserError(
+        f"--gin_file {options.gin_file[0]}: prints a config and converts no checkpoint; give nothing else with it"
+      )
+    gin.main(gin_files.read(options, typed))
     return
+  if typed:
+    raise UserError(f"{typed[0]}: binds a name of a gin file; give --gin_file FILE with it")
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   # Nothing is computed here, and a run on this machine may be holding its accelerators.
   jax.config.update("jax_platforms", "cpu")

@@ -2,8 +2,9 @@
 
 from absl import logging
 
+from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
-from t2t.evaluation import evaluate
+from t2t.evaluation import evaluate, longest
 from t2t.settings import records
 
 
@@ -19,15 +20,23 @@ def main(argv: list[str]) -> None:
       "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
       "    --workdir runs/few_shot\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"
-      "    --config.data.eval_split=test"
+      "    --config.data.eval_split=test\n"
+      "  t2t eval --gin_file base_wmt_eval.gin --gin.CHECKPOINT_PATH='\"runs/wmt\"' \\\n"
+      "    --gin.EVAL_OUTPUT_DIR='\"runs/eval\"'"
     ),
   )
   parser.set_defaults(config="superglue")
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
   parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")
+  gin_files.add_options(parser, "eval")
   options, config, source = parse_with_checkpoint(parser, argv)
   if options.shots is not None:
     config.eval.shots = options.shots
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  if options.gin is not None:
+    gin_files.tell(options.gin)
+    source = gin_files.check(options.gin, source)
+    if options.gin.of_split:
+      longest.adopt(config, source.model.architecture, typed=argv)
   evaluate.evaluate(records(config), source, options.workdir)

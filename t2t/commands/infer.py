@@ -14,7 +14,9 @@ import jax
 
 from t2t import UserError
 from t2t.checkpoints import by_task, one_base, pretrained
+from t2t.commands import gin_files
 from t2t.configs import default
+from t2t.convert import gin
 from t2t.generation import (
   answering,
   choosing,
@@ -30,6 +32,7 @@ from t2t.generation import (
   writing,
 )
 from t2t.runtime import hosts, memory
+from t2t.settings import records
 
 _MAX_LENGTH, _TOP = 64, 10
 
@@ -83,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     "    --input texts.txt --output out.jsonl\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
-    "  t2t infer --checkpoint runs/tiny --server",
+    "  t2t infer --checkpoint runs/tiny --server\n"
+    "  t2t infer --gin_file base_wmt_infer.gin --gin.CHECKPOINT_PATH='\"runs/wmt\"' \\\n"
+    "    --gin.INFER_OUTPUT_DIR='\"runs/wmt_out\"'",
     allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -159,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   heard = "whose requests are heard; default: 127.0.0.1, this machine's; others need the token that is printed"
   add("--host", default="127.0.0.1", help=heard)
+  gin_files.add_options(parser, "infer")
   hosts.add_options(parser)
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   return parser
@@ -173,8 +179,13 @@ def main(argv: list[str]) -> None:
   Raises:
     UserError: see `lines.run`, and what each way of asking needs.
   """
-  options = _parser().parse_args(argv)
+  options, found = _options(argv)
+  of_tasks = found is not None and not options.input and not options.server  # the inputs are a mixture's
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
+  if of_tasks:
+    if not found.workdir:
+      raise UserError("INFER_OUTPUT_DIR is missing: give --gin.INFER_OUTPUT_DIR='\"FOLDER\"', or --input and --output")
+    needed = ("checkpoint",)
   for name in needed:
     if not getattr(options, name):
       raise UserError(f"--{name} is missing; see `t2t infer --help`")
@@ -195,7 +206,9 @@ def main(argv: list[str]) -> None:
   else:
     hosts.start(options, default.get_config().train)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
+  gin_files.tell(found)
   source = pretrained.read_source(options.checkpoint)
+  source = source if found is None else gin_files.check(found, source)
   if options.task:
     source = by_task.choose(source, options.task, where="--task")
   adapters = one_base.open_all(source, _places(options.adapter)) or by_task.each(source)
@@ -209,9 +222,37 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
   mesh = lines.make_mesh(options.tensor)
-  job = lines.Job(options.input, options.output, options.field, options.batch_size, options.strict)
   load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
-  lines.run(source, mesh, make_way(mesh), job, load=load)
+  for input_path, output_path in _files(options, found if of_tasks else None, source):
+    job = lines.Job(input_path, output_path, options.field, options.batch_size, options.strict)
+    lines.run(source, mesh, make_way(mesh), job, load=load)
+
+
+def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.Converted | None]:
+  """The options, with those that gin files say where none is typed, and the files."""
+  options, rest = _parser().parse_known_args(argv)
+  found, rest = gin_files.take(options, rest, argv)
+  typed = [argument for argument in argv if not gin_files.is_binding(argument)]
+  if rest or found is None:
+    return _parser().parse_args(typed), found
+  options = _parser().parse_args([*found.options, *typed])
+  options.checkpoint = options.checkpoint or found.checkpoint
+  return options, found
+
+
+def _files(
+  options: argparse.Namespace, found: gin.Converted | None, source: pretrained.Source
+) -> list[tuple[str, str]]:
+  """What is read and written: the files of the options, or of the tasks of gin files."""
+  if found is None:
+    return [(options.input, options.output)]
+  from t2t.evaluation import inputs
+
+  paths = inputs.write(records(found.config()).data, source.model.architecture, found.workdir)
+  if options.output and len(paths) > 1:
+    raise UserError(f"--output {options.output}: {', '.join(paths)} have a file each; leave it out")
+  suffix = "-inputs.jsonl"
+  return [(path, options.output or f"{path.removesuffix(suffix)}-predict.jsonl") for path in paths.values()]
 
 
 def _places(given: list[str]) -> dict[str, str]:

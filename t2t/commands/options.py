@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from t2t import UserError, did_you_mean
 from t2t.checkpoints import pretrained
+from t2t.commands import gin_files
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
@@ -138,7 +139,7 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
   argparse takes what has a space in it for a positional, even if it begins with two dashes: a key's value is hidden
   from it.  No argument of a process has a NUL of its own.
   """
-  is_key = re.compile(r"--(no)?config\.").match
+  is_key = re.compile(r"--(?:(?:no)?config|gin)\.").match
   options, rest = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
   return options, [x.replace("\0", " ") for x in rest]
 
@@ -154,15 +155,24 @@ def parse(
     prepare: changes the config before its keys are overridden.
 
   Raises:
-    UserError: see `load_config` and `override`.
+    UserError: see `load_config`, `gin_files.take` and `override`.
   """
   options, rest = parse_known(parser, argv)
-  if options.config is None:
+  options.gin = None
+  if "gin_file" in options:
+    options.gin, rest = gin_files.take(options, rest, argv)
+  if options.gin is not None:
+    options.config, config = options.gin.name, options.gin.config()
+    for name in {"workdir", "checkpoint"} & set(vars(options)):
+      setattr(options, name, getattr(options, name) or getattr(options.gin, name))
+  elif options.config is None:
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
-  config = load_config(options.config)
+  else:
+    config = load_config(options.config)
   if prepare is not None:
     prepare(config)
-    for_architecture(options.config, config)
+    if options.gin is None:
+      for_architecture(options.config, config)
   return options, override(config, rest)
 
 

@@ -3,6 +3,7 @@
 from absl import logging
 
 from t2t import UserError
+from t2t.commands import gin_files
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.loop import train
 from t2t.runtime import hosts
@@ -20,16 +21,21 @@ def main(argv: list[str]) -> None:
       "  t2t train --config tiny --workdir runs/tiny\n"
       "  t2t train --config t5_1_1_small --workdir runs/own \\\n"
       "    --config.data.files='text/*.jsonl.gz' \\\n"
-      "    --config.data.vocabulary=spiece.model"
+      "    --config.data.vocabulary=spiece.model\n"
+      "  t2t train --gin_file base_c4_pretrain.gin --gin.TRAIN_STEPS=1000 \\\n"
+      "    --gin.MODEL_DIR='\"runs/t5x\"'"
     ),
   )
   parser.add_argument("--workdir", help="folder or gs:// bucket for checkpoints, metrics and config.json")
+  gin_files.add_options(parser, "train")
   hosts.add_options(parser)
   options, config = parse(parser, argv)
   if not options.workdir:
-    raise UserError("--workdir is missing; give a folder (or gs:// path) for checkpoints and metrics")
+    or_gin = ", or --gin.MODEL_DIR='\"FOLDER\"'," if options.gin else ""
+    raise UserError(f"--workdir is missing; give a folder (or gs:// path){or_gin} for checkpoints and metrics")
   bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
+  gin_files.tell(options.gin)
   config = inherited(config, parser, argv)
   logging.set_verbosity(logging.INFO if options.debug else logging.ERROR)
   train(records(config), options.workdir)

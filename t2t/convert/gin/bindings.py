@@ -1,55 +1,68 @@
-"""What a gin file binds with all that it includes, and which of its bindings somebody asked for."""
+"""What gin files bind with all that they include, and which of their bindings somebody asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
 
 from t2t import UserError
 from t2t.convert.gin import files as gin_files
-from t2t.convert.gin import names as gin_names
 from t2t.convert.gin.parser import Binding, Import, Include, Location, Macro, Reference, parse, show
 
 UNSET = object()  # the value of what is not bound
+TYPED = "--gin."  # what a binding of the command line begins with
 
 
 @dataclasses.dataclass(frozen=True)
 class Gin:
-  """A gin file with all that it includes.
+  """Gin files with all that they include, and bindings of the command line.
 
-  path: the file.
+  paths: the files.
   bindings: the last of each parameter, by (scope, function, parameter); the function without its module.
   macros: the last of each.
-  imports: modules that it names.
-  unknown: what it includes that was not found, and where it was looked for.
-  own: files that were read, as opposed to those that are known by heart.
+  imports: modules that they name.
+  unknown: what they include that was not found, and where it was looked for.
+  own: files that were read, as opposed to those that are known by heart, and bindings of the command line.
+  typed: names that the command line binds.
   """
 
-  path: str
+  paths: tuple[str, ...]
   bindings: Mapping[tuple[str, str, str], Binding]
   macros: Mapping[str, Binding]
   imports: tuple[Import, ...]
   unknown: tuple[tuple[Include, tuple[str, ...]], ...]
   own: frozenset[str]
+  typed: tuple[str, ...] = ()
+
+  @property
+  def name(self) -> str:
+    """What the files are called, for messages."""
+    return ", ".join(self.paths)
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def read(path: str) -> Gin:
-  """A gin file and what it includes: from the folders above it, or as T5X has it.
+def read(paths: str | Sequence[str], typed: Sequence[str] = (), *, search_paths: Sequence[str] = ()) -> Gin:
+  """Gin files, one after another, and what they include, as T5X reads them: what comes later counts.
+
+  A file is looked for as it is named, on the search paths, in the folders above the file that includes it, and among
+  those that come with T5X.
 
   Args:
-    path: the file.
+    paths: the files.
+    typed: bindings of the command line, NAME=VALUE, which come last.
+    search_paths: folders.
 
   Raises:
     UserError: no such file, not gin, or files that include each other.
   """
+  paths = (paths,) if isinstance(paths, str) else tuple(paths)
   statements, imports, unknown, own = [], [], [], []
 
   def add(file: str, chain: tuple[str, ...]) -> None:
     if file in chain:
-      raise UserError(f"{path}: {' includes '.join([*chain[chain.index(file) :], file])}")
+      raise UserError(f"{paths[0]}: {' includes '.join([*chain[chain.index(file) :], file])}")
     own.append(file)
     for statement in parse(_text(file), file):
       if isinstance(statement, Import):
@@ -60,25 +73,54 @@ def read(path: str) -> Gin:
         statements.append(statement)
 
   def include(statement: Include, chain: tuple[str, ...]) -> None:
-    folders = _folders(chain[-1])
-    for folder in folders:
-      file = os.path.join(folder, statement.path)
-      if os.path.isfile(file):
-        add(os.path.normpath(file), chain)
-        return
+    folders = _folders(search_paths, chain[-1])
+    if file := _found(statement.path, folders):
+      add(file, chain)
+      return
     known = gin_files.standard(statement.path)
     statements.extend(known or ())
     if known is None:
       unknown.append((statement, folders))
 
-  add(path, ())
+  for path in paths:
+    folders = _folders(search_paths)
+    file = _found(path, folders)
+    known = None if file else gin_files.standard(path)
+    if file is None and known is None:
+      raise UserError(f"--gin_file {path}: no such file; looked in {', '.join(folders)}, and among those of T5X")
+    if known is None:
+      add(file, ())
+    else:
+      statements.extend(known)
+  names = []
+  for text in typed:
+    name, equals, value = text.partition("=")
+    statements.append(_typed(name.strip(), value.strip(), text if not equals else ""))
+    names.append(name.strip())
+    own.append(f"{TYPED}{name.strip()}")
   bindings, macros = {}, {}
   for statement in statements:
     if statement.function:
       bindings[(statement.scope, statement.function.rpartition(".")[2], statement.parameter)] = statement
     else:
       macros[statement.parameter] = statement
-  return Gin(path, bindings, macros, tuple(imports), tuple(unknown), frozenset(own))
+  return Gin(paths, bindings, macros, tuple(imports), tuple(unknown), frozenset(own), tuple(names))
+
+
+def _typed(name: str, value: str, without: str) -> Binding:
+  if without:
+    raise UserError(f"{TYPED}{without}: give {TYPED}NAME=VALUE")
+  try:
+    statements = parse(f"{name} = {value}\n", f"{TYPED}{name}")
+    (binding,) = statements
+    assert isinstance(binding, Binding)
+  except (UserError, ValueError, AssertionError):
+    quoted = f"'\"{value}\"'"
+    raise UserError(
+      f"{TYPED}{name}={value}: not gin: give a number, True, False, None, a list, a @reference, a %macro, or a text in"
+      f" quotes that the shell leaves: {TYPED}{name}={quoted}"
+    ) from None
+  return dataclasses.replace(binding, location=Location(f"{TYPED}{name}", 0))
 
 
 def _text(file: str) -> str:
@@ -86,22 +128,47 @@ def _text(file: str) -> str:
     with open(file, encoding="utf-8") as stream:
       return stream.read()
   except OSError as error:
-    raise UserError(f"--gin {file}: {(error.strerror or 'cannot be read').lower()}") from error
+    raise UserError(f"--gin_file {file}: {(error.strerror or 'cannot be read').lower()}") from error
   except UnicodeDecodeError as error:
-    raise UserError(f"--gin {file}: not a text file") from error
+    raise UserError(f"--gin_file {file}: not a text file") from error
 
 
-def _folders(file: str) -> tuple[str, ...]:
-  """Where what a file includes is looked for: its folder and all above it, and where the command was called."""
-  folder = os.path.dirname(os.path.abspath(file))
-  found = [folder]
-  while os.path.dirname(folder) != folder:
-    folder = os.path.dirname(folder)
+def _folders(search_paths: Sequence[str], file: str = "") -> tuple[str, ...]:
+  """Where a file is looked for: where the command was called, on the search paths, and in all folders above a file."""
+  found = [os.getcwd(), *(os.path.abspath(each) for each in search_paths)]
+  folder = os.path.dirname(os.path.abspath(file)) if file else ""
+  while folder:
     found.append(folder)
-  return tuple(dict.fromkeys([*found, os.getcwd()]))
+    folder = os.path.dirname(folder) if os.path.dirname(folder) != folder else ""
+  return tuple(dict.fromkeys(found))
+
+
+def _found(path: str, folders: Sequence[str]) -> str | None:
+  """The first of the files that are called so, as short as the user may have written it."""
+  if os.path.isfile(path):
+    return os.path.normpath(path)
+  files = (os.path.join(folder, path) for folder in folders)
+  return next((os.path.normpath(file) for file in files if os.path.isfile(file)), None)
 
 
 # ---- Asking ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """Something that a gin file says and no config does, as it is told.
+
+  text: file, line, binding, and why there is no counterpart.
+  refused: whether it changes what comes out, so that nothing is run without it.
+  settled_by: keys of the config, or options, any of which says what is to be done instead.
+  """
+
+  text: str
+  refused: bool = False
+  settled_by: tuple[str, ...] = ()
+
+  def __str__(self) -> str:
+    return self.text
 
 
 class Asked:
@@ -111,8 +178,9 @@ class Asked:
     self.gin = gin
     self.bindings: set[tuple[str, str, str]] = set()
     self.macros: set[str] = set()
-    self.not_given: dict[str, Location] = {}
-    self.notes: list[str] = []
+    self.not_given: dict[str, tuple[Location, str]] = {}
+    self.findings: list[Finding] = []
+    self.optimizers: set[str] = set()  # parts of the optimizer that OPTIMIZER refers to
 
   def key(self, name: str) -> tuple[str, str, str] | None:
     """Where "scope/function.parameter" is bound: in the scope, or for all scopes."""
@@ -128,9 +196,9 @@ class Asked:
       return UNSET
     self.bindings.add(key)
     binding = self.gin.bindings[key]
-    return self.resolve(binding.value, binding)
+    return self.resolve(binding.value, binding, of=name)
 
-  def resolve(self, value: Any, binding: Binding, seen: tuple[str, ...] = ()) -> Any:
+  def resolve(self, value: Any, binding: Binding, seen: tuple[str, ...] = (), *, of: str = "") -> Any:
     """A value with its macros replaced."""
     if isinstance(value, Macro):
       self.macros.add(value.name)
@@ -138,14 +206,14 @@ class Asked:
         raise UserError(f"{binding.location}: {show(value)} stands for itself: {' -> '.join([*seen, value.name])}")
       if value == gin_files.REQUIRED or value.name not in self.gin.macros:
         name = seen[-1] if seen and value == gin_files.REQUIRED else value.name
-        self.not_given[name] = binding.location
+        self.not_given[name if name != gin_files.REQUIRED.name else of] = (binding.location, of)
         return UNSET
       macro = self.gin.macros[value.name]
-      return self.resolve(macro.value, macro, (*seen, value.name))
+      return self.resolve(macro.value, macro, (*seen, value.name), of=of)
     if isinstance(value, dict):
-      return {key: self.resolve(x, binding, seen) for key, x in value.items()}
+      return {key: self.resolve(x, binding, seen, of=of) for key, x in value.items()}
     if isinstance(value, list | tuple):
-      return type(value)(self.resolve(x, binding, seen) for x in value)
+      return type(value)(self.resolve(x, binding, seen, of=of) for x in value)
     return value
 
   def location(self, name: str) -> Location:
@@ -155,63 +223,35 @@ class Asked:
       binding = self.gin.macros[binding.value.name]
     return binding.location
 
-  def cannot(self, name: str, value: Any, why: str) -> None:
-    """Notes a value that was asked for and is of no use."""
-    self.notes.append(f"{self.location(name)}: {name} = {show(value)}: {why}")
+  def tell(self, name: str, value: Any, why: str) -> None:
+    """Notes a value that was asked for and has no counterpart, where that changes nothing that is learned."""
+    self.findings.append(Finding(f"{self.location(name)}: {name} = {show(value)}: {why}"))
+
+  def refuse(self, name: str, value: Any, why: str, *settled_by: str) -> None:
+    """Notes a value that was asked for and without which something else would come out."""
+    self.findings.append(Finding(f"{self.location(name)}: {name} = {show(value)}: {why}", True, settled_by))
+
+  def missing(self, text: str, *settled_by: str) -> None:
+    """Notes what no binding says and must be said."""
+    self.findings.append(Finding(f"{self.gin.name}: {text}", True, settled_by))
 
 
-# ---- What is left ----------------------------------------------------------------------------------------------------
+def macros_in(value: Any) -> Iterator[Macro]:
+  """The macros that a value has, however deep."""
+  yield from (each for each in _parts(value) if isinstance(each, Macro))
 
 
-def not_given(asked: Asked) -> Iterator[str]:
-  """A sentence for each value that was asked for and is left open, and for each file that was not found."""
-  for name, location in asked.not_given.items():
-    yield f"{location}: {name} must be given, as T5X asks for it on its command line; the config has t2t's default"
-  for include, folders in asked.gin.unknown:
-    yield (
-      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, and none that comes with"
-      " T5X and is known; what it sets is not in the config"
-    )
+def references_in(value: Any) -> Iterator[Reference]:
+  """The functions that a value refers to, however deep."""
+  yield from (each for each in _parts(value) if isinstance(each, Reference))
 
 
-def left(asked: Asked) -> Iterator[str]:
-  """A sentence for each binding and macro that nobody asked for, and that the user's own files set."""
-  gin, told = asked.gin, set()
-  macros = set(asked.macros)
-  for key, binding in gin.bindings.items():
-    if key in asked.bindings:
-      continue
-    _, function, parameter = key
-    why = gin_names.REASONS.get(f"{function}.{parameter}", gin_names.REASONS.get(function, "t2t has nothing like it"))
-    location, value = binding.location, binding.value
-    macros |= {each.name for each in _macros_in(value)}
-    shown = str(binding)
-    if isinstance(value, Macro) and value.name in gin.macros:
-      # A value that T5X's own files take from a macro was written where the macro was.
-      macro = gin.macros[value.name]
-      value = macro.value
-      if macro.location.file in gin.own:
-        location, shown = macro.location, str(macro)
-    is_wiring = isinstance(value, Reference) and function in gin_names.REASONS
-    if location.file in gin.own and why and not is_wiring and (location, why) not in told:
-      told.add((location, why))
-      yield f"{location}: {shown}: {why}"
-  for name, binding in gin.macros.items():
-    if name not in macros and binding.location.file in gin.own and not _is_read(name, gin):
-      yield f"{binding.location}: {binding}: nothing that was read refers to it"
-
-
-def _macros_in(value: Any) -> Iterator[Macro]:
-  if isinstance(value, Macro):
-    yield value
-  elif isinstance(value, dict):
+def _parts(value: Any) -> Iterator[Any]:
+  if isinstance(value, dict):
     for x in value.values():
-      yield from _macros_in(x)
+      yield from _parts(x)
   elif isinstance(value, list | tuple):
     for x in value:
-      yield from _macros_in(x)
-
-
-def _is_read(name: str, gin: Gin) -> bool:
-  """Whether another macro has this one."""
-  return any(Macro(name) in _macros_in(binding.value) for binding in gin.macros.values())
+      yield from _parts(x)
+  else:
+    yield value

@@ -1,185 +1,300 @@
-"""T5X's gin files as t2t configs: what says the same, and a list of what t2t has nothing for.
+"""T5X's gin files as what t2t runs: a config, a checkpoint, options; and a list of what t2t has nothing for.
 
 A gin file binds parameters of functions: here and there, in the files that it includes, and through macros.  What
-counts is the last value of each.  It is asked for by name, and what nobody asked for is told.
+counts is the last value of each.  It is asked for by name, and what nobody asked for is told or refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import dataclasses
 import math
-import os
 import re
+import shlex
 import sys
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from t2t.configs import default
+from t2t import UserError
 from t2t.convert.gin import bindings as gin_bindings
+from t2t.convert.gin import model as gin_model
 from t2t.convert.gin import names as gin_names
+from t2t.convert.gin import optimizer as gin_optimizer
+from t2t.convert.gin import overlay, unasked
+from t2t.convert.gin.bindings import UNSET, Asked, Finding
 from t2t.convert.gin.parser import Reference
-from t2t.models import sizes
+from t2t.convert.gin.same import of_sections, same
 
 _STEP = re.compile(r".*checkpoint_(\d+)/?")
 
 
-# ---- What says the same ----------------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Converted:
+  """What gin files say, as t2t runs it.
 
-
-def to_config(gin: gin_bindings.Gin) -> tuple[str, tuple[str, ...]]:
-  """The text of a t2t config that says what a gin file says, and what it cannot say, a sentence each.
-
-  The text is Python, to be saved as a file and given to `t2t train --config`.
+  name: what the files are called.
+  kind: of the run, a key of `names.KINDS`.
+  text: of the config, in Python.
+  findings: what it does not say.
+  workdir: where T5X writes; "": left open.
+  checkpoint: that is asked; "" of training.
+  options: of `t2t infer`, as they are typed.
+  model: what the files say of the model that is asked, key of the config -> value; of training, the config has it.
+  of_split: whether lengths are those of the longest examples of the split.
   """
-  asked = gin_bindings.Asked(gin)
-  values: dict[str, Any] = {}
-  for part in (_model, _data, _training, _optimizer):
-    values |= part(asked)
-  told = sorted({*asked.notes, *gin_bindings.left(asked)}, key=_by_line)
-  return _text_of(gin, values), (*gin_bindings.not_given(asked), *told)
+
+  name: str
+  kind: str
+  text: str
+  findings: tuple[Finding, ...]
+  workdir: str = ""
+  checkpoint: str = ""
+  options: tuple[str, ...] = ()
+  model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  of_split: bool = False
+
+  def config(self) -> ConfigDict:
+    """The config, made by its text."""
+    made: dict[str, Any] = {}
+    exec(compile(self.text, self.name, "exec"), made)  # what is printed is what runs
+    return made["get_config"]()
+
+  def refused(self, typed: Sequence[str]) -> list[Finding]:
+    """What nothing is run without, but for what the user has settled.
+
+    Args:
+      typed: keys of the config, and options, that the command line gives.
+    """
+    is_settled = lambda key: any(each == key or each.startswith(f"{key}.") for each in typed)
+    return [each for each in self.findings if each.refused and not any(map(is_settled, each.settled_by))]
 
 
-def _by_line(note: str) -> tuple[str, int]:
-  match = re.match(r"(.*?):(\d+): ", note)
-  return (match[1], int(match[2])) if match else (note, 0)
+def to_config(gin: gin_bindings.Gin, kind: str = "") -> Converted:
+  """What gin files say, as t2t runs it.
+
+  Args:
+    gin: the files.
+    kind: which run is wanted, a key of `names.KINDS`; "": the one that they describe.
+
+  Raises:
+    UserError: they describe another.
+  """
+  asked = Asked(gin)
+  kind = _kind(asked, kind)
+  found = _trained(asked) if kind == "train" else _asked(asked, kind)
+  told = sorted({*asked.findings, *unasked.left(asked, kind)}, key=_by_line)
+  return dataclasses.replace(found, findings=(*unasked.not_given(asked), *told))
 
 
-def _same(asked: gin_bindings.Asked, table: Mapping[str, str]) -> dict[str, Any]:
-  """The keys of those parameters that are bound, with their values."""
-  found, defaults = {}, default.get_config()
-  for name, key in table.items():
-    value = asked.value(name)
-    section, _, field = key.partition(".")
-    kind = type(defaults[section][field])
-    if value is gin_bindings.UNSET or value is None:
-      # None is T5X's word for no limit and for its default.
-      continue
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int) if kind is float else kind):
-      asked.cannot(name, value, f"config.{key} is of type {kind.__name__}")
-      continue
-    found[key] = kind(value)
+def _kind(asked: Asked, wanted: str) -> str:
+  """Of which kind the run is.
+
+  Raises:
+    UserError: not of the one that is wanted.
+  """
+  kinds = unasked.kinds(asked)
+  for kind, location in kinds.items():
+    if kind in gin_names.OTHERS and wanted not in kinds:
+      raise UserError(f"{location}: binds {kind}: {gin_names.OTHERS[kind]}")
+  if wanted and kinds and wanted not in kinds:
+    kind, location = next(iter(kinds.items()))
+    files = " ".join(f"--gin_file {path}" for path in asked.gin.paths)
+    raise UserError(
+      f"{location}: {asked.gin.name} is for T5X's {kind}.py, and not for `{gin_names.KINDS[wanted]}`; give it to"
+      f" `{gin_names.KINDS[kind]} {files}`"
+    )
+  if not kinds and wanted:
+    runs = {"train": ("pretrain", "finetune")}.get(wanted, (wanted,))
+    includes = " or ".join(f"--gin_file t5x/configs/runs/{run}.gin" for run in runs)
+    asked.missing(f"says no run, as nothing in it binds {_function(wanted)}; add {includes}")
+  return wanted or next(iter(kinds), "train")
+
+
+def _function(kind: str) -> str:
+  return next(name for name, value in gin_names.FUNCTIONS.items() if value == kind)
+
+
+def _by_line(finding: Finding) -> tuple[str, int]:
+  match = re.match(r"(.*?):(\d+): ", finding.text)
+  return (match[1], int(match[2])) if match else (finding.text, 0)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+def _trained(asked: Asked) -> Converted:
+  values = gin_model.settings(asked) | _data(asked) | _training(asked)
+  values |= gin_optimizer.settings(asked, _steps_before(asked))
+  workdir = _open_to_options(asked, "train.model_dir")
+  if "train" in unasked.kinds(asked):
+    _check_all_is_said(asked, values)
+  return Converted(asked.gin.name, "train", overlay.text_of(asked.gin.name, values, "train"), (), workdir)
+
+
+def _open_to_options(asked: Asked, name: str) -> str:
+  """A place that an option may give as well: "" where it is left open."""
+  known = dict(asked.not_given)
+  value = asked.value(name)
+  asked.not_given = known
+  if value is not UNSET and not isinstance(value, str):
+    asked.refuse(name, value, "must be a path")
+  return value if isinstance(value, str) else ""
+
+
+def _check_all_is_said(asked: Asked, values: Mapping[str, Any]) -> None:
+  """What T5X's functions cannot be called without."""
+  open_to = {of for _, of in asked.not_given.values()}
+  for name, keys in {
+    "train.total_steps": ("train.steps", "train.epochs"),
+    "train/DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources"),
+    "train/DatasetConfig.task_feature_lengths": ("data.inputs_length", "data.targets_length"),
+    "train/DatasetConfig.batch_size": ("train.batch_size",),
+  }.items():
+    if asked.key(name) is None and name not in open_to and keys[0] not in values:
+      asked.missing(f"nothing binds {name}, without which T5X trains nothing; or give --config.{keys[0]}=VALUE", *keys)
+
+
+def _data(asked: Asked) -> dict[str, Any]:
+  data = same(asked, of_sections(gin_names.SAME, "data"))
+  data |= _mixture(asked, "train/DatasetConfig") | _lengths(asked, "train/DatasetConfig")
+  _check_held_out(asked)
+  return data | gin_model.vocabulary(asked)
+
+
+def _mixture(asked: Asked, dataset: str) -> dict[str, Any]:
+  """The mixture, and the modules that register it: those that the files import, as for T5X."""
+  name = f"{dataset}.mixture_or_task_name"
+  mixture, module = asked.value(name), asked.value(f"{dataset}.module")
+  own = unasked.own_modules(asked)
+  modules = [module] if isinstance(module, str) else []
+  modules += [each for each in own if each not in modules]
+  ours, known = gin_names.MIXTURES.get(mixture, (mixture, "")) if isinstance(mixture, str) else ("", "")
+  asked.findings += unasked.modules(asked, needed=not known)
+  if isinstance(mixture, Reference):
+    asked.refuse(name, mixture, "examples are read from a task, or from --input FILE", "data.mixture", "--input")
+  if not isinstance(mixture, str):
+    return {}
+  if known:
+    return {"data.mixture": ours, "data.task_modules": (known,)}
+  if not modules:
+    asked.refuse(
+      name,
+      mixture,
+      "t2t registers none of this name; import the module that does in the gin file, or give"
+      f" --config.data.task_modules=MODULE. Of T5X's it has {', '.join(gin_names.MIXTURES)}",
+      "data.mixture",
+      "data.task_modules",
+      "data.files",
+      "data.sources",
+      "--input",
+    )
+  return {"data.mixture": ours, "data.task_modules": tuple(modules)}
+
+
+def _lengths(asked: Asked, dataset: str) -> dict[str, Any]:
+  found, name = {}, f"{dataset}.task_feature_lengths"
+  lengths = asked.value(name)
+  for feature, length in (lengths if isinstance(lengths, dict) else {}).items():
+    if feature in ("inputs", "targets") and isinstance(length, int):
+      found[f"data.{feature}_length"] = length
+    elif length is not UNSET:
+      asked.refuse(name, {feature: length}, "t2t has lengths of inputs and targets, which are numbers of tokens")
   return found
 
 
-def _of(table: Mapping[str, str], *sections: str) -> dict[str, str]:
-  return {name: key for name, key in table.items() if key.split(".")[0] in sections}
-
-
-def _model(asked: gin_bindings.Asked) -> dict[str, Any]:
-  model = _same(asked, _of(gin_names.SAME, "model"))
-  module, which = asked.value("EncoderDecoderModel.module"), asked.value("train.model")
-  asked.macros.add("MODEL")  # of a file that describes a model and no run
-  if isinstance(which, Reference) and not which.name.endswith("EncoderDecoderModel"):
-    asked.cannot("train.model", which, "only encoder-decoders are known; set config.model")
-    return {}
-  if not model:
-    if isinstance(module, Reference):
-      asked.cannot(
-        "EncoderDecoderModel.module", module, "the sizes of T5X's T5Config are known alone; set config.model"
-      )
-    else:
-      asked.notes.append(f"{asked.gin.path}: says no model; the config's default is T5 1.1 small")
-    return {}
-  # Dropout that is left to the command line is not what T5X has where it is not named.
-  given = {"model.dropout_rate": 0.0} if asked.key("T5Config.dropout_rate") else {}
-  model = {"model.architecture": "encoder_decoder"} | gin_names.THEIR_DEFAULTS | given | model
-  activations = asked.value("T5Config.mlp_activations")
-  activations = ("relu",) if activations is gin_bindings.UNSET else activations
-  names = " * ".join(map(str, activations)) if isinstance(activations, list | tuple) else ""
-  if names in gin_names.ACTIVATIONS:
-    model["model.mlp_activation"] = gin_names.ACTIVATIONS[names]
-  else:
-    asked.cannot("T5Config.mlp_activations", activations, f"t2t has {', '.join(gin_names.ACTIVATIONS)}")
-  return model
-
-
-def _data(asked: gin_bindings.Asked) -> dict[str, Any]:
-  data = _same(asked, _of(gin_names.SAME, "data"))
-  mixture = asked.value("train/DatasetConfig.mixture_or_task_name")
-  module = asked.value("train/DatasetConfig.module")
-  if isinstance(mixture, str):
-    name, known = gin_names.MIXTURES.get(mixture, (mixture, ""))
-    data["data.mixture"] = name
-    modules = known or (module if isinstance(module, str) else "")
-    data["data.task_modules"] = (modules,) if modules else ()
-    if not known:
-      imported = [
-        each.module for each in asked.gin.imports if not re.match(r"(t5x|seqio|__\w+__|flax|optax)\b", each.module)
-      ]
-      whose = f" ({', '.join(imported)} may be what registered it for T5X)" if imported else ""
-      asked.cannot(
-        "train/DatasetConfig.mixture_or_task_name",
-        mixture,
-        f"t2t registers none of this name; name a module that does in config.data.task_modules{whose}",
-      )
-  lengths = asked.value("train/DatasetConfig.task_feature_lengths")
-  for feature, length in (lengths if isinstance(lengths, dict) else {}).items():
-    if feature in ("inputs", "targets") and isinstance(length, int):
-      data[f"data.{feature}_length"] = length
-    elif length is not gin_bindings.UNSET:
-      asked.cannot(
-        "train/DatasetConfig.task_feature_lengths", {feature: length}, "t2t has lengths of inputs and targets"
-      )
-  _check_held_out(asked)
-  return data | _vocabulary(asked)
-
-
-def _check_held_out(asked: gin_bindings.Asked) -> None:
+def _check_held_out(asked: Asked) -> None:
   """What T5X evaluates on, with targets and without, is one set of data in t2t, and much like what it trains on."""
   split = asked.value("train_eval/DatasetConfig.split")
+  scopes = ("train_eval", "infer_eval") if unasked.asks_while_training(asked) else ("train_eval",)
   for name in ("mixture_or_task_name", "task_feature_lengths", "module", "pack", "batch_size"):
     wanted = asked.value(f"train/DatasetConfig.{name}")
-    for scope in ("train_eval", "infer_eval"):
+    for scope in scopes:
       value = asked.value(f"{scope}/DatasetConfig.{name}")
       # Answers are never packed, and the batch is one of those that t2t has a key for.
       is_told = name not in ("pack", "batch_size") or (name == "pack" and scope == "train_eval")
-      if is_told and value not in (gin_bindings.UNSET, None, wanted):
-        asked.cannot(f"{scope}/DatasetConfig.{name}", value, "t2t evaluates what it trains on, on another split")
-  value = asked.value("infer_eval/DatasetConfig.split")
-  if value not in (gin_bindings.UNSET, split):
-    asked.cannot("infer_eval/DatasetConfig.split", value, "there is one such split, config.data.eval_split")
+      if is_told and value not in (UNSET, None, wanted):
+        asked.tell(
+          f"{scope}/DatasetConfig.{name}",
+          value,
+          "what it is evaluated on; t2t evaluates what it trains on, on another split, and the rest with `t2t eval`",
+        )
+  value = asked.value("infer_eval/DatasetConfig.split") if len(scopes) > 1 else UNSET
+  if value not in (UNSET, split):
+    asked.tell(
+      "infer_eval/DatasetConfig.split", value, "what is asked; there is one such split, config.data.eval_split"
+    )
 
 
-def _vocabulary(asked: gin_bindings.Asked) -> dict[str, Any]:
-  which = [asked.value(f"EncoderDecoderModel.{side}_vocabulary") for side in ("input", "output")]
-  if which[1] not in (gin_bindings.UNSET, which[0]):
-    asked.cannot("EncoderDecoderModel.output_vocabulary", which[1], "inputs and targets have one vocabulary")
-  if not isinstance(which[0], Reference):
-    return {}
-  scope, _, function = which[0].name.rpartition("/")
-  function = f"{f'{scope}/' if scope else ''}{function.rpartition('.')[2]}"
-  extra_ids = asked.value(f"{function}.extra_ids")
-  found = {"data.extra_ids": extra_ids if isinstance(extra_ids, int) else 0}
-  if function.endswith("ByteVocabulary"):
-    return {"data.vocabulary": "bytes"} | found
-  path = asked.value(f"{function}.sentencepiece_model_file")
-  if not isinstance(path, str):
-    asked.cannot("EncoderDecoderModel.input_vocabulary", which[0], 'config.data.vocabulary takes files and "bytes"')
-    return {}
-  return {"data.vocabulary": path} | found
-
-
-def _training(asked: gin_bindings.Asked) -> dict[str, Any]:
-  found = _same(asked, _of(gin_names.SAME, "train", "eval", "checkpoint"))
+def _training(asked: Asked) -> dict[str, Any]:
+  found = same(asked, of_sections(gin_names.SAME, "train", "eval", "checkpoint"))
   if any(function == "EncoderDecoderModel" for _, function, _ in asked.gin.bindings):
     found = {"train.z_loss": 0.0} | found
+  found["train.microbatches"] = max(1, found.get("train.microbatches", 1))  # T5X's 0 is one as well
   batch = asked.value("train_eval/DatasetConfig.batch_size")
   if isinstance(batch, int) and batch != found.get("train.batch_size"):
     found["eval.batch_size"] = batch
-  steps, path = asked.value("train.total_steps"), asked.value("RestoreCheckpointConfig.path")
-  if isinstance(steps, int):
-    found["train.steps"] = steps
-  if isinstance(path, str) and path:
-    found["init.checkpoint"] = path
-    earlier = int(match[1]) if (match := _STEP.fullmatch(path)) else 0
-    if isinstance(steps, int) and earlier:
-      found["train.steps"] = steps - earlier
-      asked.cannot(
+  if _decoding(asked, may_sample=False):
+    found["eval.num_beams"] = 1
+  steps, earlier = asked.value("train.total_steps"), _steps_before(asked)
+  if steps is not UNSET and not (isinstance(steps, int) and steps > earlier):
+    asked.refuse(
+      "train.total_steps", steps, f"must be a number above the checkpoint's {earlier:,} steps", "train.steps"
+    )
+  elif isinstance(steps, int):
+    found["train.steps"] = steps - earlier
+    if earlier:
+      asked.tell(
         "train.total_steps",
         steps,
         f"T5X goes on counting from the checkpoint's step {earlier:,} on, t2t from 0: {steps - earlier:,} steps",
       )
-  elif path not in (gin_bindings.UNSET, None, [], ()):
-    asked.cannot("RestoreCheckpointConfig.path", path, "config.init.checkpoint is one path")
+  if path := _checkpoint(asked):
+    found["init.checkpoint"] = path
+    _check_steps(asked, path, earlier)
+  if asked.key("SaveCheckpointConfig.keep") and asked.value("SaveCheckpointConfig.keep") is None:
+    asked.tell("SaveCheckpointConfig.keep", None, "all checkpoints are kept; t2t keeps 3 (config.checkpoint.keep)")
+  return found | _mesh(asked)
+
+
+def _checkpoint(asked: Asked, *settled_by: str) -> str:
+  """The path of the one checkpoint that is begun with, or asked."""
+  path, mode = asked.value("RestoreCheckpointConfig.path"), asked.value("RestoreCheckpointConfig.mode")
+  if asked.key("CheckpointConfig.restore") and asked.value("CheckpointConfig.restore") is None:
+    return ""
+  settled_by = settled_by or ("init.checkpoint",)
+  if path not in (UNSET, None, [], ()) and not isinstance(path, str):
+    asked.refuse("RestoreCheckpointConfig.path", path, "there is one checkpoint, a path", *settled_by)
+    return ""
+  if mode not in (UNSET, "specific", "latest"):
+    asked.refuse("RestoreCheckpointConfig.mode", mode, "one checkpoint is read: 'specific', or 'latest'", *settled_by)
+  return path if isinstance(path, str) else ""
+
+
+def _steps_before(asked: Asked) -> int:
+  """Steps that the checkpoint has made that training begins with, by its name."""
+  path = asked.value("RestoreCheckpointConfig.path")
+  is_read = isinstance(path, str) and not (
+    asked.key("CheckpointConfig.restore") and asked.value("CheckpointConfig.restore") is None
+  )
+  return int(match[1]) if is_read and (match := _STEP.fullmatch(path)) else 0
+
+
+def _check_steps(asked: Asked, path: str, earlier: int) -> None:
+  """T5X's checkpoints say their steps in their names, and its users' TRAIN_STEPS count these."""
+  if asked.value("RestoreCheckpointConfig.mode") == "latest":
+    why = f"T5X looks for the last one there, and counts its steps: name it, as {path.rstrip('/')}/checkpoint_1000000"
+    asked.refuse("RestoreCheckpointConfig.mode", "latest", why, "init.checkpoint")
+    return
+  offset = asked.value("Adafactor.step_offset")
+  why = "parameters alone are read; T5X goes on with the optimizer's averages as well, and t2t begins new ones"
+  why += f" (as T5X with Adafactor.step_offset = {earlier})" if earlier else ""
+  if not earlier:
+    why += "; its name has no number of steps, so that all of train.total_steps are made"
+  if not earlier or offset != earlier:
+    asked.tell("RestoreCheckpointConfig.path", path, why)
+
+
+def _mesh(asked: Asked) -> dict[str, Any]:
+  found = {}
   for partitioner in ("PjitPartitioner", "ModelBasedPjitPartitioner"):
     parts, submesh = (asked.value(f"{partitioner}.{name}") for name in ("num_partitions", "model_parallel_submesh"))
     parts = math.prod(submesh) if isinstance(submesh, tuple) and submesh else parts
@@ -188,113 +303,90 @@ def _training(asked: gin_bindings.Asked) -> dict[str, Any]:
   return found
 
 
-def _optimizer(asked: gin_bindings.Asked) -> dict[str, Any]:
-  which = asked.value("EncoderDecoderModel.optimizer_def")
-  if not isinstance(which, Reference):
+def _decoding(asked: Asked, *, may_sample: bool) -> dict[str, Any]:
+  """How text is drawn, options of `t2t infer` -> values; nothing where it is searched for."""
+  which = asked.value("EncoderDecoderModel.decode_fn")
+  name = which.name.rpartition(".")[2] if isinstance(which, Reference) else ""
+  read = {each: asked.value(f"temperature_sample.{each}") for each in ("temperature", "topk", "topp")}
+  if name in ("", "beam_search") and which in (UNSET, None) or name == "beam_search":
     return {}
-  parts = [which]
-  if which.name.endswith("chain"):
-    chained = asked.value("chain.transformations")
-    parts = [part for part in chained if isinstance(part, Reference)] if isinstance(chained, list | tuple) else []
-  names = {part.name.rpartition(".")[2] for part in parts}
-  if "Adafactor" in names:
-    found = {"optimizer.name": "adafactor", "optimizer.clip_norm": 0.0} | _same(asked, gin_names.ADAFACTOR)
-    decay, exponent = (asked.value(f"Adafactor.weight_decay_rate{name}") for name in ("", "_lr_exponent"))
-    if isinstance(decay, float) and exponent == 1.0:
-      found["optimizer.weight_decay"] = decay
-    elif isinstance(decay, float) and decay:
-      asked.cannot("Adafactor.weight_decay_rate", decay, "config.optimizer.weight_decay is times the learning rate")
-    return found | _schedule(asked)
-  if "adamw" in names:
-    # optax's own defaults.
-    found = {"optimizer.weight_decay": 1e-4, "optimizer.epsilon": 1e-8} | _same(asked, gin_names.ADAMW)
-    others = {"optimizer.name": "adamw", "optimizer.scale_by_parameter": False, "optimizer.no_decay": ()}
-    if "optimizer.learning_rate" in found:
-      return others | found | {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
-    return others | found | _schedule(asked)
-  asked.cannot("EncoderDecoderModel.optimizer_def", which, "config.optimizer.name has adafactor, adamw and sgd")
-  return _schedule(asked)
-
-
-def _schedule(asked: gin_bindings.Asked) -> dict[str, Any]:
-  prefix = "create_learning_rate_scheduler"
-  defaults = {"factors": "constant * linear_warmup * rsqrt_decay", "base_learning_rate": 0.5, "warmup_steps": 1_000}
-  read = {name: asked.value(f"{prefix}.{name}") for name in defaults}
-  if all(value is gin_bindings.UNSET for value in read.values()):
+  if name != "temperature_sample":
+    asked.refuse("EncoderDecoderModel.decode_fn", which, "t2t has beam_search, and temperature_sample for `t2t infer`")
     return {}
-  factors, base, warmup = (
-    read[name] if isinstance(read[name], type(value) | int) else value for name, value in defaults.items()
+  temperature, topk, topp = (
+    value if isinstance(value, int | float) else theirs
+    for value, theirs in zip(read.values(), (1.0, 1, 0.0), strict=True)
   )
-  names = " * ".join(sorted(factor.strip() for factor in str(factors).split("*")))
-  if names not in gin_names.SCHEDULES:
-    asked.cannot(f"{prefix}.factors", factors, f"t2t has {', '.join(gin_names.SCHEDULES)}")
-    return {}
-  schedule, is_root = gin_names.SCHEDULES[names]
-  is_flat = schedule == "constant" and "linear_warmup" not in names
-  return {
-    "optimizer.learning_rate": float(base / math.sqrt(max(warmup, 1)) if is_root else base),
-    "optimizer.schedule": schedule,
-    "optimizer.warmup_steps": 0 if is_flat else int(warmup),
+  if temperature == 0 or topk == 1:
+    return {"beam": 1}  # the likeliest token at each position
+  if not may_sample:
+    asked.refuse("EncoderDecoderModel.decode_fn", which, "`t2t infer` alone draws what it writes; leave it out")
+  options = {"beam": 1, "temperature": temperature} | ({"top_k": topk} if topk else {})
+  return options | ({"top_p": topp} if topp else {})
+
+
+# ---- Evaluation and inference ----------------------------------------------------------------------------------------
+
+
+def _asked(asked: Asked, kind: str) -> Converted:
+  """What is asked of a checkpoint; the model is the checkpoint's, and is compared."""
+  function = _function(kind)
+  for each in ("EncoderDecoderModel.module", f"{function}.model"):
+    asked.value(each)
+  asked.macros |= {"MODEL", "ARCHITECTURE"}
+  values = same(asked, gin_names.SAME_OF_EVAL) | _mixture(asked, "DatasetConfig") | _lengths(asked, "DatasetConfig")
+  values |= _mesh(asked)
+  drawn = _decoding(asked, may_sample=kind == "infer")
+  if "beam" in drawn:
+    values["eval.num_beams"] = 1
+  vocabulary = gin_model.vocabulary(asked)
+  lengths = asked.value("DatasetConfig.task_feature_lengths")
+  known = dict(asked.not_given)
+  checkpoint = _checkpoint(asked, "--checkpoint")
+  asked.not_given = known
+  return Converted(
+    asked.gin.name,
+    kind,
+    overlay.text_of(asked.gin.name, values | vocabulary, kind),
+    (),
+    _open_to_options(asked, f"{function}.output_dir"),
+    checkpoint,
+    _infer_options(values, drawn) if kind == "infer" else (),
+    gin_model.shape(asked),
+    lengths is None,
+  )
+
+
+def _infer_options(values: Mapping[str, Any], drawn: Mapping[str, Any]) -> tuple[str, ...]:
+  """Options of `t2t infer` that say what keys of the config say."""
+  options = {
+    "max_length": "data.targets_length",
+    "inputs_length": "data.inputs_length",
+    "batch_size": "eval.batch_size",
+    "beam": "eval.num_beams",
+    "length_penalty": "eval.length_penalty",
+    "tensor": "mesh.tensor",
   }
+  found = {option: values[key] for option, key in options.items() if key in values} | dict(drawn)
+  if found.get("beam", 1) == 1:
+    found.pop("length_penalty", None)
+  return tuple(f"--{option}={value}" for option, value in found.items())
 
 
-# ---- Writing ---------------------------------------------------------------------------------------------------------
-
-_FAMILIES = {"t5_1_1": sizes.t5_1_1, "t5_1_0": sizes.t5_1_0, "mt5": sizes.mt5, "byt5": sizes.byt5}
-_SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
-# What a config of a published size may change and still be of that size.
-_NOT_THE_SIZE = ("dtype", "gradient_dtype", "quantization", "dropout_rate", "remat", "attention_kernel")
+# ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def _published(model: Mapping[str, Any]) -> tuple[str, str] | None:
-  """The family and size of a model's shape, if it has been published."""
-  for family, fields_of in _FAMILIES.items():
-    for size in sizes.T5_SIZES:
-      fields = fields_of(size)
-      if all(fields[key] == value for key, value in model.items() if key not in _NOT_THE_SIZE):
-        return family, size
-  return None
-
-
-def _literal(value: Any) -> str:
-  if isinstance(value, int) and not isinstance(value, bool):
-    return f"{value:_}"
-  if isinstance(value, tuple):
-    return "(" + "".join(f"{_literal(x)}, " for x in value).removesuffix(" " if len(value) == 1 else ", ") + ")"
-  return f'"{value}"' if isinstance(value, str) and not re.search(r'["\\\n]', value) else repr(value)
-
-
-def _text_of(gin: gin_bindings.Gin, values: Mapping[str, Any]) -> str:
-  """The config as an overlay on the default one: what it has already is left out."""
-  config = default.get_config().unlock()
-  model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
-  published = _published(model) if model else None
-  lines, imports = [], ["from t2t.configs import default"]
-  if published:
-    family, size = published
-    fields = _FAMILIES[family](size)
-    if ConfigDict(fields) != config.model:
-      imports.append("from t2t.models import sizes")
-      lines.append(f'config.model.update(sizes.{family}("{size}"))')
-    config.model.update(fields)
-  for key, value in sorted(values.items(), key=lambda item: _SECTIONS.index(item[0].partition(".")[0])):
-    section, _, field = key.partition(".")
-    if config[section][field] != value:
-      lines.append(f"config.{key} = {_literal(value)}")
-  name = os.path.basename(gin.path)
-  body = "\n".join(f"  {line}" for line in lines)
-  return (
-    f'"""What {name} says.\n\n  t2t train --config THIS_FILE.py --workdir WORKDIR\n"""\n\n'
-    "from ml_collections import ConfigDict\n\n" + "\n".join(imports) + "\n\n\n"
-    f'def get_config() -> ConfigDict:\n  """The recipe of {name}."""\n  config = default.get_config()\n'
-    f"{body}{chr(10) if body else ''}  return config\n"
-  )
-
-
-def main(path: str) -> None:
-  """Prints the config, and on the terminal what it cannot say: `t2t convert --gin base.gin > base.py`."""
-  text, notes = to_config(gin_bindings.read(path))
-  print(text, end="")
+def main(gin: gin_bindings.Gin) -> None:
+  """Prints what gin files are made into, and on the terminal what it cannot say: `t2t convert --gin X.gin > x.py`."""
+  found = to_config(gin)
+  print(found.text if found.kind != "infer" else _infer_command(found), end="")
   sys.stdout.flush()
-  if notes:
-    print("\nwhat the config does not say:\n" + "\n".join(f"  {note}" for note in notes), file=sys.stderr)
+  for heading, refused in (("what is to be settled before it runs", True), ("what the config does not say", False)):
+    notes = [each.text for each in found.findings if each.refused == refused]
+    if notes:
+      print(f"\n{heading}:\n" + "\n".join(f"  {note}" for note in notes), file=sys.stderr)
+
+
+def _infer_command(found: Converted) -> str:
+  place = [f"--checkpoint={found.checkpoint or 'CHECKPOINT'}", "--input=FILE.jsonl", "--output=FILE.jsonl"]
+  return f"t2t infer {shlex.join([*place, *found.options])}\n"

@@ -1,4 +1,4 @@
-"""What the gin files that come with T5X set, for configs that include them and stand elsewhere.
+"""What the gin files that come with T5X and Flaxformer set, for configs that include them and stand elsewhere.
 
 Only what a t2t config can say is here, and what tells which macros a file reads.
 """
@@ -13,12 +13,16 @@ REQUIRED = Macro("gin.REQUIRED")
 
 _FAMILIES = {"t5_1_0": sizes.t5_1_0, "t5": sizes.t5_1_0, "t5_1_1": sizes.t5_1_1, "mt5": sizes.mt5, "byt5": sizes.byt5}
 _SIZES = {"3B": "xl", "11B": "xxl"}
-# t5x/examples/t5/t5_1_1/base.gin, and Flaxformer's flaxformer/t5x/configs/t5/models/t5_1_1_base.gin.
 _MODEL = re.compile(
-  r"(?:.*/)?(?:t5x/(?:examples/(?:t5|scalable_t5|gpu_t5)|contrib/gpu/t5)/(\w+)/|flaxformer/t5x/configs/t5/models/(\w+)_)"
-  r"(tiny|small|base|large|xl|xxl|3B|11B)\.gin"
+  r"(?:.*/)?t5x/(?:examples/(?:t5|scalable_t5|gpu_t5)|contrib/gpu/t5)/(\w+)/(tiny|small|base|large|xl|xxl|3B|11B)\.gin"
 )
-_RUN = re.compile(r"(?:.*/)?t5x/(?:contrib/gpu/t5/)?configs/runs/(\w+)\.gin")
+# Flaxformer says the sizes of a model in macros, which its architectures read.
+_FLAXFORMER_MODEL = re.compile(
+  r"(?:.*/)?flaxformer/t5x/configs/t5/models/(t5|t5_1_1|mt5|byt5)_(small|base|large|xl|xxl|3B|11B)\.gin"
+)
+_ARCHITECTURE = re.compile(r"(?:.*/)?flaxformer/t5x/configs/t5/architectures/t5_(1_1_)?flaxformer\.gin")
+_ADAMW = re.compile(r"(?:.*/)?t5x/(?:examples/(?:t5|gpu_t5)|contrib/gpu/t5)/t5_1_1/adamw_opt\.gin")
+_RUN = re.compile(r"(?:.*/)?t5x/(contrib/gpu/t5/)?configs/runs/(\w+)\.gin")
 _VOCABULARIES = {"mt5": "mc4.250000.100extra"}
 
 # T5Config's parameters -> fields of `TransformerConfig`.
@@ -30,6 +34,28 @@ NETWORK = {
   "mlp_dim": "mlp_dim",
   "num_encoder_layers": "num_encoder_layers",
   "num_decoder_layers": "num_decoder_layers",
+}
+# Flaxformer's parameters -> fields of `TransformerConfig`.
+FLAXFORMER = {
+  "Embed.num_embeddings": "vocab_size",
+  "Embed.features": "embed_dim",
+  "MultiHeadDotProductAttention.num_heads": "num_heads",
+  "MultiHeadDotProductAttention.head_dim": "head_dim",
+  "MlpBlock.intermediate_dim": "mlp_dim",
+  "Encoder.num_layers": "num_encoder_layers",
+  "Decoder.num_layers": "num_decoder_layers",
+  "EncoderDecoder.dtype": "dtype",
+  "dropout_factory/Dropout.rate": "dropout_rate",
+}
+# Field of `TransformerConfig` -> Flaxformer's macro.
+_MACROS = {
+  "vocab_size": "NUM_EMBEDDINGS",
+  "embed_dim": "EMBED_DIM",
+  "num_heads": "NUM_HEADS",
+  "head_dim": "HEAD_DIM",
+  "mlp_dim": "MLP_DIM",
+  "num_encoder_layers": "NUM_ENCODER_LAYERS",
+  "num_decoder_layers": "NUM_DECODER_LAYERS",
 }
 _TINY = dict(embed_dim=8, num_heads=4, head_dim=3, mlp_dim=16, num_encoder_layers=2, num_decoder_layers=2)
 
@@ -60,6 +86,30 @@ def _run(**others: Any) -> dict[str, Any]:
   }
 
 
+def _asked(function: str, *, output: str, **others: Any) -> dict[str, Any]:
+  """What evaluation and inference have in common: one set of examples, without a scope, and one checkpoint."""
+  macros = dict.fromkeys(("MIXTURE_OR_TASK_NAME", "CHECKPOINT_PATH", output), REQUIRED)
+  macros |= dict(MIXTURE_OR_TASK_MODULE=None, MIXTURE_OR_TASK_SPLIT="test")
+  dataset = {
+    "mixture_or_task_name": Macro("MIXTURE_OR_TASK_NAME"),
+    "task_feature_lengths": Macro("TASK_FEATURE_LENGTHS"),
+    "split": Macro("MIXTURE_OR_TASK_SPLIT"),
+    "batch_size": 32,
+    "module": Macro("MIXTURE_OR_TASK_MODULE"),
+  }
+  return (
+    macros
+    | {f"DatasetConfig.{name}": value for name, value in dataset.items()}
+    | {
+      f"{function}.model": Macro("MODEL"),
+      f"{function}.output_dir": Macro(output),
+      "RestoreCheckpointConfig.path": Macro("CHECKPOINT_PATH"),
+      "RestoreCheckpointConfig.mode": "specific",
+    }
+    | others
+  )
+
+
 _RUNS = {
   "pretrain": _run(SHUFFLE_TRAIN_EXAMPLES=True)
   | _dataset("train", split="train", batch_size=128, shuffle=Macro("SHUFFLE_TRAIN_EXAMPLES"))
@@ -69,6 +119,7 @@ _RUNS = {
     "train.eval_period": 1_000,
     "RestoreCheckpointConfig.path": [],
     "SaveCheckpointConfig.period": 1_000,
+    "SaveCheckpointConfig.keep": None,
     "create_learning_rate_scheduler.factors": "constant * rsqrt_decay",
     "create_learning_rate_scheduler.base_learning_rate": 1.0,
     "create_learning_rate_scheduler.warmup_steps": 10_000,
@@ -87,6 +138,7 @@ _RUNS = {
   | _dataset("train_eval", split="validation", batch_size=Macro("BATCH_SIZE"))
   | _dataset("infer_eval", split="validation", batch_size=Macro("BATCH_SIZE"), task_feature_lengths=None, pack=False)
   | {
+    "train.infer_eval_dataset_cfg": Reference("infer_eval/utils.DatasetConfig", True),
     "train.eval_steps": Macro("EVAL_STEPS"),
     "train.eval_period": Macro("EVAL_PERIOD"),
     "Evaluator.num_examples": Macro("EVALUATOR_NUM_EXAMPLES"),
@@ -94,24 +146,51 @@ _RUNS = {
     "JSONLogger.write_n_results": Macro("JSON_WRITE_N_RESULTS"),
     "RestoreCheckpointConfig.path": Macro("INITIAL_CHECKPOINT_PATH"),
     "SaveCheckpointConfig.period": 5_000,
+    "SaveCheckpointConfig.keep": None,
     "create_learning_rate_scheduler.factors": "constant",
     "create_learning_rate_scheduler.base_learning_rate": 0.001,
     "create_learning_rate_scheduler.warmup_steps": 1_000,
   },
+  "eval": _asked("evaluate", output="EVAL_OUTPUT_DIR", TASK_FEATURE_LENGTHS=None)
+  | {"Evaluator.num_examples": None, "Evaluator.use_memory_cache": True},
+  "infer": _asked("infer", output="INFER_OUTPUT_DIR", TASK_FEATURE_LENGTHS=REQUIRED)
+  | {"infer.mode": "predict", "infer.shard_id": 0, "infer.num_shards": 1},
+  "infer_from_tfexample_file": _asked("infer", output="INFER_OUTPUT_DIR", FEATURE_LENGTHS=REQUIRED)
+  | dict.fromkeys(("TF_EXAMPLE_FILE_PATHS", "TF_EXAMPLE_FILE_TYPE"), REQUIRED)
+  | {
+    "DatasetConfig.mixture_or_task_name": Reference("create_task_from_tfexample_file", True),
+    "DatasetConfig.task_feature_lengths": Macro("FEATURE_LENGTHS"),
+    "DatasetConfig.split": "infer",
+    "create_task_from_tfexample_file.paths": Macro("TF_EXAMPLE_FILE_PATHS"),
+    "create_task_from_tfexample_file.file_type": Macro("TF_EXAMPLE_FILE_TYPE"),
+    "infer.mode": "predict",
+    "infer.shard_id": 0,
+    "infer.num_shards": 1,
+  },
 }
+# Those of NVIDIA's GPU recipes do not pack.
+_ON_GPUS = {
+  "pretrain": dict(BATCH_SIZE=128)
+  | {
+    f"{scope}/DatasetConfig.{name}": value
+    for scope in ("train", "train_eval")
+    for name, value in (("batch_size", Macro("BATCH_SIZE")), ("pack", False))
+  },
+  "finetune": {f"{scope}/DatasetConfig.pack": False for scope in ("train", "train_eval")},
+}
+_RUNS["pretrain"] |= {"train.infer_eval_dataset_cfg": None}
 
 
-def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
-  fields = _FAMILIES[family](_SIZES.get(size, size) if size != "tiny" else "small")
-  fields |= _TINY if size == "tiny" else {}
-  found = dict(Z_LOSS=1e-4, LABEL_SMOOTHING=0.0, LOSS_NORMALIZING_FACTOR=None, DROPOUT_RATE=REQUIRED)
+def _encoder_decoder(family: str) -> dict[str, Any]:
+  """What models of T5X and Flaxformer have in common: loss, vocabulary, optimizer."""
+  found = dict(Z_LOSS=1e-4, LABEL_SMOOTHING=0.0, LOSS_NORMALIZING_FACTOR=None)
   found |= dict(VOCABULARY=Reference("seqio.SentencePieceVocabulary", True))
   if family == "byt5":
     found["VOCABULARY"] = Reference("seqio.ByteVocabulary", True)
   else:
     name = _VOCABULARIES.get(family, "cc_all.32000.100extra")
     found["SentencePieceVocabulary.sentencepiece_model_file"] = f"gs://t5-data/vocabs/{name}/sentencepiece.model"
-  found |= {
+  return found | {
     "OPTIMIZER": Reference("adafactor.Adafactor", True),
     "Adafactor.decay_rate": 0.8,
     "MODEL": Reference("models.EncoderDecoderModel", True),
@@ -121,8 +200,24 @@ def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
     "EncoderDecoderModel.z_loss": Macro("Z_LOSS"),
     "EncoderDecoderModel.label_smoothing": Macro("LABEL_SMOOTHING"),
     "EncoderDecoderModel.loss_normalizing_factor": Macro("LOSS_NORMALIZING_FACTOR"),
+  }
+
+
+def _shape(family: str, size: str) -> dict[str, Any]:
+  fields = _FAMILIES[family](_SIZES.get(size, size) if size != "tiny" else "small")
+  return fields | (_TINY if size == "tiny" else {})
+
+
+def _activations(gated: bool) -> tuple[str, ...]:
+  return ("gelu", "linear") if gated else ("relu",)
+
+
+def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
+  fields = _shape(family, size)
+  found = _encoder_decoder(family) | {
+    "DROPOUT_RATE": REQUIRED,
     "T5Config.dtype": "bfloat16",
-    "T5Config.mlp_activations": ("gelu", "linear") if fields["mlp_activation"] == "gated_gelu" else ("relu",),
+    "T5Config.mlp_activations": _activations(fields["mlp_activation"] == "gated_gelu"),
     "T5Config.dropout_rate": Macro("DROPOUT_RATE"),
     "T5Config.logits_via_embedding": fields["tied_logits"],
   }
@@ -130,14 +225,54 @@ def _model(family: str, size: str, *, scalable: bool) -> dict[str, Any]:
   return found | ({"T5Config.remat_policy": "minimal"} if scalable else {})
 
 
+def _architecture(*, gated: bool) -> dict[str, Any]:
+  """A T5 of Flaxformer's, whose files take all that is asked for from macros."""
+  found = dict.fromkeys(_MACROS.values(), REQUIRED)
+  found |= dict(ACTIVATION_DTYPE="bfloat16", DROPOUT_RATE=0.0, ACTIVATION_PARTITIONING_DIMS=1)
+  macros = _MACROS | {"dtype": "ACTIVATION_DTYPE", "dropout_rate": "DROPOUT_RATE"}
+  found |= {theirs: Macro(macros[ours]) for theirs, ours in FLAXFORMER.items()}
+  return found | {
+    "ARCHITECTURE": Reference("t5_architecture.EncoderDecoder", True),
+    "EncoderLayer.activation_partitioning_dims": Macro("ACTIVATION_PARTITIONING_DIMS"),
+    "MlpBlock.activations": _activations(gated),
+    "Decoder.output_logits_factory": Reference("output_logits/dense.DenseGeneral") if gated else None,
+  }
+
+
+def _flaxformer_model(family: str, size: str) -> dict[str, Any]:
+  fields = _shape(family, size)
+  found = _architecture(gated=fields["mlp_activation"] == "gated_gelu") | _encoder_decoder(family)
+  found |= {macro: fields[ours] for ours, macro in _MACROS.items()}
+  return found | {"EncoderDecoderModel.module": Macro("ARCHITECTURE")}
+
+
+_ADAMW_CHAIN = {
+  "OPTIMIZER": Reference("optimizers.chain", True),
+  "chain.transformations": [Reference("optax.clip_by_global_norm", True), Reference("optax.adamw", True)],
+  "clip_by_global_norm.max_norm": 1.0,
+  "adamw.learning_rate": 1e-4,
+  "adamw.weight_decay": 0.01,
+  "T5Config.scale_attn_logits": True,
+}
+
+
+def _bound(path: str) -> dict[str, Any] | None:
+  """What a file that comes with T5X or Flaxformer binds, or None if it is none that is known."""
+  if (model := _MODEL.fullmatch(path)) and model[1] in _FAMILIES:
+    return _model(model[1], model[2], scalable="scalable" in path)
+  if model := _FLAXFORMER_MODEL.fullmatch(path):
+    return _flaxformer_model(model[1], model[2])
+  if architecture := _ARCHITECTURE.fullmatch(path):
+    return _architecture(gated=bool(architecture[1]))
+  if (run := _RUN.fullmatch(path)) and run[2] in _RUNS:
+    return _RUNS[run[2]] | (_ON_GPUS.get(run[2], {}) if run[1] else {})
+  return _ADAMW_CHAIN if _ADAMW.fullmatch(path) else None
+
+
 def standard(path: str) -> list[Binding] | None:
-  """The bindings of a file that comes with T5X, or None if `path` is none that is known."""
-  model, run = _MODEL.fullmatch(path), _RUN.fullmatch(path)
-  if model and (model[1] or model[2]) in _FAMILIES:
-    found = _model(model[1] or model[2], model[3], scalable="scalable" in path)
-  elif run and run[1] in _RUNS:
-    found = _RUNS[run[1]]
-  else:
+  """The bindings of a file that comes with T5X or Flaxformer, or None if `path` is none that is known."""
+  found = _bound(path)
+  if found is None:
     return None
   location = Location(f"{path} (as T5X has it)", 0)
   bindings = []

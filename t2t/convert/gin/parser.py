@@ -112,12 +112,34 @@ def parse(text: str, file: str) -> list[Statement]:
   Raises:
     UserError: it is not gin; says where.
   """
+  tokens: list[tokenize.TokenInfo] = []
   try:
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in _LAYOUT]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+      tokens += [] if token.type in _LAYOUT else [token]
+    _check_brackets(tokens, file)
   except (tokenize.TokenError, SyntaxError) as error:
+    _check_brackets(tokens, file)  # Python says where the file ends, and not what is open
     line = error.args[1][0] if isinstance(error, tokenize.TokenError) else error.lineno
     raise UserError(f"{Location(file, line)}: not gin: {error.args[0]}") from error
   return list(_Parser(tokens, file).statements())
+
+
+def _check_brackets(tokens: list[tokenize.TokenInfo], file: str) -> None:
+  """Each is closed by its own."""
+  opened: list[tokenize.TokenInfo] = []
+  for token in tokens:
+    if token.type != tokenize.OP:
+      continue
+    where = f"{Location(file, token.start[0])}: not gin: {token.string!r}"
+    if token.string in _CLOSING:
+      opened.append(token)
+    elif token.string in _CLOSING.values():
+      if not opened:
+        raise UserError(f"{where} closes nothing")
+      if _CLOSING[(last := opened.pop()).string] != token.string:
+        raise UserError(f"{where} closes {last.string!r} of line {last.start[0]}")
+  if opened:
+    raise UserError(f"{Location(file, opened[0].start[0])}: not gin: {opened[0].string!r} is not closed")
 
 
 class _Parser:

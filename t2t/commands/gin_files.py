@@ -1,0 +1,141 @@
+"""Gin files of T5X on the command line: its own flags, in place of a config."""
+
+import argparse
+from collections.abc import Sequence
+import dataclasses
+import re
+import shlex
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.convert import gin
+from t2t.runtime import hosts
+
+_BINDING = "--gin."  # which argparse takes for no option
+# Flags of T5X's that go by another name here.
+_ELSEWHERE = {
+  "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.folders.NAME=FOLDER",
+  "seqio_additional_cache_dirs": "give --config.data.cache_dir, a folder that `t2t cache` wrote",
+  "run_mode": "give the file to the command that it is for: `t2t train`, `t2t eval`, `t2t infer`",
+  "dry_run": "`t2t convert` prints the config of a file, and runs nothing",
+  "coordinator_address": "give --coordinator",
+  "process_count": "give --num_processes",
+  "process_index": "give --process_id",
+  "multiprocess_gpu": "give --coordinator, --num_processes and --process_id",
+}
+
+
+def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
+  """T5X's flags.
+
+  Args:
+    parser: of the command.
+    kind: of the runs that it makes, "train", "eval" or "infer"; "": any.
+  """
+  group = parser.add_argument_group(
+    "gin files of T5X (docs/gin.md)",
+    "--gin.NAME=VALUE comes after the files: --gin.TRAIN_STEPS=100, and a text in\n"
+    "two kinds of quotes, --gin.MODEL_DIR='\"runs/t5\"'.  What has no counterpart is\n"
+    "said before anything begins.",
+  )
+  add = group.add_argument
+  add("--gin_file", action="append", default=[], metavar="FILE", help="that T5X runs; of several the later ones count")
+  add("--gin_search_paths", default="", metavar="DIR,DIR", help="where files and what they include are looked for")
+  add("--gin_bindings", action="append", default=[], metavar="NAME=VALUE", help="the same as --gin.NAME=VALUE")
+  parser.set_defaults(gin_kind=kind)
+  parser.usage += f"\n       {parser.prog} --gin_file FILE [--gin.NAME=VALUE ...]"
+
+
+def is_binding(argument: str) -> bool:
+  """Whether an argument is --gin.NAME=VALUE."""
+  return argument.startswith(_BINDING)
+
+
+def take(
+  options: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]
+) -> tuple[gin.Converted | None, list[str]]:
+  """What the gin files of a command line say, or None if there are none; and what else argparse did not know.
+
+  Args:
+    options: as argparse found them.
+    rest: what it did not know.
+    argv: all that was typed.
+
+  Raises:
+    UserError: the files cannot be read, or say what cannot be run.
+  """
+  typed = [argument for argument in rest if is_binding(argument)]
+  others = [argument for argument in rest if not is_binding(argument)]
+  if not options.gin_file:
+    for argument in [*typed, *options.gin_bindings]:
+      raise UserError(f"{argument}: binds a name of a gin file; give --gin_file FILE with it")
+    return None, others
+  if any(argument.partition("=")[0] == "--config" for argument in argv):
+    raise UserError(
+      f"--config, --gin_file {options.gin_file[0]}: give one; keys of either are changed by --config.SECTION.KEY=VALUE"
+    )
+  for argument in others:
+    name = argument.lstrip("-").partition("=")[0]
+    if name in _ELSEWHERE:
+      raise UserError(f"{argument}: a flag of T5X that t2t has under another name: {_ELSEWHERE[name]}")
+  found = gin.to_config(read(options, typed), options.gin_kind)
+  given = [re.sub(r"^--(?:no)?config\.", "", argument.partition("=")[0]) for argument in argv]
+  if refused := found.refused(given):
+    raise UserError(
+      f"--gin_file {found.name}: nothing is run, for"
+      f" {'this' if len(refused) == 1 else f'{len(refused)} things'} would be guessed, or left out and missed:\n"
+      + "\n".join(f"  {each}" for each in refused)
+      + (_by_hand(options, typed, found.kind) if found.kind != "infer" else "")
+    )
+  return dataclasses.replace(found, findings=tuple(each for each in found.findings if not each.refused)), others
+
+
+def read(options: argparse.Namespace, typed: Sequence[str]) -> gin.Gin:
+  """The gin files that options name, with what is bound on the command line.
+
+  Args:
+    options: as argparse found them.
+    typed: arguments of the form --gin.NAME=VALUE.
+
+  Raises:
+    UserError: see `gin.read`.
+  """
+  bindings = [*options.gin_bindings, *(argument.removeprefix(_BINDING) for argument in typed)]
+  folders = [folder for folder in options.gin_search_paths.split(",") if folder]
+  return gin.read(options.gin_file, bindings, search_paths=folders)
+
+
+def _by_hand(options: argparse.Namespace, typed: Sequence[str], kind: str) -> str:
+  flags = [f"--gin_file={path}" for path in options.gin_file]
+  flags += [f"--gin_search_paths={options.gin_search_paths}"] if options.gin_search_paths else []
+  flags += [f"--gin_bindings={each}" for each in options.gin_bindings]
+  return (
+    "\nIt can be settled by hand, in the config that says the rest:\n"
+    f"  t2t convert {shlex.join([*flags, *typed])} > mine.py\n"
+    f"  t2t {kind} --config mine.py ..."
+  )
+
+
+def tell(found: gin.Converted | None) -> None:
+  """Says what is left out of gin files or done in another way, before anything begins; the hosts have joined."""
+  if found is not None and found.findings:
+    said = "\n".join(f"  {each}" for each in found.findings)
+    hosts.say(f"of {found.name} this is left out, or done in another way:\n{said}")
+
+
+def check(found: gin.Converted, source: pretrained.Source) -> pretrained.Source:
+  """The checkpoint that gin files ask, with their vocabulary where it has none of its own.
+
+  Raises:
+    UserError: its model is not theirs.
+  """
+  for key, value in found.model.items():
+    there = getattr(source.model, key.partition(".")[2])
+    if there != value:
+      hint = "; a T5X checkpoint does not say its own, see docs/gin.md" if key == "model.mlp_activation" else ""
+      raise UserError(f"{found.name}: config.{key} would be {value!r}, and is {there!r} in {source.path}{hint}")
+  data = found.config().data
+  if source.vocabulary or not data.vocabulary:
+    return source
+  said = source.run["data"] | {"vocabulary": data.vocabulary, "extra_ids": data.extra_ids}
+  return dataclasses.replace(source, run=source.run | {"data": said})

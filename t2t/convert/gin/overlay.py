@@ -1,0 +1,79 @@
+"""A config as the text of a Python file, which changes the default one."""
+
+from collections.abc import Mapping
+import math
+import os
+import re
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from t2t.configs import default
+from t2t.models import sizes
+
+_FAMILIES = {
+  "t5_1_1": (sizes.t5_1_1, sizes.T5_SIZES),
+  "t5_1_0": (sizes.t5_1_0, sizes.T5_SIZES),
+  "mt5": (sizes.mt5, sizes.T5_SIZES),
+  "byt5": (sizes.byt5, sizes.T5_SIZES),
+  "ul2": (sizes.ul2, sizes.UL2_SIZES),
+}
+_SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
+# What a config of a published size may change and still be of that size.
+_NOT_THE_SIZE = ("dtype", "gradient_dtype", "quantization", "dropout_rate", "remat", "attention_kernel")
+
+
+def _published(model: Mapping[str, Any]) -> tuple[str, str] | None:
+  """The family and size of a model's shape, if it has been published."""
+  for family, (fields_of, names) in _FAMILIES.items():
+    for size in names:
+      fields = fields_of(size)
+      if all(fields[key] == value for key, value in model.items() if key not in _NOT_THE_SIZE):
+        return family, size
+  return None
+
+
+def _literal(value: Any) -> str:
+  if isinstance(value, int) and not isinstance(value, bool):
+    return f"{value:_}"
+  if isinstance(value, float) and math.isinf(value):
+    return f'float("{value}")'
+  if isinstance(value, tuple):
+    return "(" + "".join(f"{_literal(x)}, " for x in value).removesuffix(" " if len(value) == 1 else ", ") + ")"
+  return (
+    f'"{value}"' if isinstance(value, str) and re.fullmatch(r'[^"\\]*', value) and value.isprintable() else repr(value)
+  )
+
+
+def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
+  """The config as an overlay on the default one: what it has already is left out.
+
+  Args:
+    path: of the file that it is made of.
+    values: of keys, "train.steps".
+    kind: of the run, for which command it is.
+  """
+  config = default.get_config().unlock()
+  model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
+  published = _published(model) if model else None
+  lines, imports = [], ["from t2t.configs import default"]
+  if published:
+    family, size = published
+    fields = _FAMILIES[family][0](size)
+    if ConfigDict(fields) != config.model:
+      imports.append("from t2t.models import sizes")
+      lines.append(f'config.model.update(sizes.{family}("{size}"))')
+    config.model.update(fields)
+  for key, value in sorted(values.items(), key=lambda item: _SECTIONS.index(item[0].partition(".")[0])):
+    section, _, field = key.partition(".")
+    if config[section][field] != value:
+      lines.append(f"config.{key} = {_literal(value)}")
+  name = re.sub(r'["\\]|[^ -~]', "_", ", ".join(os.path.basename(each) for each in path.split(", ")))
+  checkpoint = "" if kind == "train" else " --checkpoint CHECKPOINT"
+  body = "\n".join(f"  {line}" for line in lines)
+  return (
+    f'"""What {name} says.\n\n  t2t {kind} --config THIS_FILE.py{checkpoint} --workdir WORKDIR\n"""\n\n'
+    "from ml_collections import ConfigDict\n\n" + "\n".join(imports) + "\n\n\n"
+    f'def get_config() -> ConfigDict:\n  """The recipe of {name}."""\n  config = default.get_config()\n'
+    f"{body}{chr(10) if body else ''}  return config\n"
+  )

@@ -1,0 +1,240 @@
+"""What gin files bind and nobody asked for: told, refused, or of no account, as the tables of names.py have it."""
+
+from collections.abc import Iterator, Sequence
+import difflib
+import importlib.util
+import re
+from typing import Any
+
+from t2t.convert.gin import names as gin_names
+from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
+from t2t.convert.gin.model import ADD_MODEL
+from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
+
+# What a macro that is left open says -> what else may say it.
+_SETTLED_BY = {
+  "train.total_steps": ("train.steps", "train.epochs"),
+  "RestoreCheckpointConfig.path": ("init.checkpoint", "--checkpoint"),
+  "DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources", "--input"),
+  "DatasetConfig.task_feature_lengths": ("data.inputs_length", "--inputs_length"),
+}
+_SCOPES = ("", "train", "train_eval", "infer_eval")
+# Of T5X's training alone, which evaluation and inference do not read.
+_OF_TRAINING = ("train", "Trainer", "CheckpointConfig", "SaveCheckpointConfig", "create_learning_rate_scheduler")
+_OF_TRAINING = (*_OF_TRAINING, *gin_names.OPTIMIZERS, "HParamMap", "T5Config", "Transformer", "TerminateOnNanAction")
+_NOT_READ = ("EncoderDecoderModel.z_loss", "EncoderDecoderModel.label_smoothing", "EncoderDecoderModel.optimizer_def")
+_NOT_READ = (*_NOT_READ, "EncoderDecoderModel.loss_normalizing_factor", "dropout_factory/Dropout.rate")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+  """The end of a sentence on a name that is none: "; nearest: batch_size"."""
+  near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.6)
+  return f"; nearest: {', '.join(near)}" if near else ""
+
+
+# ---- What is left open -----------------------------------------------------------------------------------------------
+
+
+def not_given(asked: Asked) -> Iterator[Finding]:
+  """What was asked for and is left open, and each file that was not found."""
+  for name, (location, of) in asked.not_given.items():
+    plain = of.rpartition("/")[2]
+    same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
+    settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
+    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in settled_by[:1])
+    yield Finding(
+      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}=VALUE{others}", True, settled_by
+    )
+  for include, folders in asked.gin.unknown:
+    yield Finding(
+      f"{include.location}: include {include.path!r}: no such file in {', '.join(folders)}, and none that comes with"
+      " T5X and is known; what it sets is not in the config: give its folder as --gin_search_paths",
+      True,
+    )
+
+
+def _option(key: str) -> str:
+  return f"{key} VALUE" if key.startswith("--") else f"--config.{key}=VALUE"
+
+
+# ---- Modules ---------------------------------------------------------------------------------------------------------
+
+
+def own_modules(asked: Asked) -> tuple[str, ...]:
+  """Modules that the files import and that are no library's: T5X's users register their tasks in them."""
+  found = [each.module for each in asked.gin.imports]
+  return tuple(dict.fromkeys(each for each in found if not _is_library(each)))
+
+
+def _is_library(module: str) -> bool:
+  return module.partition(".")[0] in gin_names.LIBRARIES or module.startswith("__")
+
+
+def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
+  """Imports of modules that are not there, or not needed."""
+  for each in asked.gin.imports:
+    root, _, rest = each.module.partition(".")
+    module = rest.partition(".")[0]
+    if root == "t5x" and module not in gin_names.MODULES:
+      near = nearest(module, gin_names.MODULES)
+      yield Finding(f"{each.location}: import {each.module}: T5X has no module {module}{near}", True)
+    elif not _is_library(each.module) and not needed:
+      yield Finding(f"{each.location}: import {each.module}: not needed, for t2t registers the mixture itself")
+    elif not _is_library(each.module) and not _is_there(root):
+      yield Finding(
+        f"{each.location}: import {each.module}: there is no module {root} here, in which T5X's users register their"
+        " tasks: put its folder on PYTHONPATH, or give --config.data.task_modules=FILE.py",
+        True,
+        ("data.task_modules", "data.mixture", "data.files", "data.sources", "--input"),
+      )
+
+
+def _is_there(root: str) -> bool:
+  try:
+    return importlib.util.find_spec(root) is not None
+  except (ImportError, ValueError):
+    return False
+
+
+# ---- What nobody asked for -------------------------------------------------------------------------------------------
+
+
+def left(asked: Asked, kind: str) -> Iterator[Finding]:
+  """Each binding and macro that nobody asked for, and that the user's own files set.
+
+  Args:
+    asked: what was.
+    kind: of the run, a key of `names.KINDS`.
+  """
+  gin, told = asked.gin, set()
+  macros = set(asked.macros)
+  for key, binding in gin.bindings.items():
+    macros |= {each.name for each in macros_in(binding.value)}
+    if key in asked.bindings:
+      continue
+    location, shown = binding.location, str(binding)
+    if isinstance(binding.value, Macro) and binding.value.name in gin.macros:
+      # A value that T5X's own files take from a macro was written where the macro was.
+      macro = gin.macros[binding.value.name]
+      if macro.location.file in gin.own:
+        location, shown = macro.location, str(macro)
+    found = _judged(asked, key, kind) if location.file in gin.own else None
+    if found and (location, found) not in told:
+      told.add((location, found))
+      refused, why = found
+      yield Finding(f"{location}: {shown}: {why}", refused)
+  for name, binding in gin.macros.items():
+    if name not in macros and binding.location.file in gin.own and not _is_read(name, asked):
+      yield _unread(name, binding, asked)
+
+
+def _judged(asked: Asked, key: tuple[str, str, str], kind: str) -> tuple[bool, str] | None:
+  """Whether a binding is refused, and why it is in no config; None: there is nothing to say."""
+  scope, function, parameter = key
+  name, value = f"{function}.{parameter}", _peek(asked, asked.gin.bindings[key].value)
+  if kind != "train" and (function in _OF_TRAINING or name in _NOT_READ):
+    return None
+  if function in gin_names.OPTIMIZERS and function not in asked.optimizers:
+    return False, "nothing that runs refers to it"
+  if function == "DatasetConfig" and scope not in _SCOPES and not _is_referred_to(asked, scope, function):
+    return True, f"nothing refers to {scope}/DatasetConfig{nearest(scope, _SCOPES)}"
+  if name == "DatasetConfig.shuffle" and value == (scope == "train"):
+    return None  # as t2t does
+  if scope == "infer_eval" and not asks_while_training(asked):
+    return False, "nothing that runs refers to it"
+  references = list(references_in(value))
+  strangers = [each for each in references if _is_strange(asked, each)]
+  if name in gin_names.WIRING and references and not strangers:
+    return None
+  for table in (name, function):
+    if table in gin_names.HARMLESS and (gin_names.HARMLESS[table] is None or value in gin_names.HARMLESS[table]):
+      return None
+  if name in gin_names.REFUSED:
+    return True, gin_names.REFUSED[name]
+  if strangers and name != "Evaluator.logger_cls":
+    each = strangers[0]
+    last = each.name.rpartition("/")[2].rpartition(".")[2]
+    return True, f"t2t knows no {each}{nearest(last, gin_names.functions())}"
+  if name in gin_names.TOLD or function in gin_names.TOLD:
+    return False, gin_names.TOLD.get(name, gin_names.TOLD.get(function))
+  return True, _unknown(asked, scope, function, parameter)
+
+
+def asks_while_training(asked: Asked) -> bool:
+  """Whether T5X has the model write answers between steps."""
+  key = ("", "train", "infer_eval_dataset_cfg")
+  return key in asked.gin.bindings and _peek(asked, asked.gin.bindings[key].value) is not None
+
+
+def _is_strange(asked: Asked, reference: Reference) -> bool:
+  """Whether a function is none of those that are known, or of a module of the user's own."""
+  module, _, function = reference.name.rpartition("/")[2].rpartition(".")
+  own = {part for each in own_modules(asked) for part in (each.partition(".")[0], each.rpartition(".")[2])}
+  return function not in gin_names.functions() or module.partition(".")[0] in own
+
+
+def _unknown(asked: Asked, scope: str, function: str, parameter: str) -> str:
+  """Why a binding that no table has is refused."""
+  known = [name.partition(".")[2] for name in gin_names.known() if name.partition(".")[0] == function]
+  others = [other for other, *rest in asked.bindings if rest == [function, parameter] and other and not scope]
+  if others:
+    return f"each scope has its own, {', '.join(f'{each}/{function}.{parameter}' for each in sorted(others))}"
+  if parameter in known:
+    return "t2t has nothing like it"
+  if known:
+    return f"t2t has nothing like it, and knows no parameter {parameter} of {function}{nearest(parameter, known)}"
+  functions = gin_names.functions()
+  return f"t2t has nothing like it, and knows no function {function}{nearest(function, functions)}"
+
+
+def _unread(name: str, binding: Binding, asked: Asked) -> Finding:
+  """A macro that nothing refers to: T5X passes over it."""
+  read = {each.name for other in asked.gin.bindings.values() for each in macros_in(other.value)}
+  near = nearest(name, sorted(read))
+  text = f"nothing that was read refers to it{near}"
+  where = f"{binding.location}: {binding}"
+  if name in asked.gin.typed:
+    return Finding(f"{where}: {text}", True)
+  return Finding(f"{where}: {text}")
+
+
+def _peek(asked: Asked, value: Any, seen: tuple[str, ...] = ()) -> Any:
+  """A value with its macros replaced, without asking for it."""
+  if isinstance(value, Macro):
+    macro = asked.gin.macros.get(value.name)
+    return UNSET if macro is None or value.name in seen else _peek(asked, macro.value, (*seen, value.name))
+  if isinstance(value, list | tuple):
+    return type(value)(_peek(asked, x, seen) for x in value)
+  if isinstance(value, dict):
+    return {key: _peek(asked, x, seen) for key, x in value.items()}
+  return value
+
+
+def _is_read(name: str, asked: Asked) -> bool:
+  """Whether another macro has this one."""
+  return any(Macro(name) in macros_in(binding.value) for binding in asked.gin.macros.values())
+
+
+def _is_referred_to(asked: Asked, scope: str, function: str) -> bool:
+  values = [*asked.gin.bindings.values(), *asked.gin.macros.values()]
+  names = [each.name for binding in values for each in references_in(binding.value)]
+  return any(re.fullmatch(rf"{re.escape(scope)}/(?:[\w.]+\.)?{function}", name) for name in names)
+
+
+# ---- Kinds of runs ---------------------------------------------------------------------------------------------------
+
+
+def kinds(asked: Asked) -> dict[str, Location]:
+  """Which runs the files describe, keys of `names.KINDS` and `names.OTHERS`, and where they say so."""
+  found: dict[str, Location] = {}
+  for _, function, _ in asked.gin.bindings:
+    kind = gin_names.FUNCTIONS.get(function, function if function in gin_names.OTHERS else "")
+    if kind and kind not in found:
+      bound = (binding for key, binding in asked.gin.bindings.items() if key[1] == function)
+      found[kind] = next(bound).location
+  return found
+
+
+def shown(value: Any) -> str:
+  """A value as gin writes it, or a word where it is left open."""
+  return "nothing" if value is UNSET else show(value)

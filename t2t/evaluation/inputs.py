@@ -1,0 +1,44 @@
+"""The inputs of a mixture's tasks as files of lines, for whoever asks what a model writes and measures nothing."""
+
+import json
+
+from etils import epath
+import jax
+
+from t2t import UserError
+from t2t.data import pipeline, registry
+from t2t.evaluation import few_shot
+from t2t.sections import DataConfig
+from t2t.storage import bucket
+
+
+def write(data: DataConfig, architecture: str, folder: str) -> dict[str, str]:
+  """Writes FOLDER/TASK-inputs.jsonl for each task, its texts in the order of its split: name -> path.
+
+  Args:
+    data: whose `mixture` has the tasks, and `eval_split` their split.
+    architecture: of the model.
+    folder: where to.
+
+  Raises:
+    UserError: no such mixture or split, or a task whose examples have no text.
+  """
+  for module in data.task_modules:
+    registry.load(module)
+  tasks = pipeline.find_tasks(data, architecture)
+  paths = {task.name: f"{folder.rstrip('/')}/{task.name}-inputs.jsonl" for task in tasks}
+  if jax.process_index() != 0:
+    return paths
+  bucket.absolute(folder).mkdir(parents=True, exist_ok=True)
+  for task in tasks:
+    split = task.splits[0] if len(task.splits) == 1 else data.eval_split
+    examples = few_shot.read(data, architecture, task, split)
+    if "inputs_pretokenized" not in examples[0]:
+      raise UserError(
+        f"{task.name}: its examples have no text 'inputs_pretokenized'; give it seqio.preprocessors.tokenize,"
+        " or give --input"
+      )
+    texts = (example["inputs_pretokenized"].decode() for example in examples)
+    lines = "".join(json.dumps({"inputs": text}, ensure_ascii=False) + "\n" for text in texts)
+    epath.Path(bucket.absolute(paths[task.name])).write_text(lines)
+  return paths
