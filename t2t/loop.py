@@ -106,7 +106,9 @@ def train(config: Config, workdir: str) -> TrainState:
     # ---- What is measured --------------------------------------------------
     throughput = Throughput(devices=list(mesh.devices.flat))
     watch = numbers.Watch(config, workdir, program.state.params, saved)
-    report = reports.Report(config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved)
+    report = reports.Report(
+      config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved, resolved=resolved[-1]
+    )
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
     measure = functools.partial(_measure, report, stop)

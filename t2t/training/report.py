@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 from etils import epath
 import jax
@@ -18,7 +18,7 @@ from t2t.models.architecture import Batch
 from t2t.runtime import telling
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import numbers, writers
+from t2t.training import numbers, trackers, tracking, writers
 from t2t.training.throughput import Throughput
 
 
@@ -68,8 +68,9 @@ class Report:
     *,
     start: int,
     unwritten: Mapping[str, bytes],
+    resolved: Mapping[str, Any],
   ):
-    """Opens the files; only the first host has any.
+    """Opens the files, and what numbers are sent to besides; only the first host has any.
 
     Args:
       config: of the run.
@@ -79,16 +80,21 @@ class Report:
       watch: judges each step.
       start: step that training goes on from.
       unwritten: see `writers.Writer`.
+      resolved: the config as config.json has it.
     """
     self._config = config
     self._schedule = schedule
     self._throughput, self._watch = throughput, watch
-    self._writer = self._line = None
+    self._writer = self._line = self._tracking = None
+    self._outcome = trackers.FAILED
     self._warned, self._start, self._workdir = False, start, workdir
     self._repeated: set[str] = set()  # tasks that were warned of
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
+      if config.logging.tracker != tracking.NONE:
+        settings = config.logging
+        self._tracking = tracking.Tracking(settings.tracker, settings.project, resolved, workdir, self._line.say)
 
   def steps(self, unread: "collections.deque[Made]", *, leaves: int) -> tuple[int, str] | None:
     """Reads the steps in order, waiting for each if need be, until so many are left.
@@ -138,8 +144,13 @@ class Report:
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
       # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
       told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
-      self._writer.write(step, told)
+      self._write(step, told)
     return ""
+
+  def _write(self, step: int, values: Mapping[str, float]) -> None:
+    """Records numbers, here and with the tracker; those that stand there already stay."""
+    if self._writer.write(step, values) and self._tracking is not None:
+      self._tracking.write(step, values)
 
   def stage(self, stage: Stage) -> None:
     """Tells which stage is run from here on; of a run that has none, nothing."""
@@ -188,7 +199,7 @@ class Report:
     of_source = {name: means(jax.device_get(found))["loss"] for name, found in (by_source or {}).items()}
     if self._writer is not None:
       told = values | {f"loss/{name}": loss for name, loss in of_source.items()}
-      self._writer.write(step, {f"eval/{name}": value for name, value in told.items()})
+      self._write(step, {f"eval/{name}": value for name, value in told.items()})
       listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
       accuracy = f"accuracy {values['accuracy']:.1%}"
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
@@ -199,7 +210,7 @@ class Report:
     values = {f"{each.task}/{name}": value for each in found for name, value in each.metrics.items()}
     values |= {f"{each.task}/score": each.score for each in found if each.metrics}
     if self._writer is not None:
-      self._writer.write(step, {f"eval/{name}": value for name, value in values.items()})
+      self._write(step, {f"eval/{name}": value for name, value in values.items()})
       for each in found:
         unit = lambda name, each=each: " %" if name in each.percentages else ""
         metrics = ", ".join(f"{name} {value:.2f}{unit(name)}" for name, value in each.metrics.items())
@@ -213,6 +224,7 @@ class Report:
 
   def end(self) -> None:
     """No step follows: all is written, and the line that changes stands."""
+    self._outcome = trackers.FINISHED
     self.flush()
     if self._line is not None:
       self._line.close()
@@ -220,6 +232,7 @@ class Report:
   def stopped(self, step: int) -> None:
     """Tells that the run ends before its last step."""
     self.end()
+    self._outcome = trackers.STOPPED
     if self._line is not None:
       telling.tell(
         f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there",
@@ -231,6 +244,8 @@ class Report:
     if self._line is not None:
       self._line.close()
       self._writer.close()
+    if self._tracking is not None:
+      self._tracking.finish(self._outcome)
 
 
 def summarise(

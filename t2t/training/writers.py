@@ -270,11 +270,15 @@ class Writer:
       if names and (event.step, names) not in self._recorded:
         self._events.add(records.frame(record))
 
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays."""
+  def write(self, step: int, values: Mapping[str, float]) -> bool:
+    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays.
+
+    Returns:
+      Whether they are new.
+    """
     row = {"step": step, **values}
     if step == self._start and (step, frozenset(row)) in self._rows:
-      return  # a run that had ended is evaluated again
+      return False  # a run that had ended is evaluated again
     self._lines.add(json.dumps(row).encode() + b"\n")
     event = self._event(wall_time=time.time(), step=step)
     for name, value in values.items():
@@ -283,6 +287,7 @@ class Writer:
     if time.monotonic() - self._brought > self._every_seconds and self._bringing.done():
       self._brought = time.monotonic()
       self._bringing = self._thread.submit(self._bring)
+    return True
 
   def _bring(self) -> None:
     for log in (self._lines, self._events):
