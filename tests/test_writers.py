@@ -210,6 +210,7 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
   monkeypatch.setattr(logs._Disk, "append", lambda disk, content: append(disk, content[:9]) or 1 / 0)
   for step in (2, 3):
     first.write(step, {"train/loss": float(step)})
+  first.samples(3, [[("input", "a"), ("prediction", "b")]])
   unwritten = first.flush()  # and then it is killed
   assert set(unwritten) == set(writers.UNWRITTEN)
   monkeypatch.setattr(logs._Disk, "append", append)
@@ -219,7 +220,8 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
     second.close()
   expected = [(n, float(n)) for n in range(1, 5)]
   assert [(step, value) for (_, step), (_, value) in rows(tmp_path)] == expected
-  assert sorted((step, value) for step, _, value in events(tmp_path)) == expected
+  assert sorted((step, value) for step, name, value in events(tmp_path) if name == "train/loss") == expected
+  assert writers.read_samples(epath.Path(tmp_path) / writers.SAMPLES) == {3: [[("input", "a"), ("prediction", "b")]]}
 
 
 def test_loss_curve_is_a_picture(tmp_path):

@@ -15,10 +15,11 @@ import optax
 from t2t import metrics as metrics_lib
 from t2t.losses import Baseline
 from t2t.models.architecture import Batch
-from t2t.runtime import telling
+from t2t.runtime import memory, telling
 from t2t.sections import Config
 from t2t.stages import Stage
 from t2t.training import numbers, trackers, tracking, writers
+from t2t.training.histograms import Histogram
 from t2t.training.throughput import Throughput
 
 
@@ -56,7 +57,11 @@ def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
 
 
 class Report:
-  """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged."""
+  """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged.
+
+  Attributes:
+    shown, shown_at: lines of samples, each a label and a text, and of which step they are.
+  """
 
   def __init__(
     self,
@@ -89,6 +94,8 @@ class Report:
     self._outcome = trackers.FAILED
     self._warned, self._start, self._workdir = False, start, workdir
     self._repeated: set[str] = set()  # tasks that were warned of
+    self.shown_at: int | None = None
+    self.shown: Sequence[Sequence[tuple[str, str]]] = ()
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
@@ -142,6 +149,7 @@ class Report:
     if step % self._config.train.log_every == 0:
       values["learning_rate"] = float(self._schedule(step - 1))
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
+      values |= memory.used(jax.local_devices())
       # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
       told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
       self._write(step, told)
@@ -217,6 +225,17 @@ class Report:
         unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
         self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
     return values
+
+  def samples(self, step: int, shown: Sequence[Sequence[tuple[str, str]]]) -> None:
+    """Keeps what the model makes of held-out text, which `shown` has until the next."""
+    self.shown_at, self.shown = step, shown
+    if self._writer is not None:
+      self._writer.samples(step, shown)
+
+  def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+    """Brings how parameters and their updates are spread to TensorBoard."""
+    if self._writer is not None:
+      self._writer.histograms(step, found)
 
   def flush(self) -> dict[str, bytes]:
     """What could not be written yet (`writers.Writer.flush`), and what the watch remembers, to be saved elsewhere."""

@@ -98,7 +98,7 @@ class Tracking:
         return
     what = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
     self._give_up(
-      f"{what} {_LAST_SECONDS:.0f} s after the end, and has another {trackers.BACKGROUND_SECONDS:.0f} s in the background"
+      f"{what} {_LAST_SECONDS:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
     )
     killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # of a process that goes on after its run
     killer.daemon = True
