@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
 
 
 def used(devices: Iterable[Any]) -> dict[str, float]:
-  """Bytes: "device_memory_peak", the most that one of these devices has held; where none tells, "host_memory", held now.
+  """Bytes: "device_memory_peak", the most that one of the devices has held; where none tells, "host_memory", held now.
 
   Args:
     devices: JAX's, of this process.
