@@ -12,7 +12,7 @@ FIRST = {
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
   "eval": ("every", "batches", "tasks", "num_beams"),
   "checkpoint": ("every", "keep"),
-  "logging": ("tracker",),
+  "logging": (),
   "numbers": (),
   "init": ("checkpoint", "inherit"),
   "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
