@@ -65,9 +65,11 @@ def tracked(workdir, outcome, rows, *, tracker="wandb"):
   return said
 
 
-def test_a_resumed_run_goes_on_in_the_same_place(notes, tmp_path):
+def test_a_resumed_run_goes_on_in_the_same_place(notes, tmp_path, monkeypatch):
   """With the config, its workdir's name, each row once, and how it ended."""
   found = notes()
+  monkeypatch.setattr(tracking, "_STOPPED_SECONDS", 100.0)
+  monkeypatch.setattr(tracking, "_LAST_SECONDS", 100.0)
   assert tracked(tmp_path / "run", trackers.STOPPED, (1, 2)) == ["wandb: https://example.org/run"]
   assert tracked(tmp_path / "run", trackers.FINISHED, (3,)) == ["wandb: https://example.org/run"]
   (_, first), *middle, (_, second), third, end = found()
@@ -109,6 +111,15 @@ def test_a_tracker_that_fails_costs_one_line(how, at, notes, tmp_path, monkeypat
   assert ("wandb login" in wrong[0]) == (how != "dies" and (at == "init" or how != "hangs"))
   tracker.write(2, {"train/loss": 1.0})
   tracker._child.wait(timeout=30)
+
+
+def test_a_run_that_is_gone_there_is_told_how_to_begin_another(notes, tmp_path):
+  """Of a resumed run the remedy names the file that says which one it was."""
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / tracking.NAME).write_text('{"wandb": {"project": {"run": "gone"}}}')
+  found = notes("raise RuntimeError('no such run')", "init")
+  (said,) = tracked(tmp_path / "run", trackers.FINISHED, ())
+  assert found()[0][1]["id"] == "gone" and f"or remove {tmp_path / 'run' / tracking.NAME}" in said
 
 
 def test_a_library_that_is_not_there_is_told_with_its_remedy(tmp_path, monkeypatch):
@@ -208,6 +219,7 @@ def test_what_a_library_has_is_what_was_measured(name, tmp_path, monkeypatch):
   if importlib.util.find_spec(name) is None:
     pytest.skip(f"{name} is not installed")
   monkeypatch.setattr(tracking, "_LAST_SECONDS", 300.0)
+  monkeypatch.setattr(tracking, "_STOPPED_SECONDS", 300.0)
   monkeypatch.chdir(tmp_path)
   for variable in ("WANDB_DIR", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_SPACE_ID"):
     monkeypatch.delenv(variable, raising=False)

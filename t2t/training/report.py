@@ -174,7 +174,7 @@ class Report:
     """
     self._watch.restore(saved)
     self._throughput.pause()
-    self._warned, self._start = False, start
+    self._warned, self._start, self.shown_at = False, start, None
     if self._writer is not None:
       self._writer.close()
       self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)

@@ -25,6 +25,7 @@ NAME = "tracker.json"  # in a workdir: tracker -> project -> which run there is 
 NONE = "none"
 _WAITING = 1_000  # rows that may wait for a tracker that is slow
 _LAST_SECONDS = 5.0  # that a run waits for it at its end
+_STOPPED_SECONDS = 2.0  # and where a signal ends it: see `stopping.Steps.finish`
 
 
 def check(config: LoggingConfig) -> None:
@@ -63,7 +64,7 @@ class Tracking:
   ):
     self._tracker, self._project, self._workdir, self._say = tracker, project, workdir, say
     self._queue: queue.Queue[Any] = queue.Queue(_WAITING)
-    self._given_up = self._dropped = self._opened = False
+    self._given_up = self._dropped = self._opened = self._resumes = False
     self._ended = threading.Event()  # the other process has
     self._child: subprocess.Popen | None = None
     told = {
@@ -91,14 +92,15 @@ class Tracking:
     """Tells how the run ended, and waits for the rest to be sent, but not for long."""
     if self._given_up:
       return
-    deadline = time.monotonic() + _LAST_SECONDS
+    seconds = min(_LAST_SECONDS, _STOPPED_SECONDS) if outcome == trackers.STOPPED else _LAST_SECONDS
+    deadline = time.monotonic() + seconds
     with contextlib.suppress(queue.Full):
-      self._queue.put(outcome, timeout=_LAST_SECONDS)
+      self._queue.put(outcome, timeout=seconds)
       if self._ended.wait(deadline - time.monotonic()):
         return
     what = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
     self._give_up(
-      f"{what} {_LAST_SECONDS:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
+      f"{what} {seconds:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
     )
     killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # of a process that goes on after its run
     killer.daemon = True
@@ -121,6 +123,7 @@ class Tracking:
     """In a thread: starts the other process, and brings it what comes."""
     try:
       place = self._places().get(self._tracker, {}).get(self._project, {})
+      self._resumes = bool(place)
       errors = tempfile.TemporaryFile()  # noqa: SIM115 - `_hear` closes it
       self._child = subprocess.Popen(
         [sys.executable, "-P", "-m", trackers.__name__],
@@ -149,7 +152,10 @@ class Tracking:
     ended = False
     with errors, self._child.stdout as pipe:
       for line in pipe:
-        said = json.loads(line)
+        try:
+          said = json.loads(line)
+        except ValueError:  # it was ended within a line
+          break
         if "place" in said:
           self._opened = True
           self._say(f"{self._tracker}: {said['where']}")
@@ -166,8 +172,9 @@ class Tracking:
 
   def _with_remedy(self, error: str) -> str:
     if error.startswith(trackers.MISSING):
-      return f"{error}; {examine.install(self._tracker)}"
-    return f"{error}; {trackers.REMEDIES[self._tracker]}"
+      return f"{error}; `{examine.install(self._tracker)}`"
+    again = f", or remove {self._workdir / NAME} for another run there" if self._resumes and not self._opened else ""
+    return f"{error}; {trackers.REMEDIES[self._tracker]}{again}"
 
   def _places(self) -> dict[str, Any]:
     try:
@@ -182,5 +189,5 @@ class Tracking:
     content = json.dumps(places, indent=2).encode() + b"\n"
     try:
       logs.Log(self._workdir / NAME, keep=lambda _: content).close()
-    except OSError as error:
+    except Exception as error:  # whatever it is: the run matters more
       self._tell(f"{self._workdir / NAME} could not be written ({error}), and a resumed run will begin another there")
