@@ -18,7 +18,7 @@ def padded(*rows, length=8):
 
 
 def test_pieces_are_named_and_counted():
-  """What the encoder reads, what is to be written, what of it counts, and how much is padding; of rows that have text."""
+  """What the encoder reads, what is to be written, what of it counts, and how much is padding, of rows with text."""
   batch = {
     "encoder_input_tokens": padded([*ids("ab"), LAST, 1], []),
     "decoder_input_tokens": padded([0, LAST, *ids("c")], []),

@@ -87,7 +87,7 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
   monkeypatch.chdir(tmp_path)
-  given = ("--config.eval.every=2", "--config.logging.histograms=5", "--config.logging.tracker=mlflow")
+  given = ("--config.eval.every=2", "--config.logging.tracker=mlflow")
   monkeypatch.setattr(sys, "path", [path for path in sys.path if not (pathlib.Path(path) / "mlflow").exists()])
   assert command.main(arguments(text, pathlib.Path("run"), *given)) == 0
   out, err = capsys.readouterr()
