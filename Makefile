@@ -8,7 +8,7 @@ OVERRIDES ?=
 PIP_INSTALL = $(VENV)/bin/pip install --quiet
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu docs lock clean
+.PHONY: train test slow-tests exhaustive check lint format readme parity beam tpu trackers docs lock clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/t2t train --config tiny --workdir runs/tiny $(OVERRIDES)
@@ -48,6 +48,10 @@ parity: .venv-parity/installed
 beam: .venv-beam/installed
 	.venv-beam/bin/python -m pytest -m beam tests/test_offline_cache.py
 
+# Experiment trackers, with the real libraries; not part of make check.
+trackers: .venv-trackers/installed
+	.venv-trackers/bin/python -m pytest tests/test_tracking.py
+
 # Training steps compiled for TPUs.
 tpu: .venv-tpu/installed
 	.venv-tpu/bin/python -m pytest tests/test_plan_tpu.py
@@ -78,4 +82,4 @@ lock:
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 clean:
-	rm -rf $(VENV) .venv-parity .venv-beam .venv-tpu .venv-docs docs/_build runs .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-parity .venv-beam .venv-tpu .venv-trackers .venv-docs docs/_build runs .pytest_cache .ruff_cache

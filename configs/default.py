@@ -12,6 +12,7 @@ FIRST = {
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
   "eval": ("every", "batches", "tasks", "num_beams"),
   "checkpoint": ("every", "keep"),
+  "logging": (),
   "numbers": (),
   "init": ("checkpoint", "inherit"),
   "mesh": ("dcn_data", "data", "fsdp", "sequence", "tensor"),
@@ -121,7 +122,7 @@ def get_config() -> ConfigDict:
   config.eval.every = 1_000  # steps; the last step is always evaluated; 0: once an epoch
   config.eval.batches = 20  # held-out batches at most; always the same ones
   config.eval.batch_size = 0  # sequences; 0: as train.batch_size
-  config.eval.examples = 3  # fill-in-the-blank examples printed at the end
+  config.eval.examples = 3  # of what the model makes of held-out text, at evaluations; the last are printed
   config.eval.patience = 0  # evaluations without a better one after which the run ends early; 0: it has all its steps
   config.eval.stop_by = "loss"  # what is to become better: the held-out loss, or a task's metric, "glue_rte/accuracy"
   # Of tasks with metrics:
@@ -136,6 +137,12 @@ def get_config() -> ConfigDict:
   config.checkpoint.every = 1_000  # steps; the last step is always saved; 0: once an epoch
   config.checkpoint.keep = 3  # the last so many, at least two; the best by held-out loss is kept besides
   config.checkpoint.retry_seconds = 300.0  # a save of one process that fails is tried again for so long
+
+  config.logging = ConfigDict()
+  config.logging.tracker = "none"  # wandb, trackio, mlflow: numbers go there as well; see docs/trackers.md
+  config.logging.project = "t2t"  # what the tracker files the run under
+  config.logging.texts = True  # eval.examples of them at each evaluation: samples.jsonl, TensorBoard; else at the end
+  config.logging.histograms = 0  # TensorBoard: steps between those of parameters and their updates; 0: none
 
   config.init = ConfigDict()
   config.init.checkpoint = ""  # a checkpoint (t2t's, Hugging Face's or T5X's) whose parameters training starts from

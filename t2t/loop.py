@@ -21,11 +21,11 @@ from t2t.generation.shown import show
 from t2t.models import kernels
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
-from t2t.reports import history, written
+from t2t.reports import history, seen, written
 from t2t.runtime import amounts, hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
-from t2t.training import finite, numbers, recipe
+from t2t.training import finite, histograms, numbers, recipe
 from t2t.training import report as reports
 from t2t.training.early import EarlyStop
 from t2t.training.throughput import Throughput
@@ -117,12 +117,15 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     # ---- What is measured --------------------------------------------------
     throughput = Throughput(devices=list(mesh.devices.flat))
     watch = numbers.Watch(config, workdir, program.state.params, saved)
-    report = reports.Report(config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved)
+    report = reports.Report(
+      config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved, resolved=resolved[-1]
+    )
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())
     if follower is not None:
       follower.begins(stop)
-    measure = functools.partial(_measure, report, stop)
+    measure = functools.partial(_measure, report, stop, vocabulary)
+    spread = histograms.Histograms(config.logging.histograms, mesh, report.histograms)
     tasks = _begin(leg, throughput)
     if not batches.begins_stage:
       report.stage(leg.stage)
@@ -154,7 +157,10 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
         report.stage(leg.stage)
         steps.resume()
       batch = next(batches)
-      state, metrics = legs.step(batches.stage, state, batch, dropout_key)
+      if last_step == leg.stage.begin:
+        seen.note(workdir, leg.stage, batch, vocabulary)
+      step = functools.partial(legs.step, batches.stage)
+      state, metrics = spread.around(last_step + 1, step, state, batch, dropout_key)
       last_step += 1
       unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch, batches.epochs))
       # A save that failed is made up for, with the state as it is now.
@@ -203,6 +209,8 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     stop.finish(functools.partial(_stopped, report, workdir, last_step))
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
+    if report.shown_at != last_step:
+      report.samples(last_step, _samples(leg, state, vocabulary))
     if follower is not None and (rows := report.rows()):
       follower.told(rows)
     report.end()
@@ -211,14 +219,13 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
 
     # ---- What came out -----------------------------------------------------
     baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
-    shown = show(leg.program.reader, state, leg.eval_batches[0], vocabulary, number=config.eval.examples)
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
       unit = leg.made.loss.unit
-      reports.summarise(workdir, loss, unit, baselines, shown, saved_step, kept, best, run)
+      reports.summarise(workdir, loss, unit, baselines, report.shown, saved_step, kept, best, run)
       why = early.why or history.FINISHED
-      history.ended(workdir, last_step, why, unit=unit, baselines=baselines, examples=shown)
+      history.ended(workdir, last_step, why, unit=unit, baselines=baselines, examples=report.shown)
       written.at_end(workdir, ends=True)
   return state
 
@@ -255,8 +262,19 @@ def _begin(leg: course.Leg, throughput: Throughput) -> Any:
   return leg.tasks
 
 
+def _samples(leg: course.Leg, state: TrainState, vocabulary: Any) -> list[list[tuple[str, str]]]:
+  """What the model makes of the first held-out texts."""
+  return show(leg.program.reader, state, leg.eval_batches[0], vocabulary, number=leg.stage.config.eval.examples)
+
+
 def _measure(
-  report: reports.Report, stop: stopping.Steps, leg: course.Leg, tasks: Any, step: int, state: TrainState
+  report: reports.Report,
+  stop: stopping.Steps,
+  vocabulary: Any,
+  leg: course.Leg,
+  tasks: Any,
+  step: int,
+  state: TrainState,
 ) -> dict[str, float]:
   """Every metric by name, of all held-out batches together: the loss, and what the tasks are measured by.
 
@@ -270,6 +288,9 @@ def _measure(
     return functools.reduce(metrics_lib.merge, (leg.program.eval_step(state, x) for x in stop.abandonable(found)))
 
   loss = report.evaluation(step, of(leg.eval_batches), {name: of(found) for name, found in leg.by_source.items()})
+  if leg.stage.config.logging.texts:
+    stop.saving()  # the first time it is compiled
+    report.samples(step, _samples(leg, state, vocabulary))
   if tasks is None:
     return {"loss": loss}
   params = join_frozen(state.params, state.frozen_params)

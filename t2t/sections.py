@@ -220,6 +220,16 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+  """Where what is measured goes besides metrics.jsonl, and what else is shown of a run."""
+
+  tracker: str
+  project: str
+  texts: bool
+  histograms: int
+
+
+@dataclasses.dataclass(frozen=True)
 class InitConfig:
   """Where parameters come from when a run begins."""
 
@@ -352,6 +362,7 @@ class Config:
   optimizer: OptimizerConfig
   eval: EvalConfig
   checkpoint: CheckpointConfig
+  logging: LoggingConfig
   init: InitConfig
   mesh: MeshConfig
   stages: tuple[StageConfig, ...] = ()

@@ -165,7 +165,9 @@ def test_ranking_takes_the_likeliest_option(module):
 def test_what_is_known_to_be_a_percentage_is_told_as_one(module, tmp_path, capfd):
   """A metric of t2t's own; of one of the user's nobody knows."""
   both, params = evaluation(module, "encoder_decoder", mixture="odd")
-  told = report.Report(records(load_config("tiny")), epath.Path(tmp_path), None, None, None, start=0, unwritten={})
+  told = report.Report(
+    records(load_config("tiny")), epath.Path(tmp_path), None, None, None, start=0, unwritten={}, resolved={}
+  )
   capfd.readouterr()  # of the training of the model, where it is the first that asks for it
   told.tasks(1, both.run(params))
   told.close()

@@ -26,6 +26,7 @@ import test_train
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import damage, manifest
+from t2t.reports import seen
 from t2t.runtime import exit_codes, hosts, roll_call
 from t2t.training import writers
 
@@ -57,6 +58,7 @@ def mesh(**sizes: int) -> tuple[str, ...]:
   return tuple(f"--config.mesh.{axis}={size}" for axis, size in sizes.items())
 
 
+_LOGGED = ("--config.eval.examples=1", "--config.logging.histograms=1", "--config.logging.tracker=mlflow")
 _STAGES = '--config.stages={"name": "short", "share": 0.5, "data.inputs_length": 32},{"train.batch_size": 16}'
 # What crosses two processes with two devices each is the first axis of more than one; on four with one each it is both.
 TWO = {
@@ -187,6 +189,21 @@ def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
       assert line == other
 
 
+def assert_told_by_the_first(workdir: pathlib.Path, said: Sequence[str]) -> None:
+  """What a run leaves beside its checkpoints is written once, by the first process, and is of all rows."""
+  noted = [json.loads(line)["event"] for line in (workdir / "history.jsonl").read_text().splitlines()]
+  assert noted == ["start", "end"]
+  (_, samples), *others = writers.read_samples(workdir / "samples.jsonl").items()
+  assert not others and [label for label, _ in samples[0]][:2] == ["input", "prediction"]
+  assert [given["step"] for given in seen.read(workdir)] == [0]
+  page = (workdir / "report.html").read_text()
+  assert "step 2 of 2" in page and "Example 1" in page and "What the model is given" in page
+  tracker = said[0].count("config.logging.tracker=mlflow: not installed") or said[0].count("mlflow: run ")
+  assert (tracker, said[1].count("mlflow:")) == (1, 0)
+  assert [each.count(f"{workdir / 'report.html'}") for each in said] == [1, 0]
+  assert len(list((workdir / "tensorboard").iterdir())) == 1
+
+
 def stopped(workdir: pathlib.Path, processes: Processes) -> None:
   """Sends SIGHUP to the last process when the run in `workdir` makes steps."""
   while not (workdir / "metrics.jsonl").exists() and processes.children[-1].poll() is None:
@@ -205,7 +222,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
     2,
     2,
     [
-      train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True"),
+      train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True", *_LOGGED),
       train("tensor", *TWO["tensor"]),
       train("tensor", *_GOES_ON, *TWO["fsdp"]),
       train("hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}"),
@@ -222,6 +239,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   codes, said = processes.wait()
   assert codes == [exit_codes.LOST] * 2, "\n".join(said)
   assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
+  assert_told_by_the_first(folder / "dcn_data", said)
   assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
   assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
   assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)

@@ -13,7 +13,7 @@ import trained
 
 from t2t import __main__ as command
 from t2t.checkpoints import writer
-from t2t.reports import comparison, curves, history, page, single, written
+from t2t.reports import comparison, curves, history, page, seen, single, written
 from t2t.reports import run as runs
 from t2t.settings import load_config, records
 
@@ -96,6 +96,46 @@ def test_a_page_stands_by_itself(tmp_path):
   assert found.text.count(NASTY) >= 4
   for expected in ('<b>"run: step 40 of 100, held-out loss 2.5000', "config.optimizer.learning_rate", "0.125", "71.5"):
     assert expected in found.text
+
+
+def sample(given, made):
+  return [["input", given], ["prediction", made], ["truth", "right"]]
+
+
+def test_samples_show_how_the_answer_to_the_same_input_changed(tmp_path):
+  """Of the last input those before it, in the order of the steps; of very many the first, the last and some between."""
+  folder = made(tmp_path / "run", falling(20))
+  lines = [{"step": 0, "samples": [sample("another", "lost")]}]
+  lines += [{"step": step, "samples": [sample(NASTY, f"made at {step}.")]} for step in range(1, 101)]
+  (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 101}\n{"st')
+  found = check(single.html(runs.read(str(folder)))).text
+  shown = [int(step) for step in re.findall(r"made at (\d+)\.", found)]
+  assert shown[:3] == [100, 1, 6] and shown[-1] == 100 and len(shown) == 21  # the last stands above its table
+  assert NASTY in found and "lost" not in found
+  (folder / "samples.jsonl").write_text(json.dumps({"step": 1, "samples": [sample("a", "x" * 400_000)] * 5}) + "\n")
+  check(single.html(runs.read(str(folder))))
+
+
+def test_what_the_model_was_given_is_shown_piece_by_piece(tmp_path):
+  """What counts is underlined, special pieces have a colour; lines that are damaged are passed over."""
+  folder = made(tmp_path / "run", falling(20))
+  pieces = [["the", "", False], ["<X>", "sentinel", True], [NASTY, "unheard of", False]]
+  row = {"stage": "", "step": 0, "rows": [{"encoder_input_tokens": {"pieces": pieces, "more": 4, "padding": 1_000}}]}
+  bad = [{**row, "rows": [{"x": {"pieces": [["a"]], "more": 0, "padding": 0}}]}, {**row, "rows": 3}, [], "x"]
+  lines = [json.dumps(line) for line in [*bad, row, {**row, "stage": NASTY, "step": 10}]]
+  (folder / seen.NAME).write_text("\n".join(lines) + '\n{"stage')
+  text = single.html(runs.read(str(folder)))
+  found = check(text).text
+  assert text.count("<b class=k0>&lt;X&gt;</b>") == 2 and "<span>the</span>" in text
+  assert "read by the encoder: 7 tokens; 4 more; 1,000 positions are padding" in found
+  assert f"Stage {NASTY}, from step 11" in found
+
+
+def test_memory_is_told_and_drawn(tmp_path):
+  for name, words in (("device_memory_peak", "3 GB of a device at most"), ("host_memory", "3 GB of the host at most")):
+    rows = [{"step": step, f"train/{name}": 1e9 * min(step, 3)} for step in range(1, 6)]
+    found = check(single.html(runs.read(str(made(tmp_path / name[0], rows))))).text
+    assert words in found and name not in found and ", bytes" in found
 
 
 def test_a_page_of_many_sources_is_small(tmp_path):

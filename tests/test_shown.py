@@ -9,7 +9,7 @@ import pytest
 import test_examples
 import toy
 
-from t2t.generation import shown
+from t2t.generation import samples, shown
 from t2t.training import train_state
 
 SENTINELS = (39, 38, 37)
@@ -54,6 +54,15 @@ def test_the_likeliest_tokens_of_blanks():
   batch |= {"decoder_target_tokens": targets.at[1, 0].set(39)}
   logits = toy.logits(model, batch)
   assert likeliest(model, batch) == [expected(logits, 0, [1, 3, 6]), expected(logits, 1, [1])]
+
+
+def test_samples_are_compiled_once():
+  """At the next evaluation the programs are those of the first."""
+  model, batch = toy.model(toy.KINDS["t5_1_1"]), toy.batch((8, 7), (7, 6), padded_to=(9, 8))
+  looks = lambda: (likeliest(model, batch), test_examples.held_out(model, batch, sentinel_ids=SENTINELS))
+  first, compiled = looks(), (shown._guesses._cache_size(), samples._writing.cache_info().misses)
+  assert looks() == first
+  assert (shown._guesses._cache_size(), samples._writing.cache_info().misses) == compiled
 
 
 def test_an_encoders_masked_tokens_are_blanks():

@@ -25,7 +25,7 @@ from t2t.data import pipeline
 from t2t.data.vocabularies import training
 from t2t.models import transformer
 from t2t.params import join_frozen
-from t2t.reports import history
+from t2t.reports import history, seen
 from t2t.runtime import agreement, exit_codes, stopping
 from t2t.sections import DataConfig
 from t2t.settings import load_config, override, records
@@ -87,8 +87,11 @@ def losses(workdir: pathlib.Path, name: str = "train/loss") -> dict[int, float]:
 def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   """Checkpoints, events, metrics, config and picture are where the summary says, and it compares the losses."""
   monkeypatch.chdir(tmp_path)
-  assert command.main(arguments(text, pathlib.Path("run"), "--config.eval.every=2")) == 0
-  out = capsys.readouterr().out
+  given = ("--config.eval.every=2", "--config.logging.tracker=mlflow")
+  monkeypatch.setattr(sys, "path", [path for path in sys.path if not (pathlib.Path(path) / "mlflow").exists()])
+  assert command.main(arguments(text, pathlib.Path("run"), *given)) == 0
+  out, err = capsys.readouterr()
+  assert err.count("config.logging.tracker=mlflow: not installed") == 1  # and no more comes of it
   assert "held-out loss" in out and "unigram model" in out
   assert out.count("example ") == 3 and out.count("truth") == 3
   assert "(last 6, best " in out
@@ -99,6 +102,15 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
   assert json.loads((workdir / "config.json").read_text())["data"]["num_streams"] > 0
   assert list(losses(workdir)) == [1, 2, 3, 4, 5, 6]
   assert list(losses(workdir, "eval/loss")) == [2, 4, 6]
+  samples = writers.read_samples(workdir / "samples.jsonl")
+  assert list(samples) == [2, 4, 6]
+  inputs = [[lines[0] for lines in each] for each in samples.values()]
+  assert inputs[0] == inputs[1] == inputs[2] and len(inputs[0]) == 3
+  assert all(label in ("input", "prediction", "likeliest", "", "truth") for label, _ in samples[6][0])
+  (given,) = seen.read(workdir)
+  assert (given["step"], len(given["rows"])) == (0, 3) and "encoder_input_tokens" in given["rows"][0]
+  report = (workdir / "report.html").read_text()
+  assert "What the model made of the input of example 3" in report and "to be written by the decoder" in report
   # Step 3 was not measured: it has no numbers, least of all those of step 2.
   checkpoints = store.Checkpoints(epath.Path(workdir), keep=2)
   assert checkpoints.metrics() == {3: None, 6: {"loss": pytest.approx(losses(workdir, "eval/loss")[6])}}
@@ -113,6 +125,7 @@ def test_a_run_writes_what_it_says(text, tmp_path, capsys, monkeypatch):
     "tokens_per_second",
     "step_seconds",
     "input_wait",
+    "host_memory",
   ):
     assert f"train/{name}" in last
 

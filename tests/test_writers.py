@@ -9,6 +9,7 @@ from tensorboardX.proto import event_pb2
 from t2t import losses
 from t2t.storage import logs, records
 from t2t.training import writers
+from t2t.training.histograms import Histogram
 
 
 def test_wrapped_lines_have_a_width():
@@ -95,12 +96,16 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   for step in range(1, 6):
     first.write(step, {"train/loss": float(step)})
   first.write(3, {"eval/loss": 30.0})
+  for step in (2, 3, 4):
+    first.samples(step, [[("prediction", f"as {step}")]])
   first.flush()  # and then it is killed
-  for path in (tmp_path / "metrics.jsonl", *(tmp_path / "tensorboard").iterdir()):
+  for path in (tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl", *(tmp_path / "tensorboard").iterdir()):
     with path.open("ab") as file:
       file.write(b'{"step": 6')
   second = writers.Writer(epath.Path(tmp_path), start=3)
   second.write(3, {"eval/loss": 30.0})
+  second.samples(3, [[("prediction", "as 3")]])
+  second.samples(5, [[("prediction", "as 5")]])
   for step in (4, 5):
     second.write(step, {"train/loss": float(10 * step)})
   second.close()
@@ -109,6 +114,28 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
   assert [(step, value) for step, name, value in events(tmp_path) if name == "train/loss"] == expected
   assert [(step, value) for (_, step), (name, value) in rows(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
   assert [(step, value) for step, name, value in events(tmp_path) if name == "eval/loss"] == [(3, 30.0)]
+  assert writers.read_samples(tmp_path / "samples.jsonl") == {
+    step: [[("prediction", f"as {step}")]] for step in (2, 3, 5)
+  }
+  assert [step for step, name, _ in events(tmp_path) if name == "examples/1"] == [2, 3, 5]
+
+
+def test_texts_and_histograms_are_those_of_tensorboard(tmp_path):
+  """A text is of its plugin, in lines that Markdown leaves alone; a histogram has a count for each limit."""
+  writer = writers.Writer(epath.Path(tmp_path))
+  writer.samples(1, [[("input", "a *b*\n# c"), ("", "d")]])
+  spread = Histogram(limits=[-1.0, 0.0, 1.0], counts=[3.0, 1.0], sum=-1.0, sum_squares=2.5)
+  writer.histograms(1, {"params/embed/table": spread})
+  writer.histograms(2, {})
+  writer.close()
+  (path,) = (tmp_path / "tensorboard").iterdir()
+  with path.open("rb") as file:
+    _, text, histogram = (event_pb2.Event.FromString(record).summary.value for record in records.read(file))
+  assert text[0].metadata.plugin_data.plugin_name == "text"
+  assert text[0].tensor.string_val == [b"    input       a *b* # c\n                d"]
+  found = histogram[0].histo
+  assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (-1.0, 1.0, 4.0, -1.0, 2.5)
+  assert (found.bucket_limit, found.bucket) == ([0.0, 1.0], [3.0, 1.0])
 
 
 @pytest.mark.parametrize("place", [0, 3, 9, 14, 40])
@@ -210,6 +237,7 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
   monkeypatch.setattr(logs._Disk, "append", lambda disk, content: append(disk, content[:9]) or 1 / 0)
   for step in (2, 3):
     first.write(step, {"train/loss": float(step)})
+  first.samples(3, [[("input", "a"), ("prediction", "b")]])
   unwritten = first.flush()  # and then it is killed
   assert set(unwritten) == set(writers.UNWRITTEN)
   monkeypatch.setattr(logs._Disk, "append", append)
@@ -219,7 +247,8 @@ def test_what_could_not_be_written_goes_with_the_checkpoint(tmp_path, monkeypatc
     second.close()
   expected = [(n, float(n)) for n in range(1, 5)]
   assert [(step, value) for (_, step), (_, value) in rows(tmp_path)] == expected
-  assert sorted((step, value) for step, _, value in events(tmp_path)) == expected
+  assert sorted((step, value) for step, name, value in events(tmp_path) if name == "train/loss") == expected
+  assert writers.read_samples(epath.Path(tmp_path) / writers.SAMPLES) == {3: [[("input", "a"), ("prediction", "b")]]}
 
 
 def test_loss_curve_is_a_picture(tmp_path):

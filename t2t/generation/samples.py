@@ -1,6 +1,7 @@
 """Shows what a model does with held-out text: blanks that it fills, text that it goes on with."""
 
 from collections.abc import Collection, Sequence
+import functools
 from typing import Protocol
 
 from flax import nnx
@@ -163,8 +164,7 @@ def answered(
   asked = {int(x) - 1 for x in np.unique(host["answer_heads"]) if x}
   heads = {place: head for place, head in enumerate(model.config.heads) if place in asked}
   names = [head.name for head in heads.values()]
-  guess = jax.jit(lambda state, batch: losses.all_answers(state.model(graphdef), batch, names))
-  logits = {name: gather(x) for name, x in guess(state, batch).items()}
+  logits = {name: gather(x) for name, x in _answers(state, batch, graphdef=graphdef, names=tuple(names)).items()}
   shown = []
   for i in np.flatnonzero(host["answer_heads"].any(axis=1))[:number]:
     groups, is_asked = host["answer_groups"][i], host["answer_heads"][i] > 0
@@ -215,10 +215,9 @@ def held_out(
   others = np.setdiff1d(rows, blanks)
   shown = {}
   if blanks.size:
-    special = {*hidden_ids, *sentinel_ids}
-    guess = jax.jit(lambda state, batch: _likeliest(state.model(graphdef), batch, blanks, vocab_size, special))
+    special = tuple(sorted({*hidden_ids, *sentinel_ids}))
     arrays = (
-      gather(guess(state, batch)),
+      gather(_likeliest(state, batch, blanks, graphdef=graphdef, vocab_size=vocab_size, special_ids=special)),
       *(host[f"{side}_{name}"][blanks] for name in ("target_tokens", "loss_weights")),
     )
     for row, end, *found in zip(blanks, first[blanks].sum(axis=1), *arrays, strict=True):
@@ -256,7 +255,7 @@ def _written(
     batch, inputs, targets, longest = _prompts(host, batch, targets, first=first, rows=rows, eos_id=eos_id)
     # No more positions than in training: learned ones end there.
     max_length = min(_PROMPT, targets.shape[1] + 1 - longest)
-  write = decoding.make_decode(graphdef, decoding.DecodeConfig(max_length, vocab_size=vocab_size), eos_id=eos_id)
+  write = _writing(graphdef, decoding.DecodeConfig(max_length, vocab_size=vocab_size), eos_id=eos_id)
   params = join_frozen(state.params, state.frozen_params)
   written = gather(write(params, batch).tokens)[:, 0]
   written = np.where(np.cumsum(written == eos_id, axis=1) > 0, eos_id, written)
@@ -285,9 +284,28 @@ def in_no_text(model_vocab_size: int, vocab_size: int, special_ids: Collection[i
   return (ids >= vocab_size) | np.isin(ids, list(special_ids))
 
 
+# What follows is compiled once for a model, however often its samples are looked at.
+_writing = functools.lru_cache(maxsize=2)(decoding.make_decode)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "names"))
+def _answers(
+  state: TrainState, batch: Batch, *, graphdef: nnx.GraphDef, names: tuple[str, ...]
+) -> dict[str, jax.Array]:
+  return losses.all_answers(state.model(graphdef), batch, names)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "vocab_size", "special_ids"))
 def _likeliest(
-  model: nnx.Module, batch: Batch, rows: np.ndarray, vocab_size: int, special_ids: Collection[int]
+  state: TrainState,
+  batch: Batch,
+  rows: np.ndarray,
+  *,
+  graphdef: nnx.GraphDef,
+  vocab_size: int,
+  special_ids: tuple[int, ...],
 ) -> jax.Array:
+  model = state.model(graphdef)
   logits = model.logits(model(batch)[rows])
   return jnp.argmax(jnp.where(in_no_text(logits.shape[-1], vocab_size, special_ids), -jnp.inf, logits), axis=-1)
 

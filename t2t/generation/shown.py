@@ -1,6 +1,7 @@
-"""What is shown of a model when its training ends: held-out text, what it makes of it, and how sure it is."""
+"""What is shown of a model while it trains: held-out text, what it makes of it, and how sure it is."""
 
 from collections.abc import Collection, Sequence
+import functools
 from typing import Any
 
 from flax import nnx
@@ -133,20 +134,11 @@ def likeliest(
   for row, places in enumerate(found):
     at[row, : len(places)] = places
 
-  ends = sorted({*sentinel_ids, *hidden_ids})
-
-  def guess(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    model = state.model(graphdef)
-    chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], at]))
-    never = samples.in_no_text(chances.shape[-1], vocab_size, ends if side == "encoder" else ())
-    chances = jnp.where(never, 0.0, chances)
-    of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)
-    if of_ends.size and side == "decoder":  # all of them are one guess
-      together = chances[..., of_ends].sum(-1)
-      chances = chances.at[..., of_ends].set(0.0).at[..., of_ends[0]].set(together)
-    return jax.lax.top_k(chances, guesses)
-
-  chances, tokens = (gather(x) for x in jax.jit(guess)(state, batch))
+  ends = tuple(sorted({*sentinel_ids, *hidden_ids}))
+  found_there = _guesses(
+    state, batch, rows, at, graphdef=graphdef, side=side, ends=ends, vocab_size=vocab_size, number=guesses
+  )
+  chances, tokens = map(gather, found_there)
 
   def line(row: int, blank: int) -> str:
     text = lambda token: NOTHING if token in ends else in_words(vocabulary.decode([token]))
@@ -154,3 +146,28 @@ def likeliest(
     return f"[{blank + 1}] " + ", ".join(f"{text(token)} {in_percent(chance)}" for token, chance in pairs)
 
   return [[line(row, blank) for blank in range(len(places))] for row, places in enumerate(found)]
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "side", "ends", "vocab_size", "number"))
+def _guesses(
+  state: TrainState,
+  batch: Batch,
+  rows: np.ndarray,
+  at: np.ndarray,
+  *,
+  graphdef: nnx.GraphDef,
+  side: str,
+  ends: tuple[int, ...],
+  vocab_size: int,
+  number: int,
+) -> tuple[jax.Array, jax.Array]:
+  """The likeliest tokens of places in rows, and their probabilities, [rows, places, number] each."""
+  model = state.model(graphdef)
+  chances = jax.nn.softmax(model.logits(model(batch)[rows[:, None], at]))
+  never = samples.in_no_text(chances.shape[-1], vocab_size, ends if side == "encoder" else ())
+  chances = jnp.where(never, 0.0, chances)
+  of_ends = np.array([token for token in ends if token < chances.shape[-1]], np.int32)
+  if of_ends.size and side == "decoder":  # all of them are one guess
+    together = chances[..., of_ends].sum(-1)
+    chances = chances.at[..., of_ends].set(0.0).at[..., of_ends[0]].set(together)
+  return jax.lax.top_k(chances, number)

@@ -37,6 +37,12 @@ tbody tr:nth-child(even){background:var(--stripe)}td.n{text-align:right;white-sp
 th,td{overflow-wrap:break-word;max-width:60ch}tbody th{font-weight:600}
 dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.15rem 1rem;margin:.5rem 0}
 dt{color:var(--soft)}dd{margin:0;white-space:pre-wrap}
+.pieces{max-width:none;line-height:1.9;white-space:pre-wrap}
+.pieces span{border-left:1px solid var(--line);padding:0 1px}
+.pieces b{border-left:1px solid var(--line);padding:0 1px;font-weight:400;text-decoration:underline 2px;
+text-underline-offset:.25em}
+.k0{color:var(--c3)}.k1{color:var(--c5)}.k2{color:var(--c4)}.k3{color:var(--c1)}.k4{color:var(--soft)}
+details{margin:.25rem 0}summary{cursor:pointer}
 code{font:.9em ui-monospace,monospace}
 footer{margin-top:2rem;border-top:1px solid var(--line);font-size:.85rem}
 """
@@ -122,6 +128,29 @@ def pairs(found: Iterable[tuple[str, Any]]) -> str:
   """Names and what they are; nothing where there are none, and those that are "" or None left out."""
   lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in found if x not in ("", None)]
   return f"<dl>{''.join(lines)}</dl>" if lines else ""
+
+
+# What a piece is -> the class of its colour.
+KINDS = {"sentinel": "k0", "EOS and the like": "k1", "masked": "k2", "unknown": "k3", "next example": "k4"}
+
+
+def pieces(found: Iterable[tuple[str, str, bool]]) -> str:
+  """Pieces of text one after another, each behind a line; those whose loss counts are underlined.
+
+  Args:
+    found: of each its text, what it is, a key of `KINDS` or "", and whether it counts.
+  """
+  parts = []
+  for text, kind, counts in found:
+    tag, colour = "b" if counts else "span", KINDS.get(kind, "")
+    parts.append(f"<{tag}{f' class={colour}' if colour else ''}>{escaped(text)}</{tag}>")
+  return f'<p class="pieces">{"".join(parts)}</p>' if parts else ""
+
+
+def folded(title: str, *parts: str) -> str:
+  """What is read when its title is chosen; nothing where that is nothing."""
+  found = "".join(parts)
+  return f"<details><summary>{escaped(title)}</summary>{found}</details>" if found else ""
 
 
 def _is_number(value: Any) -> bool:

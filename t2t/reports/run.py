@@ -13,12 +13,12 @@ import ml_collections
 
 from t2t import UserError, stages
 from t2t.checkpoints import damage, going_back, store, writer
-from t2t.reports import history
+from t2t.reports import history, seen
 from t2t.settings import config_names, flat, load_config, records, saved_config
 from t2t.storage import bucket, logs
 from t2t.training import numbers, writers
 
-METRICS, CONFIG = "metrics.jsonl", "config.json"
+METRICS, CONFIG = writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
 _PART_OF_RUN = {store.CHECKPOINTS, store.VOCABULARY, "tensorboard", numbers.BAD_BATCHES}
 _FILE = re.compile(r"\.[a-z]+\d*$")  # how the name of a file ends, where a bucket does not say which is one
@@ -35,6 +35,8 @@ class Run:
   checkpoints: steps that are kept.
   turns: (checkpoint, step) where it has gone back from a step.
   bad_batches: names of files.
+  samples: step -> what the model made of held-out texts, of each a few lines of a label and a text.
+  first_rows: what it was given first, see `seen.read`.
   damaged: lines of metrics.jsonl that are no rows.
   state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD`, of one in a bucket that runs or was killed.
   written: when metrics were last written; None: not known.
@@ -47,6 +49,8 @@ class Run:
   checkpoints: Sequence[int]
   turns: Sequence[tuple[int, int]]
   bad_batches: Sequence[str]
+  samples: Mapping[int, Sequence[Sequence[tuple[str, str]]]]
+  first_rows: Sequence[Mapping[str, Any]]
   damaged: int
   state: str
   written: datetime.datetime | None
@@ -154,6 +158,8 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     checkpoints=damage.steps(folder / store.CHECKPOINTS) if store.CHECKPOINTS in names else [],
     turns=turns,
     bad_batches=bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else [],
+    samples=writers.read_samples(folder / writers.SAMPLES) if writers.SAMPLES in names else {},
+    first_rows=seen.read(folder) if seen.NAME in names else [],
     damaged=writers.damaged_lines(content),
     state=state,
     written=_written(folder / (METRICS if METRICS in names else CONFIG)),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from t2t.losses import Baseline
-from t2t.reports import curves, history, page
+from t2t.reports import curves, history, page, texts
 from t2t.reports import run as runs
 from t2t.runtime import amounts, examine
 
@@ -22,8 +22,15 @@ _OTHERS = {
   "Norm of the parameters": ("train/param_norm",),
   "Share of the peak FLOPs (MFU)": ("train/mfu",),
   "Updates left out": ("train/skipped",),
+  "Memory of a device, the most so far, bytes": ("train/device_memory_peak",),
+  "Memory of the host, bytes": ("train/host_memory",),
 }
-_EXACT = ("Learning rate", "Updates left out")
+_EXACT = (
+  "Learning rate",
+  "Updates left out",
+  "Memory of a device, the most so far, bytes",
+  "Memory of the host, bytes",
+)
 _HIDDEN = {
   "train/loss",
   "eval/loss",
@@ -57,7 +64,8 @@ def _html(run: runs.Run, points: int, most: int) -> str:
     page.section("Curves", page.pictures(found)),
     page.section("Held-out loss by source", _by_source(run)),
     page.section("Tasks", _tasks(run)),
-    page.section("Examples, held out", *_examples(run)),
+    page.section("Examples, held out", *texts.examples(run, most=points // 25)),
+    page.section("What the model is given", *texts.first_rows(run)),
     page.section("Config", _config(run)),
     page.section("History", _history(run), _starts(run)),
     footer(),
@@ -97,6 +105,10 @@ def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:
   yield "time in steps", f"about {amounts.duration(seconds)}" if seconds else None
   waited = run.last("train/input_wait_average")
   yield "waiting for input", None if waited is None else f"{waited:.1%} of the time, of the last steps"
+  peak = run.last("train/device_memory_peak")
+  yield "memory", None if peak is None else f"{amounts.nbytes(peak)} of a device at most"
+  held = run.metrics.get("train/host_memory", {}).values()
+  yield "memory", f"{amounts.nbytes(max(held))} of the host at most" if held else None
   yield "checkpoints", ", ".join(map(str, run.checkpoints))
   yield "folder", str(run.path)
 
@@ -216,16 +228,6 @@ def _tasks(run: runs.Run) -> str:
     for metric, values in metrics.items()
   ]
   return page.table("Metrics of each task", ("task", "metric", "last", "highest", "at step"), rows)
-
-
-def _examples(run: runs.Run) -> Iterator[str]:
-  found = next((note["examples"] for note in reversed(run.history) if note.get("examples")), [])
-  for number, lines in enumerate(found if isinstance(found, list) else [], start=1):
-    try:
-      rows = page.pairs((str(label), str(text) or "(empty)") for label, text in lines)
-    except (TypeError, ValueError):  # none of ours
-      continue
-    yield f"<h3>Example {number}</h3>{rows}"
 
 
 def value_of(value: Any) -> str:

@@ -34,6 +34,9 @@ EXTRAS = {
   "quantization": ("qwix", "products of 8 bits"),
   "tokamax": ("tokamax", "attention kernels on GPUs"),
   "cache": ("apache_beam", "`t2t cache`"),
+  "wandb": ("wandb", "numbers to Weights & Biases"),
+  "trackio": ("trackio", "numbers to Trackio"),
+  "mlflow": ("mlflow", "numbers to MLflow"),
 }
 _TOOLS = {
   "gcloud": "launch tpu-vm, gke",
@@ -173,7 +176,7 @@ def _left_aside(used: set[str], *, root: pathlib.Path = pathlib.Path("/dev")) ->
   for kind, paths in there.items():
     if kind in used or not any(path.exists() for path in paths):
       continue
-    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced else _install(kind)
+    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced else install(kind)
     yield Finding(WRONG, kind, "there is one, which JAX does not use", remedy)
 
 
@@ -233,10 +236,10 @@ def _extra(name: str) -> Finding:
   module, purpose = EXTRAS[name]
   if _is_there(module):
     return Finding(FINE, name, purpose)
-  return Finding(MISSING, name, f"not installed: {purpose}", _install(name))
+  return Finding(MISSING, name, f"not installed: {purpose}", install(name))
 
 
-def _install(extra: str) -> str:
+def install(extra: str) -> str:
   """The command that installs an extra: in a checkout of that, elsewhere of the release."""
   return f"pip install -e '.[{extra}]'" if _is_checkout() else f"pip install '{DISTRIBUTION}[{extra}]'"
 

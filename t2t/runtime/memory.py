@@ -1,8 +1,10 @@
-"""Memory of this process, as the C library keeps it."""
+"""Memory of this process: how the C library keeps it, and how much is used, there and on devices."""
 
+from collections.abc import Iterable
 import ctypes
 import importlib.util
 import os
+from typing import Any
 
 # mallopt(3) of glibc
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
@@ -25,3 +27,19 @@ def keep_freed_memory() -> None:
   mallopt(_MMAP_MAX, 0)
   mallopt(_TRIM_THRESHOLD, -1)
   mallopt(_ARENA_MAX, 1)
+
+
+def used(devices: Iterable[Any]) -> dict[str, float]:
+  """Bytes: "device_memory_peak", the most that one of the devices has held; where none tells, "host_memory", held now.
+
+  Args:
+    devices: JAX's, of this process.
+  """
+  peaks = [stats["peak_bytes_in_use"] for x in devices if "peak_bytes_in_use" in (stats := x.memory_stats() or {})]
+  if peaks:
+    return {"device_memory_peak": float(max(peaks))}
+  try:
+    with open("/proc/self/statm") as file:
+      return {"host_memory": float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))}
+  except OSError:  # no Linux
+    return {}

@@ -19,7 +19,7 @@ from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import anchors, early, numbers, optimizers, paths, schedules, train_state
+from t2t.training import anchors, early, numbers, optimizers, paths, schedules, tracking, train_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +189,7 @@ def make(config: Config) -> Recipe:
   )
   numbers.check(config.numbers)
   early.check(config.eval)
+  tracking.check(config.logging)
 
   def model_fn(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
-from typing import Protocol
+from typing import Any, Protocol
 
 from etils import epath
 import jax
@@ -15,10 +15,11 @@ import optax
 from t2t import metrics as metrics_lib
 from t2t.losses import Baseline
 from t2t.models.architecture import Batch
-from t2t.runtime import telling
+from t2t.runtime import memory, telling
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import numbers, writers
+from t2t.training import numbers, trackers, tracking, writers
+from t2t.training.histograms import Histogram
 from t2t.training.throughput import Throughput
 
 
@@ -56,7 +57,11 @@ def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
 
 
 class Report:
-  """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged."""
+  """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged.
+
+  Attributes:
+    shown, shown_at: lines of samples, each a label and a text, and of which step they are.
+  """
 
   def __init__(
     self,
@@ -68,8 +73,9 @@ class Report:
     *,
     start: int,
     unwritten: Mapping[str, bytes],
+    resolved: Mapping[str, Any],
   ):
-    """Opens the files; only the first host has any.
+    """Opens the files, and what numbers are sent to besides; only the first host has any.
 
     Args:
       config: of the run.
@@ -79,17 +85,24 @@ class Report:
       watch: judges each step.
       start: step that training goes on from.
       unwritten: see `writers.Writer`.
+      resolved: the config as config.json has it.
     """
     self._config = config
     self._schedule = schedule
     self._throughput, self._watch = throughput, watch
-    self._writer = self._line = None
+    self._writer = self._line = self._tracking = None
+    self._outcome = trackers.FAILED
     self._warned, self._start, self._workdir = False, start, workdir
     self._repeated: set[str] = set()  # tasks that were warned of
     self._rows: list[dict[str, float]] = []
+    self.shown_at: int | None = None
+    self.shown: Sequence[Sequence[tuple[str, str]]] = ()
     if jax.process_index() == 0:
       self._writer = writers.Writer(workdir, start=start, unwritten=unwritten)
       self._line = writers.ProgressLine(start, config.train.steps)
+      if config.logging.tracker != tracking.NONE:
+        settings = config.logging
+        self._tracking = tracking.Tracking(settings.tracker, settings.project, resolved, workdir, self._line.say)
 
   def steps(self, unread: "collections.deque[Made]", *, leaves: int) -> tuple[int, str] | None:
     """Reads the steps in order, waiting for each if need be, until so many are left.
@@ -137,14 +150,18 @@ class Report:
     if step % self._config.train.log_every == 0:
       values["learning_rate"] = float(self._schedule(step - 1))
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
+      values |= memory.used(jax.local_devices())
       # JSON has no NaN: of a step whose update was left out, what is no number is left out as well.
       told = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
       self._write(step, told)
     return ""
 
   def _write(self, step: int, values: Mapping[str, float]) -> None:
-    self._writer.write(step, values)
-    self._rows.append({"step": step, **values})
+    """Records numbers, here and with the tracker; those that stand there already stay."""
+    if self._writer.write(step, values):
+      self._rows.append({"step": step, **values})
+      if self._tracking is not None:
+        self._tracking.write(step, values)
 
   def rows(self) -> list[dict[str, float]]:
     """What was written since it was asked for, each with its step, as in metrics.jsonl; on the first host alone."""
@@ -165,7 +182,7 @@ class Report:
     """
     self._watch.restore(saved)
     self._throughput.pause()
-    self._warned, self._start = False, start
+    self._warned, self._start, self.shown_at = False, start, None
     if self._writer is not None:
       self._writer.close()
       self._writer = writers.Writer(self._workdir, start=start, unwritten=saved)
@@ -217,12 +234,24 @@ class Report:
         self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
     return values
 
+  def samples(self, step: int, shown: Sequence[Sequence[tuple[str, str]]]) -> None:
+    """Keeps what the model makes of held-out text, which `shown` has until the next."""
+    self.shown_at, self.shown = step, shown
+    if self._writer is not None:
+      self._writer.samples(step, shown)
+
+  def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+    """Brings how parameters and their updates are spread to TensorBoard."""
+    if self._writer is not None:
+      self._writer.histograms(step, found)
+
   def flush(self) -> dict[str, bytes]:
     """What could not be written yet (`writers.Writer.flush`), and what the watch remembers, to be saved elsewhere."""
     return self._watch.state() | ({} if self._writer is None else self._writer.flush())
 
   def end(self) -> None:
     """No step follows: all is written, and the line that changes stands."""
+    self._outcome = trackers.FINISHED
     self.flush()
     if self._line is not None:
       self._line.close()
@@ -230,6 +259,7 @@ class Report:
   def stopped(self, step: int) -> None:
     """Tells that the run ends before its last step."""
     self.end()
+    self._outcome = trackers.STOPPED
     if self._line is not None:
       telling.tell(
         f"stopped after step {step} of {self._config.train.steps}, saved; the same command again goes on from there",
@@ -241,6 +271,8 @@ class Report:
     if self._line is not None:
       self._line.close()
       self._writer.close()
+    if self._tracking is not None:
+      self._tracking.finish(self._outcome)
 
 
 def summarise(

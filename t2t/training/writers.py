@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 import concurrent.futures
 import contextlib
 import io
-import json
 import os
 import socket
 import sys
 import textwrap
 import time
+from typing import Any
 
 from etils import epath
 import rich.console
@@ -20,8 +20,10 @@ from t2t.losses import Baseline
 from t2t.runtime import amounts, telling
 from t2t.stages import Stage
 from t2t.storage import bucket, logs, records
-from t2t.training import loss_curve
+from t2t.training import loss_curve, row_files
+from t2t.training.histograms import Histogram
 
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a workdir
 EMPTY = "(empty)"  # in place of a text that has nothing to read
 
 
@@ -81,73 +83,10 @@ class ProgressLine:
         self._progress.stop()
 
 
-def _row(line: bytes) -> dict | None:
-  """The object on a line of metrics.jsonl; None if it is torn, or none of ours."""
-  try:
-    row = json.loads(line)
-  except (ValueError, RecursionError):
-    return None
-  ours = isinstance(row, dict) and type(row.get("step")) is int
-  return row if ours and all(type(value) in (int, float) for value in row.values()) else None
-
-
-def _rows(content: bytes) -> list[tuple[bytes, dict]]:
-  """Each good line and its object."""
-  pairs = ((line, _row(line)) for line in content.splitlines())
-  return [(line, row) for line, row in pairs if row is not None]
-
-
-def _set_aside(path: epath.Path) -> None:
-  """Keeps what is no row of a metrics.jsonl beside it, before the file is written without.
-
-  Raises:
-    OSError: one of them cannot be read, or the other not written.
-  """
-  foreign = [line for line in logs.read(path).splitlines() if line.strip() and _row(line) is None]
-  if foreign:
-    beside = _keep_beside(path, "damaged", foreign)
-    telling.tell(f"{path}: {len(foreign)} damaged lines were taken out, and are kept in {beside.name}")
-
-
-def _set_rows_aside(path: epath.Path) -> None:
-  """Keeps the rows of a run whose checkpoints are gone, before the file is begun anew.
-
-  Raises:
-    OSError: see `_set_aside`.
-  """
-  rows = [line for line, _ in _rows(logs.read(path))]
-  if rows:
-    beside = _keep_beside(path, "earlier", rows)
-    telling.tell(
-      f"{path}: there is no checkpoint that its {len(rows)} rows lead to; they are kept in {beside.name}, and it begins"
-      " anew"
-    )
-
-
-def _keep_beside(path: epath.Path, ending: str, lines: Sequence[bytes], *, end: bytes = b"\n") -> epath.Path:
-  """Writes these lines of a file beside it, each once; returns where.
-
-  Args:
-    path: the file.
-    ending: of the other's name.
-    lines: what was taken out.
-    end: what stands behind each.
-  """
-  beside = path.parent / f"{path.name}.{ending}"
-  log = logs.Log(beside, keep=lambda content: content)
-  there = logs.read(beside)  # of a start that was killed before it had taken them out
-  known = set(there.splitlines()) if end else there
-  new = [line for line in lines if line not in known]
-  log.add(b"".join(line + end for line in new))
-  log.bring()
-  log.close()
-  return beside
-
-
 def read_metrics(path: epath.Path, name: str) -> dict[int, float]:
   """Step -> value of one metric in a metrics.jsonl; lines that are no rows of metrics are passed over."""
   content = logs.read(path)
-  return {row["step"]: row[name] for _, row in _rows(content) if name in row}
+  return {row["step"]: row[name] for _, row in row_files.rows(content, row_files.is_metrics) if name in row}
 
 
 def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
@@ -158,7 +97,7 @@ def read_all_metrics(path: epath.Path) -> dict[str, dict[int, float]]:
 def parse_metrics(content: bytes) -> dict[str, dict[int, float]]:
   """Name -> step -> value of a metrics.jsonl; lines that are no rows of metrics are passed over."""
   found: dict[str, dict[int, float]] = {}
-  for _, row in _rows(content):
+  for _, row in row_files.rows(content, row_files.is_metrics):
     for name in (name for name, value in row.items() if name != "step" and _fits(value)):
       found.setdefault(name, {})[row["step"]] = row[name]
   return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
@@ -171,22 +110,30 @@ def _fits(value: float) -> bool:
 
 def damaged_lines(content: bytes) -> int:
   """How many lines of a metrics.jsonl are no rows of metrics."""
-  return sum(1 for line in content.splitlines() if line.strip() and _row(line) is None)
+  return len(row_files.damaged(content, row_files.is_metrics))
+
+
+def read_samples(path: epath.Path) -> dict[int, list[list[tuple[str, str]]]]:
+  """Step -> samples of a samples.jsonl, each a few lines of a label and a text; it need not be there."""
+  found = row_files.rows(logs.read(path), row_files.is_samples)
+  return {row["step"]: [[(label, text) for label, text in lines] for lines in row["samples"]] for _, row in found}
 
 
 _BINARY = "application/octet-stream"
+_STRING = 7  # of TensorFlow's DataType
 
 
 # What a checkpoint calls the metrics that could not be written before it was saved.
-_UNWRITTEN_ROWS, _UNWRITTEN_EVENTS = UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events")
+UNWRITTEN = ("unwritten-metrics.jsonl", "unwritten-events", "unwritten-samples.jsonl")
+_UNWRITTEN_ROWS, _UNWRITTEN_EVENTS, _UNWRITTEN_SAMPLES = UNWRITTEN
 
 
 class Writer:
-  """metrics.jsonl and TensorBoard's events, brought to the disk in the background; only the first host writes.
+  """metrics.jsonl, samples.jsonl and TensorBoard's events, brought to the disk in the background.
 
-  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}.  Every few seconds what is new is
-  written behind what is there, also in a bucket (see `bucket.Object`), where both can be read at any time.  What cannot
-  be written waits in memory, and training goes on.
+  A line of metrics.jsonl is a JSON object, {"step": 1, "train/loss": 2.5, ...}; of samples.jsonl see `row_files`.  Only
+  the first host writes.  Every few seconds what is new is written behind what is there, also in a bucket (see
+  `bucket.Object`), where all can be read at any time.  What cannot be written waits in memory, and training goes on.
 
   Each step is there once, whatever was killed: `flush` is called before a checkpoint is saved, so that all steps up to
   it are on the disk, or, where they could not be written, in the checkpoint; and a run that goes on from it takes away
@@ -210,15 +157,15 @@ class Writer:
     self._event = event_pb2.Event
     self._every_seconds = 30.0 if bucket.is_remote(workdir) else 5.0
     self._start = start
-    self._rows: set[tuple[int, frozenset[str]]] = set()  # steps, and names of their metrics, that stand there
-    self._recorded: set[tuple[int, frozenset[str]]] = set()  # of the events likewise
+    # Steps of events, and names of their values, that stand there.
+    self._recorded: set[tuple[int, frozenset[str]]] = set()
     folder = self._folder = workdir / "tensorboard"
     try:
-      lines = workdir / "metrics.jsonl"
-      _set_aside(lines)
-      if start == 0:
-        _set_rows_aside(lines)
-      self._lines = logs.Log(lines, keep=self._kept_rows)
+      rows = lambda name, fits, waits: row_files.RowFile(
+        workdir / name, fits, start=start, unwritten=(unwritten or {}).get(waits, b"")
+      )
+      self._rows = rows(METRICS, row_files.is_metrics, _UNWRITTEN_ROWS)
+      self._samples = rows(SAMPLES, row_files.is_samples, _UNWRITTEN_SAMPLES)
       for name in bucket.names(folder, where="--workdir"):
         if "tfevents" in name:
           logs.Log(folder / name, keep=self._kept_events, content_type=_BINARY)
@@ -230,17 +177,12 @@ class Writer:
     self._events.add(
       records.frame(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
     )
-    self._add_unwritten(unwritten or {})
+    self._add_unwritten((unwritten or {}).get(_UNWRITTEN_EVENTS, b""))
+    self._logs = dict(zip(UNWRITTEN, (self._rows.log, self._events, self._samples.log), strict=True))
     self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="metrics")
     self._bringing = self._thread.submit(lambda: None)
     self._brought = time.monotonic()
     self._failing: set[epath.Path] = set()
-
-  def _kept_rows(self, content: bytes) -> bytes:
-    # By step and names: of what an earlier version has written twice, the later.
-    kept = {(row["step"], frozenset(row)): line for line, row in _rows(content) if row["step"] <= self._start}
-    self._rows = set(kept)
-    return b"".join(line + b"\n" for line in kept.values())
 
   def _kept_events(self, content: bytes) -> bytes:
     whole, others = records.salvage(content)
@@ -255,37 +197,67 @@ class Writer:
         kept.append(records.frame(record))
         self._recorded.add((event.step, frozenset(value.tag for value in event.summary.value)))
     if others:
-      beside = _keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
+      beside = row_files.keep_beside(self._folder.parent / "events", "damaged", others, end=b"")
       telling.tell(f"{self._folder}: damaged records were taken out ({len(others)}), and are kept in {beside}")
     return b"".join(kept)
 
-  def _add_unwritten(self, unwritten: Mapping[str, bytes]) -> None:
-    for line, row in _rows(unwritten.get(_UNWRITTEN_ROWS, b"")):
-      if (row["step"], frozenset(row)) not in self._rows:
-        self._lines.add(line + b"\n")
+  def _add_unwritten(self, content: bytes) -> None:
     # It may begin within a record of which a part was written.
-    for record in records.salvage(unwritten.get(_UNWRITTEN_EVENTS, b""))[0]:
+    for record in records.salvage(content)[0]:
       event = self._event.FromString(record)
       names = frozenset(value.tag for value in event.summary.value)
       if names and (event.step, names) not in self._recorded:
         self._events.add(records.frame(record))
 
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays."""
-    row = {"step": step, **values}
-    if step == self._start and (step, frozenset(row)) in self._rows:
-      return  # a run that had ended is evaluated again
-    self._lines.add(json.dumps(row).encode() + b"\n")
+  def write(self, step: int, values: Mapping[str, float]) -> bool:
+    """Records scalars under names such as "train/loss"; what stands there of the step that began it all stays.
+
+    Returns:
+      Whether they are new.
+    """
+    if not self._rows.add({"step": step, **values}):
+      return False
     event = self._event(wall_time=time.time(), step=step)
     for name, value in values.items():
       event.summary.value.add(tag=name, simple_value=value)
+    self._record(event)
+    return True
+
+  def samples(self, step: int, found: Sequence[Sequence[tuple[str, str]]]) -> None:
+    """Records what the model makes of held-out text: of each text a few lines, of a label and a text each."""
+    if not found or not self._samples.add({"step": step, "samples": found}):
+      return
+    event = self._event(wall_time=time.time(), step=step)
+    for number, lines in enumerate(found, start=1):
+      value = event.summary.value.add(tag=f"examples/{number}")
+      value.metadata.plugin_data.plugin_name = "text"
+      # Behind four spaces Markdown leaves a line as it is.
+      told = "\n".join(f"    {label:<12}{' '.join(text.split())}" for label, text in lines)
+      value.tensor.dtype = _STRING
+      value.tensor.tensor_shape.dim.add(size=1)
+      value.tensor.string_val.append(told.encode())
+    self._record(event)
+
+  def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+    """Records how values are spread, for TensorBoard alone."""
+    event = self._event(wall_time=time.time(), step=step)
+    for name, each in found.items():
+      value = event.summary.value.add(tag=name).histo
+      value.min, value.max, value.num = each.limits[0], each.limits[-1], sum(each.counts)
+      value.sum, value.sum_squares = each.sum, each.sum_squares
+      value.bucket_limit.extend(each.limits[1:])
+      value.bucket.extend(each.counts)
+    if found:
+      self._record(event)
+
+  def _record(self, event: Any) -> None:
     self._events.add(records.frame(event.SerializeToString()))
     if time.monotonic() - self._brought > self._every_seconds and self._bringing.done():
       self._brought = time.monotonic()
       self._bringing = self._thread.submit(self._bring)
 
   def _bring(self) -> None:
-    for log in (self._lines, self._events):
+    for log in self._logs.values():
       try:
         log.bring()
         self._failing.discard(log.path)
@@ -297,14 +269,14 @@ class Writer:
   def flush(self) -> dict[str, bytes]:
     """Returns when everything is written, or cannot be for now: then what is not, by name, to be saved elsewhere."""
     self._thread.submit(self._bring).result()
-    waiting = {_UNWRITTEN_ROWS: self._lines.waiting, _UNWRITTEN_EVENTS: self._events.waiting}
+    waiting = {name: log.waiting for name, log in self._logs.items()}
     return {name: content for name, content in waiting.items() if content}
 
   def close(self) -> None:
     """Flushes and closes."""
     self.flush()
     self._thread.shutdown()
-    for log in (self._lines, self._events):
+    for log in self._logs.values():
       if log.waiting:
         print(f"{log.path}: could not be written to its end; {len(log.waiting)} bytes are lost", file=sys.stderr)
       with contextlib.suppress(OSError):

@@ -135,7 +135,7 @@ class _Tokens:
     for name, feature in shown.task.output_features.items():
       if examples.is_text(feature):
         self._texts[name] = vocabularies.token_texts(feature.vocabulary)
-        self._kinds[name] = _kinds(feature.vocabulary)
+        self._kinds[name] = kinds_of(feature.vocabulary)
 
   def print_example(self, number: int) -> None:
     """Every feature of an example, those of the model first."""
@@ -247,7 +247,7 @@ class _Tokens:
           self._console.print(row, no_wrap=True)
 
 
-def _kinds(vocabulary: seqio.Vocabulary) -> dict[int, str]:
+def kinds_of(vocabulary: seqio.Vocabulary) -> dict[int, str]:
   """Id -> a key of `_STYLES`; ordinary pieces have none."""
   kinds = dict.fromkeys(examples.sentinel_ids(vocabulary), "sentinel")
   kinds |= dict.fromkeys(vocabularies.framing_ids(vocabulary), "EOS and the like")

@@ -1,0 +1,64 @@
+"""What a model gets of the first rows of a batch, as `t2t tasks show` prints it: pieces, what each is, what counts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+
+from t2t.data import vocabularies
+from t2t.data.preview import printed
+from t2t.models.architecture import real_positions, sides
+
+Piece = tuple[str, str, bool]  # its text, what it is ("" of an ordinary one), whether its loss counts
+BORDER = "next example"  # what stands between two examples of a packed row
+
+
+def described(
+  batch: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary, *, number: int = 3, most: int = 96
+) -> list[dict[str, Any]]:
+  """Each of the first rows that has text: feature -> its pieces, and how many more there are.
+
+  In:  rows "the <extra_id_0> sat </s>" and "<extra_id_0> cat </s>"
+  Out: {"encoder_input_tokens": {"pieces": [("the", "", False), ("<extra_id_0>", "sentinel", False), ...], "more": 0,
+        "padding": 12}, "decoder_target_tokens": {...}}
+
+  Args:
+    batch: model features, [batch, length] each.
+    vocabulary: of the run.
+    number: rows.
+    most: pieces of a feature.
+  """
+  texts, kinds = vocabularies.token_texts(vocabulary), printed.kinds_of(vocabulary)
+  found = []
+  for row in range(min(number, len(next(iter(batch.values()))))):
+    own = {name: values[row] for name, values in batch.items()}
+    found.append({name: _feature(own, name, texts, kinds, most) for name in _shown(own)})
+  return [row for row in found if any(feature["pieces"] for feature in row.values())]
+
+
+def _shown(row: Mapping[str, np.ndarray]) -> Iterator[str]:
+  """Of each side what it reads, if it may read all of it, and what it is to write; a decoder reads what it wrote."""
+  for side in sides(row):
+    names = (f"{side}_input_tokens",) if side == "encoder" else ()
+    yield from (name for name in (*names, f"{side}_target_tokens") if name in row)
+
+
+def _feature(
+  row: Mapping[str, np.ndarray], name: str, texts: list[str], kinds: Mapping[int, str], most: int
+) -> dict[str, Any]:
+  side = name.partition("_")[0]
+  real = real_positions(row, side)
+  counted = next((row[key] > 0 for key in (f"{side}_loss_weights", f"{side}_answer_heads") if key in row), None)
+  counted = np.zeros_like(real) if counted is None else counted
+  segments = row.get(f"{side}_segment_ids", real)
+  places = np.flatnonzero(real)
+  pieces: list[Piece] = []
+  for before, place in zip([None, *places[:most]], places[:most], strict=False):
+    if before is not None and segments[place] != segments[before]:
+      pieces.append(("|", BORDER, False))
+    token = int(row[name][place])
+    text = texts[token] if 0 <= token < len(texts) else "?"
+    text = "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
+    pieces.append((text, kinds.get(token, ""), bool(counted[place])))
+  return {"pieces": pieces, "more": max(0, places.size - most), "padding": int(real.size - places.size)}

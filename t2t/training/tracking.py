@@ -1,0 +1,193 @@
+"""Sends what is measured to an experiment tracker besides: training never waits for it, and never fails by it."""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from etils import epath
+
+from t2t import UserError, did_you_mean
+from t2t.runtime import examine
+from t2t.sections import LoggingConfig
+from t2t.storage import logs
+from t2t.training import trackers
+
+NAME = "tracker.json"  # in a workdir: tracker -> project -> which run there is this one
+NONE = "none"
+_WAITING = 1_000  # rows that may wait for a tracker that is slow
+_LAST_SECONDS = 5.0  # that a run waits for it at its end
+_STOPPED_SECONDS = 2.0  # and where a signal ends it: see `stopping.Steps.finish`
+
+
+def check(config: LoggingConfig) -> None:
+  """Refuses a tracker that there is not, and one without a project.
+
+  Raises:
+    UserError: says which there are.
+  """
+  known = (NONE, *trackers.TRACKERS)
+  if config.tracker not in known:
+    raise UserError(
+      f"config.logging.tracker={config.tracker!r}: give {', '.join(known)}{did_you_mean(config.tracker, known)}"
+    )
+  if config.tracker != NONE and not config.project:
+    raise UserError("config.logging.project is empty: give a name, which the tracker files runs under")
+  if config.histograms < 0:
+    raise UserError(f"config.logging.histograms={config.histograms}: give steps between them; 0: none")
+
+
+class Tracking:
+  """A tracker's own process, and a thread that feeds it from a queue.
+
+  The run's place there is kept in the workdir, so that who resumes it, on whatever machine, adds to the same.  Whatever
+  goes wrong is told once, with a remedy, and the run goes on: metrics.jsonl has all numbers.
+
+  Args:
+    tracker: a key of `trackers.TRACKERS`.
+    project: that the run is filed under.
+    config: of the run, as config.json has it.
+    workdir: of the run, whose name is the run's.
+    say: prints a line for people.
+  """
+
+  def __init__(
+    self, tracker: str, project: str, config: Mapping[str, Any], workdir: epath.Path, say: Callable[[str], None]
+  ):
+    self._tracker, self._project, self._workdir, self._say = tracker, project, workdir, say
+    self._queue: queue.Queue[Any] = queue.Queue(_WAITING)
+    self._given_up = self._dropped = self._opened = self._resumes = False
+    self._ended = threading.Event()  # the other process has
+    self._child: subprocess.Popen | None = None
+    told = {
+      "tracker": tracker,
+      "project": project,
+      "name": workdir.name or "run",
+      "workdir": str(workdir),
+      "config": config,
+      "process": os.getpid(),
+    }
+    threading.Thread(target=self._feed, args=(told,), name="tracker", daemon=True).start()
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Takes a row of metrics; it is sent from another thread, or left out where too many wait."""
+    if self._given_up:
+      return
+    try:
+      self._queue.put_nowait([step, values])
+    except queue.Full:
+      if not self._dropped:
+        self._dropped = True
+        self._tell(f"does not take numbers as fast as they come, and lacks some from step {step} on")
+
+  def finish(self, outcome: str) -> None:
+    """Tells how the run ended, and waits for the rest to be sent, but not for long."""
+    if self._given_up:
+      return
+    seconds = min(_LAST_SECONDS, _STOPPED_SECONDS) if outcome == trackers.STOPPED else _LAST_SECONDS
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(queue.Full):
+      self._queue.put(outcome, timeout=seconds)
+      if self._ended.wait(deadline - time.monotonic()):
+        return
+    what = "has not taken all" if self._opened else f"has not answered ({trackers.REMEDIES[self._tracker]})"
+    self._give_up(
+      f"{what} {seconds:.0f} s after the end, and has {trackers.BACKGROUND_SECONDS:.0f} s more in the background"
+    )
+    killer = threading.Timer(trackers.BACKGROUND_SECONDS, self._kill)  # of a process that goes on after its run
+    killer.daemon = True
+    killer.start()
+
+  def _tell(self, what: str) -> None:
+    self._say(f"config.logging.tracker={self._tracker}: {what}; metrics.jsonl has all numbers")
+
+  def _give_up(self, why: str) -> None:
+    if not self._given_up:
+      self._given_up = True
+      self._tell(why)
+
+  def _kill(self) -> None:
+    if self._child is not None and self._child.poll() is None:
+      with contextlib.suppress(OSError):
+        os.killpg(self._child.pid, signal.SIGKILL)
+
+  def _feed(self, told: Mapping[str, Any]) -> None:
+    """In a thread: starts the other process, and brings it what comes."""
+    try:
+      place = self._places().get(self._tracker, {}).get(self._project, {})
+      self._resumes = bool(place)
+      errors = tempfile.TemporaryFile()  # noqa: SIM115 - `_hear` closes it
+      self._child = subprocess.Popen(
+        [sys.executable, "-P", "-m", trackers.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # what ends the run by the terminal does not end it
+      )
+      threading.Thread(target=self._hear, args=(errors,), name="tracker answers", daemon=True).start()
+      with self._child.stdin as pipe:
+        what: Any = {**told, "place": place}
+        while True:
+          pipe.write(json.dumps(what).encode() + b"\n")
+          pipe.flush()
+          if isinstance(what, str):
+            return
+          what = self._queue.get()
+    except BrokenPipeError:
+      pass  # `_hear` knows why
+    except Exception as error:  # whatever it is: the run matters more
+      self._give_up(f"could not be started ({error})")
+
+  def _hear(self, errors: Any) -> None:
+    """In a thread: what the other process says, until it ends."""
+    ended = False
+    with errors, self._child.stdout as pipe:
+      for line in pipe:
+        try:
+          said = json.loads(line)
+        except ValueError:  # it was ended within a line
+          break
+        if "place" in said:
+          self._opened = True
+          self._say(f"{self._tracker}: {said['where']}")
+          self._keep(said["place"])
+        elif "error" in said:
+          self._give_up(self._with_remedy(said["error"]))
+        ended = ended or "ended" in said
+      self._child.wait()
+      if not ended:
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().splitlines()
+        self._give_up(f"its process has ended with {self._child.returncode}{f' ({last[-1]})' if last else ''}")
+    self._ended.set()
+
+  def _with_remedy(self, error: str) -> str:
+    if error.startswith(trackers.MISSING):
+      return f"{error}; `{examine.install(self._tracker)}`"
+    again = f", or remove {self._workdir / NAME} for another run there" if self._resumes and not self._opened else ""
+    return f"{error}; {trackers.REMEDIES[self._tracker]}{again}"
+
+  def _places(self) -> dict[str, Any]:
+    try:
+      found = json.loads(logs.read(self._workdir / NAME) or b"{}")
+    except ValueError:
+      return {}
+    return found if isinstance(found, dict) else {}
+
+  def _keep(self, place: Mapping[str, str]) -> None:
+    places = self._places()
+    places.setdefault(self._tracker, {})[self._project] = place
+    content = json.dumps(places, indent=2).encode() + b"\n"
+    try:
+      logs.Log(self._workdir / NAME, keep=lambda _: content).close()
+    except Exception as error:  # whatever it is: the run matters more
+      self._tell(f"{self._workdir / NAME} could not be written ({error}), and a resumed run will begin another there")

@@ -1,0 +1,62 @@
+"""How parameters are spread, and that the step is the same with and without."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import test_checkpoint
+
+from t2t.training import histograms
+
+
+def looked_at(every, steps, *, change=lambda x: x + 0.5, mesh_shape=None):
+  """What is found in steps that change every parameter so, and the state after them."""
+  state = test_checkpoint.make_state(mesh_shape=mesh_shape) if mesh_shape else test_checkpoint.make_state()
+  found = {}
+  drawn = histograms.Histograms(every, state.step.sharding.mesh, found.__setitem__)
+
+  def step(state, batch):
+    assert batch == "batch"
+    changed = jax.tree.map(change, state.params)
+    jax.tree.map(lambda x: x.delete(), state.params)  # as a step does that is given its memory
+    return dataclasses.replace(state, params=changed), "metrics"
+
+  for number in range(1, steps + 1):
+    state, metrics = drawn.around(number, step, state, "batch")
+    assert metrics == "metrics"
+  return found, state
+
+
+def test_values_and_updates_are_counted():
+  """At every so many steps, as NumPy counts them, on a mesh that shards them, too."""
+  random = iter(range(100))
+  noisy = lambda x: x + jax.random.normal(jax.random.key(next(random)), x.shape)
+  found, state = looked_at(2, 5, change=noisy, mesh_shape={"fsdp": 4, "tensor": 2})
+  assert list(found) == [2, 4]
+  found, state = looked_at(4, 4, change=noisy, mesh_shape={"fsdp": 4, "tensor": 2})
+  leaves = jax.tree_util.tree_leaves_with_path(state.params)
+  assert len(found[4]) == 2 * len(leaves)
+  for path, x in leaves:
+    name = "/".join(key.key for key in path)
+    each, x = found[4][f"params/{name}"], np.asarray(x, np.float64)
+    np.testing.assert_allclose((each.limits[0], each.limits[-1]), (x.min(), x.max()), rtol=1e-6)
+    np.testing.assert_allclose((each.sum, each.sum_squares), (x.sum(), np.square(x).sum()), rtol=1e-3, atol=1e-3)
+    expected, _ = np.histogram(x, bins=histograms.BINS)
+    assert sum(each.counts) == x.size and np.abs(np.asarray(each.counts) - expected).sum() <= 2  # at a bin's border
+    assert sum(found[4][f"updates/{name}"].counts) == x.size
+
+
+def test_an_array_of_one_value_has_a_histogram():
+  """And one that is not finite has none."""
+  found, state = looked_at(1, 1)
+  assert all(sum(each.counts) > 0 for each in found[1].values())
+  for name, each in found[1].items():
+    if name.startswith("updates/"):
+      np.testing.assert_allclose((each.limits[0], each.limits[-1]), 0.5, rtol=1e-5)
+      assert len(set(each.limits)) > 1
+  assert looked_at(1, 1, change=lambda x: x * jnp.nan)[0] == {1: {}}
+
+
+def test_without_them_nothing_is_looked_at():
+  assert looked_at(0, 3)[0] == {}

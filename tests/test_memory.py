@@ -1,0 +1,28 @@
+"""What is told of memory."""
+
+import types
+
+import jax
+
+from t2t.runtime import memory
+
+
+def device(**stats):
+  return types.SimpleNamespace(memory_stats=lambda: stats or None)
+
+
+def test_the_most_that_a_device_has_held_is_told():
+  """Of several the most; devices that tell nothing of it are passed over."""
+  devices = [
+    device(peak_bytes_in_use=5),
+    device(peak_bytes_in_use=7, bytes_in_use=9),
+    device(bytes_in_use=11),
+    device(),
+  ]
+  assert memory.used(devices) == {"device_memory_peak": 7.0}
+
+
+def test_where_no_device_tells_it_is_the_hosts():
+  """As on the CPU: this process holds more than 50 MB, JAX alone does."""
+  found = memory.used(jax.local_devices())
+  assert list(found) == ["host_memory"] and 5e7 < found["host_memory"] < 1e12
