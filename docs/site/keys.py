@@ -16,6 +16,7 @@ _ABOUT = {
   "numbers": "Losses and gradients that are not finite, or jump.",
   "init": "Where training starts.",
   "mesh": "Devices along each axis.",
+  "logging": "What is told beside metrics.jsonl: a tracker, texts and histograms.",
   "model": "The shape of the model.",
 }
 
