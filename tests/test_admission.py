@@ -12,7 +12,7 @@ import pytest
 import test_server
 
 from t2t import UserError
-from t2t.generation import admission, decoding, served, server
+from t2t.generation import admission, decoding, endpoints, server, writer
 from t2t.runtime import stopping
 
 ask = test_server.ask
@@ -30,7 +30,10 @@ class Counting:
     return {"asks": "write"}
 
   def parse(self, body):
-    return served.parse(body)
+    return writer.parse(body)
+
+  def endpoints(self):
+    return {"/generate": endpoints.Endpoint("Counts.", self.parse, self.generate, {})}
 
   def generate(self, request):
     try:

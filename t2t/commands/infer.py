@@ -19,6 +19,7 @@ from t2t.generation import (
   answering,
   choosing,
   decoding,
+  endpoints,
   filling,
   line_files,
   lines,
@@ -27,6 +28,7 @@ from t2t.generation import (
   prompting,
   served,
   server,
+  writer,
   writing,
 )
 from t2t.runtime import hosts, memory
@@ -351,7 +353,7 @@ def _service(
   source: pretrained.Source,
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
-) -> served.Service:
+) -> endpoints.Service:
   """What answers behind the page."""
   if _asks(options, next(iter(adapters.values()), source), decode) != "write":
     options.batch_size = 1
@@ -360,7 +362,7 @@ def _service(
   if adapters:
     _asks(options, source, decode)
     _asked_alike(options, adapters, decode)
-  return served.Writer(
+  return writer.Writer(
     source,
     adapters=adapters,
     inputs_length=options.inputs_length,
