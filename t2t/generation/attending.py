@@ -74,15 +74,14 @@ class Maps:
   Args:
     graphdef: of the model; parameters are given with each call.
     mesh: on which they lie.
-    texts: what each id stands for.
   """
 
-  def __init__(self, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh, texts: Sequence[str]):
-    self._mesh, self._texts = mesh, texts
+  def __init__(self, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh):
+    self._mesh = mesh
     self._program: Callable = jax.jit(functools.partial(_map, graphdef), static_argnums=0)
 
   def __call__(
-    self, params: Params, batch: Mapping[str, np.ndarray], place: Place, *, lengths: Mapping[str, int]
+    self, params: Params, batch: Mapping[str, np.ndarray], place: Place, *, tokens: Mapping[str, list[str]]
   ) -> dict[str, Any]:
     """The tokens and how much each looks at each, as `REPLIES` has it.
 
@@ -90,7 +89,7 @@ class Maps:
       params: nested dict.
       batch: model features of one text.
       place: which map.
-      lengths: side -> how many of its positions are tokens.
+      tokens: side -> what its positions are called, those of padding left out.
     """
     queries, keys = ("decoder", "encoder") if place.which == "cross" else (place.which, place.which)
     with jax.set_mesh(self._mesh):
@@ -99,10 +98,9 @@ class Maps:
       found = np.asarray(found, np.float32)
     labels = []
     for axis, side in enumerate((queries, keys)):
-      tokens = batch[f"{side}_input_tokens"][0]
       # Learned positions stand in front, padding behind.
-      in_front = found.shape[axis] - len(tokens)
-      labels.append([*(f"[learned {n + 1}]" for n in range(in_front)), *self._named(tokens[: lengths[side]])])
+      in_front = found.shape[axis] - batch[f"{side}_input_tokens"].shape[1]
+      labels.append([*(f"[learned {number + 1}]" for number in range(in_front)), *tokens[side]])
     weights = found[: len(labels[0]), : len(labels[1])]
     return {
       **dataclasses.asdict(place),
@@ -111,12 +109,14 @@ class Maps:
       "weights": [[round(float(x), 4) for x in row] for row in weights],
     }
 
-  def _named(self, ids: np.ndarray) -> list[str]:
-    return [self._texts[x] if x < len(self._texts) else f"[{x}]" for x in map(int, ids)]
-
 
 def _map(graphdef: nnx.GraphDef, which: str, params: Params, batch: Batch, layer: jax.Array, head: jax.Array):
   return jnp.take(nnx.merge(graphdef, params).attention_map(batch, which, head), layer, axis=0)[0]
+
+
+def named(ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+  """What tokens are called, of what each id of the vocabulary stands for."""
+  return [texts[x] if x < len(texts) else f"[{x}]" for x in map(int, ids)]
 
 
 def width(length: int, config: TransformerConfig, side: str) -> int:

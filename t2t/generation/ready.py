@@ -82,7 +82,10 @@ class Ready:
       for name, model in self._models.items()
     }
     self.params = one_base.load(source, adapters or {}, self._mesh)
-    self.token_texts = vocabularies.token_texts(self.vocabulary)
+    texts = vocabularies.token_texts(self.vocabulary)
+    # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
+    self.token_texts = texts + [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
+    self._known = len(texts)
     # A program for each choice of options; of those that were not used for long the memory is given back.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
@@ -180,8 +183,7 @@ class Ready:
 
   def _make_teller(self, name: str) -> likelihoods.Teller:
     model = self._models[name]
-    size = len(self.token_texts)
-    return likelihoods.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=size)
+    return likelihoods.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
 
   def attention_map(self, prompt: list[int], targets: list[int], place: attending.Place, name: str) -> dict[str, Any]:
     """See `attending.Maps`; what is read is the prompt, and behind what starts a text the targets.
@@ -191,15 +193,16 @@ class Ready:
     """
     config, kind = self._models[name].config, self.config.kind
     pair = (prompt, [*targets, self._framing.eos_id])  # all but the last of which is read
-    lengths = {"encoder": len(prompt), "decoder": len(targets) + 1}
+    named = lambda ids: attending.named(ids, self.token_texts)
+    tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
     if not kind.reads_apart:
-      lengths = {"decoder": 1 + len(prompt) + len(targets)}
-    widths = [attending.width(length, config, side) for side, length in lengths.items()]
+      tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
+    widths = [attending.width(len(each), config, side) for side, each in tokens.items()]
     features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
-    return self._maps(self._alike[name])(self.params[name], features, place, lengths=lengths)
+    return self._maps(self._alike[name])(self.params[name], features, place, tokens=tokens)
 
   def _make_maps(self, name: str) -> attending.Maps:
-    return attending.Maps(self._models[name].graphdef, self._mesh, self.token_texts)
+    return attending.Maps(self._models[name].graphdef, self._mesh)
 
   # ---- Sizes ---------------------------------------------------------------
 

@@ -55,6 +55,8 @@ class Asker:
     adapters: Mapping[str, pretrained.Source] | None = None,
     tensor: int = 1,
   ):
+    from t2t.data import vocabularies
+
     mesh = ready.make_mesh(tensor)
     self._source, self._way, self._adapters = source, make_way(mesh), adapters or {}
     of_all = one_base.load(source, self._adapters, mesh)
@@ -62,6 +64,7 @@ class Asker:
     self._params = of_all if adapters else self._base
     self._device, self._widths = threading.Lock(), set()
     self._mesh, self._vocabulary = mesh, pretrained.vocabulary(source)
+    self._token_texts = vocabularies.token_texts(self._vocabulary)
     self._maps = functools.cache(self._make_maps)
     self._sizes = attending.sizes(source.model, (source.model.kind.answers,))
 
@@ -157,11 +160,11 @@ class Asker:
       if asked.given is None:
         raise UserError(f"{asked.error}: {_HINTS[asked.error]}")
       example = _example(asked.given[1] if self._adapters and not asked.error else asked.given)
-      model, length = self._model(name), len(example["inputs"])
-      width = attending.width(length, model.config, place.which)
+      tokens = attending.named(example["inputs"], self._token_texts)
+      width = attending.width(len(tokens), self._model(name).config, place.which)
       batch = answerer.features_of([example], width, side=place.which, pad_id=max(self._vocabulary.pad_id, 0))
       params = self._params[name] if self._adapters else self._params
-      yield self._maps(name)(params, batch, place, lengths={place.which: length})
+      yield self._maps(name)(params, batch, place, tokens={place.which: tokens})
     finally:
       self._device.release()
 
@@ -169,9 +172,7 @@ class Asker:
     return pretrained.abstract(self._adapters.get(name, self._source), self._mesh)
 
   def _make_maps(self, name: str) -> attending.Maps:
-    from t2t.data import vocabularies
-
-    return attending.Maps(self._model(name).graphdef, self._mesh, vocabularies.token_texts(self._vocabulary))
+    return attending.Maps(self._model(name).graphdef, self._mesh)
 
 
 def _example(given: Any) -> answerer.Example:
