@@ -92,19 +92,19 @@ def test_choices_are_drawn_as_the_rows_of_a_file(kind, ports):
 
 def test_a_text_ends_before_what_stops_it(ports):
   """Whichever comes first; tokens behind are not told, and the reason says so."""
-  port, asked = ports["decoder_only"], {"prompt": "dog", "temperature": 1.2, "seed": 7, "max_tokens": 24}
+  port, asked = ports["decoder_only"], {"prompt": "dog", "temperature": 1.2, "seed": 7, "max_tokens": 40}
   whole = complete(port, **asked)["choices"][0]["text"]
-  stop = whole[9:11]
+  stop = whole[2:4]
   found = complete(port, **asked, stop=["never there", stop], logprobs=0)
   choice = found["choices"][0]
   assert choice["text"] == whole[: whole.index(stop)] and choice["finish_reason"] == "stop"
   assert all(offset < len(choice["text"]) for offset in choice["logprobs"]["text_offset"])
   assert choice["logprobs"]["top_logprobs"] is None
-  assert found["usage"]["completion_tokens"] < 24
+  assert found["usage"]["completion_tokens"] < 40
 
 
 def test_an_echo_is_told_as_it_is_read(ports):
-  """Of a decoder that reads from left to right: every token of the prompt has its number, and nothing need be written."""
+  """Of a decoder that reads from left to right: every token of the prompt has its number."""
   found = complete(ports["decoder_only"], prompt="quick dog", echo=True, max_tokens=0, logprobs=1)["choices"][0]
   logits = loaded("decoder_only").logits(["quick dog"])[0]
   ids = loaded("decoder_only").tokenize(["quick dog"])[0]

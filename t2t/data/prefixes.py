@@ -49,12 +49,13 @@ def of_objective(name: str) -> tuple[str, ...]:
 
 
 def of(found: Found) -> tuple[str, ...]:
-  """Those of a task or of a mixture's tasks, in their order; of others' steps what they were given as `prefix`.
+  """Those of a task or of a mixture's, by their names; of others' steps what they were given as `prefix`.
 
-  In:  glue_mnli, docs_summary
-  Out: ("mnli hypothesis: ", "summarize: ")
+  In:  docs_summary, glue_mnli
+  Out: ("summarize: ", "mnli hypothesis: ")
   """
-  return tuple(dict.fromkeys(each for task in selection.tasks_of(found) for each in _of_task(task)))
+  tasks = sorted(selection.tasks_of(found), key=lambda task: task.name)
+  return tuple(dict.fromkeys(each for task in tasks for each in _of_task(task)))
 
 
 def _of_task(task: seqio.Task) -> list[str]:
