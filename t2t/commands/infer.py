@@ -157,7 +157,10 @@ def _parser() -> argparse.ArgumentParser:
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
-  add("--server", action="store_true", help="a page on this machine instead of files: type, and see what comes")
+  pages = (
+    "instead of files a page on this machine, and paths for programs, as OpenAI's /v1/completions; see /schema.json"
+  )
+  add("--server", action="store_true", help=pages)
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   heard = "whose requests are heard; default: 127.0.0.1, this machine's; others need the token that is printed"
   add("--host", default="127.0.0.1", help=heard)
