@@ -10,7 +10,7 @@ import test_server
 import trained
 
 import t2t
-from t2t.generation import completions, likelihoods, ready, server
+from t2t.generation import completions, likelihoods, ready, server, writer
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
@@ -141,6 +141,18 @@ def test_what_a_stream_holds_back():
   assert completions._held_back("the", ("end",)) == 1 and completions._held_back("th", ("end",)) == 0
 
 
+def test_long_texts_are_told_one_by_one(monkeypatch):
+  """However few are read together, the same numbers."""
+  asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
+  ask_all = lambda: list(test_server.service("decoder_only").generate(writer.parse(json.dumps(asked).encode())))[-1]
+  together = ask_all()
+  monkeypatch.setattr(likelihoods, "_ROWS_TOKENS", 16)
+  apart = ask_all()
+  for one, other in zip([together, *together["alternatives"]], [apart, *apart["alternatives"]], strict=True):
+    numbers = lambda text: [token["probability"] for token in text["token_probabilities"]]
+    np.testing.assert_allclose(numbers(one), numbers(other), rtol=1e-4)
+
+
 def test_pieces_make_the_text():
   """Whatever is decoded, and none of them is half of a character."""
   text = "naïve 校服"
@@ -167,6 +179,7 @@ REFUSED = {
   "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
   "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0 to 0"),
   "echo": ({"prompt": "a", "echo": True}, "echo: this model reads the prompt apart"),
+  "max_tokens ": ({"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024}, "32,768; 16,384 are the most at a time"),
   "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
 }
 

@@ -29,6 +29,7 @@ _TOGETHER = (
   "leave out stream",
   "there is no",  # a model or an adapter of that name
   "no adapter is loaded",
+  "are the most at a time",
   "room for",
 )
 

@@ -96,6 +96,8 @@ class Maps:
       arrays = {name: jnp.asarray(x) for name, x in batch.items()}
       found = self._program(place.which, params, arrays, jnp.asarray(place.layer - 1), jnp.asarray(place.head - 1))
       found = np.asarray(found, np.float32)
+    if not np.isfinite(found).all():
+      raise UserError("--checkpoint: what attention says is no number: its training had gone wrong; take another")
     labels = []
     for axis, side in enumerate((queries, keys)):
       # Learned positions stand in front, padding behind.

@@ -11,6 +11,7 @@ from t2t.generation import choosing, decoding, endpoints, fields, likelihoods, r
 from t2t.generation.endpoints import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
+_MAX_TOKENS = _MAX_CHOICES * ready.MAX_LENGTH  # of a request: meanwhile all others wait
 _LENGTH = 16  # tokens, if a request does not say: OpenAI's
 
 
@@ -145,6 +146,10 @@ class Completions:
       FieldError: what cannot be used, and what would be right.
     """
     found = fields.check(fields.read(body), FIELDS)
+    if "model" not in found and choosing.BASE not in self._ready.names:
+      raise fields.FieldError(
+        "model", f"model: is missing, and there is no other; give one of {', '.join(self.models)}"
+      )
     model = found.get("model", self.models[0])
     if model not in self._adapters:
       near = did_you_mean(model, self.models)
@@ -156,6 +161,9 @@ class Completions:
       raise fields.FieldError("best_of", f"best_of: is {found['best_of']}; give {n}, which is n, or leave it out")
     if not max_tokens and not echo:
       raise fields.FieldError("max_tokens", "max_tokens: is 0; give 1 or more, or echo as well")
+    if (total := max_tokens * n * len(found["prompt"])) > _MAX_TOKENS:
+      said = f"{len(found['prompt'])} prompts with {n} choices of {max_tokens:,} tokens are {total:,}"
+      raise fields.FieldError("max_tokens", f"max_tokens: {said}; {_MAX_TOKENS:,} are the most at a time")
     if echo:
       self._check_echo()
     if stream and logprobs is not None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2t import UserError
 from t2t.generation import decoding, predictor
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
@@ -18,6 +19,7 @@ from t2t.params import Params
 
 TOP = 5  # likeliest tokens that are told of each position
 _CHUNK_TOKENS = 512  # positions whose logits exist at one time
+_ROWS_TOKENS = 2_048  # positions that are read together: attention's probabilities have the square of each row's
 _NO_LIMIT = 1 << 30
 
 
@@ -94,13 +96,24 @@ class Teller:
     lengths = (len(prompt), longest) if apart else (len(prompt) + longest,)
     most = self._config.most_positions or _NO_LIMIT
     widths = [predictor.bucket(max(length, 1), most) for length in lengths]
-    pairs = [(prompt, target) for target in targets]
-    pairs += [pairs[0]] * ((1 << (len(pairs) - 1).bit_length()) - len(pairs))
+    rows = min(max(1, _ROWS_TOKENS // max(widths)), 1 << (len(targets) - 1).bit_length())
+    start, found = 0 if apart else len(prompt), []
+    for first in range(0, len(targets), rows):
+      own = targets[first : first + rows]
+      arrays = self._tell(params, [(prompt, target) for target in own], widths, rows)
+      for row, target in enumerate(own):
+        found.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
+    if not all(np.isfinite(each.log_p).all() for each in found):
+      raise UserError("--checkpoint: a token's probability is no number: its training had gone wrong; take another")
+    return found
+
+  def _tell(
+    self, params: Params, pairs: list, widths: Sequence[int], rows: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pairs = pairs + pairs[:1] * (rows - len(pairs))
     batch = predictor.scored_features(pairs, widths, architecture=self._config.architecture, framing=self._framing)
     with jax.set_mesh(self._mesh):
-      found = jax.device_get(self._program(params, batch))
-    start = 0 if apart else len(prompt)
-    return [Likelihoods(*(x[row, start : start + len(target)] for x in found)) for row, target in enumerate(targets)]
+      return jax.device_get(self._program(params, batch))
 
 
 def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
