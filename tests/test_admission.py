@@ -12,7 +12,7 @@ import pytest
 import test_server
 
 from t2t import UserError
-from t2t.generation import admission, decoding, served, server
+from t2t.generation import admission, decoding, endpoints, server, writer
 from t2t.runtime import stopping
 
 ask = test_server.ask
@@ -30,7 +30,11 @@ class Counting:
     return {"asks": "write"}
 
   def parse(self, body):
-    return served.parse(body)
+    return writer.parse(body)
+
+  def endpoints(self):
+    whole = endpoints.Endpoint("Counts.", self.parse, self.generate, {}, form=lambda _: endpoints.WHOLE)
+    return {"/generate": endpoints.Endpoint("Counts.", self.parse, self.generate, {}), "/v1/whole": whole}
 
   def generate(self, request):
     try:
@@ -209,6 +213,49 @@ def test_who_leaves_or_does_not_read_frees_the_model(leaves, monkeypatch):
     if leaves:
       connection.close()
     assert service.left.wait(30)
+
+
+def test_who_waits_for_a_whole_answer_and_leaves_frees_the_model():
+  """Though nothing is written to them that would show it."""
+  service = Counting(number=10**9)
+  with running(service) as found, send(found.server_port, WHOLE.replace(b"/generate", b"/v1/whole")) as connection:
+    while found.places._value == server._MAX_REQUESTS:  # until it is being answered
+      time.sleep(0.01)
+    connection.close()
+    assert service.left.wait(30)
+
+
+def test_whole_answers_have_the_guards_of_all():
+  """The last event alone; too many, too late and without a token they are refused in OpenAI's words."""
+  with running(Counting()) as found:
+    status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
+    assert status == 200 and headers["Content-Type"] == "application/json" and json.loads(content)["tokens"] == 2
+    found.cutting = True
+    status, headers, content = ask(found.server_port, "POST", "/v1/whole", ASKED)
+    assert status == 503 and headers["Retry-After"] and "has ended" in json.loads(content)["error"]["message"]
+    found.ending = True
+    assert ask(found.server_port, "POST", "/v1/whole", ASKED)[0] == 503
+  with running(Counting(), host="0.0.0.0") as found:
+    for method, path in (("POST", "/v1/whole"), ("GET", "/v1/models")):
+      status, _, content = ask(found.server_port, method, path, ASKED if method == "POST" else None)
+      assert status == 401 and json.loads(content)["error"]["type"] == "authentication_error"
+    assert ask(found.server_port, "GET", "/schema.json")[0] == 401
+
+
+def test_what_goes_wrong_in_a_whole_answer_is_said(capfd):
+  """A device's error is 500 in a sentence, what a user can mend 400; the next is answered."""
+  service = Counting()
+
+  def fails(request):
+    yield {"state": "writing"}
+    raise UserError("too long") if request.inputs == "a" else MemoryError("no memory left")
+
+  service.generate = fails
+  with running(service) as found:
+    for inputs, status, message in (("a", 400, "too long"), ("b", 500, "MemoryError: no memory left")):
+      answer = ask(found.server_port, "POST", "/v1/whole", {"inputs": inputs})
+      assert answer[0] == status and json.loads(answer[2])["error"]["message"] == message
+  assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

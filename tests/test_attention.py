@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from t2t import UserError, sharding
-from t2t.models import attention, cpu, transformer
+from t2t.models import attention, chosen_kernels, cpu, transformer
 from t2t.models.masks import AttentionMask
 
 # The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
@@ -448,7 +448,7 @@ def features(config, *, length):
 
 
 def chosen(config, *, length):
-  found = transformer.attention_kernels(config, features(config, length=length))
+  found = chosen_kernels.attention_kernels(config, features(config, length=length))
   return {part: str(choice) for part, choice in found.items()}
 
 
@@ -509,7 +509,7 @@ def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
   if config.max_length:
     config = dataclasses.replace(config, max_length=128)
   batch = features(config, length=128)
-  choices = transformer.attention_kernels(config, batch)
+  choices = chosen_kernels.attention_kernels(config, batch)
   layers_of = dict(
     encoder=config.num_encoder_layers, decoder=config.num_decoder_layers, cross=config.num_decoder_layers
   )

@@ -11,7 +11,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import by_task, pretrained
-from t2t.generation import decoding, served
+from t2t.generation import decoding, writer
 
 module = test_evaluate.module  # the fixture
 
@@ -129,17 +129,17 @@ def test_the_body_may_be_trained_as_well(tmp_path, capsys):
 def test_a_request_names_its_task(run, tmp_path):
   """Of the page's server, whose model is in memory once; one that names none is refused."""
   source = pretrained.read_source(str(run))
-  writer = served.Writer(
+  service = writer.Writer(
     source, adapters=by_task.each(source), ends_prompts=True, defaults=decoding.DecodeConfig(max_length=6)
   )
-  assert writer.about()["adapters"] == ["poems", "news"]
+  assert service.about()["adapters"] == ["poems", "news"]
   for task in ("news", "poems"):
     expected = infer(run, LINES[:1], tmp_path, "--max_length", "6", "--task", task)
     body = {"inputs": LINES[0]["inputs"], "max_length": 6, "adapter": task}
-    (*_, found) = writer.generate(writer.parse(json.dumps(body).encode()))
+    (*_, found) = service.generate(service.parse(json.dumps(body).encode()))
     assert [(found["prediction"], pytest.approx(found["score"], abs=1e-3))] == expected
   with pytest.raises(UserError, match="the request: says no 'adapter', .* name one of poems, news"):
-    writer.parse(b'{"inputs": "x"}')
+    service.parse(b'{"inputs": "x"}')
 
 
 def test_vectors_are_those_of_a_task(run, tmp_path, capsys):

@@ -6,7 +6,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import one_base, pretrained
-from t2t.generation import decoding, served
+from t2t.generation import decoding, writer
 
 LORA = ("--config.lora.rank=2", "--config.lora.targets=attention/,mlp/")
 NARROW = ("--config.lora.rank=1", "--config.lora.targets=attention/")
@@ -106,20 +106,20 @@ def test_a_request_names_its_adapter():
   source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
   sources = one_base.open_all(source, adapters())
   config = decoding.DecodeConfig(max_length=5)
-  writer = served.Writer(source, adapters=sources, ends_prompts=True, defaults=config)
-  assert writer.about()["adapters"] == ["a", "b", "c"]
+  service = writer.Writer(source, adapters=sources, ends_prompts=True, defaults=config)
+  assert service.about()["adapters"] == ["a", "b", "c"]
 
-  def answer(service, **fields):
-    request = service.parse(json.dumps({"inputs": TEXTS[0], "max_length": 5} | fields).encode())
-    return list(service.generate(request))[-1]
+  def answer(asked, **fields):
+    request = asked.parse(json.dumps({"inputs": TEXTS[0], "max_length": 5} | fields).encode())
+    return list(asked.generate(request))[-1]
 
   for options in ({}, {"beam": 2}):
     scores = []
     for name, each in ({"": source} | {name: pretrained.read_source(str(adapters()[name])) for name in "bc"}).items():
-      alone = answer(served.Writer(each, ends_prompts=True, defaults=config), **options)
-      found = answer(writer, adapter=name, **options)
+      alone = answer(writer.Writer(each, ends_prompts=True, defaults=config), **options)
+      found = answer(service, adapter=name, **options)
       assert found["prediction"] == alone["prediction"] and found["score"] == pytest.approx(alone["score"], rel=1e-3)
       scores.append(found["score"])
     assert len(set(scores)) == 3
   with pytest.raises(UserError, match="the request: adapter 'd': there is none of that name; known are a, b, c"):
-    writer.parse(b'{"inputs": "x", "adapter": "d"}')
+    service.parse(b'{"inputs": "x", "adapter": "d"}')

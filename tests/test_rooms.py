@@ -37,6 +37,7 @@ FLOORS = (
   "data.languages",
   "data.file_task",
   "data.selection",
+  "data.prefixes",
   "data.filled",
   "data.mixed",
   "data.task_numbers",

@@ -6,7 +6,6 @@ import hashlib
 import html.parser
 import http.client
 import json
-import pathlib
 import re
 import threading
 
@@ -16,7 +15,7 @@ import trained
 from t2t import UserError
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
-from t2t.generation import decoding, prompting, served, server
+from t2t.generation import decoding, page, prompting, server, writer
 
 GREEDY = {"inputs": "naïve 校服 dog", "max_length": 12}
 SAMPLED = GREEDY | {"temperature": 0.9, "top_p": 0.95, "seed": 3}
@@ -24,9 +23,9 @@ BEAM = GREEDY | {"beam": 3, "min_length": 7}
 
 
 @functools.cache
-def service(architecture: str) -> served.Writer:
+def service(architecture: str) -> writer.Writer:
   source = pretrained.read_source(str(trained.workdir(architecture)))
-  return served.Writer(
+  return writer.Writer(
     source,
     ends_prompts=prompting.ends_prompts(source)[0],
     defaults=decoding.DecodeConfig(max_length=12, temperature=0.9, top_p=0.95),
@@ -69,7 +68,7 @@ def events(port, **request):
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED, BEAM], ids=["greedy", "sampled", "beam"])
 def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
   """The last event has text, score and alternatives of `t2t infer` for a file with this line."""
-  found = list(service(architecture).generate(served.parse(json.dumps(request_).encode())))[-1]
+  found = list(service(architecture).generate(writer.parse(json.dumps(request_).encode())))[-1]
   (tmp_path / "in.txt").write_text(request_["inputs"])
   options = [f"--{name}={value}" for name, value in request_.items() if name != "inputs"]
   files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
@@ -84,11 +83,11 @@ def test_the_page_writes_what_a_file_gets(architecture, request_, tmp_path):
 
 def test_a_text_has_as_many_tokens_as_are_asked_for():
   """At least, where it would have ended before; of more than the model has room for as many as it has."""
-  writer = service("decoder_only")
+  service_ = service("decoder_only")
 
   def written(seed: int, **options) -> dict:
     asked = {"inputs": "dog", "temperature": 1.0, "max_length": 64, "seed": seed} | options
-    return list(writer.generate(served.parse(json.dumps(asked).encode())))[-1]
+    return list(service_.generate(writer.parse(json.dumps(asked).encode())))[-1]
 
   seed = next(seed for seed in range(100) if written(seed)["tokens"] < 40)
   assert written(seed, min_length=39)["tokens"] >= 39 and written(seed, min_length=64)["tokens"] == 40
@@ -96,7 +95,7 @@ def test_a_text_has_as_many_tokens_as_are_asked_for():
 
 def test_what_a_request_does_not_say():
   """Is as without the command's option."""
-  decode = lambda **options: served.parse(json.dumps({"inputs": "a"} | options).encode()).decode
+  decode = lambda **options: writer.parse(json.dumps({"inputs": "a"} | options).encode()).decode
   assert decode() == decoding.DecodeConfig(max_length=64)
   assert decode(beam=4) == decoding.DecodeConfig(max_length=64, min_length=1, num_beams=4)
   assert decode(top_p=0.9) == decoding.DecodeConfig(max_length=64, temperature=1.0, top_p=0.9)
@@ -125,7 +124,7 @@ def test_a_long_input_is_cut_and_said_to_be(port):
 
 def test_requests_wait_for_each_other():
   """While one is answered the next one waits, and is told so."""
-  first, second = (service("encoder_decoder").generate(served.parse(json.dumps(GREEDY).encode())) for _ in range(2))
+  first, second = (service("encoder_decoder").generate(writer.parse(json.dumps(GREEDY).encode())) for _ in range(2))
   next(first)
   assert next(second) == {"state": "waiting"}
   first.close()  # who asked has left
@@ -156,7 +155,7 @@ REFUSED = {
   b'{"inputs": "a", "beam": 2, "top_k": 3}': "beam 2 and top_k 3: beams find the likeliest text",
   b'{"inputs": "a", "length_penalty": 1}': "length_penalty 1: only for beam search; give beam 4",
   b'{"inputs": "a", "temperature": 0, "top_p": 0.5}': "temperature 0 takes the likeliest token each time",
-  b'{"inputs": "a", "temperature": 1, "top_p": 0}': "top_p=0: must be above 0",
+  b'{"inputs": "a", "temperature": 1, "top_p": 0}': "top_p: is 0; give above 0 to 1",
   b'{"inputs": "a", "seed": -1}': "seed: is -1; give 0 to 4294967295",
 }
 
@@ -226,9 +225,9 @@ def test_the_page_needs_nothing_from_elsewhere(port):
 
 def test_the_page_sends_what_the_server_takes():
   """Every option of the page is one of a request, within its limits."""
-  content = pathlib.Path(server.__file__).with_name("page.html").read_text()
-  inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', content)
-  assert len(inputs) == len(served._RANGES)
+  known = {field.name: field for field in writer.FIELDS}
+  inputs = re.findall(r'data-option="(\w+)" min="([\d.]+)"(?: max="([\d.]+)")?', page.page()[0].decode())
+  assert len(inputs) == len(known) - len({"inputs", "adapter", "token_probabilities"})
   for name, least, most in inputs:
-    value = served._RANGES[name]
-    assert value[0] <= float(least) and (not most or float(most) <= value[1]), name
+    field = known[name]
+    assert field.least <= float(least) and (not most or float(most) <= field.most), name

@@ -173,7 +173,7 @@ def vocabulary(source: Source):
   if source.vocabulary:
     return vocabularies.load(source.vocabulary, extra_ids=source.extra_ids)
   known = {field.name for field in dataclasses.fields(DataConfig)}
-  modules, untrusted = _task_modules(source)
+  modules, untrusted = task_modules(source)
   values = {key: value for key, value in source.run["data"].items() if key in known} | {"task_modules": modules}
   data = DataConfig(**values)
   if not (data.vocabulary or data.mixture or data.files or data.sources):
@@ -202,7 +202,7 @@ def trust(modules: str) -> None:
       registry.load(module, where="--task_modules")
 
 
-def _task_modules(source: Source) -> tuple[tuple[str, ...], str]:
+def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   """The modules of a checkpoint's tasks that may be imported, and why others may not, "" where there are none."""
   from t2t.data import registry
 
@@ -243,7 +243,7 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   mixture = data.get("mixture", "")
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
-  modules, untrusted = _task_modules(source)
+  modules, untrusted = task_modules(source)
   try:
     found = selection.named(mixture, modules=modules)
   except UserError as error:
@@ -266,7 +266,7 @@ def reads_causally(source: Source) -> bool:
   for own in data.get("sources", {}).values() or [data]:
     if not own.get("files"):
       try:
-        found = objectives.of(selection.named(own.get("mixture", ""), modules=_task_modules(source)[0]))
+        found = objectives.of(selection.named(own.get("mixture", ""), modules=task_modules(source)[0]))
       except UserError:
         return False
       if not found:

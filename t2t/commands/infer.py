@@ -21,6 +21,7 @@ from t2t.generation import (
   answering,
   choosing,
   decoding,
+  endpoints,
   filling,
   line_files,
   lines,
@@ -29,6 +30,7 @@ from t2t.generation import (
   prompting,
   served,
   server,
+  writer,
   writing,
 )
 from t2t.runtime import hosts, memory
@@ -160,7 +162,10 @@ def _parser() -> argparse.ArgumentParser:
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
   page = parser.add_argument_group("page")
   add = page.add_argument
-  add("--server", action="store_true", help="a page on this machine instead of files: type, and see what comes")
+  pages = (
+    "instead of files a page on this machine, and paths for programs, as OpenAI's /v1/completions; see /schema.json"
+  )
+  add("--server", action="store_true", help=pages)
   add("--port", type=int, default=8000, help="of the page; 0: any that is free; default: 8000")
   heard = "whose requests are heard; default: 127.0.0.1, this machine's; others need the token that is printed"
   add("--host", default="127.0.0.1", help=heard)
@@ -392,7 +397,7 @@ def _service(
   source: pretrained.Source,
   adapters: Mapping[str, pretrained.Source],
   decode: decoding.DecodeConfig,
-) -> served.Service:
+) -> endpoints.Service:
   """What answers behind the page."""
   if _asks(options, next(iter(adapters.values()), source), decode) != "write":
     options.batch_size = 1
@@ -401,7 +406,7 @@ def _service(
   if adapters:
     _asks(options, source, decode)
     _asked_alike(options, adapters, decode)
-  return served.Writer(
+  return writer.Writer(
     source,
     adapters=adapters,
     inputs_length=options.inputs_length,

@@ -124,10 +124,9 @@ class Filling:
 
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
-    if not _BLANK.search(line.text):
-      return lines.Asked(None, error=lines.NO_BLANK)
     ids, cut = self._blanks(line.text, self.longest)
-    return lines.Asked(ids, len(ids) + cut, cut, "" if self._blanks.places(ids) else lines.NO_BLANK)
+    there = _BLANK.search(line.text) and self._blanks.places(ids)
+    return lines.Asked(ids, len(ids) + cut, cut, "" if there else lines.NO_BLANK)
 
   def answer(
     self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None

@@ -1,11 +1,13 @@
 """What a model is asked and what it answers: text to tokens and back, as in its training."""
 
+import dataclasses
 import math
 from typing import Any
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.generation import predictor
+from t2t.sections import DataConfig
 
 
 class Prompts:
@@ -43,6 +45,27 @@ def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str
   if found is None:
     return False, f"not known from training: {reason}; --prompt_eos yes adds it"
   return found, f"as in training: {reason}"
+
+
+def task_prefixes(source: pretrained.Source) -> tuple[str, ...]:
+  """What stood in front of the inputs of the tasks that the model was trained on, as far as its run says so."""
+  from t2t.data import languages, prefixes, selection
+
+  data = source.run["data"]
+  known = {field.name for field in dataclasses.fields(DataConfig)}
+  found: list[str] = []
+  for own in data.get("sources", {}).values() or [{}]:
+    each = {**data, "sources": {}, **{key: x for key, x in own.items() if x}}
+    try:
+      if each.get("files"):
+        found += prefixes.of_objective(each["objective"])
+        tags = languages.tags(DataConfig(**{key: x for key, x in each.items() if key in known}), where="config.data")
+        found += [f"{tag} " for tag in tags if tag]
+      elif each.get("mixture"):
+        found += prefixes.of(selection.named(each["mixture"], modules=pretrained.task_modules(source)[0]))
+    except UserError:  # nobody asked for the module that would say it
+      continue
+  return tuple(dict.fromkeys(found))
 
 
 def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:

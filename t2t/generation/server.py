@@ -1,14 +1,10 @@
-"""`t2t infer --server`: a page on this machine where one types an input and watches the model answer."""
+"""`t2t infer --server`: a page on this machine where one asks the model, and paths at which programs do."""
 
-import base64
 from collections.abc import Iterator, Mapping
 import concurrent.futures
-import functools
-import hashlib
 import http.server
 import io
 import json
-import pathlib
 import re
 import socket
 import sys
@@ -17,11 +13,10 @@ import time
 from typing import Any
 
 from t2t import UserError
-from t2t.generation import admission, served
-from t2t.generation.served import Event, Service
+from t2t.generation import admission, completions, endpoints, fields, openapi, page
+from t2t.generation.endpoints import Event, Service
 from t2t.runtime import stopping, telling
 
-_MAX_BODY = 1_000_000
 _MAX_CONNECTIONS, _MAX_REQUESTS = 128, 32  # at a time; of requests all but one wait for the model
 _READ_SECONDS, _WRITE_SECONDS = (
   15.0,
@@ -30,25 +25,6 @@ _READ_SECONDS, _WRITE_SECONDS = (
 # For answers that are under way when the server is to end, and for them to say that they have not come to theirs.
 _END_SECONDS, _CUT_SECONDS = 10.0, 3.0
 _LINGER_SECONDS, _LINGER_BYTES = 5.0, 64_000_000  # for the rest of a request that was refused
-
-
-# ---- The page --------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def page() -> tuple[bytes, str]:
-  """The page, which loads nothing from elsewhere, and the policy by which a browser runs no other script on it."""
-  content = pathlib.Path(__file__).with_name("page.html").read_text()
-
-  def hashed(tag: str) -> str:
-    inside = re.search(f"<{tag}>(.*?)</{tag}>", content, re.DOTALL)[1]
-    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
-
-  policy = (
-    f"default-src 'none'; script-src {hashed('script')}; style-src {hashed('style')}; img-src data:;"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-  )
-  return content.encode(), policy
 
 
 class _Incoming(io.RawIOBase):
@@ -71,7 +47,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-  """GET / is the page, GET /about says what model it is, POST /generate answers with a line of JSON for each event."""
+  """GET / is the page, other paths say what model it is and what it can be asked; POST asks it, see `Endpoint`."""
 
   protocol_version = "HTTP/1.1"
   server_version, sys_version = "t2t", ""
@@ -90,30 +66,39 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def do_GET(self) -> None:  # noqa: N802  http.server's name
     """The page, and what it says of the model."""
-    if not self._is_let_in(asks=self.path == "/about"):
+    if not self._is_let_in(asks=self.path != "/"):
       return
+    service = self.server.service
     if self.path == "/":
-      content, policy = page()
+      content, policy = page.page()
       self._reply(200, "text/html; charset=utf-8", content, {"Content-Security-Policy": policy})
     elif self.path == "/about":
-      self._reply_json(200, self.server.service.about())
+      self._reply_json(200, service.about())
+    elif self.path == "/schema.json":
+      self._reply_json(200, openapi.document(self.server.endpoints))
+    elif self.path == "/v1/models":
+      self._reply_json(200, completions.models(service.models, self.server.began))
     else:
-      self._reply_json(404, {"error": f"nothing is at {self.path[:80]}; the page is at /"})
+      self._reply_json(404, self._error(404, f"nothing is at {self.path[:80]}; the page is at /"))
 
   def do_POST(self) -> None:  # noqa: N802  http.server's name
     """What the model writes."""
     if not self._is_let_in(asks=True):
       return
-    if self.path != "/generate":
-      self._refuse(404, f"nothing is at {self.path[:80]}; give POST /generate")
+    endpoint = self.server.endpoints.get(self.path)
+    if endpoint is None:
+      self._refuse(404, f"nothing is at {self.path[:80]}; give POST {' or '.join(self.server.endpoints)}")
       return
     try:
-      request = self.server.service.parse(self._body())
-    except served.TooLarge as error:
+      request = endpoint.parse(self._body())
+    except fields.TooLarge as error:
       self._refuse(413, str(error))
       return
+    except completions.NotFound as error:
+      self._refuse(404, str(error), error)
+      return
     except UserError as error:
-      self._refuse(400, str(error))
+      self._refuse(400, str(error), error)
       return
     except TimeoutError:
       self._refuse(408, f"the request did not come within {_READ_SECONDS:.0f} s")
@@ -126,7 +111,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self._refuse(503, f"{_MAX_REQUESTS} requests are waiting already; ask again in a moment")
       return
     try:
-      self._stream(self.server.service.generate(request))
+      form, events = endpoint.form(request), endpoint.answer(request)
+      if form == endpoints.WHOLE:
+        self._answer_whole(events)
+      else:
+        self._stream(events, form)
     finally:
       self.server.places.release()
 
@@ -147,20 +136,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if len(lengths) != 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]) or "Transfer-Encoding" in self.headers:
       raise UserError("Content-Length: is missing, is given twice, or is no number")
     length = int(lengths[0])
-    if length > _MAX_BODY:
-      raise served.TooLarge(f"the request has {length:,} bytes; {_MAX_BODY:,} are the most")
+    if length > fields.MAX_BODY:
+      raise fields.TooLarge(f"the request has {length:,} bytes; {fields.MAX_BODY:,} are the most")
     content = self.rfile.read(length)
     if len(content) < length:
       raise UserError(f"the request ends after {len(content):,} of {length:,} bytes")
     return content
 
-  def _refuse(self, status: int, reason: str) -> None:
+  def _error(self, status: int, reason: str, cause: Exception | None = None) -> dict[str, Any]:
+    """As who asks at this path expects it."""
+    return completions.error(status, reason, cause) if self.path.startswith("/v1/") else {"error": reason}
+
+  def _refuse(self, status: int, reason: str, cause: Exception | None = None) -> None:
     """Answers a request whose body was perhaps not read, and ends the connection."""
     self.close_connection = True
     # A connection that is closed while data are on their way is reset, and who sends them never sees the answer: so
     # the rest is taken and thrown away, up to a limit.
     try:
-      self._reply_json(status, {"error": reason})
+      self._reply_json(status, self._error(status, reason, cause))
       self.connection.shutdown(socket.SHUT_WR)
       end = self._incoming.until = time.monotonic() + _LINGER_SECONDS
       left = _LINGER_BYTES
@@ -188,21 +181,58 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.send_header("Connection", "close")
     self.end_headers()
 
-  def _stream(self, events: Iterator[Event]) -> None:
+  def _answer_whole(self, events: Iterator[Event]) -> None:
+    """The last event alone; or what went wrong, with a status that says so."""
     try:
-      self._start(200, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
+      answer: Event = {}
+      for event in events:
+        answer = event
+        if self._has_left():
+          self.close_connection = True
+          return
+        if self.server.cutting:
+          raise endpoints.Busy(self._cut())
+      self.close_connection |= self.server.ending
+      self._reply_json(200, answer)
+    except endpoints.Busy as error:
+      self._refuse(503, str(error), error)
+    except UserError as error:
+      self._refuse(400, str(error), error)
+    except (ConnectionError, TimeoutError):
+      self.close_connection = True
+    except Exception as error:
+      self._refuse(500, self._failed(error))
+    finally:
+      events.close()
+      self.close_connection |= self.server.ending
+
+  def _has_left(self) -> bool:
+    """Whether who asked has closed the connection; nothing is sent to them that would say so."""
+    try:
+      self.connection.setblocking(False)
+      return not self.connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+      return False
+    finally:
+      self.connection.settimeout(_WRITE_SECONDS)
+
+  def _stream(self, events: Iterator[Event], form: str) -> None:
+    write = self._line if form == endpoints.LINES else self._server_sent
+    try:
+      self._start(200, form, {"Transfer-Encoding": "chunked"})
       try:
         for event in events:
-          self._chunk(event)
+          write(event)
           if self.server.cutting:
-            raise UserError(f"the server has ended, {_END_SECONDS:.0f} s after it was told to")
+            raise UserError(self._cut())
+        if form == endpoints.EVENTS:
+          self._chunk(b"data: [DONE]\n\n")
       except UserError as error:
-        self._chunk({"error": str(error)})
+        write(self._error(400, str(error), error))
       except (ConnectionError, TimeoutError):
         raise
-      except Exception as error:  # whatever a device raises, such as that it has no memory left
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        self._chunk({"error": f"{type(error).__name__}: {str(error)[:300]}"})
+      except Exception as error:
+        write(self._error(500, self._failed(error)))
       self.wfile.write(b"0\r\n\r\n")
     except (ConnectionError, TimeoutError):
       self.close_connection = True  # who asked has left, or does not read: nothing more is written for them
@@ -210,8 +240,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       events.close()
       self.close_connection |= self.server.ending
 
-  def _chunk(self, event: Event) -> None:
-    content = json.dumps(event).encode() + b"\n"
+  def _cut(self) -> str:
+    return f"the server has ended, {_END_SECONDS:.0f} s after it was told to"
+
+  def _failed(self, error: Exception) -> str:
+    """Whatever a device raises, such as that it has no memory left."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+  def _line(self, event: Event) -> None:
+    self._chunk(json.dumps(event).encode() + b"\n")
+
+  def _server_sent(self, event: Event) -> None:
+    # A comment, which shows whether anybody is there.
+    self._chunk(b": waiting\n\n" if "state" in event else b"data: %s\n\n" % json.dumps(event).encode())
+
+  def _chunk(self, content: bytes) -> None:
     self.connection.settimeout(_WRITE_SECONDS)
     self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
 
@@ -234,6 +278,7 @@ class Server(http.server.ThreadingHTTPServer):
   def __init__(self, service: Service, let_in: admission.Admission, port: int):
     self.service, self.admission, self.ending = service, let_in, False
     self.cutting = False
+    self.endpoints, self.began = service.endpoints(), int(time.time())
     self.places = threading.BoundedSemaphore(_MAX_REQUESTS)
     self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
     self.address_family = socket.AF_INET6 if ":" in let_in.host else socket.AF_INET

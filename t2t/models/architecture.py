@@ -52,6 +52,11 @@ class Architecture:
     return len(self.sides) == 2
 
   @property
+  def attentions(self) -> tuple[str, ...]:
+    """Its kinds of attention: of each side to itself, and of the second to the first."""
+    return (*self.sides, "cross") if self.reads_apart else self.sides
+
+  @property
   def continues(self) -> bool:
     """Whether it writes on, in the same row, behind what it was given."""
     return self.writes and not self.reads_apart
@@ -152,6 +157,16 @@ class Model(Protocol):
     """Hidden states of the side that heads read, `Architecture.answers`: [batch, length, embed].
 
     With `every_layer` [layers + 1, batch, length, embed]; see `Stack`.
+    """
+    ...
+
+  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
+    """How much each position takes of each other one, float32 [layers, batch, query, key], learned ones in front.
+
+    Args:
+      batch: model features.
+      which: one of `Architecture.attentions`.
+      head: int [], its number.
     """
     ...
 

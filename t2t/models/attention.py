@@ -286,7 +286,7 @@ def attend(
     logits = jnp.where(allowed, logits, jnp.finfo(jnp.float32).min)
   probabilities = jax.nn.softmax(logits, axis=-1).astype(query.dtype)
   probabilities = layers.dropout(probabilities, dropout_rate, dropout_key).reshape(*grouped.shape[:-1], -1)
-  return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(query.shape)
+  return jnp.einsum("bhgqs,bhsk->bhgqk", probabilities, values).reshape(*query.shape[:-1], -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,6 +384,35 @@ class Attention(nnx.Module):
       positions: how far they lie from each other.
       dropout_key: None at evaluation.
     """
+    options = {"mask": mask, "positions": positions, "dropout_key": dropout_key, "kernel": self.kernel}
+    merged = jnp.swapaxes(self._attend(x, keys, values, **options), 1, 2).reshape(*x.shape[:-1], -1)
+    merged = sharding.shard(merged, "batch", "length", "heads")
+    return checkpoint_name(self._dense(merged, "out", dropout_key), "attention_out")
+
+  def probabilities(
+    self, x: jax.Array, keys: jax.Array, *, mask: AttentionMask, positions: Positions = NOWHERE
+  ) -> jax.Array:
+    """How much each position of `x` takes of each key, float32 [batch, heads, query, key]; see `__call__`.
+
+    They are what attention makes of values that are one at a key of their own and zero elsewhere.
+    """
+    length = keys.shape[2]
+    ones = jnp.broadcast_to(jnp.eye(length, dtype=keys.dtype), (*keys.shape[:2], length, length))
+    found = self._attend(x, keys, ones, mask=mask, positions=positions, dropout_key=None, kernel="plain")
+    return found.astype(jnp.float32)
+
+  def _attend(
+    self,
+    x: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    mask: AttentionMask,
+    positions: Positions,
+    dropout_key: jax.Array | None,
+    kernel: str,
+  ) -> jax.Array:
+    """What the heads find, [batch, heads, query, size of a value]."""
     query = self._project(x, "query", dropout_key)
     query = query if self.query_norm is None else self.query_norm(query)
     query = (query if positions.angles is None else rotate(query, positions.angles)) * self.scale
@@ -398,13 +427,25 @@ class Attention(nnx.Module):
       dropout_rate=self.dropout_rate,
       dropout_key=dropout_key,
       t5_dropout=self.t5_dropout,
-      kernel=self.kernel,
+      kernel=kernel,
     )
     local = dataclasses.replace(mask, window=self.window)
     if isinstance(positions.is_local, bool):
-      attended = attend_with(mask=local if positions.is_local else mask)
-    else:
-      attended = jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
-    merged = jnp.swapaxes(attended, 1, 2).reshape(*x.shape[:-1], -1)
-    merged = sharding.shard(merged, "batch", "length", "heads")
-    return checkpoint_name(self._dense(merged, "out", dropout_key), "attention_out")
+      return attend_with(mask=local if positions.is_local else mask)
+    return jax.lax.cond(positions.is_local, lambda: attend_with(mask=local), lambda: attend_with(mask=mask))
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+  """Of which attention of a layer the probabilities are looked at.
+
+  head: int [], its number.
+  cross: of the cross-attention; otherwise of the self-attention.
+  """
+
+  head: jax.Array
+  cross: bool = False
+
+  def at(self, attention: Attention, x: jax.Array, keys: jax.Array, **options) -> jax.Array:
+    """Those of the one head, float32 [batch, query, key]; see `Attention.probabilities`."""
+    return jnp.take(attention.probabilities(x, keys, **options), self.head, axis=1)

@@ -104,13 +104,16 @@ class Layer(nnx.Module):
     memory: jax.Array | attention.KVCache,
     mask: AttentionMask | None,
     keys: list[jax.Array | None],
-  ) -> jax.Array:
-    """`x` and what the cross-attention finds in `memory`."""
+    look: attention.Look | None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """`x` and what the cross-attention finds in `memory`; and its probabilities, if they are looked at."""
     normed = self._branch_input(x, self.cross_attention_norm)
     if not isinstance(memory, attention.KVCache):
       memory = attention.KVCache(*self.cross_attention.keys_and_values(memory, dropout_key=keys[0]))
     update = self.cross_attention(normed, memory.keys, memory.values, mask=mask, dropout_key=keys[0])
-    return self._add(x, update, "cross_attention", keys[1])
+    looked_at = look is not None and look.cross
+    seen = look.at(self.cross_attention, normed, memory.keys, mask=mask) if looked_at else None
+    return self._add(x, update, "cross_attention", keys[1]), seen
 
   def __call__(
     self,
@@ -125,8 +128,9 @@ class Layer(nnx.Module):
     cache: attention.KVCache | None = None,
     front: attention.KVCache | None = None,
     pal: Pal | None = None,
+    look: attention.Look | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, attention.KVCache]:
+  ) -> tuple[jax.Array, attention.KVCache | jax.Array]:
     """[batch, length, embed] -> the same, and the keys and values that the self-attention read.
 
     Args:
@@ -140,6 +144,7 @@ class Layer(nnx.Module):
       front: learned keys and values, [kv heads, few, kv], in front of those of `x`; they are in a cache already.
       pal: a small attention beside the layer: (what the self-attention reads, mask, cache) -> what is added together
         with the feed-forward layer, and its keys and values.
+      look: at which probabilities; they are returned in place of keys and values, float32 [batch, query, key].
       dropout_key: None at evaluation.
     """
     keys = layers.split_key(dropout_key, 6)
@@ -151,11 +156,16 @@ class Layer(nnx.Module):
     beside, kept = (None, None) if pal is None else pal(normed, mask=mask, cache=written)
     cache = own if cache is None else cache.write(own.keys, own.values, mask.key_index(cache.keys.shape[2]))
     update = self.self_attention(normed, cache.keys, cache.values, mask=mask, positions=positions, dropout_key=keys[0])
+    seen = None
+    if look is not None and not look.cross:
+      seen = look.at(self.self_attention, normed, cache.keys, mask=mask, positions=positions)
     x = self._add(x, update, "self_attention", keys[1])
     if memory is not None:
-      x = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4])
+      x, crossing = (self if reads is None else reads)._add_memory(x, memory, memory_mask, keys[2:4], look)
+      seen = crossing if seen is None else seen
     update = self.mlp(self._branch_input(x, self.mlp_norm), keys[4])
-    return self._add(x, update, "mlp", keys[5], beside), dataclasses.replace(cache, beside=kept)
+    x = self._add(x, update, "mlp", keys[5], beside)
+    return x, dataclasses.replace(cache, beside=kept) if look is None else seen
 
 
 Weights = tuple[Layer | None, Layer | None]  # a stack's own layers, and those that it borrows
@@ -316,8 +326,9 @@ class Stack(nnx.Module):
     tasks: jax.Array | None = None,
     keep_cache: bool = False,
     every_layer: bool = False,
+    look: attention.Look | None = None,
     dropout_key: jax.Array | None = None,
-  ) -> tuple[jax.Array, Caches | None]:
+  ) -> tuple[jax.Array, Caches | jax.Array | None]:
     """[batch, length, embed] -> the same, normed; and keys and values of all layers, if `keep_cache`.
 
     With `every_layer` what was embedded, and what came out of each layer, [layers + 1, batch, length, embed]; of these
@@ -335,6 +346,7 @@ class Stack(nnx.Module):
         asks for that has several.
       keep_cache: otherwise nothing but the result is kept.
       every_layer: see above.
+      look: at which probabilities; they are returned in place of a cache, float32 [layers, batch, query, key].
       dropout_key: None at evaluation.
     """
     config = self.config
@@ -370,9 +382,10 @@ class Stack(nnx.Module):
         cache=each["cache"],
         front=each["front"],
         pal=None if self.pals is None else functools.partial(self.pals, own=each["pal"], tasks=tasks),
+        look=look,
         dropout_key=each["key"],
       )
-      return x, (kept if keep_cache else None, x if every_layer else None)
+      return x, (kept if keep_cache or look is not None else None, x if every_layer else None)
 
     broadcast_axis = -2 if config.t5_dropout else None
     x = layers.dropout(x, config.dropout_rate, embed_key, broadcast_axis=broadcast_axis)
@@ -385,7 +398,7 @@ class Stack(nnx.Module):
     x = sharding.join_residual(x)
     if every_layer:
       x = jnp.concatenate([first[None], states[:-1], x[None]])
-    return x, kept if keep_cache else None
+    return x, kept if keep_cache or look is not None else None
 
   def _run_all(self, run: Callable, x: jax.Array, each: dict[str, Any], *, apart: bool) -> tuple[jax.Array, Any]:
     """One layer after another; `each` has for every argument what the layers get, stacked, or `apart` in tuples."""

@@ -3,26 +3,24 @@
 Each is a `Model`; those that write text have `start_decode`, `decode_step` and `ready` besides.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
-import functools
+from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from t2t import UserError, did_you_mean, sharding
-from t2t.models import attention, heads, kernels, layers
+from t2t.models import attention, heads, layers
 from t2t.models.architecture import (
   DECODER_ONLY,
   ENCODER_DECODER,
   ENCODER_ONLY,
   Batch,
   Model,
-  is_padded,
   reading_mask,
   segments_of,
-  sides,
 )
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
@@ -73,7 +71,7 @@ class DecodeState:
     return dataclasses.replace(self, ancestors=jnp.take_along_axis(self.ancestors, parents[..., None], axis=1))
 
 
-def _decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
+def decoder_mask(config: TransformerConfig, batch: Batch) -> AttentionMask:
   """Padding ends a sequence, so that the causal mask already hides it; only packed sequences need more."""
   segments = batch.get("decoder_segment_ids")
   prefix = batch.get("decoder_causal_attention") if config.bidirectional_prefix else None
@@ -241,14 +239,20 @@ class EncoderDecoder(_Transformer):
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`: the encoder's output, whatever the decoder is given."""
-    return self._of_text(self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key))
+    return self._of_text(self._encode(self._prompted(batch), every_layer=every_layer, dropout_key=dropout_key)[0])
 
-  def _encode(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
-    """The encoder's output at every position that it reads, those of a prompt included."""
+  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
+    """See `Model`."""
+    if which == "encoder":
+      return self._encode(self._prompted(batch), look=attention.Look(head))[1]
+    return self._run(batch, look=attention.Look(head, cross=which == "cross"))[1]
+
+  def _encode(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None]:
+    """The encoder's output at every position that it reads, those of a prompt included; and what `Stack` has beside."""
     tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
     x = self.embed(tokens, positions=self._places(self.encoder, tokens, positions), segments=self._types(batch))
     mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
-    return self.encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
+    return self.encoder(x, mask=mask, tasks=tasks, **options)
 
   def __call__(self, batch: Batch, *, dropout_key: jax.Array | None = None) -> jax.Array:
     """The decoder's output, [batch, targets length, embed], for seqio's encoder-decoder features.
@@ -258,19 +262,25 @@ class EncoderDecoder(_Transformer):
         positions. 0 is padding.
       dropout_key: None at evaluation.
     """
+    return self._run(batch, dropout_key=dropout_key)[0]
+
+  def _run(
+    self, batch: Batch, *, look: attention.Look | None = None, dropout_key: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array | None]:
     encoder_key, decoder_key = layers.split_key(dropout_key, 2)
     batch = self._prompted(batch)
-    memory, tokens = self._encode(batch, dropout_key=encoder_key), batch["decoder_input_tokens"]
+    memory, tokens = self._encode(batch, dropout_key=encoder_key)[0], batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
     return self.decoder(
       self.embed(tokens, positions=places, own=self.decoder.embed),
-      mask=_decoder_mask(self.config, batch),
+      mask=decoder_mask(self.config, batch),
       body=self._body(),
       memory=memory,
       memory_mask=reading_mask(batch, "decoder"),
       tasks=batch.get("decoder_tasks"),
+      look=look,
       dropout_key=decoder_key,
-    )[0]
+    )
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Encodes the inputs and makes room for `max_length` positions.
@@ -285,7 +295,7 @@ class EncoderDecoder(_Transformer):
       The token that starts each sequence, int32 [batch], and the state.
     """
     batch = self._prompted(batch)
-    memory, segments = self._encode(batch), segments_of(batch, "encoder")
+    memory, segments = self._encode(batch)[0], segments_of(batch, "encoder")
     config, batch_size = self.config, memory.shape[0]
     room, pals = max_length * num_beams, self.decoder.pals
     shape = (config.num_decoder_layers, batch_size, config.kv_heads, room, config.head_dim)
@@ -329,17 +339,18 @@ class DecoderOnly(_Transformer):
 
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`."""
+    return self._of_text(self._run(batch, every_layer=every_layer, dropout_key=dropout_key)[0])
+
+  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
+    """See `Model`."""
+    return self._run(batch, look=attention.Look(head))[1]
+
+  def _run(self, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array | None]:
     batch = self._prompted(batch)
     tokens = batch["decoder_input_tokens"]
     places = self._places(self.decoder, tokens, batch.get("decoder_positions"))
-    states, _ = self.decoder(
-      self.embed(tokens, positions=places),
-      mask=_decoder_mask(self.config, batch),
-      tasks=batch.get("decoder_tasks"),
-      every_layer=every_layer,
-      dropout_key=dropout_key,
-    )
-    return self._of_text(states)
+    x, mask = self.embed(tokens, positions=places), decoder_mask(self.config, batch)
+    return self.decoder(x, mask=mask, tasks=batch.get("decoder_tasks"), **options)
 
   def start_decode(self, batch: Batch, max_length: int, *, num_beams: int = 1) -> tuple[jax.Array, DecodeState]:
     """Reads the prompts and makes room for `max_length` positions behind the longest that the batch could hold.
@@ -413,10 +424,16 @@ class EncoderOnly(_Transformer):
   def states(self, batch: Batch, *, every_layer: bool = False, dropout_key: jax.Array | None = None) -> jax.Array:
     """See `Model`."""
     batch = self._prompted(batch)
-    tokens, positions = batch["encoder_input_tokens"], batch.get("encoder_positions")
-    places = self._places(self.encoder, tokens, positions)
-    x = self.embed.project(self.look_up(batch, places=places))
-    return self._of_text(self.read(x, batch, every_layer=every_layer, dropout_key=dropout_key))
+    return self._of_text(self.read(self._embedded(batch), batch, every_layer=every_layer, dropout_key=dropout_key))
+
+  def attention_map(self, batch: Batch, which: str, head: jax.Array) -> jax.Array:
+    """See `Model`."""
+    batch = self._prompted(batch)
+    return self._run(self._embedded(batch), batch, self.encoder, look=attention.Look(head))[1]
+
+  def _embedded(self, batch: Batch) -> jax.Array:
+    places = self._places(self.encoder, batch["encoder_input_tokens"], batch.get("encoder_positions"))
+    return self.embed.project(self.look_up(batch, places=places))
 
   def look_up(self, batch: Batch, *, embed: layers.Embed | None = None, places: jax.Array | None = None) -> jax.Array:
     """What the tables of the embedding, or of another, have for the tokens, [batch, length, their width].
@@ -440,9 +457,10 @@ class EncoderOnly(_Transformer):
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Hidden states of embedded tokens, [batch, length, embed], by its own layers or those of another."""
-    mask, tasks = reading_mask(batch, "encoder"), batch.get("encoder_tasks")
-    encoder = encoder or self.encoder
-    return encoder(x, mask=mask, tasks=tasks, every_layer=every_layer, dropout_key=dropout_key)[0]
+    return self._run(x, batch, encoder or self.encoder, every_layer=every_layer, dropout_key=dropout_key)[0]
+
+  def _run(self, x: jax.Array, batch: Batch, encoder: Stack, **options: Any) -> tuple[jax.Array, jax.Array | None]:
+    return encoder(x, mask=reading_mask(batch, "encoder"), tasks=batch.get("encoder_tasks"), **options)
 
 
 MODELS = (EncoderDecoder, DecoderOnly, EncoderOnly)
@@ -452,49 +470,3 @@ _MODULES = {module.architecture.name: module for module in MODELS}
 def build(config: TransformerConfig, rngs: nnx.Rngs) -> Model:
   """The model that `config.architecture` names."""
   return _MODULES[config.architecture](config, rngs)
-
-
-def attention_kernels(
-  config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
-) -> dict[str, kernels.Choice]:
-  """What each kind of attention runs on in training, "encoder", "decoder" and "cross", under the mesh that is set.
-
-  Args:
-    config: of the model.
-    batch: model features, or their shapes.
-    prompt: vectors in front of the text of the side that reads first.
-    prefix: side -> learned keys in front of its own; None: there are none.
-  """
-  tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
-  added = {config.kind.answers: prompt}
-
-  def choose(queries: str, keys: str, mask: AttentionMask) -> kernels.Choice:
-    def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
-      rows, length = tokens[side].shape
-      return jax.ShapeDtypeStruct((rows, heads, length + added.get(side, 0), config.head_dim), config.dtype)
-
-    has_bias = config.biased and queries == keys
-    return attention.choose(
-      array(queries, config.num_heads),
-      array(keys, config.kv_heads),
-      dataclasses.replace(
-        mask,
-        window=0 if queries != keys or config.global_attention_every else config.attention_window,
-        front=(prefix or {}).get(keys, 0) if queries == keys else 0,
-      ),
-      bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
-      reach=config.bias_reach(tokens[keys].shape[1] + added.get(keys, 0)) if has_bias else 0,
-      dropout=config.attention_dropout,
-      kernel=config.attention_kernel,
-    )
-
-  found = {}
-  # That an encoder's positions have segments matters, not which.
-  reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
-  if "encoder" in tokens:
-    found["encoder"] = choose("encoder", "encoder", reading(tokens["encoder"]))
-  if "decoder" in tokens:
-    found["decoder"] = choose("decoder", "decoder", _decoder_mask(config, batch))
-  if len(tokens) == 2:
-    found["cross"] = choose("decoder", "encoder", reading(tokens["decoder"]))
-  return found

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t import UserError, features, losses, sharding
-from t2t.models import adapt, kernels, transformer
+from t2t.models import adapt, chosen_kernels, kernels
 from t2t.models.architecture import Batch
 from t2t.params import Params, join_frozen, path_name, split_frozen
 from t2t.sections import Config
@@ -307,10 +307,10 @@ def largest(run: Sequence[Stage]) -> Stage:
 
 
 def attention_kernels(config: Config, rows: Batch) -> dict[str, kernels.Choice]:
-  """`transformer.attention_kernels` of the run's model, as it is adapted, for features of a batch, or their shapes."""
+  """`chosen_kernels.attention_kernels` of the run's model, as it is adapted, for features or their shapes."""
   prompt = adapt.positions(config.adapters, computed=True)
   prefix = dict.fromkeys(adapt.prefixed(config.adapters), adapt.positions(config.adapters))
-  return transformer.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
+  return chosen_kernels.attention_kernels(config.model, rows, prompt=prompt, prefix=prefix)
 
 
 def share_of_text(config: Config) -> float:

@@ -1,0 +1,71 @@
+"""What stands in front of the inputs of a task, by which a model tells its tasks apart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import seqio
+
+from t2t.data import objectives, reading_formats, selection, text_formats
+from t2t.data.selection import Found
+
+
+def _named(options: Mapping[str, Any]) -> str:
+  """Of texts behind their names, the first of which comes at once."""
+  return f"{options['prefix']} {options['fields'][0]}: "
+
+
+def _translated(options: Mapping[str, Any]) -> str:
+  source, target = (text_formats.LANGUAGES[options[key]] for key in ("source", "target"))
+  return f"translate {source} to {target}: "
+
+
+# function -> what it writes in front, of the arguments that a task gives it
+_WRITES: dict[Callable, Callable[[Mapping[str, Any]], str]] = {
+  text_formats.labelled: _named,
+  text_formats.choices: _named,
+  text_formats.scored: _named,
+  text_formats.copa: lambda _: "copa choice1: ",
+  text_formats.multirc: lambda _: "multirc question: ",
+  text_formats.stsb: lambda _: "stsb sentence1: ",
+  text_formats.wsc: lambda _: "wsc: ",
+  text_formats.summarize: lambda _: "summarize: ",
+  text_formats.translate: _translated,
+  reading_formats.record: lambda _: "record query: ",
+  reading_formats.spans: lambda _: "question: ",
+  reading_formats.tagged: lambda options: f"{options['prefix']}: ",
+}
+
+_DENOISERS: dict[str, Sequence[objectives.Denoiser]] = {
+  "ul2": (*objectives.R_DENOISERS, *objectives.S_DENOISERS, *objectives.X_DENOISERS),
+  "r_denoising": objectives.R_DENOISERS,
+  "s_denoising": objectives.S_DENOISERS,
+  "x_denoising": objectives.X_DENOISERS,
+}
+
+
+def of_objective(name: str) -> tuple[str, ...]:
+  """The modes of UL2's objectives: "[NLU] ", "[S2S] ", "[NLG] "; others have none."""
+  return tuple(dict.fromkeys(f"{denoiser.mode} " for denoiser in _DENOISERS.get(name, ())))
+
+
+def of(found: Found) -> tuple[str, ...]:
+  """Those of a task or of a mixture's, by their names; of others' steps what they were given as `prefix`.
+
+  In:  docs_summary, glue_mnli
+  Out: ("summarize: ", "mnli hypothesis: ")
+  """
+  tasks = sorted(selection.tasks_of(found), key=lambda task: task.name)
+  return tuple(dict.fromkeys(each for task in tasks for each in _of_task(task)))
+
+
+def _of_task(task: seqio.Task) -> list[str]:
+  found: list[str] = []
+  for step in task.preprocessors:
+    function = text_formats.function_of(step)
+    options = getattr(step, "keywords", {})
+    if function in _WRITES:
+      found.append(_WRITES[function](options))
+    elif isinstance(prefix := options.get("prefix"), str) and prefix:
+      found.append(prefix if prefix.endswith(" ") else f"{prefix} ")
+    found += of_objective(getattr(step, "objective", ""))
+  return found

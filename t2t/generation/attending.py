@@ -1,0 +1,132 @@
+"""What a model's attention looked at in one text: the map of one layer and head, for the page to show."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.generation import endpoints, fields, predictor
+from t2t.models.architecture import Batch
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+# Tokens of each side, at most: a map has the square of them, and of all layers of a head one is computed.
+MOST = 128
+_NO_LIMIT = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Which map is asked for: a kind of attention of `Architecture.attentions`, a layer and a head, from 1 on."""
+
+  which: str
+  layer: int
+  head: int
+
+
+def sizes(config: TransformerConfig, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
+  """Of each kind of attention how many layers and heads there are."""
+  layers = {"encoder": config.num_encoder_layers}
+  return {kind: {"layers": layers.get(kind, config.num_decoder_layers), "heads": config.num_heads} for kind in kinds}
+
+
+def place_fields(kind: str, size: Mapping[str, int]) -> tuple[fields.Field, ...]:
+  """The fields that say which map, of one kind of attention."""
+  return (
+    fields.Field("which", "string", "The kind of attention.", choices=(kind,), required=True),
+    fields.Field("layer", "integer", "From 1 on.", least=1, most=size["layers"], default=1),
+    fields.Field("head", "integer", "From 1 on.", least=1, most=size["heads"], default=1),
+  )
+
+
+def taken(given: dict[str, Any], of: Mapping[str, Mapping[str, int]]) -> Place:
+  """The place that a request's fields name, which are taken out of them.
+
+  Raises:
+    FieldError: there is none.
+  """
+  which = fields.Field("which", "string", "", choices=tuple(of), required=True)
+  own = {name: given.pop(name) for name in ("which", "layer", "head") if name in given}
+  kind = fields.check({name: x for name, x in own.items() if name == "which"}, [which])["which"]
+  found = fields.check(own, place_fields(kind, of[kind]))
+  return Place(kind, found.get("layer", 1), found.get("head", 1))
+
+
+REPLIES = endpoints.record(
+  which=endpoints.TEXT,
+  layer=endpoints.COUNT,
+  head=endpoints.COUNT,
+  queries=endpoints.listed(endpoints.TEXT | {"description": "The tokens that look, one for each row."}),
+  keys=endpoints.listed(endpoints.TEXT | {"description": "The tokens that are looked at, one for each column."}),
+  weights=endpoints.listed(endpoints.listed(endpoints.number(0) | {"maximum": 1})),
+)
+
+
+class Maps:
+  """Computes maps of one model, as it runs in training and without a cache.
+
+  Args:
+    graphdef: of the model; parameters are given with each call.
+    mesh: on which they lie.
+  """
+
+  def __init__(self, graphdef: nnx.GraphDef, mesh: jax.sharding.Mesh):
+    self._mesh = mesh
+    self._program: Callable = jax.jit(functools.partial(_map, graphdef), static_argnums=0)
+
+  def __call__(
+    self, params: Params, batch: Mapping[str, np.ndarray], place: Place, *, tokens: Mapping[str, list[str]]
+  ) -> dict[str, Any]:
+    """The tokens and how much each looks at each, as `REPLIES` has it.
+
+    Args:
+      params: nested dict.
+      batch: model features of one text.
+      place: which map.
+      tokens: side -> what its positions are called, those of padding left out.
+    """
+    queries, keys = ("decoder", "encoder") if place.which == "cross" else (place.which, place.which)
+    with jax.set_mesh(self._mesh):
+      arrays = {name: jnp.asarray(x) for name, x in batch.items()}
+      found = self._program(place.which, params, arrays, jnp.asarray(place.layer - 1), jnp.asarray(place.head - 1))
+      found = np.asarray(found, np.float32)
+    if not np.isfinite(found).all():
+      raise UserError("--checkpoint: what attention says is no number: its training had gone wrong; take another")
+    labels = []
+    for axis, side in enumerate((queries, keys)):
+      # Learned positions stand in front, padding behind.
+      in_front = found.shape[axis] - batch[f"{side}_input_tokens"].shape[1]
+      labels.append([*(f"[learned {number + 1}]" for number in range(in_front)), *tokens[side]])
+    weights = found[: len(labels[0]), : len(labels[1])]
+    return {
+      **dataclasses.asdict(place),
+      "queries": labels[0],
+      "keys": labels[1],
+      "weights": [[round(float(x), 4) for x in row] for row in weights],
+    }
+
+
+def _map(graphdef: nnx.GraphDef, which: str, params: Params, batch: Batch, layer: jax.Array, head: jax.Array):
+  return jnp.take(nnx.merge(graphdef, params).attention_map(batch, which, head), layer, axis=0)[0]
+
+
+def named(ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+  """What tokens are called, of what each id of the vocabulary stands for."""
+  return [texts[x] if x < len(texts) else f"[{x}]" for x in map(int, ids)]
+
+
+def width(length: int, config: TransformerConfig, side: str) -> int:
+  """Positions that so many tokens are padded to.
+
+  Raises:
+    UserError: there are too many for a map.
+  """
+  if length > MOST:
+    raise UserError(f"the {side} reads {length:,} tokens; a map of attention has {MOST} at most: give a shorter text")
+  return predictor.bucket(length, min(MOST, config.most_positions or _NO_LIMIT))

@@ -1,0 +1,229 @@
+"""What a request to the server may say: one record for each field, by which it is checked and by which it is described.
+
+The schema that `/schema.json` serves is made of the records that refuse a request, so that the two cannot part.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import json
+from typing import Any
+
+from t2t import UserError, did_you_mean
+
+# What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
+MAX_BODY = 1_000_000  # bytes
+_MAX_CHARACTERS, _MAX_TEXTS = 100_000, 256
+
+_TYPES: dict[str, tuple[Any, str]] = {
+  "string": (str, "string"),
+  "boolean": (bool, "true or false"),
+  "integer": ((int, float), "whole number"),
+  "number": ((int, float), "number"),
+}
+
+
+class FieldError(UserError):
+  """A field of a request that cannot be used.
+
+  Args:
+    field: its name.
+    message: what is wrong with it.
+  """
+
+  def __init__(self, field: str, message: str):
+    super().__init__(message)
+    self.field = field
+
+
+class TooLarge(UserError):
+  """A request that would hold the model too long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+  """One field of a request.
+
+  name: in JSON.
+  kind: string, boolean, integer or number; strings: one, or a list of them.
+  says: what it is, for the schema.
+  least, most: of numbers; of a list of strings their number.  None: there is no bound.
+  above: `least` itself is too little.
+  or_least: 0 will do as well, or this much and more.
+  choices: the values that there are; empty: any.
+  required: it must be given.
+  filled: a string must have more than white space.
+  nullable: null is as leaving it out.
+  default: what stands for it; None: the text says.
+  """
+
+  name: str
+  kind: str
+  says: str
+  least: float | None = None
+  most: float | None = None
+  above: bool = False
+  or_least: float | None = None
+  choices: tuple[Any, ...] = ()
+  required: bool = False
+  filled: bool = False
+  nullable: bool = False
+  default: Any = None
+
+  # ---- Checking ------------------------------------------------------------
+
+  def check(self, value: Any) -> Any:
+    """The value, of its type.
+
+    Raises:
+      FieldError: it cannot be used; says what would be right.
+    """
+    if self.kind == "strings":
+      return self._check_strings(value)
+    accepted, called = _TYPES[self.kind]
+    is_bool = isinstance(value, bool)
+    if not isinstance(value, accepted) or is_bool != (self.kind == "boolean") or self._is_no_integer(value):
+      raise self._error(f"is {json.dumps(value)[:40]}; give a {called}")
+    if self.choices and value not in self.choices:
+      near = did_you_mean(str(value), [str(each) for each in self.choices])
+      raise self._error(f"is {json.dumps(value)[:60]}; there are {', '.join(map(str, self.choices))}{near}")
+    if self.kind == "string":
+      return self._check_text(value)
+    return value if self.kind == "boolean" else self._check_range(value)
+
+  def _is_no_integer(self, value: Any) -> bool:
+    # As JSON Schema has it, 4.0 is one.
+    return self.kind == "integer" and isinstance(value, float) and not value.is_integer()
+
+  def _check_range(self, value: float) -> float:
+    if self.or_least is not None and 0 < value < self.or_least:
+      raise self._error(f"is {value}; give {self.or_least} to {self.most}, or 0 for the likeliest token")
+    low = self.least is not None and not (value > self.least if self.above else value >= self.least)
+    if low or (self.most is not None and not value <= self.most):
+      least = f"above {self.least}" if self.above else self.least
+      right = f"{least} or more" if self.most is None else f"{least} to {self.most}"
+      raise self._error(f"is {value}; give {right}")
+    return int(value) if self.kind == "integer" else value
+
+  def _check_text(self, text: str) -> str:
+    if self.filled and not is_text(text):
+      raise self._error("there is nothing to read; write something")
+    if not is_unicode(text):
+      raise self._error("is not valid Unicode (an unpaired surrogate escape)")
+    return text
+
+  def _check_strings(self, value: Any) -> list[str]:
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+      raise self._error(f"is {json.dumps(value)[:40]}; give a string or a list of strings")
+    if not (self.least or 0) <= len(found) <= (self.most or len(found)):
+      raise self._error(f"has {len(found)} strings; give {self.least or 0} to {self.most}")
+    return [self._check_text(each) for each in found]
+
+  def _error(self, message: str) -> FieldError:
+    return FieldError(self.name, f"{self.name}: {message}")
+
+  # ---- Describing ----------------------------------------------------------
+
+  def schema(self) -> dict[str, Any]:
+    """Its JSON Schema."""
+    own: dict[str, Any] = {"type": self.kind}
+    if self.choices:
+      own = {"enum": list(self.choices)}
+    if self.kind in ("string", "strings"):
+      text = {"type": "string"} | ({"pattern": r"\S"} if self.filled else {})
+      own |= text if self.kind == "string" and not self.choices else {}
+    if self.kind == "strings":
+      bounds = {"minItems": self.least, "maxItems": self.most}
+      several = {"type": "array", "items": text} | {key: x for key, x in bounds.items() if x is not None}
+      own = {"anyOf": [text, several]}
+    elif self.or_least is not None:
+      own = {"anyOf": [{"const": 0}, {"type": self.kind, "minimum": self.or_least, "maximum": self.most}]}
+    else:
+      least = "exclusiveMinimum" if self.above else "minimum"
+      own |= {key: x for key, x in ((least, self.least), ("maximum", self.most)) if x is not None}
+    if self.nullable:
+      own = {"anyOf": [own, {"type": "null"}]}
+    return own | {"description": self.says} | ({} if self.default is None else {"default": self.default})
+
+
+def schema(fields: Iterable[Field]) -> dict[str, Any]:
+  """JSON Schema of an object with these fields, and no others."""
+  fields = tuple(fields)
+  return {
+    "type": "object",
+    "properties": {field.name: field.schema() for field in fields},
+    "required": [field.name for field in fields if field.required],
+    "additionalProperties": False,
+  }
+
+
+def check(given: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
+  """The fields of a request, each checked; what is null where it may be is left out.
+
+  Raises:
+    FieldError: one that there is none of, that cannot be used, or that is missing.
+  """
+  known = {field.name: field for field in fields}
+  for name in given:
+    if name not in known:
+      raise FieldError(name, f"{name[:60]!r}: no such option; there are {', '.join(known)}{did_you_mean(name, known)}")
+  found = {
+    name: known[name].check(value) for name, value in given.items() if value is not None or not known[name].nullable
+  }
+  for field in fields:
+    if field.required and field.name not in found:
+      raise FieldError(
+        field.name,
+        f"{field.name}: there is nothing to read; write something" if field.filled else f"{field.name}: is missing",
+      )
+  return found
+
+
+# ---- The object ------------------------------------------------------------------------------------------------------
+
+
+def read(body: bytes) -> dict[str, Any]:
+  """The fields of a JSON object.
+
+  Raises:
+    UserError: it is none.
+    TooLarge: there are more texts, or more characters in them, than may be.
+  """
+  try:
+    found = json.loads(body)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"the request is not JSON: {error}") from None
+  if not isinstance(found, dict):
+    raise UserError('the request is no JSON object; it must be like {"inputs": "..."}')
+  _check_size(found)
+  return found
+
+
+def _check_size(value: Any) -> None:
+  """Texts are made tokens of before most of them is cut away: 900 kB took 11 s."""
+  texts, waiting = [], [value]
+  while waiting:
+    each = waiting.pop()
+    if isinstance(each, str):
+      texts.append(len(each))
+    else:
+      waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
+  if len(texts) > _MAX_TEXTS or sum(texts) > _MAX_CHARACTERS:
+    raise TooLarge(
+      f"the request has {sum(texts):,} characters in {len(texts):,} texts; {_MAX_CHARACTERS:,} in {_MAX_TEXTS} are the"
+      " most; more is what `t2t infer --input FILE` is for"
+    )
+
+
+def is_unicode(text: str) -> bool:
+  """Whether a text has no half of a surrogate pair, which JSON can escape."""
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def is_text(text: str) -> bool:
+  """Whether there is anything to read in it."""
+  return bool(text.strip()) and is_unicode(text)

@@ -1,0 +1,134 @@
+"""How likely each token of a text is behind those before it, and which others would have been."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import os
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t import UserError
+from t2t.generation import decoding, predictor
+from t2t.models.architecture import Batch
+from t2t.models.config import TransformerConfig
+from t2t.params import Params
+
+TOP = 5  # likeliest tokens that are told of each position
+_CHUNK_TOKENS = 512  # positions whose logits exist at one time
+_ROWS_TOKENS = 2_048  # positions that are read together: attention's probabilities have the square of each row's
+_NO_LIMIT = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihoods:
+  """Of the tokens of one text.
+
+  log_p: float32 [tokens], of each token.
+  ids, log_p_of: int32 and float32 [tokens, `TOP`], the likeliest at each place, the best first.
+  """
+
+  log_p: np.ndarray
+  ids: np.ndarray
+  log_p_of: np.ndarray
+
+
+def _told(graphdef: nnx.GraphDef, most: int, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+  """Log-probabilities of the targets, [batch, length], and ids and those of the likeliest, [batch, length, top]."""
+  model = nnx.merge(graphdef, params)
+  hidden, logits_fn = model(batch), model.logits_fn()
+  rows, length = hidden.shape[:2]
+  size = max(1, min(length, _CHUNK_TOKENS // rows))
+  chunks = -(-length // size)
+
+  def split(x: jax.Array) -> jax.Array:
+    # [batch, length, ...] -> [chunks, batch, size, ...]
+    x = jnp.pad(x, [(0, 0), (0, chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(rows, chunks, size, *x.shape[2:]), 1, 0)
+
+  def one(chunk):
+    hidden, targets = chunk
+    log_p = jax.nn.log_softmax(logits_fn(hidden))
+    # The rows of the embedding behind the vocabulary stand for nothing.
+    values, ids = decoding.largest(log_p[..., :most], min(TOP, most))
+    return jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0], ids, values
+
+  found = jax.lax.map(one, (split(hidden), split(batch["decoder_target_tokens"])))
+  return tuple(jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[:, :length] for x in found)
+
+
+class Teller:
+  """Tells of one model that writes; each shape of a batch is compiled once.
+
+  Args:
+    config: of the model.
+    graphdef: its structure; parameters are given with each call.
+    mesh: on which the parameters lie.
+    framing: the ids around a text.
+    vocab_size: ids below it stand for something.
+  """
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    graphdef: nnx.GraphDef,
+    mesh: jax.sharding.Mesh,
+    framing: predictor.Framing,
+    *,
+    vocab_size: int,
+  ):
+    self._config, self._mesh, self._framing = config, mesh, framing
+    self._program = jax.jit(functools.partial(_told, graphdef, min(vocab_size, config.vocab_size)))
+
+  def __call__(self, params: Params, prompt: Sequence[int], targets: Sequence[Sequence[int]]) -> list[Likelihoods]:
+    """Of each target behind the one prompt; EOS is a token where it is one of the target's.
+
+    Args:
+      params: nested dict.
+      prompt: token ids; none, of a decoder alone that is told from its first token on.
+      targets: token ids of several texts.
+    """
+    apart = self._config.kind.reads_apart
+    longest = max(map(len, targets))
+    lengths = (len(prompt), longest) if apart else (len(prompt) + longest,)
+    most = self._config.most_positions or _NO_LIMIT
+    widths = [predictor.bucket(max(length, 1), most) for length in lengths]
+    rows = min(max(1, _ROWS_TOKENS // max(widths)), 1 << (len(targets) - 1).bit_length())
+    start, found = 0 if apart else len(prompt), []
+    for first in range(0, len(targets), rows):
+      own = targets[first : first + rows]
+      arrays = self._tell(params, [(prompt, target) for target in own], widths, rows)
+      for row, target in enumerate(own):
+        found.append(Likelihoods(*(x[row, start : start + len(target)] for x in arrays)))
+    if not all(np.isfinite(each.log_p).all() for each in found):
+      raise UserError("--checkpoint: a token's probability is no number: its training had gone wrong; take another")
+    return found
+
+  def _tell(
+    self, params: Params, pairs: list, widths: Sequence[int], rows: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pairs = pairs + pairs[:1] * (rows - len(pairs))
+    batch = predictor.scored_features(pairs, widths, architecture=self._config.architecture, framing=self._framing)
+    with jax.set_mesh(self._mesh):
+      return jax.device_get(self._program(params, batch))
+
+
+def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
+  """What each token adds to the text of all of them, "" of one that ends within a character.
+
+  In:  [72, 105, 195, 169], of bytes that are "Hié"
+  Out: ["H", "i", "", "é"]
+
+  Args:
+    decode: token ids -> their text.
+    ids: of the text.
+  """
+  text, ends = decode(list(ids)), [0]
+  for end in range(1, len(ids)):
+    known = len(os.path.commonprefix([decode(list(ids[:end])), text]))
+    ends.append(max(ends[-1], known))
+  ends.append(len(text))
+  return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)] if len(ids) else []

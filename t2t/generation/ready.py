@@ -1,0 +1,221 @@
+"""A model that writes, held ready: its parameters on the device, and its programs, for one request after another."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2t import UserError, sharding
+from t2t.checkpoints import one_base, pretrained
+from t2t.generation import attending, choosing, decoding, likelihoods, predictor, prompting
+from t2t.models.config import TransformerConfig
+
+MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
+_SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
+
+
+def make_mesh(tensor: int) -> jax.sharding.Mesh:
+  """So many devices, over which a model is split; the others stay idle, since there is one row at a time.
+
+  Raises:
+    UserError: there are not so many.
+  """
+  devices = jax.devices()
+  if not 1 <= tensor <= len(devices):
+    raise UserError(f"--tensor {tensor}: there are {len(devices)} device(s)")
+  return sharding.make_mesh({"tensor": tensor}, devices=devices[:tensor])
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A text on its way: its tokens without EOS, whether EOS came, and the score so far, see `decoding.Decoded`."""
+
+  tokens: list[int]
+  ended: bool
+  score: float
+
+
+class Ready:
+  """One model, with what lies on top of it; whoever uses it holds `device` meanwhile.
+
+  Args:
+    source: its checkpoint.
+    adapters: that lie on top of it, see `one_base.open_all`.
+    ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
+    inputs_length: tokens of an input at most; 0: as in training.
+    tensor: devices that the model is split over.
+  """
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    *,
+    adapters: Mapping[str, pretrained.Source] | None = None,
+    ends_prompts: bool,
+    inputs_length: int = 0,
+    tensor: int = 1,
+  ):
+    from t2t.data import vocabularies
+
+    self.source, self.device = source, threading.Lock()
+    self._mesh = make_mesh(tensor)
+    self.vocabulary = pretrained.vocabulary(source)
+    self._framing = predictor.framing(self.vocabulary, causal=pretrained.reads_causally(source))
+    sources = choosing.asked(source, adapters or {})
+    # Whichever is asked, what it is asked fits.
+    shortest = min(sources.values(), key=lambda each: each.asked.most_positions)
+    self._asked = shortest.asked
+    most = self.room(MAX_LENGTH)
+    self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
+    self.ends_prompts = ends_prompts
+    self.prompt = prompting.Prompts(self.vocabulary, ends=ends_prompts, longest=self.max_inputs)
+    self._extra = int(source.model.kind.continues)  # BOS
+    decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
+    self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}
+    # Of models that are alike but for their numbers one has the programs.
+    self._alike = {
+      name: next(other for other, each in self._models.items() if each.graphdef == model.graphdef)
+      for name, model in self._models.items()
+    }
+    self.params = one_base.load(source, adapters or {}, self._mesh)
+    texts = vocabularies.token_texts(self.vocabulary)
+    # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
+    self.token_texts = texts + [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
+    self._known = len(texts)
+    # A program for each choice of options; of those that were not used for long the memory is given back.
+    self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
+    self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
+    self._teller, self._maps = functools.cache(self._make_teller), functools.cache(self._make_maps)
+    self._compiled: set[tuple] = set()
+
+  @property
+  def names(self) -> list[str]:
+    """What a request may name; `choosing.BASE` is the model itself."""
+    return list(self._models)
+
+  @property
+  def config(self) -> TransformerConfig:
+    """Of the model, as it is asked."""
+    return self._asked
+
+  @property
+  def reads_causally(self) -> bool:
+    """Whether each token of a prompt is told behind those before it, as each that is written."""
+    kind, both_ways = self.config.kind, self.config.bidirectional_prefix and not self._framing.causal
+    return kind.continues and not both_ways
+
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Their text."""
+    return self.vocabulary.decode(list(tokens))
+
+  # ---- Writing -------------------------------------------------------------
+
+  def search(self, prompt: list[int], config: decoding.DecodeConfig, name: str) -> tuple[predictor.Generation, int]:
+    """What a beam search finds, and the length that there was room for."""
+    config = self._within(config, self.room(config.max_length))
+    beams = self._beams(config, self._alike[name])
+    return beams.generate(self.params[name], [prompt])[0], config.max_length
+
+  def write(
+    self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, seed: int, numbers: Sequence[int]
+  ) -> Iterator[list[Row]]:
+    """The texts after each token, one for each number, by which a text draws; the last time they are whole."""
+    limit = self.room(config.max_length)
+    begin, advance = self._stream(self._streamed(config), self._alike[name])
+    params = self.params[name]
+    with jax.set_mesh(self._mesh):
+      keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.array(numbers, np.uint32))
+      carry = begin(params, self._features(prompt, len(numbers)), keys)
+    while True:
+      with jax.set_mesh(self._mesh):
+        carry = advance(params, carry)
+        tokens, position, scores = jax.device_get((carry.tokens, carry.position, carry.scores))
+      rows = [self._row(own[:position].tolist(), float(score)) for own, score in zip(tokens, scores, strict=True)]
+      yield rows
+      if position == limit or all(row.ended for row in rows):
+        return
+
+  def _row(self, written: list[int], score: float) -> Row:
+    end = written.index(self._framing.eos_id) if self._framing.eos_id in written else len(written)
+    return Row(written[:end], end < len(written), score)
+
+  def is_new(self, prompt: list[int], config: decoding.DecodeConfig, name: str, *, rows: int = 1) -> bool:
+    """Whether what would write this has to be compiled; from now on it has been."""
+    searches = config.num_beams > 1
+    config = self._within(config, self.room(config.max_length)) if searches else self._streamed(config)
+    program = (self._alike[name], config, self._width(prompt), rows)
+    is_new = program not in self._compiled
+    self._compiled.add(program)
+    return is_new
+
+  def _streamed(self, config: decoding.DecodeConfig) -> decoding.DecodeConfig:
+    """With room for more than is asked for: the options' program then serves all lengths up to that."""
+    limit = self.room(config.max_length)
+    room = self.room(max(_SMALLEST_ROOM, 1 << (limit - 1).bit_length()))
+    return dataclasses.replace(self._within(config, limit), max_length=room)
+
+  def _make_beams(self, config: decoding.DecodeConfig, name: str) -> predictor.Predictor:
+    model = self._models[name]
+    options = dict(decode=config, batch_size=1, max_inputs=self.max_inputs)
+    return predictor.Predictor(model.config, model.graphdef, self._mesh, self._framing, **options)
+
+  def _make_stream(self, config: decoding.DecodeConfig, name: str) -> tuple[Callable, Callable]:
+    return decoding.make_stream(self._models[name].graphdef, config, eos_id=self._framing.eos_id, tokens_per_call=1)
+
+  def _features(self, prompt: list[int], rows: int) -> Mapping[str, np.ndarray]:
+    architecture = self.source.model.architecture
+    return predictor.prompt_features(
+      [prompt] * rows, self._width(prompt), architecture=architecture, framing=self._framing
+    )
+
+  # ---- Looking at it -------------------------------------------------------
+
+  def told(
+    self, prompt: Sequence[int], texts: Sequence[Row], name: str
+  ) -> list[tuple[list[int], likelihoods.Likelihoods]]:
+    """Of each text its tokens, EOS included where it came, and how likely they are behind the prompt."""
+    ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
+    return list(zip(ids, self._teller(self._alike[name])(self.params[name], prompt, ids), strict=True))
+
+  def _make_teller(self, name: str) -> likelihoods.Teller:
+    model = self._models[name]
+    return likelihoods.Teller(model.config, model.graphdef, self._mesh, self._framing, vocab_size=self._known)
+
+  def attention_map(self, prompt: list[int], targets: list[int], place: attending.Place, name: str) -> dict[str, Any]:
+    """See `attending.Maps`; what is read is the prompt, and behind what starts a text the targets.
+
+    Raises:
+      UserError: there are too many tokens.
+    """
+    config, kind = self._models[name].config, self.config.kind
+    pair = (prompt, [*targets, self._framing.eos_id])  # all but the last of which is read
+    named = lambda ids: attending.named(ids, self.token_texts)
+    tokens = {"encoder": named(prompt), "decoder": ["(start)", *named(targets)]}
+    if not kind.reads_apart:
+      tokens = {"decoder": ["(start)", *named(prompt), *named(targets)]}
+    widths = [attending.width(len(each), config, side) for side, each in tokens.items()]
+    features = predictor.scored_features([pair], widths, architecture=config.architecture, framing=self._framing)
+    return self._maps(self._alike[name])(self.params[name], features, place, tokens=tokens)
+
+  def _make_maps(self, name: str) -> attending.Maps:
+    return attending.Maps(self._models[name].graphdef, self._mesh)
+
+  # ---- Sizes ---------------------------------------------------------------
+
+  def room(self, max_length: int) -> int:
+    """`max_length`, or as many positions as the model has learned to write in."""
+    most = self._asked.most_positions
+    if self.source.model.kind.continues:
+      most //= 2  # the other half is the prompt's
+    return min(max_length, most) if most else max_length
+
+  def _within(self, config: decoding.DecodeConfig, limit: int) -> decoding.DecodeConfig:
+    """How a text is written that has no more tokens, whose least number is not more, either."""
+    return dataclasses.replace(config, max_length=limit, min_length=min(config.min_length, limit))
+
+  def _width(self, prompt: Sequence[int]) -> int:
+    return predictor.bucket(len(prompt) + self._extra, self.max_inputs + self._extra)

@@ -1,0 +1,330 @@
+"""What a model that writes answers behind the page: texts, how sure it was of their tokens, and what it looked at."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import math
+import time
+from typing import Any
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.generation import (
+  attending,
+  choosing,
+  completions,
+  decoding,
+  endpoints,
+  fields,
+  likelihoods,
+  prompting,
+  ready,
+  served,
+  writing,
+)
+from t2t.generation.endpoints import Endpoint, Event
+
+_MAX_BEAMS, MAX_ROWS, _MAX_TOP_K = 16, 16, 1_000_000
+_LENGTH = 64  # that is written at most, if a request does not say
+
+
+# ---- Requests --------------------------------------------------------------------------------------------------------
+
+_ADAPTER = fields.Field("adapter", "string", "The adapter that is asked; without it the model itself.")
+
+# option of `t2t infer`, or what is asked for besides
+_OPTIONS = (
+  fields.Field("max_length", "integer", "Tokens that are written at most.", 1, ready.MAX_LENGTH, default=_LENGTH),
+  fields.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, ready.MAX_LENGTH),
+  fields.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
+  fields.Field("length_penalty", "number", "Of beams: larger writes more.", -10, 10),
+  fields.Field(
+    "temperature",
+    "number",
+    "Tokens are drawn, the likely ones more often below 1.",
+    0,
+    100,
+    or_least=decoding.LEAST_TEMPERATURE,
+  ),
+  fields.Field("top_p", "number", "Draws among the likeliest that have this probability together.", 0, 1, above=True),
+  fields.Field("top_k", "integer", "Draws among so many likeliest; 0: all.", 0, _MAX_TOP_K),
+  fields.Field("seed", "integer", "Of what is drawn.", 0, 2**32 - 1, default=0),
+)
+_MORE = (
+  fields.Field("n", "integer", "So many texts are drawn, side by side.", 1, MAX_ROWS, default=1),
+  fields.Field("token_probabilities", "boolean", "The last line says how likely each token was.", default=False),
+)
+FIELDS = (
+  fields.Field("inputs", "string", "What the model reads.", required=True, filled=True),
+  _ADAPTER,
+  *_OPTIONS,
+  *_MORE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be written.
+
+  adapter: the one that writes; "": the model itself.
+  decode: how; its lengths are those that were asked for, whatever the model has room for.
+  seed: of what is drawn.
+  n: how many texts are drawn.
+  token_probabilities: whether it is told how likely each token was.
+  """
+
+  inputs: str
+  decode: decoding.DecodeConfig
+  seed: int = 0
+  adapter: str = ""
+  n: int = 1
+  token_probabilities: bool = False
+
+
+def parse(body: bytes) -> Request:
+  """The request that a JSON object makes.
+
+  In:  b'{"inputs": "2 + 2 =", "beam": 4}'
+  Out: Request("2 + 2 =", DecodeConfig(max_length=64, min_length=1, num_beams=4))
+
+  Raises:
+    UserError: what cannot be used, and what would be right.
+  """
+  found = fields.check(fields.read(body), FIELDS)
+  own = {name: found.pop(name) for name in ("seed", "adapter", "n", "token_probabilities") if name in found}
+  inputs = found.pop("inputs")
+  try:
+    decode = writing.decode_config(**({"max_length": _LENGTH} | found))
+  except UserError as error:  # options that have nothing to do with each other, called as those of the command
+    raise UserError(str(error).replace("--", "")) from None
+  if own.get("n", 1) > 1 and not decode.temperature:
+    raise UserError(f"n {own['n']}: of texts that are not drawn there is one; give temperature 1, or beam {own['n']}")
+  return Request(inputs, decode, **own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Looked:
+  """A map of attention that is asked for, of a text and what is written behind it."""
+
+  place: attending.Place
+  inputs: str
+  targets: str
+  adapter: str
+
+
+# ---- The service -----------------------------------------------------------------------------------------------------
+
+_TEXT_REPLY = endpoints.record(
+  "The last line; before it come lines with a state, and of a text that is not searched the text so far.",
+  prediction=endpoints.TEXT,
+  score=endpoints.number(),
+  tokens=endpoints.COUNT,
+  ended=endpoints.record() | {"type": "boolean"},
+  alternatives=endpoints.listed({"type": "object"}),
+  token_probabilities=endpoints.listed(
+    endpoints.record(
+      text=endpoints.TEXT,
+      id=endpoints.COUNT,
+      probability=endpoints.number(0),
+      likeliest=endpoints.listed(endpoints.record(text=endpoints.TEXT, probability=endpoints.number(0))),
+    )
+  ),
+)
+
+
+class Writer:
+  """The service of a model that writes, see `endpoints.Service`.
+
+  Args:
+    source: its checkpoint.
+    adapters, ends_prompts, inputs_length, tensor: see `ready.Ready`.
+    defaults: how text is written unless the page says otherwise.
+  """
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    *,
+    adapters: Mapping[str, pretrained.Source] | None = None,
+    ends_prompts: bool,
+    inputs_length: int = 0,
+    tensor: int = 1,
+    defaults: decoding.DecodeConfig,
+  ):
+    self._source, self._defaults = source, defaults
+    options = dict(ends_prompts=ends_prompts, inputs_length=inputs_length, tensor=tensor)
+    self._ready = ready.Ready(source, adapters=adapters, **options)
+    self._sizes = attending.sizes(self._ready.config, self._ready.config.kind.attentions)
+    self._prefixes = prompting.task_prefixes(source)
+    named = served.facts(source, next(iter(self._ready.params.values())))["checkpoint"]
+    self._completions = completions.Completions(self._ready, name=named)
+
+  def about(self) -> dict[str, Any]:
+    """What the page says of the model, and what it offers."""
+    defaults = self._defaults
+    mode = "beam" if defaults.num_beams > 1 else "sample" if defaults.temperature else "greedy"
+    shown = {"mode": mode, "max_length": defaults.max_length}
+    if defaults.min_length != (mode == "beam"):  # what a request gets that does not say
+      shown["min_length"] = defaults.min_length
+    if mode == "beam":
+      shown |= {"beam": defaults.num_beams, "length_penalty": defaults.length_penalty}
+    if mode == "sample":
+      shown |= {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
+    params = self._ready.params
+    return (
+      served.facts(self._source, params.get(choosing.BASE, next(iter(params.values()))))
+      | served.adapters_of(self._ready.names)
+      | {
+        "asks": "write",
+        "max_inputs": self._ready.max_inputs,
+        "max_length": self._ready.room(ready.MAX_LENGTH),
+        "defaults": shown,
+        "prefixes": list(self._prefixes),
+        "attention": self._sizes,
+      }
+    )
+
+  def endpoints(self) -> dict[str, Endpoint]:
+    """See `endpoints.Service`."""
+    kinds = [
+      fields.schema((*self._looked_fields(kind), *attending.place_fields(kind, size)))
+      for kind, size in self._sizes.items()
+    ]
+    return {
+      "/generate": Endpoint(
+        "What the model writes; a line of JSON for each thing that happens.",
+        self.parse,
+        self.generate,
+        fields.schema(FIELDS),
+        replies=_TEXT_REPLY,
+      ),
+      "/attention": Endpoint(
+        f"How much each token looks at each other one, in one layer and head; of {attending.MOST} tokens at most.",
+        self._parse_looked,
+        self._look,
+        {"oneOf": kinds},
+        form=lambda _: endpoints.WHOLE,
+        forms=(endpoints.WHOLE,),
+        replies=attending.REPLIES,
+      ),
+      "/v1/completions": self._completions.endpoint(),
+    }
+
+  @property
+  def models(self) -> list[str]:
+    """What `/v1/models` lists."""
+    return self._completions.models
+
+  def parse(self, body: bytes) -> Request:
+    """See `parse`; and whether there is the adapter that it names."""
+    request = parse(body)
+    choosing.named(request.adapter or None, self._ready.names, "the request")
+    return request
+
+  # ---- Texts ---------------------------------------------------------------
+
+  def generate(self, request: Request) -> Iterator[Event]:
+    """What happens until the text is written; each event has the whole text so far.
+
+    The last one has "ended", whether the model came to the end; before it come any number of {"state": "waiting"},
+    {"state": "compiling"}, {"state": "searching"} and {"prediction": text, "tokens": number, "tokens_per_second": ...}.
+    """
+    yield from endpoints.waiting(self._ready.device)
+    try:
+      prompt, cut = self._ready.prompt(request.inputs)
+      if cut:
+        yield {"cut": cut}
+      yield from (self._search if request.decode.num_beams > 1 else self._write)(prompt, request)
+    finally:
+      self._ready.device.release()
+
+  def _search(self, prompt: list[int], request: Request) -> Iterator[Event]:
+    seen = not self._ready.is_new(prompt, request.decode, request.adapter)
+    yield {"state": "searching" if seen else "compiling"}
+    start = time.monotonic()
+    generation, limit = self._ready.search(prompt, request.decode, request.adapter)
+    found = prompting.answer(generation, self._ready.vocabulary)
+    rows = [
+      ready.Row(tokens, len(tokens) < limit, score)
+      for tokens, score in zip(generation.tokens, generation.scores, strict=True)
+    ]
+    number = len(rows[0].tokens) + rows[0].ended
+    speed = {"tokens_per_second": number / (time.monotonic() - start)} if seen else {}
+    texts = [found, *found.get("alternatives", [])]
+    yield from self._tell(prompt, request, rows[: len(texts)], texts)
+    yield found | speed | {"tokens": number, "ended": rows[0].ended}
+
+  def _write(self, prompt: list[int], request: Request) -> Iterator[Event]:
+    if self._ready.is_new(prompt, request.decode, request.adapter, rows=request.n):
+      yield {"state": "compiling"}
+    written = self._ready.write(prompt, request.decode, request.adapter, seed=request.seed, numbers=range(request.n))
+    limit, first = self._ready.room(request.decode.max_length), None
+    for number, rows in enumerate(written, 1):
+      event = _event(self._ready.decode(rows[0].tokens), min(number, len(rows[0].tokens) + rows[0].ended))
+      if first is None:
+        first = time.monotonic()  # before it came the prompt, and perhaps the compiler
+      else:
+        event["tokens_per_second"] = (number - 1) * len(rows) / (time.monotonic() - first)
+      if number == limit or all(row.ended for row in rows):
+        break
+      # Half of a character that is made of several bytes.
+      yield event | {"prediction": event["prediction"].rstrip("\ufffd")}
+    texts = [_event(self._ready.decode(row.tokens), len(row.tokens) + row.ended) for row in rows]
+    for text, row in zip(texts, rows, strict=True):
+      text |= {"score": prompting.rounded(row.score), "ended": row.ended}
+    yield from self._tell(prompt, request, rows, texts)
+    yield event | texts[0] | ({"alternatives": texts[1:]} if len(texts) > 1 else {})
+
+  def _tell(
+    self, prompt: list[int], request: Request, rows: list[ready.Row], texts: list[dict[str, Any]]
+  ) -> Iterator[Event]:
+    """Adds to each text how likely its tokens were, if that is asked for."""
+    if not request.token_probabilities:
+      return
+    yield {"state": "telling"}
+    for text, (ids, found) in zip(texts, self._ready.told(prompt, rows, request.adapter), strict=True):
+      text["token_probabilities"] = self._of_tokens(ids, found)
+
+  def _of_tokens(self, ids: list[int], found: likelihoods.Likelihoods) -> list[dict[str, Any]]:
+    names = self._ready.token_texts
+    ended = bool(ids) and ids[-1] == self._ready.vocabulary.eos_id
+    texts = likelihoods.pieces(self._ready.decode, ids[:-1] if ended else ids) + ([""] if ended else [])
+    share = lambda log_p: prompting.rounded(min(1.0, float(math.exp(log_p))))
+    return [
+      {
+        "text": text,
+        "id": token,
+        "probability": share(log_p),
+        "likeliest": [
+          {"text": names[int(other)], "probability": share(x)} for other, x in zip(others, of_others, strict=True)
+        ],
+      }
+      for text, token, log_p, others, of_others in zip(texts, ids, found.log_p, found.ids, found.log_p_of, strict=True)
+    ]
+
+  # ---- Attention -----------------------------------------------------------
+
+  def _looked_fields(self, kind: str) -> tuple[fields.Field, ...]:
+    inputs = fields.Field("inputs", "string", "What the model reads.", required=True, filled=True)
+    targets = fields.Field("targets", "string", "What is written behind it, as far as it is read.", default="")
+    return (inputs, _ADAPTER) if kind == "encoder" else (inputs, targets, _ADAPTER)
+
+  def _parse_looked(self, body: bytes) -> Looked:
+    given = fields.read(body)
+    place = attending.taken(given, self._sizes)
+    found = fields.check(given, self._looked_fields(place.which))
+    adapter = found.get("adapter", "")
+    choosing.named(adapter or None, self._ready.names, "the request")
+    return Looked(place, found["inputs"], found.get("targets", ""), adapter)
+
+  def _look(self, request: Looked) -> Iterator[Event]:
+    yield from endpoints.waiting(self._ready.device)
+    try:
+      prompt, _ = self._ready.prompt(request.inputs)
+      targets = self._ready.vocabulary.encode(request.targets)
+      yield self._ready.attention_map(prompt, list(map(int, targets)), request.place, request.adapter)
+    finally:
+      self._ready.device.release()
+
+
+def _event(text: str, tokens: int) -> Event:
+  return {"prediction": text, "tokens": tokens}

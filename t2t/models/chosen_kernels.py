@@ -1,0 +1,58 @@
+"""Which kernel each kind of attention of a model runs on in training."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+
+import jax
+
+from t2t.models import attention, kernels, transformer
+from t2t.models.architecture import Batch, is_padded, sides
+from t2t.models.config import TransformerConfig
+from t2t.models.masks import AttentionMask
+
+
+def attention_kernels(
+  config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
+) -> dict[str, kernels.Choice]:
+  """What each kind of attention runs on in training, "encoder", "decoder" and "cross", under the mesh that is set.
+
+  Args:
+    config: of the model.
+    batch: model features, or their shapes.
+    prompt: vectors in front of the text of the side that reads first.
+    prefix: side -> learned keys in front of its own; None: there are none.
+  """
+  tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
+  added = {config.kind.answers: prompt}
+
+  def choose(queries: str, keys: str, mask: AttentionMask) -> kernels.Choice:
+    def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
+      rows, length = tokens[side].shape
+      return jax.ShapeDtypeStruct((rows, heads, length + added.get(side, 0), config.head_dim), config.dtype)
+
+    has_bias = config.biased and queries == keys
+    return attention.choose(
+      array(queries, config.num_heads),
+      array(keys, config.kv_heads),
+      dataclasses.replace(
+        mask,
+        window=0 if queries != keys or config.global_attention_every else config.attention_window,
+        front=(prefix or {}).get(keys, 0) if queries == keys else 0,
+      ),
+      bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
+      reach=config.bias_reach(tokens[keys].shape[1] + added.get(keys, 0)) if has_bias else 0,
+      dropout=config.attention_dropout,
+      kernel=config.attention_kernel,
+    )
+
+  found = {}
+  # That an encoder's positions have segments matters, not which.
+  reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
+  if "encoder" in tokens:
+    found["encoder"] = choose("encoder", "encoder", reading(tokens["encoder"]))
+  if "decoder" in tokens:
+    found["decoder"] = choose("decoder", "decoder", transformer.decoder_mask(config, batch))
+  if len(tokens) == 2:
+    found["cross"] = choose("decoder", "encoder", reading(tokens["decoder"]))
+  return found

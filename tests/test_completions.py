@@ -1,0 +1,272 @@
+"""`/v1/completions`: what programs that know OpenAI's API get is what `t2t.load` gives, and what is refused."""
+
+import functools
+import json
+import threading
+
+import numpy as np
+import pytest
+import test_server
+import trained
+
+import t2t
+from t2t.generation import completions, likelihoods, ready, server, writer
+
+ask = test_server.ask
+KINDS = ["encoder_decoder", "decoder_only"]
+
+
+@functools.cache
+def loaded(architecture: str):
+  return t2t.load(str(trained.workdir(architecture)))
+
+
+@pytest.fixture(scope="module")
+def ports():
+  """Architecture -> of a server with such a model."""
+  running = {kind: server.make_server(test_server.service(kind), host="127.0.0.1", port=0) for kind in KINDS}
+  threads = [threading.Thread(target=each.serve_forever) for each in running.values()]
+  for thread in threads:
+    thread.start()
+  yield {kind: each.server_port for kind, each in running.items()}
+  for each, thread in zip(running.values(), threads, strict=True):
+    each.shutdown()
+    thread.join()
+    each.server_close()
+
+
+def complete(port: int, **request) -> dict:
+  status, headers, content = ask(port, "POST", "/v1/completions", request)
+  assert status == 200 and headers["Content-Type"] == "application/json", content
+  return json.loads(content)
+
+
+def refused(port: int, **request) -> dict:
+  status, _, content = ask(port, "POST", "/v1/completions", request)
+  assert status == 400, content
+  return json.loads(content)["error"]
+
+
+# ---- What is written -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_and_log_probabilities_are_those_of_python(kind, ports):
+  """Greedily the text of `generate`; each token's number is that of `logits`, and their sum that of `score`."""
+  model, prompt = loaded(kind), "quick dog"
+  choice = complete(ports[kind], prompt=prompt, temperature=0, max_tokens=7)["choices"][0]
+  assert [choice["text"]] == model.generate([prompt], max_length=7)
+  # Of what random weights write, a text that is read as it was written: `logits` is given texts.
+  for seed in range(100):
+    asked = {"prompt": prompt, "seed": seed, "max_tokens": 3, "logprobs": 2}
+    choice = complete(ports[kind], **asked)["choices"][0]
+    ids, told = model.tokenize([choice["text"]])[0], choice["logprobs"]
+    if len(ids) == len(told["tokens"]) and choice["text"].isascii() and "".join(told["tokens"]) == choice["text"]:
+      break
+  logits = model.logits([prompt], [choice["text"]])[0].astype(np.float64)
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  np.testing.assert_allclose(told["token_logprobs"], log_p[np.arange(len(ids)), ids], atol=2e-4)
+  for row, likeliest, token in zip(log_p, told["top_logprobs"], told["tokens"], strict=False):
+    np.testing.assert_allclose(sorted(likeliest.values())[-2:], np.sort(row[:359])[-2:], atol=2e-4)
+    assert token in likeliest
+  if kind == "decoder_only":
+    np.testing.assert_allclose(sum(told["token_logprobs"]), model.score([prompt], [choice["text"]])[0], rtol=1e-4)
+  assert all(
+    choice["text"][offset:].startswith(token) for offset, token in zip(told["text_offset"], told["tokens"], strict=True)
+  )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_are_drawn_as_the_rows_of_a_file(kind, ports):
+  """Those of a prompt one after another, of all prompts: the same seed, the same texts."""
+  prompts = ["dog", "lazy fox"]
+  found = complete(ports[kind], prompt=prompts, n=3, temperature=0.9, top_p=0.95, seed=5, max_tokens=6)
+  rows = [prompt for prompt in prompts for _ in range(3)]
+  expected = loaded(kind).generate(rows, max_length=6, temperature=0.9, top_p=0.95, seed=5)
+  assert [choice["text"] for choice in found["choices"]] == expected and len(set(expected)) > 3
+  assert [choice["index"] for choice in found["choices"]] == list(range(6))
+  usage = found["usage"]
+  assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+  assert usage["completion_tokens"] <= 36 and found["model"] == kind
+
+
+def test_a_text_ends_before_what_stops_it(ports):
+  """Whichever comes first; tokens behind are not told, and the reason says so."""
+  port, asked = ports["decoder_only"], {"prompt": "dog", "temperature": 1.2, "seed": 7, "max_tokens": 40}
+  whole = complete(port, **asked)["choices"][0]["text"]
+  stop = whole[2:4]
+  found = complete(port, **asked, stop=["never there", stop], logprobs=0)
+  choice = found["choices"][0]
+  assert choice["text"] == whole[: whole.index(stop)] and choice["finish_reason"] == "stop"
+  assert all(offset < len(choice["text"]) for offset in choice["logprobs"]["text_offset"])
+  assert choice["logprobs"]["top_logprobs"] is None
+  assert found["usage"]["completion_tokens"] < 40
+
+
+def test_an_echo_is_told_as_it_is_read(ports):
+  """Of a decoder that reads from left to right: every token of the prompt has its number."""
+  found = complete(ports["decoder_only"], prompt="quick dog", echo=True, max_tokens=0, logprobs=1)["choices"][0]
+  logits = loaded("decoder_only").logits(["quick dog"])[0]
+  ids = loaded("decoder_only").tokenize(["quick dog"])[0]
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  assert found["text"] == "quick dog" and found["finish_reason"] == "length"
+  np.testing.assert_allclose(found["logprobs"]["token_logprobs"], log_p[np.arange(len(ids)), ids], atol=2e-4)
+  longer = complete(ports["decoder_only"], prompt="quick dog", echo=True, max_tokens=3, temperature=0)["choices"][0]
+  assert longer["text"].startswith("quick dog") and len(longer["text"]) > 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_comes_to_the_same(kind, ports):
+  """Server-sent events, whose pieces make the whole texts, before what stops them; the last one is [DONE]."""
+  asked = {"prompt": ["dog", "fox"], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 20}
+  # What begins with one token and ends with another, in two of the texts.
+  asked["stop"] = [choice["text"][2:5] for choice in complete(ports[kind], **asked)["choices"][1:3]]
+  whole = complete(ports[kind], **asked)["choices"]
+  status, headers, content = ask(ports[kind], "POST", "/v1/completions", asked | {"stream": True})
+  assert status == 200 and headers["Content-Type"] == "text/event-stream"
+  lines = [line for line in content.decode().split("\n\n") if line and not line.startswith(":")]
+  assert lines[-1] == "data: [DONE]"
+  texts, reasons = [""] * 4, [None] * 4
+  for line in lines[:-1]:
+    choice = json.loads(line.removeprefix("data: "))["choices"][0]
+    assert reasons[choice["index"]] is None, "nothing comes behind the end"
+    texts[choice["index"]] += choice["text"]
+    reasons[choice["index"]] = choice["finish_reason"]
+  assert texts == [choice["text"] for choice in whole]
+  assert reasons == [choice["finish_reason"] for choice in whole]
+
+
+def test_what_a_stream_holds_back():
+  """Halves of characters, and what may yet become what stops a text."""
+  assert completions._held_back("ab\ufffd", ()) == 1
+  assert completions._held_back("the en", ("end", "x")) == 2
+  assert completions._held_back("the", ("end",)) == 1 and completions._held_back("th", ("end",)) == 0
+
+
+def test_long_texts_are_told_one_by_one(monkeypatch):
+  """However few are read together, the same numbers."""
+  asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
+  ask_all = lambda: list(test_server.service("decoder_only").generate(writer.parse(json.dumps(asked).encode())))[-1]
+  together = ask_all()
+  monkeypatch.setattr(likelihoods, "_ROWS_TOKENS", 16)
+  apart = ask_all()
+  for one, other in zip([together, *together["alternatives"]], [apart, *apart["alternatives"]], strict=True):
+    numbers = lambda text: [token["probability"] for token in text["token_probabilities"]]
+    np.testing.assert_allclose(numbers(one), numbers(other), rtol=1e-4)
+
+
+def test_pieces_make_the_text():
+  """Whatever is decoded, and none of them is half of a character."""
+  text = "naïve 校服"
+  decode = lambda ids: bytes(ids).decode(errors="replace")
+  found = likelihoods.pieces(decode, list(text.encode()))
+  assert "".join(found) == text and len(found) == len(text.encode())
+  assert found[:4] == ["n", "a", "", "ï"] and likelihoods.pieces(decode, []) == []
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+REFUSED = {
+  "prompt": ({}, "prompt: there is nothing to read"),
+  "prompt ": ({"prompt": " "}, "nothing to read"),
+  "prompts": ({"prompt": [1, 2]}, "prompt: is [1, 2]; give a string or a list of strings"),
+  "many": ({"prompt": ["a"] * 17}, "prompt: has 17 strings; give 1 to 16"),
+  "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens; this model reads 48 at most"),
+  "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: is 0; give 1 or more, or echo as well"),
+  "temperature": ({"prompt": "a", "temperature": 2.5}, "temperature: is 2.5; give 0 to 2"),
+  "n": ({"prompt": "a", "n": 17}, "n: is 17; give 1 to 16"),
+  "best_of": ({"prompt": "a", "n": 2, "best_of": 3}, "best_of: is 3; give 2, which is n"),
+  "logprobs": ({"prompt": "a", "logprobs": 6}, "logprobs: is 6; give 0 to 5"),
+  "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out stream, or logprobs"),
+  "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
+  "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0 to 0"),
+  "echo": ({"prompt": "a", "echo": True}, "echo: this model reads the prompt apart"),
+  "max_tokens ": ({"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024}, "32,768; 16,384 are the most at a time"),
+  "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_request_is_an_error_of_openais_shape(name, ports):
+  request, message = REFUSED[name]
+  found = refused(ports["encoder_decoder"], **request)
+  assert set(found) == {"message", "type", "param", "code"} and found["type"] == "invalid_request_error"
+  assert message in found["message"]
+  assert found["param"] == {"prompts": "prompt", "many": "prompt", "long": "prompt"}.get(name, name.strip())
+
+
+def test_other_errors_have_that_shape_too(ports):
+  """An unknown model, what is no JSON, another path, another host."""
+  port = ports["encoder_decoder"]
+  for status, code, found in (
+    (404, "model_not_found", ask(port, "POST", "/v1/completions", {"prompt": "a", "model": "gpt-4"})),
+    (400, None, ask(port, "POST", "/v1/completions", b"{")),
+    (404, None, ask(port, "POST", "/v1/chat/completions", {"messages": []})),
+    (404, None, ask(port, "GET", "/v1/engines")),
+    (403, None, ask(port, "GET", "/v1/models", Host="evil.example")),
+    (413, None, ask(port, "POST", "/v1/completions", {"prompt": "a" * 100_001})),
+  ):
+    assert found[0] == status and json.loads(found[2])["error"]["code"] == code, found
+
+
+def test_models_are_listed(ports):
+  """By the name that a request may give; nulls are as nothing."""
+  found = json.loads(ask(ports["decoder_only"], "GET", "/v1/models")[2])
+  assert found["object"] == "list" and [each["id"] for each in found["data"]] == ["decoder_only"]
+  asked = {"prompt": "dog", "model": "decoder_only", "stop": None, "logprobs": None, "seed": None, "max_tokens": 2}
+  assert complete(ports["decoder_only"], **asked)["choices"][0]["logprobs"] is None
+
+
+# ---- What the page asks besides --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_side_by_side_and_their_tokens(kind, ports):
+  """`n` texts as of so many lines; the probabilities of a text's tokens make its score, its end included."""
+  asked = {"inputs": "dog", "temperature": 0.9, "seed": 2, "max_length": 8, "n": 3, "token_probabilities": True}
+  last = test_server.events(ports[kind], **asked)[-1]
+  texts = [last, *last["alternatives"]]
+  expected = loaded(kind).generate(["dog"] * 3, temperature=0.9, seed=2, max_length=8)
+  assert [each["prediction"] for each in texts] == expected
+  for each in texts:
+    tokens = each["token_probabilities"]
+    assert "".join(token["text"] for token in tokens) == each["prediction"] and len(tokens) == each["tokens"]
+    np.testing.assert_allclose(sum(np.log([token["probability"] for token in tokens])), each["score"], rtol=1e-3)
+    assert all(len(token["likeliest"]) == likelihoods.TOP for token in tokens)
+
+
+def test_beams_have_probabilities_too(ports):
+  last = test_server.events(ports["decoder_only"], inputs="dog", beam=2, max_length=5, token_probabilities=True)[-1]
+  for each in (last, *last["alternatives"]):
+    assert "".join(token["text"] for token in each["token_probabilities"]) == each["prediction"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_of_attention(kind, ports):
+  """Rows and columns are the tokens, each row a whole; what is too long or is not there is refused with the limit."""
+  look = lambda **fields: ask(ports[kind], "POST", "/attention", {"inputs": "dog", "targets": "fox"} | fields)
+  for which in loaded(kind).config.kind.attentions:
+    asked = {"which": which} | ({"targets": "fox"} if which != "encoder" else {})
+    status, _, content = ask(ports[kind], "POST", "/attention", {"inputs": "dog"} | asked)
+    found = json.loads(content)
+    assert status == 200, found
+    read, written = ["d", "o", "g", *(["</s>"] if kind == "encoder_decoder" else [])], ["f", "o", "x"]
+    sides = {"encoder": read, "decoder": ["(start)", *(read if kind == "decoder_only" else []), *written]}
+    rows, columns = ("decoder", "encoder") if which == "cross" else (which, which)
+    assert (found["queries"], found["keys"]) == (sides[rows], sides[columns])
+    np.testing.assert_allclose(np.sum(found["weights"], axis=1), 1.0, atol=0.01)
+    assert np.shape(found["weights"]) == (len(found["queries"]), len(found["keys"]))
+  for fields, message in (
+    ({"which": "decoder", "targets": "x" * 200}, "a map of attention has 128 at most"),
+    ({"which": "decoder", "layer": 2}, "layer: is 2; give 1 to 1"),
+    ({"which": "decoder", "head": 0}, "head: is 0; give 1 to 2"),
+    ({"which": "decode"}, 'which: is "decode"; there are '),
+    ({}, "which: is missing"),
+    ({"which": "decoder", "adapter": "law"}, "no adapter is loaded"),
+  ):
+    status, _, content = look(**fields)
+    assert status == 400 and message in json.loads(content)["error"], content
+
+
+def test_no_more_is_offered_than_there_is_room_for():
+  assert max(field.most for field in completions.FIELDS if field.name == "max_tokens") == ready.MAX_LENGTH

@@ -1,0 +1,60 @@
+"""What stands in front of a task's inputs: of the shipped tasks it is what their examples begin with."""
+
+import functools
+
+import pytest
+import trained
+
+from t2t.checkpoints import pretrained
+from t2t.data import objectives, prefixes, registry, selection, text_formats
+from t2t.generation import prompting
+
+
+@functools.cache
+def loaded():
+  return registry.load_shipped()
+
+
+@pytest.mark.parametrize(
+  ("name", "expected"),
+  [
+    ("glue_mnli", ("mnli hypothesis: ",)),
+    ("glue_stsb,docs_summary", ("summarize: ", "stsb sentence1: ")),
+    ("docs_match", ("docs match summary: ",)),
+    ("squad", ("question: ",)),
+    ("docs_ul2", ("[NLU] ", "[S2S] ", "[NLG] ")),
+    ("docs_span_corruption", ()),
+  ],
+)
+def test_prefixes_of_shipped_tasks(name, expected):
+  loaded()
+  assert prefixes.of(selection.named(name, modules=())) == expected
+
+
+def test_a_prefix_is_what_an_example_begins_with():
+  """Of each function that writes one, by the example of its docstring's kind."""
+  from t2t.data import tf
+
+  options = {"prefix": "nli", "fields": ("first", "second"), "labels": ("no", "yes")}
+  records = tf.data.Dataset.from_tensors({"first": "a", "second": "b", "label": 1})
+  example = next(iter(text_formats.labelled(records, **options)))
+  step = functools.partial(text_formats.labelled, **options)
+  assert example["inputs"].numpy().decode().startswith(prefixes._WRITES[step.func](step.keywords))
+  options = {"source": "en", "target": "de"}
+  records = tf.data.Dataset.from_tensors({"en": "a", "de": "b"})
+  example = next(iter(text_formats.translate(records, **options)))
+  assert example["inputs"].numpy().decode().startswith(prefixes._WRITES[text_formats.translate](options))
+  assert set(prefixes._DENOISERS) <= set(objectives.OBJECTIVES)
+
+
+def test_a_run_says_what_it_was_trained_on():
+  """Its sources, each as its own; a module that nobody named is not imported for it."""
+  source = pretrained.read_source(str(trained.workdir("encoder_decoder")))
+  assert prompting.task_prefixes(source) == ()
+  data = source.run["data"]
+  data.update(files="", mixture="docs_summary", task_modules=("t2t.tasks.docs",))
+  assert prompting.task_prefixes(source) == ("summarize: ",)
+  data.update(sources={"a": {"mixture": "docs_match"}, "b": {"files": "x.txt", "objective": "ul2"}})
+  assert prompting.task_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
+  data.update(mixture="theirs", task_modules=("somebody.tasks",), sources={})
+  assert prompting.task_prefixes(source) == ()
