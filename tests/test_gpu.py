@@ -13,6 +13,7 @@ from t2t import chips, sharding
 from t2t.models import heads, kernels, stack
 from t2t.models.masks import AttentionMask
 from t2t.models.stack import unrolled
+from t2t.planning import program
 from t2t.planning.hlo import cost as hlo_cost
 
 LENGTHS = (6, 4, 0)  # of three rows of six positions
@@ -187,3 +188,12 @@ def test_products_of_float32_take_longer():
   dims = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
   entry = f"  %a = f32[8,8]{{1,0}} parameter(0)\n  ROOT %dot = f32[8,8]{{1,0}} dot(%a, %a), {dims}\n"
   assert [each.pace for each in analyse(entry).operations] == [pytest.approx(0.33)]
+
+
+def test_a_flag_that_no_program_may_have_is_left_out():
+  """As of GPUs, whose compiler reads some from the environment alone; what else it refuses is told."""
+  lowered = jax.jit(lambda x: x + 1).lower(jnp.ones(3))
+  compiled = program._with_flags(lowered, {"xla_no_such_flag": True, "xla_cpu_enable_fast_math": False})
+  np.testing.assert_array_equal(compiled(jnp.ones(3)), [2, 2, 2])
+  with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_enable_fast_math"):
+    program._with_flags(lowered, {"xla_cpu_enable_fast_math": "neither"})

@@ -139,7 +139,7 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
     parts["batch"] = bytes_per_device(batch)
     started = time.monotonic()
     try:
-      compiled = program.train_step.lower(state, batch, key).compile(compiler_options=flags or None)
+      compiled = _with_flags(program.train_step.lower(state, batch, key), flags)
     except UserError:
       raise
     except Exception as error:  # of XLA's, and others of what compiles kernels
@@ -154,6 +154,17 @@ def compile_step(config: Config, mesh: jax.sharding.Mesh) -> Compiled:
   temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
   total = arguments + temporaries + memory.output_size_in_bytes - memory.alias_size_in_bytes
   return Compiled(number, parts, arguments, temporaries, total, time.monotonic() - started, compiled.as_text())
+
+
+def _with_flags(lowered: jax.stages.Lowered, flags: Mapping[str, str | bool]) -> jax.stages.Compiled:
+  """Compiles with those of the flags that a program may have: XLA still reads some from its environment alone."""
+  try:
+    return lowered.compile(compiler_options=dict(flags) or None)
+  except jax.errors.JaxRuntimeError as error:
+    unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+    if unknown is None or unknown[1] not in flags:
+      raise
+    return _with_flags(lowered, {name: value for name, value in flags.items() if name != unknown[1]})
 
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

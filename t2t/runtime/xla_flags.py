@@ -128,8 +128,10 @@ def _missing(flags: list[Flag], own: str) -> Iterator[Flag]:
   return (flag for flag in flags if flag.name not in names)
 
 
-def as_options(platform: str) -> dict[str, str]:
+def as_options(platform: str) -> dict[str, str | bool]:
   """The flags that `apply` sets, as `compiler_options` of a program for a device that is not here."""
   if platform not in FLAGS:
     return {}
-  return {flag.name: flag.value for flag in _missing(known(platform), os.environ.get(_VARIABLE[platform], ""))}
+  # XLA itself, which is what compiles for GPUs, does not know its own "true" there.
+  value = lambda flag: {"true": True, "false": False}.get(flag.value, flag.value) if platform == "gpu" else flag.value
+  return {flag.name: value(flag) for flag in _missing(known(platform), os.environ.get(_VARIABLE[platform], ""))}
