@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import glob
 import hashlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -129,6 +130,22 @@ def _check_paths(config: ConfigDict) -> None:
         )
 
 
+def _check_installed(module: str) -> None:
+  """Refuses a module that only this machine has: files are copied, packages are not."""
+  try:
+    found = importlib.util.find_spec(module)
+  except (ImportError, ValueError):
+    found = None
+  folders = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+  here = pathlib.Path.cwd().resolve()
+  is_installed = any("site-packages" in folder or not pathlib.Path(folder).is_relative_to(here) for folder in folders)
+  if not module.startswith("t2t.") and not is_installed:
+    raise UserError(
+      f"config.data.task_modules={module}: {'is on this machine alone' if found else 'no such module'}; give its file,"
+      f" {module.replace('.', '/')}.py, which is copied to the hosts"
+    )
+
+
 def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[str, pathlib.Path]]:
   """The command with its .py files by their names on the hosts, and those files."""
   files: dict[str, pathlib.Path] = {}
@@ -150,6 +167,9 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
     local = ship(path) + colon + argument
     at = max(i for i, word in enumerate(argv) if word == "--config" or word.startswith("--config="))
     changed[at : at + (2 if argv[at] == "--config" else 1)] = [f"--config={local}"]
+  for module in config.data.task_modules:
+    if not module.endswith(".py"):
+      _check_installed(module)
   modules = [ship(module) if module.endswith(".py") else module for module in config.data.task_modules]
   if modules != list(config.data.task_modules):
     key = "--config.data.task_modules="
@@ -180,6 +200,11 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
   if not argv or argv[0] not in known:
     name = argv[0] if argv else ""
     raise UserError(f"-- {name}: no t2t command{did_you_mean(name, known)}; there are {', '.join(known)}")
+  if given := next((word for word in argv if re.match(r"--gin(_file|\.|=|_search_paths)", word)), ""):
+    raise UserError(
+      f"-- {argv[0]} {given}: hosts are started with a config; `t2t convert --gin_file FILE.gin > NAME.py` makes one of"
+      " a gin file, and --config NAME.py is copied to them"
+    )
   # What names a file, or a place, is shown, looked up and copied; other words may be any text.
   named = {f"--{name}": option(argv, name) or "" for name in ("config", "workdir", "checkpoint", "input", "output")}
   shell_lib.check_words(named)

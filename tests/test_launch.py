@@ -62,6 +62,12 @@ def cloud(tmp_path, monkeypatch):
       "config.data.folders.superglue=own.txt is on this machine",
     ),
     ("gs://bucket/base", "gs://bucket/base --config.data.task_modules=none.py", "none.py: no such file"),
+    (
+      "gs://bucket/base",
+      "gs://bucket/base --config.data.task_modules=my_tasks.sums",
+      "my_tasks/sums.py, which is copied",
+    ),
+    ("-- train", "-- train --gin_file own.gin", "t2t convert --gin_file"),
     ("-- train", "-- trian", "did you mean train?"),
     ("-- train", "-- launch", "no t2t command"),
     ("--name base", "--name Base_1", "small letters"),

@@ -418,3 +418,24 @@ def test_shipped_tasks_cost_nothing_to_register(tmp_path):
 
 def test_tensorflow_sees_no_accelerator():
   assert tf.config.get_visible_devices("GPU") == []
+
+
+def test_preprocessors_that_fail(tmp_path):
+  """Whatever they raise is told in a line, with the command that says which of them it was."""
+  (tmp_path / "fails.py").write_text(
+    "import seqio, tensorflow as tf\n"
+    "from t2t.data import objectives, vocabularies\n"
+    "features = objectives.output_features('causal_lm', vocabularies.load('bytes'))\n"
+    "make = lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(['a text'] * 9)\n"
+    "source = seqio.FunctionDataSource(make, splits=['train', 'validation'])\n"
+    "preprocessors = objectives.preprocessors('causal_lm')\n"
+    "seqio.TaskRegistry.add('pipeline_test_fails', source, preprocessors, features, metric_fns=[])\n"
+  )
+  data = DataConfig(mixture="pipeline_test_fails", task_modules=(str(tmp_path / "fails.py"),))
+  try:
+    with pytest.raises(
+      UserError, match=r"pipeline_test_fails: its preprocessors fail: .*`t2t tasks show pipeline_test"
+    ):
+      check(dataclasses.replace(data, inputs_length=32, targets_length=32), architecture="decoder_only")
+  finally:
+    seqio.TaskRegistry.remove("pipeline_test_fails")

@@ -91,12 +91,18 @@ def check(
     splits = {key: getattr(data, key) for key in ("train_split", "eval_split")}
     selection.check(task, splits, where=data.named)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
-  examples = pipeline.model_features(
-    data,
-    architecture,
-    task,
-    pipeline.task_examples(data, architecture, task, split=pipeline.split_of(data, train=True)),
-  )
+  try:
+    made = pipeline.task_examples(data, architecture, task, split=pipeline.split_of(data, train=True))
+    examples = pipeline.model_features(data, architecture, task, made)
+  except UserError:
+    raise
+  except Exception as error:  # whatever a task's own functions raise
+    if data.files:
+      raise
+    raise UserError(
+      f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)};"
+      f" `t2t tasks show {data.mixture or 'NAME'}` says which, and what it is given"
+    ) from error
   _check_fills_a_batch(data, examples, batch_size=batch_size)
   tasks = {each.name: each for each in selection.tasks_of(task)}
   of_source = lambda name: pipeline.task_examples(data, architecture, tasks[name], split="train")
@@ -106,6 +112,10 @@ def check(
       repeatable.check(pipeline.plan(data, architecture, task, train=True, seed=0))
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
+
+
+def _last_line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or ["no message"])[-1]
 
 
 def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_size: int) -> None:
