@@ -225,7 +225,8 @@ class _Run:
     self._ended = True
     self._thread.join()
     if found is not None:
-      raise found
+      with in_python():
+        raise found
     raise StopIteration
 
   def close(self) -> None:

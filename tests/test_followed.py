@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import t2t
-from t2t import UserError
+from t2t import UserError, followed
 from t2t.checkpoints import store
 from t2t.commands import train as command
 from t2t.settings import records
@@ -160,6 +160,14 @@ def test_what_is_wrong_with_the_data_is_raised(tmp_path):
   config = t2t.config("t5_1_1_small", SMALL | {"data.files": str(tmp_path / "none.txt")})
   with pytest.raises(UserError, match=r"none\.txt"):
     t2t.train(config, str(tmp_path / "run")).run()
+
+
+def test_messages_of_a_run_call_keys_as_python_does():
+  def train(run):
+    raise UserError("give --config.train.steps")
+
+  with pytest.raises(UserError, match=r"^give config\.train\.steps$"):
+    next(followed.Training(followed._Run(train)))
 
 
 def test_runs_follow_each_other(text, tmp_path):
