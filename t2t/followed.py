@@ -5,15 +5,20 @@ catches and how it ends are not the caller's, whose signals stay as they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import concurrent.futures.thread  # noqa: F401 - what it does at the end of Python comes after `_end_all`, see there
+import copy
+import os
 import queue
 import signal
 import threading
+import traceback
 from typing import Any
 import warnings
 import weakref
 
 import jax
 from ml_collections import ConfigDict
+import numpy as np
 
 from t2t import UserError, loop, settings
 from t2t.checkpoints import pretrained
@@ -45,12 +50,16 @@ def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapp
     if not isinstance(values, Mapping):
       raise UserError(f"{section}={values!r}: give the keys of this section, {section}={{'key': {values!r}}}")
     dotted |= {f"{section}.{key}": value for key, value in values.items()}
+  dotted = {key: _plain(value) for key, value in dotted.items()}
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
 
   def made(prepare: Callable[[ConfigDict], None] = lambda found: None) -> ConfigDict:
     found = settings.load_config(name)
     prepare(found)
     settings.for_architecture(name, found)
+    for key, value in dotted.items():
+      if _is_text(found, str(key)) and isinstance(value, list | tuple | Mapping | None):
+        raise UserError(f"config.{key}={value!r}: must be a text")
     return settings.override(found, typed)
 
   with in_python():
@@ -59,6 +68,26 @@ def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapp
       source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
       found = made(lambda found: pretrained.adopt(found, source))
   return found
+
+
+def _plain(value: Any) -> Any:
+  """A value as the command line knows it: NumPy's numbers are Python's, and paths are texts."""
+  if isinstance(value, np.generic | np.ndarray):
+    return value.tolist()
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if isinstance(value, Mapping):
+    return {key: _plain(each) for key, each in value.items()}
+  return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def _is_text(config: ConfigDict, key: str) -> bool:
+  found: Any = config
+  for part in key.split("."):
+    if not isinstance(found, ConfigDict) or part not in found:
+      return False
+    found = found[part]
+  return isinstance(found, str)
 
 
 def train(config: ConfigDict, workdir: str) -> "Training":
@@ -73,7 +102,7 @@ def train(config: ConfigDict, workdir: str) -> "Training":
   command does.  What is read, written and checked is the command's.
 
   Args:
-    config: what `config` gives.
+    config: what `config` gives, as it is now: what is changed later is another run's.
     workdir: local or gs://.
 
   Raises:
@@ -87,6 +116,7 @@ def train(config: ConfigDict, workdir: str) -> "Training":
     raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
   with in_python():
     bucket.check_folder(str(workdir), where="workdir ")
+    config = copy.deepcopy(config)
     return Training(_Run(lambda run: loop.train(settings.records(config), str(workdir), follower=run)))
 
 
@@ -97,6 +127,7 @@ class Training(Iterator[dict[str, float]]):
     self._run = run
     # When nobody holds it any more, and when Python ends.
     self._finalizer = weakref.finalize(self, _Run.forgotten, run)
+    _trainings.add(self)
 
   def __next__(self) -> dict[str, float]:
     """The next row.
@@ -118,6 +149,22 @@ class Training(Iterator[dict[str, float]]):
     """Ends the run after the step that is computed, saved; one that has ended, or has not begun, it leaves as it is."""
     self._finalizer.detach()
     self._run.close()
+
+
+_trainings: weakref.WeakSet[Training] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+  """Ends what is left when Python ends, while there still are pools of threads, which saving needs."""
+  for training in list(_trainings):
+    try:
+      training._finalizer()
+    except BaseException:  # else Python would wait for ever for the pools, which are told after this
+      traceback.print_exc()
+
+
+# Before `atexit`, whose functions come after pools have been shut down: of these here, the last added are called first.
+threading._register_atexit(_end_all)
 
 
 class _Run:
@@ -178,7 +225,8 @@ class _Run:
     self._ended = True
     self._thread.join()
     if found is not None:
-      raise found
+      with in_python():
+        raise found
     raise StopIteration
 
   def close(self) -> None:

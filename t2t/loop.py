@@ -118,7 +118,11 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     throughput = Throughput(devices=list(mesh.devices.flat))
     watch = numbers.Watch(config, workdir, program.state.params, saved)
     report = reports.Report(
-      config, workdir, leg.made.schedule, throughput, watch, start=first_step, unwritten=saved, resolved=resolved[-1]
+      *(config, workdir, leg.made.schedule, throughput, watch),
+      start=first_step,
+      unwritten=saved,
+      resolved=resolved[-1],
+      followed=follower is not None,
     )
     stack.callback(report.close)
     stop = stack.enter_context(stopping.after_steps())

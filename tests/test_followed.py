@@ -2,7 +2,10 @@
 
 import json
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 import t2t
-from t2t import UserError
+from t2t import UserError, followed
 from t2t.checkpoints import store
 from t2t.commands import train as command
 from t2t.settings import records
@@ -159,6 +162,14 @@ def test_what_is_wrong_with_the_data_is_raised(tmp_path):
     t2t.train(config, str(tmp_path / "run")).run()
 
 
+def test_messages_of_a_run_call_keys_as_python_does():
+  def train(run):
+    raise UserError("give --config.train.steps")
+
+  with pytest.raises(UserError, match=r"^give config\.train\.steps$"):
+    next(followed.Training(followed._Run(train)))
+
+
 def test_runs_follow_each_other(text, tmp_path):
   """As in a search: each in a folder of its own."""
   found = []
@@ -166,3 +177,49 @@ def test_runs_follow_each_other(text, tmp_path):
     config = small(text, optimizer={"learning_rate": rate}, train={"steps": 2}, eval={"every": 2})
     found.append(t2t.train(config, str(tmp_path / f"{rate}")).run()["train/loss"])
   assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+  ("key", "value", "expected"),
+  [
+    ("optimizer.learning_rate", np.float64(0.1), 0.1),
+    ("train.steps", np.int64(5), 5),
+    ("model.tied_logits", np.bool_(True), True),
+    ("data.files", pathlib.Path("/a b/c,d.txt"), "/a b/c,d.txt"),
+    ("data.files", "--a, 'b'", "--a, 'b'"),
+  ],
+)
+def test_values_of_numpy_and_paths_are_what_they_say(key, value, expected):
+  section, name = key.split(".")
+  found = t2t.config("tiny", {key: value})[section][name]
+  assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("value", [None, ["a.txt", "b.txt"], ("a.txt",), {"a": "b"}])
+def test_what_is_no_text_is_not_spelled_out_as_one(value):
+  with pytest.raises(UserError, match=r"config\.data\.files=.*: must be a text"):
+    t2t.config("tiny", {"data.files": value})
+
+
+def test_a_run_has_its_config_as_it_was_given(text, tmp_path):
+  """One config, changed between two runs that have not begun yet."""
+  config, runs = small(text, eval={"every": 10}), []
+  for steps in (1, 2):
+    config.train.steps = steps
+    runs.append(t2t.train(config, str(tmp_path / f"{steps}")))
+  assert [run.run()["step"] for run in runs] == [1, 2]
+
+
+def test_python_ends_with_what_was_reached_saved(text, tmp_path):
+  """A run that a variable still holds."""
+  script = (
+    "import pathlib, sys, t2t\n"
+    f"config = t2t.config('t5_1_1_small', {SMALL | {'data.files': str(text), 'train.steps': 1_000}!r})\n"
+    f"run = t2t.train(config, {str(tmp_path / 'run')!r})\n"
+    "next(run), next(run)\n"
+  )
+  ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+  assert ended.returncode == 0, ended.stderr
+  assert "Traceback" not in ended.stderr
+  assert "stopped after step" in ended.stdout
+  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() >= 2

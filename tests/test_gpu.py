@@ -150,9 +150,9 @@ def test_flops_of_cudnns_attention():
   """Two products forward and five back, of all pairs or the half that a causal mask leaves; each at its own pace."""
   query, keys = "bf16[3,8,2,64]{3,2,1,0}", "bf16[3,16,2,64]{3,2,1,0}"
   shared = f"  %q = {query} parameter(0)\n  %k = {keys} parameter(1)\n"
-  call = lambda name, target, mask, root="": (
+  call = lambda name, target, mask, root="", window=0: (
     f'  {root}%{name} = {query} custom-call(%q, %k, %k), custom_call_target="__cudnn$fmha{target}",'
-    f' backend_config={{"mask_type": "{mask}"}}\n'
+    f' backend_config={{"mask_type": "{mask}", "sliding_window_length": {window}}}\n'
   )
   pairs = 3 * 2 * 8 * 16 * 64 * 2
   found = analyse(shared + call("a", "Softmax", "PADDING") + call("b", "ScaleBiasSoftmaxBackward", "NO_MASK", "ROOT "))
@@ -161,7 +161,10 @@ def test_flops_of_cudnns_attention():
   assert all(each.is_kernel for each in found.operations)
   assert not found.uncounted
   causal = analyse(shared + call("a", "Softmax", "CAUSAL", "ROOT "))
-  assert causal.flops == 2 * pairs * 17 / 32
+  # Of eight queries the first sees one key, and the last eight.
+  assert causal.flops == 2 * pairs / (8 * 16) * sum(range(1, 9))
+  windowed = analyse(shared + call("a", "Softmax", "CAUSAL", "ROOT ", window=3))
+  assert windowed.flops == 2 * pairs / (8 * 16) * (1 + 2 + 3 * 6)
 
 
 def test_a_fusion_beside_others_moves_what_it_updates():

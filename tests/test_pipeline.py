@@ -428,8 +428,8 @@ def test_preprocessors_that_fail(tmp_path):
     "features = objectives.output_features('causal_lm', vocabularies.load('bytes'))\n"
     "make = lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(['a text'] * 9)\n"
     "source = seqio.FunctionDataSource(make, splits=['train', 'validation'])\n"
-    "preprocessors = objectives.preprocessors('causal_lm')\n"
-    "seqio.TaskRegistry.add('pipeline_test_fails', source, preprocessors, features, metric_fns=[])\n"
+    "steps = [lambda dataset: dataset.map(lambda x: x['text'])]\n"
+    "seqio.TaskRegistry.add('pipeline_test_fails', source, features, steps, metric_fns=[])\n"
   )
   data = DataConfig(mixture="pipeline_test_fails", task_modules=(str(tmp_path / "fails.py"),))
   try:

@@ -181,6 +181,34 @@ def test_the_first_process_alone_has_a_tracker(monkeypatch, tmp_path):
   found.close()
 
 
+def test_rows_are_kept_for_a_follower_alone(monkeypatch, tmp_path):
+  """A long run that nobody follows would have all its numbers in memory."""
+  monkeypatch.setattr(report.writers.Writer, "write", lambda *given: True)
+  config = records(load_config("tiny"))
+  for followed in (False, True):
+    found = report.Report(
+      *(config, epath.Path(tmp_path), None, None, None), start=0, unwritten={}, resolved={}, followed=followed
+    )
+    found._write(1, {"train/loss": 2.0})
+    found.close()
+    assert found.rows() == ([{"step": 1, "train/loss": 2.0}] if followed else [])
+
+
+def test_a_tracker_that_was_given_up_leaves_no_thread(tmp_path):
+  """Of many runs in one process, as in a search."""
+  told = []
+  found = tracking.Tracking("wandb", "project", {"no": "such"}, epath.Path(tmp_path), told.append)
+  found._give_up("says the test")
+  found.write(1, {"train/loss": 2.0})
+  found.finish("finished")
+  found._ended.wait(30)
+  assert found._ended.is_set()
+  deadline = time.monotonic() + 5
+  while found._child.stdin is None or not found._child.stdin.closed:
+    assert time.monotonic() < deadline, "the pipe is still open"
+    time.sleep(0.05)
+
+
 # ---- The real libraries ----------------------------------------------------------------------------------------------
 
 

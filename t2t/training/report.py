@@ -74,6 +74,7 @@ class Report:
     start: int,
     unwritten: Mapping[str, bytes],
     resolved: Mapping[str, Any],
+    followed: bool = False,
   ):
     """Opens the files, and what numbers are sent to besides; only the first host has any.
 
@@ -86,13 +87,14 @@ class Report:
       start: step that training goes on from.
       unwritten: see `writers.Writer`.
       resolved: the config as config.json has it.
+      followed: whether `rows` is asked for, time and again; else none are kept.
     """
     self._config = config
     self._schedule = schedule
     self._throughput, self._watch = throughput, watch
     self._writer = self._line = self._tracking = None
     self._outcome = trackers.FAILED
-    self._warned, self._start, self._workdir = False, start, workdir
+    self._warned, self._start, self._workdir, self._followed = False, start, workdir, followed
     self._repeated: set[str] = set()  # tasks that were warned of
     self._rows: list[dict[str, float]] = []
     self.shown_at: int | None = None
@@ -159,7 +161,8 @@ class Report:
   def _write(self, step: int, values: Mapping[str, float]) -> None:
     """Records numbers, here and with the tracker; those that stand there already stay."""
     if self._writer.write(step, values):
-      self._rows.append({"step": step, **values})
+      if self._followed:
+        self._rows.append({"step": step, **values})
       if self._tracking is not None:
         self._tracking.write(step, values)
 

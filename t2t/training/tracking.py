@@ -91,6 +91,8 @@ class Tracking:
   def finish(self, outcome: str) -> None:
     """Tells how the run ended, and waits for the rest to be sent, but not for long."""
     if self._given_up:
+      with contextlib.suppress(queue.Full):  # then it is written to a pipe that is broken
+        self._queue.put_nowait(outcome)  # or the thread would wait for a row, and keep the pipe open
       return
     seconds = min(_LAST_SECONDS, _STOPPED_SECONDS) if outcome == trackers.STOPPED else _LAST_SECONDS
     deadline = time.monotonic() + seconds

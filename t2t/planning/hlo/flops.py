@@ -115,11 +115,14 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
 
 
 def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
-  """cuDNN's attention: two products forward and five back; a causal mask leaves out almost half of the pairs.
+  """cuDNN's attention: two products forward and five back, of the pairs that a causal mask and its window leave.
 
   Its operands begin with queries and keys, [batch, length, heads, kv], as `jax.nn.dot_product_attention` has them.
   """
   query, keys = (each[0].dims for each in operands[:2])
-  is_causal = re.search(r'"mask_type": ?"\w*CAUSAL"', instruction.attributes)
-  share = (keys[1] + 1) / (2 * keys[1]) if is_causal else 1.0
-  return 2.0 * (5 if "Backward" in instruction.target else 2) * math.prod(query) * keys[1] * share
+  seen = np.full(query[1], keys[1])
+  if re.search(r'"mask_type": ?"\w*CAUSAL"', instruction.attributes):
+    window = re.search(r'"sliding_window_length": ?"?([1-9]\d*)', instruction.attributes)
+    seen = np.minimum(np.arange(1, query[1] + 1), int(window[1]) if window else keys[1])
+  products = 5 if "Backward" in instruction.target else 2
+  return 2.0 * products * math.prod(query) / query[1] * float(seen.sum())
