@@ -6,6 +6,7 @@ catches and how it ends are not the caller's, whose signals stay as they are.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures.thread  # noqa: F401 - what it does at the end of Python comes after `_end_all`, see there
+import contextlib
 import copy
 import os
 import queue
@@ -216,7 +217,7 @@ class _Run:
         self._thread.start()
       else:
         self._goes_on.put(None)
-      found = self._rows.get()
+      found = self._next()
     except KeyboardInterrupt:
       self._end("interrupted")
       raise
@@ -228,6 +229,12 @@ class _Run:
       with in_python():
         raise found
     raise StopIteration
+
+  def _next(self) -> Any:
+    """What is handed over next; a signal that another thread was given is heard meanwhile."""
+    while True:
+      with contextlib.suppress(queue.Empty):
+        return self._rows.get(timeout=1.0)
 
   def close(self) -> None:
     """See `Training.close`."""
@@ -246,7 +253,7 @@ class _Run:
     if self._stop is not None:
       self._ask()
     self._goes_on.put(None)
-    while isinstance(found := self._rows.get(), dict):
+    while isinstance(found := self._next(), dict):
       self._goes_on.put(None)
     self._thread.join()
     if found is not None:
