@@ -25,6 +25,7 @@ def config_of(folder: pathlib.Path, text: str, *, name: str = "mine.gin"):
   """The config that a gin file is made into, loaded as `t2t train` loads it, and the notes."""
   made = gin.to_config(gin.read(write(folder, name, text)))
   config = load_config(write(folder, "made.py", made.text))
+  assert made.config() == config  # which a run gets that is given the gin file
   records(config)
   return config, "\n".join(map(str, made.findings))
 

@@ -11,7 +11,7 @@ import toy
 from t2t import UserError
 from t2t.configs import default
 from t2t.generation import decoding
-from t2t.models import adapt, attention, kernels, transformer
+from t2t.models import adapt, attention, chosen_kernels, kernels
 from t2t.models.adapt import prefix
 from t2t.settings import override, records
 from t2t.training import recipe
@@ -141,7 +141,7 @@ def test_no_kernel_takes_it():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(attention, "choose", lambda query, keys, mask, **options: masks.append(mask.front))
     features = {f"{side}_input_tokens": x for side, x in tokens.items()}
-    transformer.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
+    chosen_kernels.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
   assert masks == [0, LENGTH, 0]  # encoder, decoder, cross
 
 

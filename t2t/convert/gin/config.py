@@ -33,7 +33,7 @@ class Converted:
 
   name: what the files are called.
   kind: of the run, a key of `names.KINDS`.
-  text: of the config, in Python.
+  values: of the config, key -> value, "train.steps"; what it does not name is as by default.
   findings: what it does not say.
   workdir: where T5X writes; "": left open.
   checkpoint: that is asked; "" of training.
@@ -44,7 +44,7 @@ class Converted:
 
   name: str
   kind: str
-  text: str
+  values: Mapping[str, Any]
   findings: tuple[Finding, ...]
   workdir: str = ""
   checkpoint: str = ""
@@ -52,11 +52,14 @@ class Converted:
   model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   of_split: bool = False
 
+  @property
+  def text(self) -> str:
+    """Of the config, in Python."""
+    return overlay.text_of(self.name, self.values, self.kind)
+
   def config(self) -> ConfigDict:
-    """The config, made by its text."""
-    made: dict[str, Any] = {}
-    exec(compile(self.text, self.name, "exec"), made)  # what is printed is what runs
-    return made["get_config"]()
+    """The config that the text makes."""
+    return overlay.config_of(self.values)
 
   def refused(self, typed: Sequence[str]) -> list[Finding]:
     """What nothing is run without, but for what the user has settled.
@@ -127,7 +130,7 @@ def _trained(asked: Asked) -> Converted:
   workdir = _open_to_options(asked, "train.model_dir")
   if "train" in unasked.kinds(asked):
     _check_all_is_said(asked, values)
-  return Converted(asked.gin.name, "train", overlay.text_of(asked.gin.name, values, "train"), (), workdir)
+  return Converted(asked.gin.name, "train", values, (), workdir)
 
 
 def _open_to_options(asked: Asked, name: str) -> str:
@@ -347,7 +350,7 @@ def _asked(asked: Asked, kind: str) -> Converted:
   return Converted(
     asked.gin.name,
     kind,
-    overlay.text_of(asked.gin.name, values | vocabulary, kind),
+    values | vocabulary,
     (),
     _open_to_options(asked, f"{function}.output_dir"),
     checkpoint,

@@ -45,6 +45,25 @@ def _literal(value: Any) -> str:
   )
 
 
+def _sized(values: Mapping[str, Any]) -> tuple[str, str] | None:
+  """The family and size that the values of a model are, if they say a model and it has been published."""
+  model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
+  return _published(model) if model else None
+
+
+def config_of(values: Mapping[str, Any]) -> ConfigDict:
+  """The config that `text_of` writes down."""
+  config = default.get_config()
+  published = _sized(values)
+  if published:
+    family, size = published
+    config.model.update(_FAMILIES[family][0](size))
+  for key, value in values.items():
+    section, _, field = key.partition(".")
+    config[section][field] = value
+  return config
+
+
 def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
   """The config as an overlay on the default one: what it has already is left out.
 
@@ -54,8 +73,7 @@ def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
     kind: of the run, for which command it is.
   """
   config = default.get_config().unlock()
-  model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
-  published = _published(model) if model else None
+  published = _sized(values)
   lines, imports = [], ["from t2t.configs import default"]
   if published:
     family, size = published
