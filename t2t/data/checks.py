@@ -24,6 +24,10 @@ from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
 
+class PreprocessorsFail(UserError):
+  """What a task's own functions have raised, which is its cause, is told in a line."""
+
+
 def check(
   data: DataConfig,
   *,
@@ -99,7 +103,7 @@ def check(
   except Exception as error:  # whatever a task's own functions raise
     if data.files:
       raise
-    raise UserError(
+    raise PreprocessorsFail(
       f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)};"
       f" `t2t tasks show {data.mixture or 'NAME'}` says which, and what it is given"
     ) from error
