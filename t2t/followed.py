@@ -54,20 +54,14 @@ def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapp
   dotted = {key: _plain(value) for key, value in dotted.items()}
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
 
-  def made(prepare: Callable[[ConfigDict], None] = lambda found: None) -> ConfigDict:
-    found = settings.load_config(name)
-    prepare(found)
-    settings.for_architecture(name, found)
+  with in_python():
+    found = settings.overridden(name, typed)
     for key, value in dotted.items():
       if _is_text(found, str(key)) and isinstance(value, list | tuple | Mapping | None):
         raise UserError(f"config.{key}={value!r}: must be a text")
-    return settings.override(found, typed)
-
-  with in_python():
-    found = made()
     if found.init.inherit and found.init.checkpoint:
       source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
-      found = made(lambda found: pretrained.adopt(found, source))
+      found = settings.overridden(name, typed, prepare=lambda found: pretrained.adopt(found, source))
   return found
 
 

@@ -1,7 +1,7 @@
 """Configs: found by name or path, their keys overridden, and made the records that the library takes."""
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
 import importlib
@@ -227,6 +227,24 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
       loss = values.config.train.loss or "cross_entropy"
       raise UserError(f"{mine}: config.train.loss={loss} does not read it; add --config.train.loss={name}")
   return values.config
+
+
+def overridden(spec: str, arguments: list[str], *, prepare: Callable[[ConfigDict], None] | None = None) -> ConfigDict:
+  """The config that `spec` names with its keys overridden.
+
+  Args:
+    spec: see `load_config`.
+    arguments: see `override`.
+    prepare: changes the config before that; its architecture may be another then.
+
+  Raises:
+    UserError: see `load_config` and `override`.
+  """
+  config = load_config(spec)
+  if prepare is not None:
+    prepare(config)
+    for_architecture(spec, config)
+  return override(config, arguments)
 
 
 def _check_stages_typed(value: str) -> None:

@@ -18,7 +18,7 @@ from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
 from t2t.sections import OPTIONAL
-from t2t.settings import config_names, families, for_architecture, load_config, override, records
+from t2t.settings import config_names, families, overridden, override, records
 from t2t.storage import bucket
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.
@@ -155,7 +155,7 @@ def parse(
     prepare: changes the config before its keys are overridden.
 
   Raises:
-    UserError: see `load_config`, `gin_files.take` and `override`.
+    UserError: see `gin_files.take` and `overridden`.
   """
   options, rest = parse_known(parser, argv)
   options.gin = None
@@ -165,15 +165,12 @@ def parse(
     options.config, config = options.gin.name, options.gin.config()
     for name in {"workdir", "checkpoint"} & set(vars(options)):
       setattr(options, name, getattr(options, name) or getattr(options.gin, name))
-  elif options.config is None:
+    if prepare is not None:
+      prepare(config)
+    return options, override(config, rest)
+  if options.config is None:
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
-  else:
-    config = load_config(options.config)
-  if prepare is not None:
-    prepare(config)
-    if options.gin is None:
-      for_architecture(options.config, config)
-  return options, override(config, rest)
+  return options, overridden(options.config, rest, prepare=prepare)
 
 
 def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
