@@ -22,7 +22,6 @@ from t2t import UserError, chips
 from t2t.commands.options import config_parser, parse
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
-from t2t.planning.hlo import cost as hlo_cost
 from t2t.settings import records
 from t2t.training import meshes, recipe
 
@@ -118,7 +117,7 @@ def _compiled(run: Run, folder: pathlib.Path):
       raise UserError(f"{run.what}, {run.topology}: {compiled.total / 1e9:.1f} GB a chip")
     path.with_suffix(".json").write_text(json.dumps({"total": compiled.total}))
     path.write_text(compiled.text)
-  found = hlo_cost.analyse(path.read_text(), mesh.shape, unknown_trips=program.unknown_trips(config, mesh))
+  found = program.counted(path.read_text(), config, mesh)
   return config, mesh, found, json.loads(path.with_suffix(".json").read_text())["total"]
 
 

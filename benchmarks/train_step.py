@@ -26,7 +26,6 @@ from t2t.commands.options import config_parser, parse
 from t2t.models import kernels
 from t2t.planning import program as plans
 from t2t.planning import roofline
-from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import memory, xla_flags
 from t2t.sections import Config
 from t2t.settings import records
@@ -114,9 +113,8 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
   if device.device_kind in chips.CHIPS and peak:
-    kind, trips = device.device_kind, plans.unknown_trips(config, mesh)
-    found = hlo_cost.analyse(step.as_text(), mesh.shape, unknown_trips=trips, paces=chips.PACES.get(kind))
-    times = roofline.times(found, chips.CHIPS[kind], peak, mesh, head_dim=config.model.head_dim)
+    found, chip = plans.counted(step.as_text(), config, mesh), chips.CHIPS[device.device_kind]
+    times = roofline.times(found, chip, peak, mesh, head_dim=config.model.head_dim)
     predicted = float(times.predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",

@@ -25,7 +25,6 @@ from t2t import UserError, chips, sharding
 from t2t.models import kernels
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
-from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import amounts, cache_folder
 from t2t.sections import Config
 from t2t.training import meshes, recipe
@@ -111,9 +110,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
   """What a plan says of the compiled program."""
   kind = mesh.devices.flat[0].device_kind
   chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
-  executed = hlo_cost.analyse(
-    compiled.text, mesh.shape, unknown_trips=program.unknown_trips(config, mesh), paces=chips.PACES.get(kind)
-  )
+  executed = program.counted(compiled.text, config, mesh)
   saved = min(executed.saved_bytes, compiled.temporaries)
   found: Plan = {
     "memory_per_chip": plan["memory_per_chip"] | {"activations": saved},

@@ -13,7 +13,8 @@ import time
 
 import jax
 
-from t2t import UserError, sharding
+from t2t import UserError, chips, sharding
+from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
 from t2t.sections import Config
 from t2t.training import recipe
@@ -178,6 +179,12 @@ def _needed(message: str, arguments: int) -> int | None:
     return None
   found = used or temporaries
   return int(float(found[1]) * _UNITS[found[2]]) + (0 if used else arguments)
+
+
+def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.Program:
+  """What the text of a step's program computes and moves on one device of the mesh, at the pace of its kind."""
+  paces = chips.PACES.get(mesh.devices.flat[0].device_kind)
+  return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
 
 
 def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:
