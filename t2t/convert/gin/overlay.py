@@ -45,19 +45,23 @@ def _literal(value: Any) -> str:
   )
 
 
-def _sized(values: Mapping[str, Any]) -> tuple[str, str] | None:
-  """The family and size that the values of a model are, if they say a model and it has been published."""
+def _base(values: Mapping[str, Any]) -> tuple[ConfigDict, str]:
+  """The default config with the published model that the values are of, and the line that makes it so; "": none."""
+  config = default.get_config()
   model = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("model.")}
-  return _published(model) if model else None
+  published = _published(model) if model else None
+  if published is None:
+    return config, ""
+  family, size = published
+  before = config.model.to_dict()
+  config.model.update(_FAMILIES[family][0](size))
+  is_new = config.model.to_dict() != before
+  return config, f'config.model.update(sizes.{family}("{size}"))' if is_new else ""
 
 
 def config_of(values: Mapping[str, Any]) -> ConfigDict:
   """The config that `text_of` writes down."""
-  config = default.get_config()
-  published = _sized(values)
-  if published:
-    family, size = published
-    config.model.update(_FAMILIES[family][0](size))
+  config, _ = _base(values)
   for key, value in values.items():
     section, _, field = key.partition(".")
     config[section][field] = value
@@ -72,16 +76,9 @@ def text_of(path: str, values: Mapping[str, Any], kind: str) -> str:
     values: of keys, "train.steps".
     kind: of the run, for which command it is.
   """
-  config = default.get_config().unlock()
-  published = _sized(values)
-  lines, imports = [], ["from t2t.configs import default"]
-  if published:
-    family, size = published
-    fields = _FAMILIES[family][0](size)
-    if ConfigDict(fields) != config.model:
-      imports.append("from t2t.models import sizes")
-      lines.append(f'config.model.update(sizes.{family}("{size}"))')
-    config.model.update(fields)
+  config, sized = _base(values)
+  imports = ["from t2t.configs import default", *(["from t2t.models import sizes"] if sized else [])]
+  lines = [sized] if sized else []
   for key, value in sorted(values.items(), key=lambda item: _SECTIONS.index(item[0].partition(".")[0])):
     section, _, field = key.partition(".")
     if config[section][field] != value:
