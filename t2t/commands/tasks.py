@@ -238,14 +238,12 @@ def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
     checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
-  except checks.PreprocessorsFail as error:
-    lengths = pipeline.feature_lengths(choice.data, choice.architecture, choice.task)
-    raise examples.explain(error.__cause__, choice.task, split=choice.split, lengths=lengths) from error.__cause__
-  except UserError:
-    raise
   except Exception as error:  # whatever the user's preprocessors raise
+    cause = error.__cause__ if isinstance(error, checks.PreprocessorsFail) else error
+    if isinstance(cause, UserError):
+      raise
     lengths = pipeline.feature_lengths(choice.data, choice.architecture, choice.task)
-    raise examples.explain(error, choice.task, split=choice.split, lengths=lengths) from error
+    raise examples.explain(cause, choice.task, split=choice.split, lengths=lengths) from cause
 
 
 def _check_registered(name: str, modules: Sequence[str]) -> None:
