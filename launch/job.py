@@ -130,8 +130,10 @@ def _check_paths(config: ConfigDict) -> None:
         )
 
 
-def _check_installed(module: str) -> None:
-  """Refuses a module that only this machine has: files are copied, packages are not."""
+def _installed(module: str) -> str:
+  """The module, if the hosts have it, too: files are copied, packages of this machine are not."""
+  if module.startswith("t2t."):
+    return module
   try:
     found = importlib.util.find_spec(module)
   except (ImportError, ValueError):
@@ -139,11 +141,12 @@ def _check_installed(module: str) -> None:
   folders = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
   here = pathlib.Path.cwd().resolve()
   is_installed = any("site-packages" in folder or not pathlib.Path(folder).is_relative_to(here) for folder in folders)
-  if not module.startswith("t2t.") and not is_installed:
+  if not is_installed:
     raise UserError(
       f"config.data.task_modules={module}: {'is on this machine alone' if found else 'no such module'}; give its file,"
       f" {module.replace('.', '/')}.py, which is copied to the hosts"
     )
+  return module
 
 
 def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[str, pathlib.Path]]:
@@ -167,10 +170,7 @@ def _shipped(argv: Sequence[str], config: ConfigDict) -> tuple[list[str], dict[s
     local = ship(path) + colon + argument
     at = max(i for i, word in enumerate(argv) if word == "--config" or word.startswith("--config="))
     changed[at : at + (2 if argv[at] == "--config" else 1)] = [f"--config={local}"]
-  for module in config.data.task_modules:
-    if not module.endswith(".py"):
-      _check_installed(module)
-  modules = [ship(module) if module.endswith(".py") else module for module in config.data.task_modules]
+  modules = [ship(each) if each.endswith(".py") else _installed(each) for each in config.data.task_modules]
   if modules != list(config.data.task_modules):
     key = "--config.data.task_modules="
     changed = [word for word in changed if not word.startswith(key)] + [key + ",".join(modules)]
