@@ -102,10 +102,7 @@ def _said(seen: np.ndarray) -> str:
 
 def main() -> int:
   """Draws all."""
-  FOLDER.mkdir(parents=True, exist_ok=True)
-  for name in MASKS:
-    (FOLDER / f"{name}.svg").write_text(draw(name))
-  return 0
+  return svg.write(FOLDER, MASKS, draw)
 
 
 if __name__ == "__main__":

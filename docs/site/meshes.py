@@ -73,10 +73,7 @@ def main() -> int:
   """Draws all."""
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", DEVICES)
-  FOLDER.mkdir(parents=True, exist_ok=True)
-  for name in MESHES:
-    (FOLDER / f"{name}.svg").write_text(draw(name))
-  return 0
+  return svg.write(FOLDER, MESHES, draw)
 
 
 if __name__ == "__main__":

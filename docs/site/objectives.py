@@ -160,10 +160,7 @@ def draw(name: str) -> str:
 
 def main() -> int:
   """Draws all."""
-  FOLDER.mkdir(parents=True, exist_ok=True)
-  for name in sys.argv[1:] or objectives.OBJECTIVES:
-    (FOLDER / f"{name}.svg").write_text(draw(name))
-  return 0
+  return svg.write(FOLDER, sys.argv[1:] or objectives.OBJECTIVES, draw)
 
 
 if __name__ == "__main__":

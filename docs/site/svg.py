@@ -1,7 +1,8 @@
 """Drawings as SVG text: boxes with words in them, grids, and the colours that all pictures share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import html
+import pathlib
 
 INK, SOFT, LINE, PAPER = "#1b1f24", "#57606a", "#8c959f", "#ffffff"
 # Told by more than colour: each kind of box has a border of its own, too.
@@ -20,6 +21,14 @@ def picture(width: float, height: float, parts: Iterable[str], *, title: str, ab
     f"<desc>{html.escape(about)}</desc>\n"
     f'<rect width="{width:g}" height="{height:g}" rx="6" fill="{PAPER}"/>\n{body}\n</svg>\n'
   )
+
+
+def write(folder: pathlib.Path, names: Iterable[str], draw: Callable[[str], str]) -> int:
+  """Draws each into NAME.svg; what a script ends with."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name in names:
+    (folder / f"{name}.svg").write_text(draw(name))
+  return 0
 
 
 def text(x: float, y: float, words: str, *, colour: str = INK, anchor: str = "start", size: float = 13) -> str:
