@@ -1,19 +1,69 @@
 """What each stage of a run runs: its programs, its held-out batches, and what it is measured by."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, Protocol
 
+from etils import epath
 import jax
 
 from t2t import UserError, losses
+from t2t.generation import shown
 from t2t.models.architecture import Batch
 from t2t.params import path_name
+from t2t.runtime import amounts
+from t2t.sections import Config
 from t2t.stages import Stage
 from t2t.training import early, meshes, recipe
 from t2t.training.ahead import Ahead
 from t2t.training.train_state import TrainState
+
+
+class Data(Protocol):
+  """What a run reads, as the loop knows it: `t2t.data.runs`, of what config.data says, or a user's own batches."""
+
+  def resolved_stages(self, config: Config) -> tuple[Stage, ...]:
+    """The stages of a run, each with what its data decides."""
+
+  def check_stages(self, run: Sequence[Stage]) -> None:
+    """Refuses data that does not go with the run, before any training."""
+
+  def vocabulary(self, config: Config) -> Any:
+    """seqio's, of the ids in the batches; None: nobody says what they stand for."""
+
+  def check_vocabulary(
+    self, config: Config, vocabulary: Any, kept: epath.Path, saved: Mapping[str, Any] | None
+  ) -> None:
+    """Refuses another than the run began with."""
+
+  def keep_vocabulary(self, vocabulary: Any, folder: epath.Path) -> None:
+    """Saves the run's own copy."""
+
+  def batches(
+    self,
+    run: Sequence[Stage],
+    mesh: jax.sharding.Mesh,
+    *,
+    num_streams: int | None,
+    first: int,
+    left_out: Callable[[int, int], int],
+  ) -> Any:
+    """Those to train on, as `staged.StagedBatches`."""
+
+  def eval_batches(self, config: Config, mesh: jax.sharding.Mesh) -> list[Batch]:
+    """The held-out ones, the same on each call."""
+
+  def eval_batches_by_source(self, config: Config, mesh: jax.sharding.Mesh) -> dict[str, list[Batch]]:
+    """Those of each source that names its language."""
+
+
+def from_config() -> Data:
+  """What config.data says.  TensorFlow is loaded for it: 5 s, which the rest of t2t does without."""
+  from t2t.data import runs
+
+  return runs
 
 
 def make_mesh(run: Sequence[Stage]) -> tuple[jax.sharding.Mesh, str]:
@@ -29,15 +79,16 @@ class Leg:
   """A stage with its programs.
 
   Args:
-    stage: whose config is resolved (`runs.resolved_stages`).
+    stage: whose config is resolved (`Data.resolved_stages`).
     mesh: the current one.
+    data: what it reads; None: what its config says.
 
   Raises:
     UserError: see `Recipe.on`.
   """
 
-  def __init__(self, stage: Stage, mesh: jax.sharding.Mesh):
-    self.stage, self._mesh = stage, mesh
+  def __init__(self, stage: Stage, mesh: jax.sharding.Mesh, data: Data | None = None):
+    self.stage, self._mesh, self._data = stage, mesh, data
     with stage.told():
       self.made = recipe.make(stage.config)
       self.program = self.made.on(mesh)
@@ -57,24 +108,23 @@ class Leg:
   @functools.cached_property
   def eval_batches(self) -> list[Batch]:
     """Held-out batches, made from the stage's own data."""
-    from t2t.data import runs
-
-    return runs.eval_batches(self.stage.config, self._mesh)
+    return (self._data or from_config()).eval_batches(self.stage.config, self._mesh)
 
   @functools.cached_property
   def by_source(self) -> dict[str, list[Batch]]:
     """Those of each source that names its language."""
-    from t2t.data import runs
-
-    return runs.eval_batches_by_source(self.stage.config, self._mesh)
+    return (self._data or from_config()).eval_batches_by_source(self.stage.config, self._mesh)
 
   @functools.cached_property
   def tasks(self) -> Any:
-    """What the stage's tasks are measured by (`evaluate.of_training`)."""
+    """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
+    data = self.stage.config.data
+    if not (data.files or data.mixture or data.sources):
+      return None  # a user's own batches are of no task
     from t2t.data import pipeline
     from t2t.evaluation import evaluate
 
-    vocabulary = pipeline.vocabulary(self.stage.config.data)
+    vocabulary = pipeline.vocabulary(data)
     return evaluate.of_training(self.stage.config, self.program.reader, self._mesh, vocabulary=vocabulary)
 
   def check_measured(self) -> None:
@@ -94,6 +144,27 @@ class Leg:
     """Of a step."""
     return self.made.flops(predicted=losses.share_of_weights(self.eval_batches))
 
+  @property
+  def described(self) -> str:
+    """How large the model is, what of it is not trained, and where it lies."""
+    made, state, mesh = self.made, self.program.state, self._mesh
+    trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    number = f"{amounts.compact_count(trained + frozen)} parameters"
+    if frozen:
+      number += f" ({amounts.compact_count(trained)} of them, {100 * trained / (trained + frozen):.2g} %, trained)"
+    where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
+    if made.idle_heads:
+      where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
+    return f"{number} {where}"
+
+  def samples(self, state: TrainState, vocabulary: Any) -> list[list[tuple[str, str]]]:
+    """What the model makes of the first held-out texts; nothing where nobody says what ids stand for."""
+    if vocabulary is None:
+      return []
+    number = self.stage.config.eval.examples
+    return shown.show(self.program.reader, state, self.eval_batches[0], vocabulary, number=number)
+
 
 class Course:
   """The stages of a run; the step of the next is compiled while the one before runs.
@@ -101,13 +172,14 @@ class Course:
   Args:
     run: the stages.
     mesh: the current one.
+    data: see `Leg`.
 
   Raises:
     UserError: one whose model or optimizer has other parameters than the first's; names what differs.
   """
 
-  def __init__(self, run: Sequence[Stage], mesh: jax.sharding.Mesh):
-    self._legs = [Leg(stage, mesh) for stage in run]
+  def __init__(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, data: Data | None = None):
+    self._legs = [Leg(stage, mesh, data) for stage in run]
     for leg in self._legs[1:]:
       _check_same(self._legs[0], leg)
 

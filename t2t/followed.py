@@ -4,7 +4,7 @@ The run has a thread of its own, in which it goes on while the next row is waite
 catches and how it ends are not the caller's, whose signals stay as they are.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures.thread  # noqa: F401 - what it does at the end of Python comes after `_end_all`, see there
 import contextlib
 import copy
@@ -21,7 +21,7 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError, loop, settings
+from t2t import UserError, loop, own_batches, settings
 from t2t.checkpoints import pretrained
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping
@@ -85,7 +85,13 @@ def _is_text(config: ConfigDict, key: str) -> bool:
   return isinstance(found, str)
 
 
-def train(config: ConfigDict, workdir: str) -> "Training":
+def train(
+  config: ConfigDict,
+  workdir: str,
+  *,
+  batches: own_batches.Source | None = None,
+  eval_batches: Iterable[own_batches.Rows] | None = None,
+) -> "Training":
   """Trains as `t2t train` does, and yields what is measured: what it writes to metrics.jsonl, row by row.
 
       for row in t2t.train(t2t.config("tiny"), "runs/tiny"):
@@ -99,9 +105,16 @@ def train(config: ConfigDict, workdir: str) -> "Training":
   Args:
     config: what `config` gives, as it is now: what is changed later is another run's.
     workdir: local or gs://.
+    batches: your own, in the place of what config.data says is read: dicts of arrays [rows, length] by the names of the
+      model's features (`encoder_input_tokens`, ...; what follows from others is filled in).  An iterable is gone
+      through again and again, an iterator until it ends; a run that goes on passes over what it has read, or asks a
+      function, number of batches read -> those that follow.  Without config.data.vocabulary neither TensorFlow nor
+      seqio is needed, and ids are not turned into text.
+    eval_batches: those to measure on, of which config.eval.batches are read.
 
   Raises:
-    UserError: see `loop.train`, with the first row; something else is wrong with config or workdir, at once.
+    UserError: see `loop.train` and `own_batches`, with the first row; something else is wrong with config or workdir,
+      at once.
   """
   if not isinstance(config, ConfigDict):
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
@@ -109,10 +122,19 @@ def train(config: ConfigDict, workdir: str) -> "Training":
     raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
   if not str(workdir):
     raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
+  if (batches is None) != (eval_batches is None):
+    raise UserError("batches and eval_batches: give both, what is trained on and what is measured on, or neither")
+  if batches is not None and not (callable(batches) or isinstance(batches, Iterable)):
+    raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
   with in_python():
     bucket.check_folder(str(workdir), where="workdir ")
     config = copy.deepcopy(config)
-    return Training(_Run(lambda run: loop.train(settings.records(config), str(workdir), follower=run)))
+
+    def run(follower: _Run) -> None:
+      own = None if batches is None else own_batches.OwnData(batches, eval_batches, ended=follower.ends)
+      loop.train(settings.records(config), str(workdir), follower=follower, data=own)
+
+    return Training(_Run(run))
 
 
 class Training(Iterator[dict[str, float]]):
@@ -190,7 +212,11 @@ class _Run:
     """See `loop.Follower`."""
     self._stop = stop
     if self._why:
-      self._ask()
+      self.ends()
+
+  def ends(self) -> None:
+    """The run ends, saved, after the step that is next; its rows are handed over, unless it is to stop at once."""
+    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))
 
   def told(self, rows: Sequence[Mapping[str, float]]) -> None:
     """See `loop.Follower`."""
@@ -245,13 +271,10 @@ class _Run:
   def _end(self, why: str) -> None:
     self._ended, self._why = True, why
     if self._stop is not None:
-      self._ask()
+      self.ends()
     self._goes_on.put(None)
     while isinstance(found := self._next(), dict):
       self._goes_on.put(None)
     self._thread.join()
     if found is not None:
       raise found
-
-  def _ask(self) -> None:
-    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))

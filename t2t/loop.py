@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import functools
 import json
-import math
 from typing import Any, Protocol
 
 from etils import epath
@@ -17,12 +16,11 @@ from t2t.checkpoints import damage, outdated, store, writer
 from t2t.checkpoints import start as starts
 from t2t.checkpoints.going_back import go_back
 from t2t.checkpoints.going_back import left_out as left_out_of
-from t2t.generation.shown import show
 from t2t.models import kernels
 from t2t.models.architecture import Batch
 from t2t.params import join_frozen
 from t2t.reports import history, seen, written
-from t2t.runtime import amounts, hosts, stopping, watchdog
+from t2t.runtime import hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
 from t2t.training import finite, histograms, numbers, recipe
@@ -42,13 +40,16 @@ class Follower(Protocol):
     """What was written to metrics.jsonl; the run goes on when this returns."""
 
 
-def train(config: Config, workdir: str, *, follower: Follower | None = None) -> TrainState:
+def train(
+  config: Config, workdir: str, *, follower: Follower | None = None, data: course.Data | None = None
+) -> TrainState:
   """Trains until `config.train.steps`, resuming from `workdir` if anything is there.
 
   Args:
     config: see `t2t.settings.records`, and configs/default.py for what each key means.
     workdir: local or gs://; checkpoints, metrics and config.json are written there.
     follower: is told what is measured.
+    data: what is read; None: what the config says.
 
   Returns:
     The state after the last step.
@@ -61,11 +62,10 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
   bucket.check(workdir, where="--workdir ")
   bucket.check(config.init.checkpoint, where="config.init.checkpoint=")
   starts.check(config, bucket.absolute(workdir))
-  # TensorFlow is loaded here, where data is really read: it takes 5 s, and the rest of t2t does without it.
-  from t2t.data import pipeline, runs, vocabularies
+  data = data or course.from_config()
 
   # ---- Mesh and data -------------------------------------------------------
-  run = runs.resolved_stages(config)
+  run = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run}):
     hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
   config = run[-1].config
@@ -76,16 +76,16 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
-    legs = course.Course(run, mesh)
+    legs = course.Course(run, mesh, data)
     # The longest part of the start, beside all that follows until the first step.
     legs.prepare(starts.next_stage(run, workdir))
     stack.enter_context(steps.running())
-    runs.check_stages(run)
+    data.check_stages(run)
     held = stack.enter_context(writer.held(workdir))
 
     # ---- Model, optimizer, and what the tasks are measured by --------------
-    hosts.say(f"{_described(legs[-1], mesh)}; {workdir}" + (f"\nmesh: {why}" if why else ""))
-    vocabulary = pipeline.vocabulary(config.data)
+    hosts.say(f"{legs[-1].described}; {workdir}" + (f"\nmesh: {why}" if why else ""))
+    vocabulary = data.vocabulary(config)
     for leg in legs:
       leg.check_measured()
 
@@ -95,11 +95,11 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     ends = [stage.end for stage in run[:-1]]
     checkpoints = store.Checkpoints(workdir, keep=settings.keep, ends=ends, retry_seconds=settings.retry_seconds)
     stack.callback(checkpoints.close)
-    runs.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
+    data.check_vocabulary(config, vocabulary, workdir / store.VOCABULARY, checkpoints.latest_identity())
     num_streams = checkpoints.latest_config().get("data", {}).get("num_streams")
     first = stages.at(run, checkpoints.latest_step() or 0)
     left_out = functools.partial(left_out_of, workdir)
-    batches = runs.batches(run, mesh, num_streams=num_streams, first=first, left_out=left_out)
+    batches = data.batches(run, mesh, num_streams=num_streams, first=first, left_out=left_out)
     stack.callback(batches.close)
     # What was chosen at the first start is part of the config from then on: it decides the order of the data.
     run = [stage.with_(data={"num_streams": batches.num_streams}) for stage in run]
@@ -110,7 +110,7 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     state, first_step, saved = begun
     if jax.process_index() == 0:
       (workdir / "config.json").write_text(json.dumps(resolved[-1], indent=2) + "\n")
-      vocabularies.save(vocabulary, workdir / store.VOCABULARY)
+      data.keep_vocabulary(vocabulary, workdir / store.VOCABULARY)
 
     history.started(workdir, first_step, flops_per_step=leg.flops if len(run) == 1 else None)
 
@@ -161,7 +161,7 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
         report.stage(leg.stage)
         steps.resume()
       batch = next(batches)
-      if last_step == leg.stage.begin:
+      if last_step == leg.stage.begin and vocabulary is not None:
         seen.note(workdir, leg.stage, batch, vocabulary)
       step = functools.partial(legs.step, batches.stage)
       state, metrics = spread.around(last_step + 1, step, state, batch, dropout_key)
@@ -214,7 +214,7 @@ def train(config: Config, workdir: str, *, follower: Follower | None = None) -> 
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
     if report.shown_at != last_step:
-      report.samples(last_step, _samples(leg, state, vocabulary))
+      report.samples(last_step, leg.samples(state, vocabulary))
     if follower is not None and (rows := report.rows()):
       follower.told(rows)
     report.end()
@@ -241,20 +241,6 @@ def _stopped(report: reports.Report, workdir: epath.Path, step: int) -> None:
   written.at_end(workdir, ends=False)
 
 
-def _described(leg: course.Leg, mesh: jax.sharding.Mesh) -> str:
-  """How large the model is, what of it is not trained, and where it lies."""
-  made, state = leg.made, leg.program.state
-  trained, frozen = (sum(math.prod(x.shape) for x in jax.tree.leaves(x)) for x in (state.params, state.frozen_params))
-  axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-  number = f"{amounts.compact_count(trained + frozen)} parameters"
-  if frozen:
-    number += f" ({amounts.compact_count(trained)} of them, {100 * trained / (trained + frozen):.2g} %, trained)"
-  where = f"on {mesh.size} x {mesh.devices.flat[0].device_kind} ({axes})"
-  if made.idle_heads:
-    where += f"; config.train.loss={made.config.train.loss} makes nothing of the head {', '.join(made.idle_heads)}"
-  return f"{number} {where}"
-
-
 def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
   return step % every == 0 or step == stage.end
 
@@ -264,11 +250,6 @@ def _begin(leg: course.Leg, throughput: Throughput) -> Any:
   hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
   throughput.begin(leg.flops)
   return leg.tasks
-
-
-def _samples(leg: course.Leg, state: TrainState, vocabulary: Any) -> list[list[tuple[str, str]]]:
-  """What the model makes of the first held-out texts."""
-  return show(leg.program.reader, state, leg.eval_batches[0], vocabulary, number=leg.stage.config.eval.examples)
 
 
 def _measure(
@@ -294,7 +275,7 @@ def _measure(
   loss = report.evaluation(step, of(leg.eval_batches), {name: of(found) for name, found in leg.by_source.items()})
   if leg.stage.config.logging.texts:
     stop.saving()  # the first time it is compiled
-    report.samples(step, _samples(leg, state, vocabulary))
+    report.samples(step, leg.samples(state, vocabulary))
   if tasks is None:
     return {"loss": loss}
   params = join_frozen(state.params, state.frozen_params)

@@ -67,6 +67,7 @@ FLOORS = (
   "course",
   "reports",
   "loop",
+  "own_batches",
   "followed",
   "replay",
   "fisher",

@@ -70,7 +70,7 @@ def start(
     checkpoints: of the workdir.
     batches: the training data (`staged.StagedBatches`); of a resumed run it goes on where that run stopped.
     key: of fresh parameters.
-    vocabulary: of the run (`seqio.Vocabulary`), against which that of another checkpoint is compared.
+    vocabulary: of the run (`seqio.Vocabulary`), against which that of another checkpoint is compared; None: not known.
 
   Returns:
     The state, how many steps have been made, and what was saved beside it.
@@ -183,8 +183,10 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
   """Of which rows of a checkpoint those of the run's vocabulary are made.
 
   Raises:
-    UserError: the checkpoint's vocabulary is not known.
+    UserError: the checkpoint's vocabulary is not known, or the run's.
   """
+  if vocabulary is None:
+    raise UserError("config.init.by_piece=True: finds rows by their pieces; say them, config.data.vocabulary")
   from t2t.data import vocabularies
 
   return Pieces(vocabularies.old_pieces(pretrained.vocabulary(source), vocabulary))
@@ -198,6 +200,9 @@ def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any
   where = f"config.init.checkpoint={config.init.checkpoint}"
   if not source.vocabulary:
     hosts.say(f"{where}: has no vocabulary beside it; whether the run's is the same is not known")
+    return
+  if vocabulary is None:
+    hosts.say(f"{where}: whether its vocabulary is that of the batches is not known (config.data.vocabulary is empty)")
     return
   from t2t.data import vocabularies
 

@@ -331,6 +331,16 @@ def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:
       )
 
 
+def vocabulary(config: Config) -> seqio.Vocabulary:
+  """`pipeline.vocabulary` of a run."""
+  return pipeline.vocabulary(config.data)
+
+
+def keep_vocabulary(vocabulary: seqio.Vocabulary, folder: epath.Path) -> None:
+  """`vocabularies.save`: a run's own copy."""
+  vocabularies.save(vocabulary, folder)
+
+
 def check_vocabulary(
   config: Config, vocabulary: seqio.Vocabulary, kept: epath.Path, saved: Mapping[str, Any] | None
 ) -> None:

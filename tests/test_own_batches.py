@@ -1,0 +1,293 @@
+"""A user's own batches: the run that the pipeline's would have been, without the pipeline."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import t2t
+from t2t import UserError, own_batches, settings
+from t2t.checkpoints import store
+from t2t.data import runs
+from t2t.training import meshes
+
+SMALL = {
+  "model.vocab_size": 384,
+  "model.embed_dim": 16,
+  "model.num_heads": 2,
+  "model.head_dim": 8,
+  "model.mlp_dim": 32,
+  "model.num_encoder_layers": 1,
+  "model.num_decoder_layers": 1,
+  "model.dtype": "float32",
+  "data.inputs_length": 48,
+  "data.targets_length": 24,
+  "train.batch_size": 8,
+  "train.steps": 6,
+  "train.log_every": 1,
+  "eval.batches": 2,
+  "eval.every": 3,
+  "checkpoint.every": 3,
+}
+# What cannot be derived, which is what a user gives.
+NEEDED = {
+  "t5_1_1_small": ("encoder_input_tokens", "decoder_target_tokens"),
+  "gpt2_small": ("decoder_target_tokens",),
+  "bert_base": ("encoder_input_tokens", "encoder_target_tokens", "encoder_loss_weights"),
+}
+
+
+def small(name="t5_1_1_small", **changes):
+  layers = {"gpt2_small": {"model.num_encoder_layers": 0}, "bert_base": {"model.num_decoder_layers": 0}}.get(name, {})
+  if name == "bert_base":  # whose own has a vocabulary of two kinds of texts
+    layers |= {"data.objective": "masked_lm", "train.loss": "cross_entropy", "model.heads": ()}
+  return t2t.config(name, SMALL | layers | {"stages": ()} | changes)
+
+
+def random_batches(read=0, *, rows=8, inputs=30, targets=20):
+  """For ever, each by its number."""
+  for number in itertools.count(read):
+    ids = np.random.default_rng(number).integers(3, 384, size=(rows, inputs))
+    yield {"encoder_input_tokens": ids, "decoder_target_tokens": ids[:, :targets]}
+
+
+def held_out():
+  return list(itertools.islice(random_batches(1_000), 2))
+
+
+def losses(rows):
+  return {(row["step"], name): row[name] for row in rows for name in row if name.endswith("loss")}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+  """A few hundred lines of words."""
+  path = tmp_path_factory.mktemp("text") / "text.txt"
+  words, rng = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"], np.random.default_rng(0)
+  path.write_text("\n".join(" ".join(rng.choice(words, size=40)) for _ in range(300)))
+  return path
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, name):
+  """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
+  config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes", "data.num_streams": 2})
+  rows = list(t2t.train(config, str(tmp_path / "pipeline")))
+  run = runs.resolved(settings.records(config))
+  mesh, _ = meshes.make(run)
+  needed = lambda batch: {feature: np.asarray(batch[feature]) for feature in NEEDED[name]}
+  made = runs.batches(runs.resolved_stages(run), mesh, num_streams=2)
+  given = [needed(next(made)) for _ in range(6)]
+  evaluated = [needed(batch) for batch in runs.eval_batches(run, mesh)]
+  own = list(t2t.train(config, str(tmp_path / "own"), batches=given, eval_batches=evaluated))
+  assert losses(own) == losses(rows) and losses(own)
+  assert t2t.load(str(tmp_path / "own")).tokenize(["fox"])  # config.data.vocabulary is beside it
+
+
+@pytest.mark.parametrize(
+  "made",
+  [
+    lambda: list(itertools.islice(random_batches(), 4)),
+    lambda: random_batches,
+    lambda: itertools.cycle(itertools.islice(random_batches(), 4)),
+  ],
+  ids=["again and again", "a function", "an iterator"],
+)
+def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
+  whole = t2t.train(small(), str(tmp_path / "whole"), batches=made(), eval_batches=held_out()).run()
+  for row in t2t.train(small(), str(tmp_path / "run"), batches=made(), eval_batches=held_out()):
+    if row["step"] == 2:
+      break
+  assert 2 <= store.Checkpoints(tmp_path / "run", keep=1).latest_step() < 6
+  capsys.readouterr()
+  rest = t2t.train(small(), str(tmp_path / "run"), batches=made(), eval_batches=held_out()).run()
+  assert {key: rest[key] for key in ("step", "train/loss", "eval/loss")} == {
+    key: whole[key] for key in ("step", "train/loss", "eval/loss")
+  }
+  assert ("passing over the" in "".join(capsys.readouterr())) == (made() is not random_batches)
+
+
+def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
+  """Saved, after the step of the last."""
+  rows = list(
+    t2t.train(small(), str(tmp_path / "run"), batches=itertools.islice(random_batches(), 4), eval_batches=held_out())
+  )
+  assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
+  assert "batches ended after 4, and config.train.steps=6" in "".join(capsys.readouterr())
+  with pytest.raises(UserError, match="batches ended after 4: give more, or fewer config.train.steps"):
+    t2t.train(
+      small(), str(tmp_path / "run"), batches=itertools.islice(random_batches(), 4), eval_batches=held_out()
+    ).run()
+
+
+def test_no_more_batches_are_taken_than_steps_are_made(tmp_path):
+  taken = []
+
+  def counted():
+    for number, batch in enumerate(random_batches()):
+      taken.append(number)
+      yield batch
+
+  t2t.train(small(**{"train.steps": 3}), str(tmp_path / "run"), batches=counted(), eval_batches=held_out()).run()
+  assert taken == [0, 1, 2]
+
+
+def test_memory_may_be_written_again(tmp_path):
+  """A loader that has one array for all batches."""
+
+  def in_one_place():
+    kept = {}
+    for batch in random_batches():
+      for name, array in batch.items():
+        kept.setdefault(name, np.zeros(array.shape, np.int32))[:] = array
+      yield kept
+
+  expected = list(t2t.train(small(), str(tmp_path / "a"), batches=random_batches, eval_batches=held_out()))
+  found = list(t2t.train(small(), str(tmp_path / "b"), batches=in_one_place(), eval_batches=held_out()))
+  assert losses(found) == losses(expected)
+
+
+def test_fewer_rows_and_positions_are_filled_up():
+  config = settings.records(small())
+  found = own_batches.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
+  assert {name: array.shape for name, array in found.items()} == {
+    "encoder_input_tokens": (8, 48),
+    "decoder_input_tokens": (8, 24),
+    "decoder_target_tokens": (8, 24),
+    "decoder_loss_weights": (8, 24),
+  }
+  assert found["decoder_loss_weights"].sum() == 3 * 4
+  assert (found["decoder_input_tokens"][:3, 1:5] == found["decoder_target_tokens"][:3, :4]).all()
+  assert not found["decoder_input_tokens"][:, 0].any()
+
+
+def test_neither_tensorflow_nor_seqio_is_asked(tmp_path):
+  script = (
+    "import sys\n"
+    "for name in ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio'):\n"
+    "  sys.modules[name] = None\n"
+    "import numpy as np, t2t\n"
+    f"config = t2t.config('t5_1_1_small', {SMALL!r})\n"
+    "rows = {'encoder_input_tokens': np.full((8, 3), 5), 'decoder_target_tokens': np.full((8, 2), 6)}\n"
+    f"print(t2t.train(config, {str(tmp_path / 'run')!r}, batches=[rows], eval_batches=[rows]).run()['step'])\n"
+  )
+  ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+  assert ended.returncode == 0, ended.stderr
+  assert ended.stdout.splitlines()[-1] == "6"
+
+
+def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
+  """A function begins behind any batch; an iterator that has moved on is refused."""
+  config = settings.records(small())
+  mesh, _ = meshes.make(config)
+  ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
+  whole = own_batches.OwnBatches(random_batches, config, mesh, ended=pytest.fail)
+  every = [ids(next(whole)) for _ in range(6)]
+  for source in (random_batches, list(itertools.islice(random_batches(), 6))):
+    batches = own_batches.OwnBatches(source, config, mesh, ended=pytest.fail)
+    next(batches)
+    saved = batches.state(1)
+    next(batches)
+    batches.restore(saved, step=1)
+    batches.leave_out(1, 3)
+    assert [ids(next(batches)) for _ in range(3)] == every[3:]
+  batches = own_batches.OwnBatches(random_batches(), config, mesh, ended=pytest.fail)
+  next(batches)
+  with pytest.raises(UserError, match="batches is an iterator, in which a run cannot go back"):
+    batches.restore(batches.state(1), step=1)
+
+
+def test_runs_of_one_kind_are_not_gone_on_with_as_the_other(text, tmp_path):
+  files = {"data.files": str(text), "data.vocabulary": "bytes"}
+  t2t.train(small(**{"train.steps": 3}), str(tmp_path / "own"), batches=random_batches, eval_batches=held_out()).run()
+  with pytest.raises(UserError, match=r"data\.batches.*those that t2t\.train\(batches=\.\.\.\) was given"):
+    t2t.train(small(**files), str(tmp_path / "own")).run()
+  t2t.train(small(**files, **{"train.steps": 3}), str(tmp_path / "files")).run()
+  with pytest.raises(UserError, match=r"this run has read what its config\.data says"):
+    t2t.train(small(), str(tmp_path / "files"), batches=random_batches, eval_batches=held_out()).run()
+
+
+GOOD = next(random_batches())
+
+
+@pytest.mark.parametrize(
+  ("batch", "message"),
+  [
+    (
+      [1, 2],
+      r"^batches, batch 1 is list: give a dict of arrays, this config's model takes encoder_input_tokens \[8, 48",
+    ),
+    (
+      GOOD | {"encoder_input_token": 0},
+      r"'encoder_input_token' is no feature of this model; did you mean encoder_input",
+    ),
+    (
+      {"encoder_input_tokens": GOOD["encoder_input_tokens"]},
+      r"has no decoder_input_tokens, decoder_target_tokens, deco",
+    ),
+    (GOOD | {"encoder_input_tokens": [[1], [1, 2]]}, r"encoder_input_tokens: no array \[rows, length\]"),
+    (GOOD | {"encoder_input_tokens": [1, 2]}, r"encoder_input_tokens is \[2\]: the config asks for \[rows, length\]"),
+    (GOOD | {"encoder_input_tokens": np.ones((9, 3), int)}, r"is \[9, 3\]: .* at most \[8, 48\]"),
+    (GOOD | {"encoder_input_tokens": np.ones((8, 3))}, r"is of float64: must be integers"),
+    (GOOD | {"encoder_input_tokens": np.full((8, 3), 2**40)}, r"has numbers of more than 32 bits"),
+    (
+      GOOD | {"encoder_input_tokens": np.full((8, 3), 384)},
+      r"ids from 384 to 384, and config\.model\.vocab_size is 384",
+    ),
+    (GOOD | {"encoder_input_tokens": np.full((8, 3), -1)}, r"ids from -1 to -1"),
+    (GOOD | {"encoder_input_tokens": np.ones((4, 3), int)}, r"different numbers of rows: encoder_input_tokens 4, deco"),
+  ],
+)
+def test_a_batch_that_cannot_be_is_told(batch, message):
+  with pytest.raises(UserError, match=message):
+    own_batches.completed(batch, settings.records(small()), where="batches, batch 1")
+
+
+def test_which_batch_cannot_be_is_told(tmp_path):
+  bad = GOOD | {"encoder_input_tokens": np.full((8, 3), 384)}
+  with pytest.raises(UserError, match=r"^batches, batch 2: encoder_input_tokens has ids from 384"):
+    t2t.train(small(), str(tmp_path / "run"), batches=[GOOD, bad], eval_batches=held_out()).run()
+  with pytest.raises(UserError, match=r"^eval_batches, batch 2: encoder_input_tokens has ids from 384"):
+    t2t.train(small(), str(tmp_path / "run"), batches=[GOOD], eval_batches=[GOOD, bad]).run()
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"stages": ({"name": "a", "share": 0.5}, {"name": "b"})}, r"^config\.stages: batches of your own are of one run"),
+    ({"train.epochs": 1.0}, r"^config\.train\.epochs=1\.0: nobody knows how many"),
+    ({"eval.every": 0}, r"^config\.eval\.every=0: nobody knows how many .*; give a number of steps$"),
+    ({"eval.tasks": ("cb",)}, r"^config\.eval\.tasks=\('cb',\): batches of your own are of no task"),
+  ],
+)
+def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, message):
+  with pytest.raises(UserError, match=message):
+    t2t.train(small(**changes), str(tmp_path / "run"), batches=random_batches, eval_batches=held_out()).run()
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"batches": [GOOD]}, r"^batches and eval_batches: give both"),
+    ({"batches": 3, "eval_batches": [GOOD]}, r"^batches is int: give an iterable of dicts"),
+  ],
+)
+def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
+  with pytest.raises(UserError, match=message):
+    t2t.train(small(), str(tmp_path / "run"), **options)
+
+
+def test_held_out_batches_are_needed(tmp_path):
+  with pytest.raises(UserError, match="^eval_batches has none"):
+    t2t.train(small(), str(tmp_path / "run"), batches=random_batches, eval_batches=[]).run()
+
+
+def test_what_is_kept_names_no_other_data(text, tmp_path):
+  """A config's files are not what the model has read."""
+  config = small(**{"data.files": str(text)})
+  t2t.train(config, str(tmp_path / "run"), batches=random_batches, eval_batches=held_out()).run()
+  assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["files"] == ""
