@@ -91,14 +91,16 @@ def starts(config: PromptConfig, vocabulary: Any, *, seed: int) -> Sequence[int]
 
   Args:
     config: says which.
-    vocabulary: of the model (`seqio.Vocabulary`).
+    vocabulary: of the model (`seqio.Vocabulary`); None: not known.
     seed: of what is drawn.
 
   Raises:
-    UserError: the vocabulary has no piece of the text.
+    UserError: the vocabulary has no piece of the text, or is not known.
   """
   if config.init == "uniform":
     return None
+  if vocabulary is None:
+    raise UserError(f"config.prompt.init={config.init}: asks a vocabulary for pieces; give config.data.vocabulary")
   if config.init == "text":
     ids = [each for each in vocabulary.encode(config.text) if each != vocabulary.unk_id]
     if not ids:
