@@ -29,6 +29,7 @@ _MIXTURES = {
   "squad": ("squad", "t2t.tasks.squad", (512, 62)),
   "squad_v2": ("squad_v2", "t2t.tasks.squad", (512, 62)),
   "ner": ("conll2003", "t2t.tasks.conll2003", (256, 128)),
+  "pos": ("udpos", "t2t.tasks.udpos", (256, 128)),
   "hellaswag": ("hellaswag", "t2t.tasks.hellaswag", (512, 62)),
   "imdb": ("imdb_reviews", "t2t.tasks.text_classification", (512, 8)),
   "ag_news": ("ag_news_subset", "t2t.tasks.text_classification", (256, 8)),

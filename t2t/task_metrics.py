@@ -108,6 +108,16 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
   return {"f1": 100 * float(seqeval.metrics.f1_score(right, found, zero_division=0)) if right else 0.0}
 
 
+def word_accuracy(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
+  """Share of words that have their right tag; those of an unparseable prediction have none."""
+  right = [
+    own == (prediction or ())[place : place + 1]
+    for tags, prediction in zip(targets, predictions, strict=True)
+    for place, own in enumerate([[tag] for tag in tags])
+  ]
+  return {"word_accuracy": _percent(right)}
+
+
 # ---- Numbers ---------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,7 @@ FAMILIES = {
     "squad",
     "squad_v2",
     "ner",
+    "pos",
     "hellaswag",
     "imdb",
     "ag_news",

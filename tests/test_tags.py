@@ -10,7 +10,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t2t import task_metrics
+from t2t import UserError, task_metrics
 from t2t.data import answering, answers, framing, text_formats, vocabularies
 from t2t.data.answering import tags as tags_lib
 from t2t.data.answering.reading import Reading
@@ -183,7 +183,7 @@ def test_an_unknown_tag():
 def test_what_is_written_is_read_again(tags, random):
   """Whatever the words: each entity is found behind the one before, in words of that spelling."""
   words = [f"w{i}" for i in range(len(tags))]
-  text = answers.written_entities(words, tags)
+  text = answers.written_tags(words, tags, NAMES)
   found = answers.tags_of(text, words, NAMES)
   assert answers.entities(found) == answers.entities(tags)
   if tags:
@@ -219,6 +219,50 @@ def test_an_i_that_goes_on_with_nothing_begins():
   assert answers.entities(["I-PER", "I-LOC", "I-LOC", "O", "I-LOC", "B-LOC"]) == [
     ("PER", 0, 1), ("LOC", 1, 3), ("LOC", 4, 5), ("LOC", 5, 6),
   ]  # fmt: skip
+
+
+# ---- A tag for each word, which marks no entity ----------------------------------------------------------------------
+
+
+PARTS = ("DET", "NOUN", "VERB", "B", "PER-X")
+
+
+@hypothesis.given(strategies.lists(strategies.sampled_from(PARTS), min_size=1, max_size=12))
+def test_a_word_s_own_tags_are_written_and_read_again(tags):
+  """As they are, whatever stands at their third letter."""
+  words = [f"w{i}" for i in range(len(tags))]
+  record = {"tokens": tf.constant(words), "pos": tf.constant([PARTS.index(tag) for tag in tags])}
+  records = tf.data.Dataset.from_tensors(record)
+  (found,) = text_formats.tagged(records, words="tokens", tags="pos", names=PARTS, prefix="pos").as_numpy_iterator()
+  assert found["targets"].decode() == " ".join(tags)
+  read = answers.tagged(PARTS)(found["targets"].decode(), example=found)
+  assert read == answers.tagged(PARTS)("?", example=found, is_target=True) == tags
+  assert answers.entities(tags) == [(tag, i, i + 1) for i, tag in enumerate(tags)]
+  assert task_metrics.word_accuracy([tags], [read]) == {"word_accuracy": 100.0}
+
+
+@pytest.mark.parametrize("text", ["NOUN: Ann", "DET CAT", "none", ""])
+def test_what_names_no_tags_is_no_answer(text):
+  assert answers.tagged(PARTS)(text, example={"words": [b"Ann", b"saw"]}) is None
+
+
+def test_word_accuracy():
+  """Two of five words; what was not told of is wrong."""
+  assert task_metrics.word_accuracy([["A", "B"], ["A"], ["C", "D"]], [["A", "C"], None, ["C"]]) == {
+    "word_accuracy": pytest.approx(40.0)
+  }
+
+
+@pytest.mark.parametrize(
+  ("names", "message"),
+  [
+    (("O", "B-PER", "NOUN"), "NOUN begins with neither B- nor I-, as B-PER does, and is not O"),
+    (("DET", "PROPER NOUN"), "tag 'PROPER NOUN': a tag has no white space"),
+  ],
+)
+def test_tags_of_two_kinds_are_refused(names, message):
+  with pytest.raises(UserError, match=message):
+    answers.tagged(names)
 
 
 # ---- The metric ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from t2t.generation import answerer
 from t2t.models.config import HeadConfig
 
 BYTES = vocabularies.load("bytes", extra_ids=0)
-for _module in ("conll2003", "hellaswag", "multilingual", "squad", "text_classification"):
+for _module in ("conll2003", "hellaswag", "multilingual", "squad", "text_classification", "udpos"):
   registry.load(f"t2t.tasks.{_module}")
 
 TFDS_MODULES = {
@@ -41,6 +41,19 @@ Rome NNP I-NP B-LOC
 
 It PRP I-NP O
 """
+# A word that is written as one and is two, and one that is not written.
+CONLLU = """# sent_id = 1
+# text = Vámonos al mar.
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\t_\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+2.1\tva\tir\tVERB\t_\t_\t_\t_\t_\t_
+3\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+
+1\tSí\tsí\tINTJ\t_\t_\t0\troot\t_\t_
+"""
+UPOS = ("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ")
+UPOS += ("SYM", "VERB", "X", "_")
 SWAG = {"ind": 4, "activity_label": "Rain", "ctx": "It rains.", "endings": ["a", "b", "c", "d"], "label": 2}
 XNLI = [
   "language\tgold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpromptID\tpairID",
@@ -60,6 +73,11 @@ RELEASED = {
     {"conll2003/train.txt": CONLL, "conll2003/valid.txt": CONLL},
     ("ner: Ann Lee saw Rome", "PER: Ann Lee; LOC: Rome"),
     answering.Need("ner", "tag", TAGS, 9),
+  ),
+  "udpos": (
+    {"es_gsd-ud-train.conllu": CONLLU, "es_gsd-ud-dev.conllu": CONLLU, "test.conllu": CONLLU},
+    ("pos: Vamos nos mar", "VERB PRON NOUN"),
+    answering.Need("pos", "tag", UPOS, 18),
   ),
   "hellaswag": (
     {"hellaswag_train.jsonl": json.dumps(SWAG), "hellaswag_val.jsonl": json.dumps(SWAG)},
@@ -100,7 +118,15 @@ RELEASED = {
   ),
 }
 # task -> number of records of each split of the files above
-NUMBERS = {"conll2003": 2, "hellaswag": 1, "xnli_de": 2, "paws_x_wiki_fr": 2, "imdb_reviews": 2, "ag_news_subset": 2}
+NUMBERS = {
+  "conll2003": 2,
+  "udpos": 2,
+  "hellaswag": 1,
+  "xnli_de": 2,
+  "paws_x_wiki_fr": 2,
+  "imdb_reviews": 2,
+  "ag_news_subset": 2,
+}
 NUMBERS |= {"wikiann_sw": 2, "masakhaner_yor": 2}
 
 
@@ -228,6 +254,9 @@ def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypa
       r"line 2: has 2 column\(s\) and not 4: tokens, p",
     ),
     ("conll2003", "conll2003/train.txt", "\nAnn NNP I-NP B-DOG", r"line 2: tag 'B-DOG' is none of O, B-PER"),
+    ("udpos", "train.conllu", "# a\n1 Ann _ NOUN", r"line 2: has 1 column\(s\) and not 10; columns are parted by tabs"),
+    ("udpos", "train.conllu", "1\tAnn" + "\tN" * 8, r"line 1: tag 'N' is none of ADJ, ADP"),
+    ("udpos", "a-ud-train.conllu", CONLLU, r"several files for the split train: a-ud-train, b-ud-train; give each a f"),
     ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"endings": "a"}), r"line 1: field 'endings' is a str"),
     ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"label": 4}), r"line 1: label 4 is none of choice1"),
     ("xnli_de", "xnli.dev.tsv", "language\tsentence1", r"line 1: has no column 'gold_label'"),
@@ -241,10 +270,10 @@ def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypa
 )
 def test_what_is_wrong_with_files(name, file, text, message, tmp_path):
   """The key that led there, file and line."""
-  write(tmp_path, {file: text})
+  write(tmp_path, {file: text} | ({"b-ud-train.conllu": text} if file.startswith("a-ud") else {}))
   task = released(name, tmp_path)
   key = task.source.folder_key
-  with pytest.raises(UserError, match=rf"^config\.data\.folders\.{key}: .*{message}"):
+  with pytest.raises(UserError, match=rf"^config\.data\.folders\.{key}[:=].*{message}"):
     task.source.num_input_examples("validation" if name.startswith("xnli") else "train")
 
 

@@ -168,8 +168,12 @@ def tagged(names: Sequence[str]) -> Postprocess:
   "I do not know"              -> None
 
   Args:
-    names: of the tags, by their number; those of entities begin with B- and I-.
+    names: of the tags, by their number, see `mark_entities`.
+
+  Raises:
+    UserError: see `mark_entities`.
   """
+  mark_entities(names)
   return _postprocess(
     lambda text, example: tags_of(text, texts(example, "words"), names),
     lambda example: [names[int(tag)] for tag in field(example, "tags")],
@@ -184,15 +188,37 @@ def text() -> Postprocess:
 # ---- Entities --------------------------------------------------------------------------------------------------------
 
 
+def mark_entities(names: Sequence[str]) -> bool:
+  """Whether tags mark entities, B- and I- before their type and O elsewhere, and are not each a word's own: DET, NOUN.
+
+  Raises:
+    UserError: some do and others do not, or one has white space in it.
+  """
+  marks = [name for name in names if _is_mark(name)]
+  if own := [name for name in names if name != "O" and name not in marks and marks]:
+    raise UserError(
+      f"tags {', '.join(names)}: {own[0]} begins with neither B- nor I-, as {marks[0]} does, and is not O"
+    )
+  if spaced := [name for name in names if name.split() != [name]]:
+    raise UserError(f"tag {spaced[0]!r}: a tag has no white space, which stands between two of them")
+  return bool(marks)
+
+
+def _is_mark(tag: str) -> bool:
+  return tag.startswith(("B-", "I-"))
+
+
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
   """Type, first word, and the one behind the last, of what tags mark.
 
   In:  ["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]
   Out: [("PER", 0, 2), ("LOC", 3, 4), ("LOC", 4, 5)]                  an I- that goes on with nothing begins, too
+  In:  ["DET", "NOUN"]
+  Out: [("DET", 0, 1), ("NOUN", 1, 2)]
   """
   found: list[tuple[str, int, int]] = []
   for place, tag in enumerate(tags):
-    kind = tag[2:]
+    kind = tag[2:] if _is_mark(tag) else tag
     if tag.startswith("I-") and found and found[-1][0] == kind and found[-1][2] == place:
       found[-1] = (kind, found[-1][1], place + 1)
     elif tag != "O":
@@ -200,12 +226,21 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
   return found
 
 
-def written_entities(words: Sequence[str], tags: Sequence[str]) -> str:
-  """The entities of a text as they are written.
+def written_tags(words: Sequence[str], tags: Sequence[str], names: Sequence[str]) -> str:
+  """The entities of a text as they are written; tags that mark none are written themselves.
 
   In:  ["Ann", "Lee", "saw", "Rome"], ["B-PER", "I-PER", "O", "B-LOC"]
   Out: "PER: Ann Lee; LOC: Rome"                                      "none" where there is none
+  In:  ["the", "cat"], ["DET", "NOUN"]
+  Out: "DET NOUN"
+
+  Args:
+    words: of the text.
+    tags: of each.
+    names: of all tags that there are, see `mark_entities`.
   """
+  if not mark_entities(names):
+    return " ".join(tags)
   return "; ".join(f"{kind}: {' '.join(words[start:end])}" for kind, start, end in entities(tags)) or _NO_ENTITY
 
 
@@ -220,10 +255,12 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
   told = text.split()
   if told and set(told) <= set(names):
     return [*told, *["O"] * len(words)][: len(words)]
+  if not mark_entities(names):
+    return None
   found, behind = ["O"] * len(words), 0
   if text == _NO_ENTITY:
     return found
-  kinds = "|".join(sorted({re.escape(name[2:]) for name in names if name[1:2] == "-"}))
+  kinds = "|".join(sorted({re.escape(name[2:]) for name in names if _is_mark(name)}))
   parts = [re.fullmatch(rf"({kinds}):\s+(.*)", part) for part in re.split(rf";\s+(?=(?:{kinds}):\s)", text)]
   for match in filter(None, parts):
     start, end = _place_of(match[2].split(), words, behind)

@@ -133,7 +133,7 @@ squad = spans  # T5's
 
 @seqio.map_over_dataset
 def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], prefix: str) -> Features:
-  """A text of words, and the entities that tags mark in it.
+  """A text of words, and the entities that tags mark in it, or each word's tag where tags mark none.
 
   In:  {"tokens": ["Ann", "Lee", "saw", "Rome"], "ner": [1, 2, 0, 3]}
   Out: {"inputs": "ner: Ann Lee saw Rome", "targets": "PER: Ann Lee; LOC: Rome", "head": "ner",
@@ -143,16 +143,21 @@ def tagged(features: Features, *, words: str, tags: str, names: Sequence[str], p
     features: as above.
     words: name of the field with the words.
     tags: and of that with the number of each word's tag.
-    names: of the tags: B- and I- before the type of an entity, and O.
+    names: of the tags: B- and I- before the type of an entity, and O; or others, of each word its own: DET, NOUN.
     prefix: the task's name.
+
+  Raises:
+    UserError: see `answers.mark_entities`.
+
   Source: tags as Ramshaw & Marcus 1995 have them, B- where each entity begins.
   """
+  answers.mark_entities(names)
 
   def write(words, tags) -> bytes:
     unknown = [int(tag) for tag in tags if not 0 <= tag < len(names)]
     if unknown:
       raise UserError(f"{prefix}: a word has the tag {unknown[0]}, but there are {len(names)}: {', '.join(names)}")
-    return answers.written_entities([word.decode() for word in words], [names[tag] for tag in tags]).encode()
+    return answers.written_tags([word.decode() for word in words], [names[tag] for tag in tags], names).encode()
 
   numbers = tf.cast(features[tags], tf.int32)
   targets = tf.numpy_function(write, [features[words], numbers], tf.string, stateful=False)

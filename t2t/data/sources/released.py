@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import fnmatch
 import functools
 from typing import Any
 
@@ -22,7 +23,8 @@ class _Layout:
 
   folder: beside those of the benchmark's other tasks; "" where the files lie in the user's folder itself.
   read: (path, where, labels) -> records of a file.
-  stems: split -> names of its file, without the ending; any other file is a split of its own name.
+  stems: split -> names of its file, without the ending, or what they are like: *-ud-dev; any other file is a split of
+    its own name.
   suffixes: endings of the files; "": they have none.
   folders: whether a split is a folder of files.
   """
@@ -155,6 +157,14 @@ _LAYOUTS: dict[str, dict[str, _Layout]] = {
       functools.partial(released_records.columns, words="tokens", tags="ner", names=("tokens", "pos", "chunks", "ner")),
       {"train": ["train"], "validation": ["valid"], "test": ["test"]},
       [".txt"],
+    ),
+  },
+  "udpos": {
+    "": _Layout(
+      "",
+      released_records.conllu,
+      {"train": ["*-ud-train"], "validation": ["dev", "*-ud-dev"], "test": ["*-ud-test"]},
+      [".conllu"],
     ),
   },
   "xnli": {
@@ -318,9 +328,11 @@ class BenchmarkSource(seqio.DataSource):
     known |= self._layout.stems
     files = {}
     for split, stems in known.items():
-      path = next((found[stem] for stem in (split, *stems) if stem in found), None)
-      if path is not None:
-        files[split] = path
+      own = next(filter(None, (fnmatch.filter(found, stem) for stem in (split, *stems))), [])
+      if len(own) > 1:
+        raise UserError(f"{self._where}: has several files for the split {split}: {', '.join(own)}; give each a folder")
+      if own:
+        files[split] = found[own[0]]
     # A split may also be called as its file is, unless that is the name of the task.
     return files | {stem: path for stem, path in found.items() if stem != self._layout.folder}
 

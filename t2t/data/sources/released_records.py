@@ -319,6 +319,43 @@ def columns(
       found = ([], [])
 
 
+def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
+  """One record for each sentence of a file in CoNLL-U: its "tokens", and the numbers of their universal tags, "upos".
+
+  The words are those of syntax: of "1-2  vámonos", "1  vamos", "2  nos" the last two, and no empty ones, as 8.1.
+
+  Args:
+    path: of the file.
+    where: the config key that led there, for messages.
+    labels: names of the tags.
+
+  Source: universaldependencies.org/format.html.
+  """
+  tokens: list[str] = []
+  tags: list[int] = []
+  for number, line in enumerate([*_lines(path, where), ""], 1):
+    if line.startswith("#"):
+      continue
+    if line.strip():
+      cells = line.rstrip("\r\n").split("\t")
+      if len(cells) != _CONLLU_COLUMNS:
+        hint = "; columns are parted by tabs" if len(cells) == 1 else ""
+        raise UserError(f"{where}: {path}, line {number}: has {len(cells)} column(s) and not {_CONLLU_COLUMNS}{hint}")
+      place, form, tag = cells[0], cells[1], cells[3]
+      if not place.isdigit():
+        continue
+      if tag not in labels:
+        raise UserError(f"{where}: {path}, line {number}: tag {tag!r} is none of {', '.join(labels)}")
+      tokens.append(form)
+      tags.append(labels.index(tag))
+    elif tokens:
+      yield {"tokens": tokens, "upos": np.array(tags, np.int32)}
+      tokens, tags = [], []
+
+
+_CONLLU_COLUMNS = 10
+
+
 # ---- GLUE ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,29 @@
+"""Parts of speech of Universal Dependencies (Nivre et al. 2020): a head tags words, other models write the tags.
+
+config.data.folders.udpos names the folder of a treebank as released, *-ud-train.conllu and so on, or of train.conllu,
+dev.conllu and test.conllu in the same format; without it TensorFlow Datasets provides English, of EWT.
+"""
+
+import seqio
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+from t2t.data.sources import released
+
+# In TFDS's order; _ is that of no word of syntax.
+_TAGS = ("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ")
+_TAGS += ("SYM", "VERB", "X", "_")
+
+seqio.TaskRegistry.add(
+  "udpos",
+  source=released.BenchmarkSource(
+    "udpos",
+    tfds="universal_dependencies/en_ewt:1.0.1",
+    labels=_TAGS,
+    splits={"train": "train", "validation": "dev", "test": "test"},
+  ),
+  preprocessors=text_formats.preprocessors(text_formats.tagged, words="tokens", tags="upos", names=_TAGS, prefix="pos"),
+  output_features=text_formats.t5_features(),
+  postprocess_fn=answers.tagged(_TAGS),
+  metric_fns=[task_metrics.word_accuracy],
+)
