@@ -289,3 +289,18 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
     {"decoder_target_tokens": np.array([[2, 3, 4]]), "decoder_loss_weights": np.array([[1.0, 1.0, 0.0]])},
   ]
   np.testing.assert_allclose(losses.unigram_loss(batches, vocab_size=6), 1.5 * np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("times", "what"),
+  [
+    (10, "knows how often each token occurs in these 40 targets"),
+    (9, "knows these 36 targets, which are too few to judge by"),
+  ],
+)
+def test_a_unigram_model_of_few_targets_says_so(times, what):
+  """Of as many tokens that occur once it would be any model's better: its loss is that of having seen the answers."""
+  targets = np.tile([[1, 2, 3, 4]], (1, times))
+  batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.ones(targets.shape)}]
+  found = losses.unigram(batches, vocab_size=6)
+  assert (found.knows, found.loss) == (what, pytest.approx(np.log(4), rel=1e-6))

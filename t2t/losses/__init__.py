@@ -8,6 +8,7 @@ from t2t.losses.cross_entropy import (
   share_of_weights,
   token_cross_entropy,
   token_sums,
+  unigram,
   unigram_loss,
 )
 from t2t.losses.electra import Electra
@@ -40,6 +41,7 @@ __all__ = [
   "share_of_weights",
   "token_cross_entropy",
   "token_sums",
+  "unigram",
   "unigram_loss",
 ]
 

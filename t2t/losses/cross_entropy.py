@@ -280,8 +280,7 @@ class CrossEntropy:
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
     """Of a unigram model."""
-    loss = float(unigram_loss(batches, vocab_size))
-    return [Baseline("unigram model", loss, "knows how often each token occurs in these targets")]
+    return [unigram(batches, vocab_size)]
 
 
 def token_sums(
@@ -338,9 +337,28 @@ def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
   Returns:
     float32 [], nats per target token.  No unigram model does better on these targets, whatever it was fitted on.
   """
+  counts = _counts(batches, vocab_size)
+  shares = counts / jnp.sum(counts)
+  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
+
+
+def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
+  """`unigram_loss`, and of how many targets it is: of few it is far below what any model reaches on other text."""
+  counts = _counts(batches, vocab_size)
+  number, distinct = int(jnp.sum(counts)), int(jnp.sum(counts > 0))
+  what = f"knows how often each token occurs in these {number:,} targets"
+  if number < _OFTEN * distinct:
+    what = f"knows these {number:,} targets, which are too few to judge by"
+  return Baseline("unigram model", float(unigram_loss(batches, vocab_size)), what)
+
+
+_OFTEN = 10  # times that a token occurs on average, where how often says something of it
+
+
+def _counts(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
+  """How much weight each id has as a target, float32 [vocab_size]."""
   counts = jnp.zeros(vocab_size, jnp.float32)
   for batch in batches:
     side = predicted_side(batch)
     counts = counts.at[batch[f"{side}_target_tokens"]].add(batch[f"{side}_loss_weights"].astype(jnp.float32))
-  shares = counts / jnp.sum(counts)
-  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
+  return counts

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.losses import boundary
-from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram_loss
+from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import heads, transformer
@@ -377,8 +377,7 @@ class Heads:
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
     """Of who knows how often each answer is right."""
     if self.tokens is not None:
-      loss = float(unigram_loss(batches, vocab_size))
-      return [Baseline("unigram model", loss, "knows how often each token occurs in these targets")]
+      return [unigram(batches, vocab_size)]
     total, number = 0.0, 0.0
     for place, head in self._asked:
       asked = [asked_of(batch, place) for batch in batches]

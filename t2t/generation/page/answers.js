@@ -37,7 +37,7 @@ function showFillings(card, event) {
 function showEntities(card, event) {
   card.text.replaceChildren(...withMarks(card.sent.inputs, event.prediction));
   if (!event.prediction.length) {
-    showOthers(card, heading("No entity is in this text"));
+    showOthers(card, heading("Nothing is marked in this text"));
     return;
   }
   const legend = element("ul", "legend");
@@ -46,7 +46,7 @@ function showEntities(card, event) {
     legend.append(element("li", "", marked(String(number), label)));
   }
   const row = ({text, label, probability}) => [marked(text, label), percent(probability), probability];
-  showOthers(card, heading("Entities"), legend, bars(["Entity", "Probability"], event.prediction.map(row)));
+  showOthers(card, heading("What is marked"), legend, bars(["Words", "Probability"], event.prediction.map(row)));
 }
 
 function showSpan(card, event) {
@@ -109,8 +109,8 @@ const WAYS = {
     empty: "The number that the model gives appears here.",
   },
   tag: {
-    show: showEntities, button: "Find entities", does: "finds them", placeholder: "The text",
-    empty: "The text with its entities marked appears here, and how likely each is.",
+    show: showEntities, button: "Tag the words", does: "tags them", placeholder: "The text",
+    empty: "The text with the tags of its words appears here, and how likely each is.",
   },
   span: {
     show: showSpan, button: "Answer", does: "answers", title: "Question", field: "question", limit: "at a time",

@@ -27,6 +27,7 @@ async function start() {
   const head = about.head ? [`asks the head ${about.head}`] : [];
   const facts = [about.architecture, `${about.parameters} parameters`, ...step, about.checkpoint, ...head];
   find("about").textContent = facts.join(" · ");
+  document.title = `${about.checkpoint} · t2t`;
   ask = WAYS[about.asks];
   find("limit").textContent = `reads ${count(about.max_inputs, "token")} ${ask.limit ?? "at most"}`;
   find("input-title").textContent = ask.title ?? "Input";
