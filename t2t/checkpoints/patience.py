@@ -85,10 +85,12 @@ def reason(error: BaseException) -> str:
 def without_tracebacks() -> None:
   """Keeps threads of Orbax and TensorStore from telling errors, each with its traceback: who asked tells them, once.
 
+  And Orbax from warning of what is as it is meant to be: metadata and metrics that t2t does not have it keep.
   With `--debug`, which sets the verbosity of absl, they stay.
   """
   if absl_logging.get_verbosity() < absl_logging.INFO:
     absl_logging.get_absl_logger().addFilter(_is_no_traceback)
+    absl_logging.get_absl_logger().addFilter(_is_of_use)
     logging.getLogger("asyncio").addFilter(_is_no_other_write)
     if sys.unraisablehook is not _tell:
       global _tell_before
@@ -97,6 +99,10 @@ def without_tracebacks() -> None:
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:
   return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+  return not record.getMessage().startswith(("Metadata file does not exist", "Requested `tracked_metric`"))
 
 
 def _is_no_other_write(record: logging.LogRecord) -> bool:

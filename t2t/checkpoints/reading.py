@@ -83,6 +83,7 @@ def read_base(path: epath.Path) -> bases.Base | None:
 
 
 def _read_json(item: epath.Path) -> dict:
+  patience.without_tracebacks()  # whatever is read, this is first
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
     return checkpointer.restore(item)
 

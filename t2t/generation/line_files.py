@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from t2t import UserError
-from t2t.storage import bucket
+from t2t.storage import bucket, encoding
 
 PIPE = "-"  # standard input, or standard output
 
@@ -147,7 +147,7 @@ def _decoded(content: bytes, where: str) -> str:
   except UnicodeDecodeError as error:
     raise UserError(
       f"{where}: not valid UTF-8 (byte {error.start + 1} is 0x{content[error.start]:02x}, {error.reason});"
-      " convert the file, for example with `iconv -f latin1 -t utf-8`"
+      f" {encoding.remedy(content)}"
     ) from error
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from t2t import UserError
+from t2t.storage import encoding
 
 Record = dict[str, Any]
 
@@ -76,8 +77,7 @@ def _lines(path: str, where: str) -> list[str]:
   except UnicodeDecodeError as error:
     number = error.object[: error.start].count(b"\n") + 1
     raise UserError(
-      f"{where}: {path}, line {number}: not valid UTF-8 ({error.reason}); convert the file, for example with"
-      " `iconv -f latin1 -t utf-8`"
+      f"{where}: {path}, line {number}: not valid UTF-8 ({error.reason}); {encoding.remedy(error.object)}"
     ) from error
   except (OSError, tf.errors.OpError) as error:
     raise UserError(f"{where}: {path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error

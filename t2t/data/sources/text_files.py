@@ -29,7 +29,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data.objectives import annotated
 from t2t.data.sources import faults, translation_memory
-from t2t.storage import bucket
+from t2t.storage import bucket, encoding
 from t2t.storage import records as tfrecords
 
 # What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
@@ -187,7 +187,7 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   except UnicodeDecodeError as error:
     raise UserError(
       f"{place}: not valid UTF-8 (byte {error.start + 1} of the {unit} is 0x{record[error.start]:02x}, {error.reason});"
-      " convert the file, for example with `iconv -f latin1 -t utf-8`"
+      f" {encoding.remedy(record)}"
     ) from error
   if number == 1:
     text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
