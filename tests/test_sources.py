@@ -100,6 +100,7 @@ GOOD = b'{"text": "good"}\n'
     ("a.jsonl", b'["x"]\n', "a.jsonl, line 1: is a JSON list, not an object"),
     ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl, line 1: field 'text' is not valid Unicode"),
     ("a.txt", b"good\nfran\xe7ais\n", "a.txt, line 2: not valid UTF-8 .byte 5 of the line is 0xe7"),
+    ("a.txt", "good\nfine\n".encode("utf-16"), "a.txt, line 1: not valid UTF-8.*`iconv -f utf-16 -t utf-8`"),
     ("a.jsonl.gz", gzip.compress(b"\n" + GOOD + b"[]", mtime=0), "a.jsonl.gz, line 3: is a JSON list"),
     ("a.tfrecord", None, "a.tfrecord, record 1: has no feature 'text'; it has 'other'"),
   ],

@@ -68,10 +68,10 @@ def main(argv: list[str]) -> None:
     return
   console = rich.console.Console(highlight=False, markup=False)
   console.width = min(console.width, _WIDTH) if console.is_terminal else _WIDTH
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
   table.add_column("config", overflow="fold")
-  for name in ("step", "of", "train", "held out", "written"):
+  for name in ("step", "train", "held out", "written"):
     table.add_column(name, justify="right", no_wrap=True)
   table.add_column("state", no_wrap=True)
   now = datetime.datetime.now(datetime.UTC)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     table.add_row(
       below(run),
       run.config_name,
-      *("" if number is None else amounts.compact_count(number) for number in steps),
+      "/".join(amounts.compact_count(number) for number in steps if number is not None),
       *("" if loss is None else f"{loss:.4f}" for loss in losses),
       "" if run.written is None else _ago((now - run.written).total_seconds()),
       run.state,

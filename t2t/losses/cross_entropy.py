@@ -346,10 +346,11 @@ def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
   """`unigram_loss`, and of how many targets it is: of few it is far below what any model reaches on other text."""
   counts = _counts(batches, vocab_size)
   number, distinct = int(jnp.sum(counts)), int(jnp.sum(counts > 0))
-  what = f"knows how often each token occurs in these {number:,} targets"
-  if number < _OFTEN * distinct:
-    what = f"knows these {number:,} targets, which are too few to judge by"
-  return Baseline("unigram model", float(unigram_loss(batches, vocab_size)), what)
+  is_fair = number >= _OFTEN * distinct
+  knows = f"knows how often each token occurs in these {number:,} targets"
+  if not is_fair:
+    knows = f"knows these {number:,} targets, which are too few to judge by"
+  return Baseline("unigram model", float(unigram_loss(batches, vocab_size)), knows, is_fair)
 
 
 _OFTEN = 10  # times that a token occurs on average, where how often says something of it

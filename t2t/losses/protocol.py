@@ -23,11 +23,13 @@ class Baseline:
   """The loss of who has learned nothing, or next to nothing.
 
   knows: what that is, in a few words.
+  is_fair: whether a model that has learned something is below it.
   """
 
   name: str
   loss: float
   knows: str
+  is_fair: bool = True
 
 
 class Loss(Protocol):

@@ -202,13 +202,8 @@ class Report:
 
   def _warn_of_waiting(self, step: int, share: float) -> None:
     if share > 0.05 and not self._warned and step >= self._start + 20:
-      self._warned = True
-      self._line.say(
-        f"step {step}: {share:.0%} of the time is spent waiting for data (config.data); `python benchmarks/pipeline.py`"
-        " measures the pipeline alone"
-      )
-    elif share < 0.03:
-      self._warned = False
+      self._warned = True  # once; how long each step has waited is in metrics.jsonl
+      self._line.say(f"step {step}: {share:.0%} of the time is spent waiting for data (config.data)")
 
   def evaluation(
     self, step: int, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics] | None = None
@@ -305,6 +300,9 @@ def summarise(
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
+  if any(loss > baseline.loss for baseline in baselines if baseline.is_fair):
+    print(f"{'':<15}Little is learned yet: give it more config.train.steps (or epochs), or")
+    print(f"{'':<15}a larger config.optimizer.learning_rate, as small models want.")
   for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in lines:
