@@ -1,8 +1,8 @@
 """How Sphinx makes the documents: `make docs`.
 
 Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys
-of the config, from the code; what the cells of notebooks print, which are run; a plain twin of each page, PAGE.md beside
-PAGE.html; and llms.txt, which lists these.
+of the config, from the code; what the cells of notebooks print, which are run; a plain twin of each page, PAGE.md
+beside PAGE.html; and llms.txt, which lists these.
 """
 
 import functools
@@ -33,7 +33,6 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # of a cell, on a machine that is shared
 nb_execution_in_temp = True
-nb_merge_streams = True
 nb_output_stderr = "remove"  # progress, and what libraries have to say
 
 html_theme = "sphinx_book_theme"

@@ -1,6 +1,6 @@
 """Pages whose code is run when the documents are built, and shown with what it printed.
 
-Such a page is Jupytext's Markdown, in which a python block is a cell: GitHub and programs read it as they read any page.
+Such a page is Jupytext's Markdown, in which a python block is a cell: GitHub and programs read it as any other page.
 MyST-NB runs notebooks of another form, of MyST's, which is made of it here.
 """
 
@@ -53,7 +53,7 @@ def _printed(outputs: Sequence[Mapping[str, Any]]) -> str:
   texts = []
   for output in outputs:
     if output.get("name") == "stdout":
-      texts.append(output["text"])
+      texts += output["text"]
     elif output["output_type"] == "execute_result":
-      texts.append(output["data"]["text/plain"] + "\n")
+      texts += [*output["data"]["text/plain"], "\n"]
   return _COLOURS.sub("", "".join(texts))

@@ -18,6 +18,12 @@ _SETTLED_BY = {
   "DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources", "--input"),
   "DatasetConfig.task_feature_lengths": ("data.inputs_length", "--inputs_length"),
 }
+# How the shell is told what is no number.
+_VALUES = {
+  "RestoreCheckpointConfig.path": "'\"PATH\"'",
+  "DatasetConfig.mixture_or_task_name": "'\"NAME\"'",
+  "DatasetConfig.task_feature_lengths": "\"{'inputs': NUMBER, 'targets': NUMBER}\"",
+}
 _SCOPES = ("", "train", "train_eval", "infer_eval")
 # Of T5X's training alone, which evaluation and inference do not read.
 _OF_TRAINING = ("train", "Trainer", "CheckpointConfig", "SaveCheckpointConfig", "create_learning_rate_scheduler")
@@ -35,15 +41,23 @@ def nearest(name: str, known: Sequence[str]) -> str:
 # ---- What is left open -----------------------------------------------------------------------------------------------
 
 
-def not_given(asked: Asked) -> Iterator[Finding]:
-  """What was asked for and is left open, and each file that was not found."""
+def not_given(asked: Asked, kind: str) -> Iterator[Finding]:
+  """What was asked for and is left open, and each file that was not found.
+
+  Args:
+    asked: what was.
+    kind: of the run, a key of `names.KINDS`.
+  """
   for name, (location, of) in asked.not_given.items():
     plain = of.rpartition("/")[2]
     same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
     settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
-    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in settled_by[:1])
+    # `t2t infer` has options, and no keys.
+    taken = [each for each in settled_by if kind != "infer" or each.startswith("--")]
+    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in taken[:1])
+    value = _VALUES.get(plain, "VALUE")
     yield Finding(
-      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}=VALUE{others}", True, settled_by
+      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}={value}{others}", True, settled_by
     )
   for include, folders in asked.gin.unknown:
     yield Finding(
