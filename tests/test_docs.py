@@ -1,5 +1,6 @@
 """The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
 
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -136,6 +137,25 @@ def test_what_t5x_calls_it():
   assert {theirs: ours for theirs, ours in rows if theirs in known} == known
   mixtures = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(t2t\.[\w.]+)` \|$", text, re.MULTILINE)
   assert {theirs: (ours, module) for theirs, ours, module in mixtures} == gin_names.MIXTURES
+
+
+def test_what_the_t5_packages_preprocessors_are_here():
+  """Each row has a name that is here, or says that there is none; and no preprocessor of theirs has two answers."""
+  text = (ROOT / "docs" / "from_t5x.md").read_text()
+  section = text.partition("\n## Preprocessors of the t5 package\n")[2].partition("\n## ")[0]
+  rows = re.findall(r"^\| (.*) \| (.*) \|$", section, re.MULTILINE)[1:]
+  assert len(rows) > 40
+  whole = [name for theirs, _ in rows if not theirs.startswith("...") for name in re.findall(r"`(\w+)`", theirs)]
+  assert len(whole) == len(set(whole))
+  for theirs, ours in rows:
+    named = re.findall(r"objective `(\w+)`", ours)
+    assert set(named) <= set(table.OBJECTIVES), theirs
+    functions = [name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", ours) if not name.startswith(("config.", "tf."))]
+    for name in functions:
+      if not name.startswith("dataset."):
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"t2t.data.{module}"), function)), name
+    assert named or functions or ours.startswith(("none", "the objective", "an objective", "what reads")), theirs
 
 
 def test_every_floor_is_on_the_page():

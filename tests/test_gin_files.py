@@ -228,6 +228,16 @@ def test_modules_that_a_file_imports_register_its_mixture(tmp_path, monkeypatch)
   assert (config.data.mixture, config.data.task_modules) == ("mine", ("t2t.tasks.docs", "my_gin_tasks"))
 
 
+def test_a_module_in_this_folder_is_found(tmp_path, monkeypatch):
+  """T5X's users have theirs where they call it, by `python -m` or PYTHONPATH; the file is not executed for it."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "gin_tasks_here.py").write_text("raise AssertionError\n")
+  (tmp_path / "a.gin").write_text("import gin_tasks_here\nMIXTURE_OR_TASK_NAME = 'mine'\n")
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  _, config = parse("train", *flags(f"{TINY}/tiny_pretrain.gin", "a.gin"))
+  assert config.data.task_modules == ("t2t.tasks.docs", "gin_tasks_here")
+
+
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\rb", "a\nb", 'x"""\nimport gone\n"""'])
 def test_a_text_stays_a_text(text):
   """Whatever it has in it: the config is Python."""

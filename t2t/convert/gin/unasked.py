@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 import difflib
 import importlib.util
+import os
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ from t2t.convert.gin import names as gin_names
 from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
 from t2t.convert.gin.model import ADD_MODEL
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
+from t2t.runtime import imports
 
 # What a macro that is left open says -> what else may say it.
 _SETTLED_BY = {
@@ -96,8 +98,9 @@ def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
       yield Finding(f"{each.location}: import {each.module}: not needed, for t2t registers the mixture itself")
     elif not _is_library(each.module) and not _is_there(root):
       yield Finding(
-        f"{each.location}: import {each.module}: there is no module {root} here, in which T5X's users register their"
-        " tasks: put its folder on PYTHONPATH, or give --config.data.task_modules=FILE.py",
+        f"{each.location}: import {each.module}: there is no module {root}, in which T5X's users register their tasks,"
+        f" neither installed nor in {os.getcwd()}: put its folder on PYTHONPATH, or give"
+        " --config.data.task_modules=FILE.py",
         True,
         ("data.task_modules", "data.mixture", "data.files", "data.sources", "--input"),
       )
@@ -105,7 +108,8 @@ def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
 
 def _is_there(root: str) -> bool:
   try:
-    return importlib.util.find_spec(root) is not None
+    with imports.also_from_here():
+      return importlib.util.find_spec(root) is not None
   except (ImportError, ValueError):
     return False
 
