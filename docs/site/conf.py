@@ -18,6 +18,7 @@ import notebooks
 import pages
 
 project = "t2t"
+author = "the authors of t2t"
 copyright = "the authors of t2t; Apache-2.0"  # noqa: A001  Sphinx's name
 extensions = ["myst_nb"]
 exclude_patterns = ["_build", "site"]

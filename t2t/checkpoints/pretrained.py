@@ -136,6 +136,25 @@ def _foreign(found: "Foreign") -> Source:
   return Source(found.path, found.model, run, found.vocabulary, found)
 
 
+def with_vocabulary(source: Source, spec: str) -> Source:
+  """A checkpoint of Hugging Face's or T5X's with the vocabulary that the user names.
+
+  Args:
+    source: the checkpoint.
+    spec: see `given_vocabulary.give`.
+
+  Raises:
+    UserError: t2t's own, which has one; or see `given_vocabulary.give`.
+  """
+  from t2t.convert import given_vocabulary
+
+  if source.foreign is None:
+    raise UserError(
+      f"--vocabulary {spec}: {source.path} is t2t's, and read with the one it was trained with; leave it out"
+    )
+  return _foreign(given_vocabulary.give(source.foreign, spec))
+
+
 def _vocabulary(folder: epath.Path) -> str:
   # WORKDIR/checkpoints/STEP; or the folder of a checkpoint that was copied together with its vocabulary.
   for parent in (folder, folder.parent.parent):
