@@ -9,6 +9,7 @@ import functools
 import json
 import pathlib
 import re
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -107,7 +108,8 @@ def _cells(app) -> pathlib.Path:
 
 
 def _keep_cells(app) -> None:
-  """MyST-NB would keep them beside the folder of the site, among the pages."""
+  """In the folder of the site, for MyST-NB would have them among the pages; those of the last time are gone."""
+  shutil.rmtree(_cells(app), ignore_errors=True)
   app.env.mystnb_config = app.env.mystnb_config.copy(output_folder=str(_cells(app)))
 
 
