@@ -8,6 +8,7 @@ import re
 import keys
 import masks
 import meshes
+import notebooks
 import objectives
 import pages
 import pytest
@@ -75,6 +76,49 @@ def test_the_list_for_programs():
   listed = pages.listed({path.stem: path.read_text() for path in PAGES})
   assert "- [Start in five minutes](start.md): You need Python" in listed
   assert listed.count("\n- [") == len(pages.in_order())
+
+
+NOTEBOOK = f"""# A page
+{notebooks.MARK}
+
+```python
+print(1)
+```
+
+```python alt="A line"
+2
+```
+"""
+
+
+def test_a_notebook_for_the_site():
+  """Its python blocks are cells of MyST's, and pictures have their words; a page without the mark is none."""
+  made = notebooks.as_myst(NOTEBOOK)
+  assert made.startswith("---\nfile_format: mystnb\n") and made.count("```{code-cell}\n") == 2
+  assert "```{code-cell}\n---\nmystnb:\n  image:\n    alt: A line\n---\n2\n```" in made
+  assert notebooks.is_notebook(NOTEBOOK) and not notebooks.is_notebook("```python\n```\n")
+
+
+def test_the_twin_of_a_notebook():
+  """Each cell has what it printed behind it, without what went to standard error, and pictures as words."""
+  printed = [{"output_type": "stream", "name": name, "text": [f"{name} 1\n"]} for name in ("stdout", "stderr")]
+  value = [{"output_type": "execute_result", "data": {"text/plain": ["2"]}}]
+  cells = [{"cell_type": "markdown"}, *({"cell_type": "code", "outputs": each} for each in (printed, value))]
+  made = notebooks.with_outputs(NOTEBOOK, cells)
+  assert "```python\nprint(1)\n```\n\n```\nstdout 1\n```\n" in made and "stderr" not in made
+  assert made.endswith("```python\n2\n```\n\n(A picture: A line.)\n\n```\n2\n```\n")
+
+
+def test_the_notebooks_are_python():
+  """Each block is a cell, but for magics valid Python; `make docs` runs them, and `make readme` nothing of them."""
+  found = [path for path in PAGES if notebooks.is_notebook(path.read_text())]
+  assert [path.stem for path in found] == ["notebook"]
+  for path in found:
+    cells = re.findall(r"^```python([^\n]*)\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(cells) > 8 and "```sh" not in path.read_text()
+    for _, code in cells:
+      compile(re.sub(r"^%.*$", "", code, flags=re.MULTILINE), path.name, "exec")
+    assert path.read_text().count("```python") == notebooks.as_myst(path.read_text()).count("```{code-cell}")
 
 
 def test_each_block_is_run_once(tmp_path):
