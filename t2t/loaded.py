@@ -17,6 +17,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import by_task, pretrained
+from t2t.convert import given_vocabulary
 from t2t.generation import (
   answerer,
   answering,
@@ -63,9 +64,18 @@ def load(
   """
   with in_python():
     source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
-    source = pretrained.with_vocabulary(source, vocabulary) if vocabulary else source
+    source = _with_vocabulary(source, vocabulary) if vocabulary else source
     pretrained.trust(task_modules)
     return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
+
+
+def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
+  """A checkpoint of Hugging Face's or T5X's with the vocabulary that the user names."""
+  if source.foreign is None:
+    raise UserError(
+      f"vocabulary={spec}: {source.path} is t2t's, and read with the one it was trained with; leave it out"
+    )
+  return pretrained.of_foreign(given_vocabulary.give(source.foreign, spec))
 
 
 class Model:

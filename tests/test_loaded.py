@@ -147,7 +147,7 @@ def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
   pairs = (["one two", "a"], ["three", "b c"])
   for place in (theirs, theirs.parent):
     np.testing.assert_array_equal(t2t.load(str(place), vocabulary="bytes").score(*pairs), ours.score(*pairs))
-  with pytest.raises(UserError, match="^vocabulary bytes: .*leave it out"):
+  with pytest.raises(UserError, match="^vocabulary=bytes: .*leave it out"):
     t2t.load(str(tmp_path / "ours"), vocabulary="bytes")
 
 
