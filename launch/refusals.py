@@ -9,14 +9,18 @@ from t2t.launch import shell as shell_lib
 T = TypeVar("T")
 
 _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=REGION"
+_ZONE = (
+  "it has no zone of its own: give --zone with the one that your TPUs are in, --zone us-central2-b; `gcloud config set"
+  " compute/zone us-central2-b` keeps it"
+)
 _SHOWN = 120  # characters of an answer that is not understood
 # What a program says in its errors, in small letters -> what to do.
 _KNOWN: dict[str, Sequence[tuple[str, str]]] = {
   "gcloud": (
     ("active account", "nobody is logged in; run `gcloud auth login`"),
     ("auth login", "nobody is logged in; run `gcloud auth login`"),
-    ("[compute/zone]", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
-    ("--zone", "it has no zone of its own; give --zone, such as --zone us-central2-b"),
+    ("[compute/zone]", _ZONE),
+    ("--zone", _ZONE),
     ("[project]", "it has no project of its own; give --project"),
     ("has not been used", "the API is off; run `gcloud services enable tpu.googleapis.com`"),
     ("permission", "you need the role roles/tpu.viewer in the project"),

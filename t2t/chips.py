@@ -35,6 +35,9 @@ PEAK_FLOPS: Mapping[str, float] = {
 }
 
 
+# What Google Cloud calls the devices that name themselves otherwise.
+_SOLD_AS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}
+
 # Of Hopper's GPUs, as shares of what large products in bfloat16 reach: cuBLAS' products of float32, in TF32, and
 # cuDNN's attention of 64 features, with a bias to be learned and without.  Taken from the steps of T5 1.1 base and
 # GPT-2 small that are in benchmarks/results/h200.jsonl, and tried on the others there.
@@ -102,6 +105,11 @@ CHIPS: Mapping[str, Chip] = {
 
 # The two halves of a TPU7x are six times as close as neighbouring chips (Cloud's page of TPU7x).
 _ACROSS_A_CHIP = 6
+
+
+def sold_as(device_kind: str) -> str:
+  """What the chip of a device is called where it is to be had: "TPU v5" is v5p."""
+  return _SOLD_AS.get(device_kind, device_kind)
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -6,6 +6,7 @@ It asks as the commands ask (`t2t.generation`): the same text gets the same answ
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import functools
+import re
 from typing import Any
 import warnings
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from t2t import UserError
 from t2t.checkpoints import by_task, pretrained
+from t2t.convert import given_vocabulary
 from t2t.generation import (
   answerer,
   answering,
@@ -43,6 +45,7 @@ def load(
   batch_size: int = 32,
   inputs_length: int = 0,
   task_modules: str = "",
+  vocabulary: str = "",
 ) -> "Model":
   """Reads a checkpoint onto this process's devices.
 
@@ -54,14 +57,25 @@ def load(
     batch_size: texts at a time, over all devices.
     inputs_length: tokens of a text at most; 0: as in training.
     task_modules: modules of tasks that you trust, comma-separated, where the checkpoint's vocabulary is one of theirs.
+    vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has.
 
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
   """
   with in_python():
     source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
+    source = _with_vocabulary(source, vocabulary) if vocabulary else source
     pretrained.trust(task_modules)
     return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
+
+
+def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
+  """A checkpoint of Hugging Face's or T5X's with the vocabulary that the user names."""
+  if source.foreign is None:
+    raise UserError(
+      f"vocabulary={spec}: {source.path} is t2t's, and read with the one it was trained with; leave it out"
+    )
+  return pretrained.of_foreign(given_vocabulary.give(source.foreign, spec))
 
 
 class Model:
@@ -368,8 +382,9 @@ def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-  """Messages about options call them as Python does: `--beam 4` is beam 4."""
+  """Messages about options call them as Python does: `--beam 4` is beam 4; commands to be typed stay as they are."""
   try:
     yield
   except UserError as error:
-    raise type(error)(str(error).replace("--checkpoint: ", "").replace("--", "")) from None
+    text = str(error).replace("--checkpoint: ", "")
+    raise type(error)(re.sub(r"(t2t [a-z]+ --[^;,`\n]*)|--", lambda found: found[1] or "", text)) from None

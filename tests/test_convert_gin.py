@@ -348,7 +348,7 @@ def test_the_mesh(tmp_path):
     ),
     (
       f"{PRETRAIN}MIXTURE_OR_TASK_NAME = 'mine'\nimport gone_away.tasks\n",
-      "mine.gin:4: import gone_away.tasks: there is no module gone_away here, in which T5X's users",
+      "mine.gin:4: import gone_away.tasks: there is no module gone_away, in which T5X's users",
     ),
     (
       f"{PRETRAIN}create_learning_rate_scheduler.factors = 'constant * cosine_decay'\n",

@@ -1,5 +1,6 @@
 """The documents: pages that are found, links that lead somewhere, and pictures and tables that are as the code is."""
 
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -7,6 +8,7 @@ import re
 import keys
 import masks
 import meshes
+import notebooks
 import objectives
 import pages
 import pytest
@@ -76,6 +78,49 @@ def test_the_list_for_programs():
   assert listed.count("\n- [") == len(pages.in_order())
 
 
+NOTEBOOK = f"""# A page
+{notebooks.MARK}
+
+```python
+print(1)
+```
+
+```python alt="A line"
+2
+```
+"""
+
+
+def test_a_notebook_for_the_site():
+  """Its python blocks are cells of MyST's, and pictures have their words; a page without the mark is none."""
+  made = notebooks.as_myst(NOTEBOOK)
+  assert made.startswith("---\nfile_format: mystnb\n") and made.count("```{code-cell}\n") == 2
+  assert "```{code-cell}\n---\nmystnb:\n  image:\n    alt: A line\n---\n2\n```" in made
+  assert notebooks.is_notebook(NOTEBOOK) and not notebooks.is_notebook("```python\n```\n")
+
+
+def test_the_twin_of_a_notebook():
+  """Each cell has what it printed behind it, without what went to standard error, and pictures as words."""
+  printed = [{"output_type": "stream", "name": name, "text": [f"{name} 1\n"]} for name in ("stdout", "stderr")]
+  value = [{"output_type": "execute_result", "data": {"text/plain": ["2"]}}]
+  cells = [{"cell_type": "markdown"}, *({"cell_type": "code", "outputs": each} for each in (printed, value))]
+  made = notebooks.with_outputs(NOTEBOOK, cells)
+  assert "```python\nprint(1)\n```\n\n```\nstdout 1\n```\n" in made and "stderr" not in made
+  assert made.endswith("```python\n2\n```\n\n(A picture: A line.)\n\n```\n2\n```\n")
+
+
+def test_the_notebooks_are_python():
+  """Each block is a cell, but for magics valid Python; `make docs` runs them, and `make readme` nothing of them."""
+  found = [path for path in PAGES if notebooks.is_notebook(path.read_text())]
+  assert [path.stem for path in found] == ["notebook"]
+  for path in found:
+    cells = re.findall(r"^```python([^\n]*)\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(cells) > 8 and "```sh" not in path.read_text()
+    for _, code in cells:
+      compile(re.sub(r"^%.*$", "", code, flags=re.MULTILINE), path.name, "exec")
+    assert path.read_text().count("```python") == notebooks.as_myst(path.read_text()).count("```{code-cell}")
+
+
 def test_each_block_is_run_once(tmp_path):
   """In the order of the files; indented ones are not."""
   reader = importlib.util.spec_from_file_location("reader", ROOT / ".ci" / "readme.py")
@@ -136,6 +181,25 @@ def test_what_t5x_calls_it():
   assert {theirs: ours for theirs, ours in rows if theirs in known} == known
   mixtures = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(t2t\.[\w.]+)` \|$", text, re.MULTILINE)
   assert {theirs: (ours, module) for theirs, ours, module in mixtures} == gin_names.MIXTURES
+
+
+def test_what_the_t5_packages_preprocessors_are_here():
+  """Each row has a name that is here, or says that there is none; and no preprocessor of theirs has two answers."""
+  text = (ROOT / "docs" / "from_t5x.md").read_text()
+  section = text.partition("\n## Preprocessors of the t5 package\n")[2].partition("\n## ")[0]
+  rows = re.findall(r"^\| (.*) \| (.*) \|$", section, re.MULTILINE)[1:]
+  assert len(rows) > 40
+  whole = [name for theirs, _ in rows if not theirs.startswith("...") for name in re.findall(r"`(\w+)`", theirs)]
+  assert len(whole) == len(set(whole))
+  for theirs, ours in rows:
+    named = re.findall(r"objective `(\w+)`", ours)
+    assert set(named) <= set(table.OBJECTIVES), theirs
+    functions = [name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", ours) if not name.startswith(("config.", "tf."))]
+    for name in functions:
+      if not name.startswith("dataset."):
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"t2t.data.{module}"), function)), name
+    assert named or functions or ours.startswith(("none", "the objective", "an objective", "what reads")), theirs
 
 
 def test_every_floor_is_on_the_page():

@@ -33,6 +33,7 @@ def test_what_is_amiss_is_exit_code_1(capsys, monkeypatch):
   assert command.main(["doctor"]) == 1
   said = capsys.readouterr().out
   assert "JAX cannot start: libcudart.so: no such file" in " ".join(said.split())
+  assert "ok: is well   -: is not there, which is well unless you need it   !: to mend" in said.splitlines()
   assert "to mend: devices, " in said and "disk, here" in said.splitlines()[-1]
 
 

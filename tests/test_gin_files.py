@@ -12,6 +12,8 @@ from t2t import __main__ as command
 from t2t.commands import gin_files, options
 from t2t.convert import gin
 from t2t.convert.gin import files as standard
+from t2t.convert.gin import names as gin_names
+from t2t.convert.gin.bindings import macros_in
 from t2t.models import sizes
 from t2t.settings import load_config, records
 from t2t.training.optimizers import make_optimizer
@@ -226,6 +228,16 @@ def test_modules_that_a_file_imports_register_its_mixture(tmp_path, monkeypatch)
   assert (config.data.mixture, config.data.task_modules) == ("mine", ("t2t.tasks.docs", "my_gin_tasks"))
 
 
+def test_a_module_in_this_folder_is_found(tmp_path, monkeypatch):
+  """T5X's users have theirs where they call it, by `python -m` or PYTHONPATH; the file is not executed for it."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "gin_tasks_here.py").write_text("raise AssertionError\n")
+  (tmp_path / "a.gin").write_text("import gin_tasks_here\nMIXTURE_OR_TASK_NAME = 'mine'\n")
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  _, config = parse("train", *flags(f"{TINY}/tiny_pretrain.gin", "a.gin"))
+  assert config.data.task_modules == ("t2t.tasks.docs", "gin_tasks_here")
+
+
 @pytest.mark.parametrize("text", ['a"b', "a\\b", "a\rb", "a\nb", 'x"""\nimport gone\n"""'])
 def test_a_text_stays_a_text(text):
   """Whatever it has in it: the config is Python."""
@@ -320,6 +332,80 @@ def test_what_is_wrong_is_said(argv, words, tmp_path):
   assert placed(words) in str(error.value)
 
 
+RUNS = "t5x/configs/runs"
+MODEL = "t5x/examples/t5/t5_1_1/small.gin"
+
+
+@pytest.mark.parametrize(
+  ("kind", "argv", "words"),
+  [
+    ("train", flags(f"{TINY}/tiny_pretrain.gin"), ["--workdir FOLDER", "--gin.MODEL_DIR='\"PATH\"'"]),
+    ("eval", flags(f"{TINY}/tiny_eval.gin"), ["--checkpoint PATH", "--gin.CHECKPOINT_PATH='\"PATH\"'"]),
+    (
+      "eval",
+      flags(f"{TINY}/tiny_eval.gin", CHECKPOINT_PATH="gone"),
+      ["--workdir PATH", "--gin.EVAL_OUTPUT_DIR='\"PATH\"'"],
+    ),
+    (
+      "eval",
+      [*flags(f"{TINY}/tiny_eval.gin", CHECKPOINT_PATH="gone"), "--workdir=x"],
+      ["--checkpoint gone: no checkpoint there", "--checkpoint is T5X's CHECKPOINT_PATH"],
+    ),
+    (
+      "eval",
+      flags(MODEL, f"{RUNS}/eval.gin"),
+      ["--gin.MIXTURE_OR_TASK_NAME='\"NAME\"' or --config.data.mixture=VALUE"],
+    ),
+    ("infer", flags(f"{TINY}/tiny_infer.gin"), ["--output FILE", "--gin.INFER_OUTPUT_DIR='\"PATH\"'"]),
+    (
+      "infer",
+      flags(f"{TINY}/tiny_infer.gin", INFER_OUTPUT_DIR="x"),
+      ["--checkpoint PATH", "--gin.CHECKPOINT_PATH='\"PATH\"'"],
+    ),
+    (
+      "infer",
+      flags(MODEL, f"{RUNS}/infer.gin"),
+      [
+        "--gin.MIXTURE_OR_TASK_NAME='\"NAME\"' or --input VALUE",
+        "--gin.TASK_FEATURE_LENGTHS=\"{'inputs': NUMBER, 'targets': NUMBER}\" or --inputs_length VALUE",
+      ],
+    ),
+  ],
+)
+def test_what_is_missing_has_both_names(kind, argv, words, tmp_path, monkeypatch, capsys):
+  """T5X's, as its users type it, and t2t's."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "configs").symlink_to(ROOT / "configs")
+  assert command.main([kind, *argv]) == 2
+  said = capsys.readouterr().err
+  for each in words:
+    assert each in said
+
+
+def test_the_macros_are_those_of_t5x():
+  """Each that messages name is one that its files for runs refer to."""
+  for kind, runs in {"train": ("pretrain", "finetune"), "eval": ("eval",), "infer": ("infer",)}.items():
+    read = {
+      each.name
+      for run in runs
+      for binding in standard.standard(f"{RUNS}/{run}.gin")
+      for each in macros_in(binding.value)
+    }
+    own = {
+      name
+      for run in runs
+      for name in [binding.parameter for binding in standard.standard(f"{RUNS}/{run}.gin") if not binding.function]
+    }
+    macros = {theirs for theirs in gin_names.in_t5x(kind).values() if theirs.isupper()}
+    assert macros <= read | own, kind
+
+
+def test_a_message_without_gin_files_is_t2ts(capsys):
+  """Nobody who has not given one reads T5X's names."""
+  assert command.main(["eval", "--config=tiny", "--checkpoint=gone", "--workdir=x"]) == 2
+  assert "T5X's CHECKPOINT_PATH" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["train", "eval", "infer", "convert"])
 def test_help_says_it(kind, capsys):
   with pytest.raises(SystemExit):
@@ -382,6 +468,10 @@ def test_trained_evaluated_and_asked(tmp_path, monkeypatch, capsys):
   assert max(map(len, written(tmp_path / "eval"))) <= 20 < max(map(len, written(tmp_path / "longest")))
   assert command.main(["eval", *asked, place, "--gin.network.T5Config.emb_dim=64", f"--workdir={tmp_path}/no"]) == 2
   assert "tiny_eval.gin: config.model.embed_dim would be 64, and is 32 in " in capsys.readouterr().err
+  argv = [*asked, place, f"--workdir={tmp_path}/no", '--gin.MIXTURE_OR_TASK_NAME="docs_sumary"']
+  assert command.main(["eval", *argv]) == 2
+  said = capsys.readouterr().err
+  assert "docs_sumary: no task" in said and "config.data.mixture is T5X's MIXTURE_OR_TASK_NAME" in said
 
   asked = [f"--gin_file={TINY}/tiny_infer.gin", '--gin.MIXTURE_OR_TASK_NAME="docs_package"']
   assert command.main(["infer", *asked, place, f'--gin.INFER_OUTPUT_DIR="{tmp_path}/infer"']) == 0

@@ -148,7 +148,11 @@ def test_a_name_that_nobody_has_or_several_have(jobs, capfd):
       "ERROR: (x) You do not currently have an active account selected.",
       "run `gcloud auth login`",
     ),
-    ("gcloud .*list", "ERROR: The required property [compute/zone] is not currently set.", "give --zone"),
+    (
+      "gcloud .*list",
+      "ERROR: The required property [compute/zone] is not currently set.",
+      "give --zone with the one that",
+    ),
     ("kubectl", "E1125 01:02 memcache.go:265] x\nThe connection to the server x was refused", "it reaches no cluster"),
     ("kubectl", 'error: the server doesn\'t have a resource type "jobsets"', "the cluster knows no JobSets"),
     ("squeue", "slurm_load_jobs error: Unable to contact slurm controller", "the controller of SLURM does not answer"),

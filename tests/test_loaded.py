@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import t5x_files
 import trained
 
 import t2t
@@ -133,6 +134,21 @@ def test_what_is_too_long_is_cut_and_told(writer):
 def test_what_cannot_be_asked_is_said(name, ask, message, request):
   with pytest.raises(UserError, match=message):
     ask(request.getfixturevalue(name))
+
+
+def test_a_checkpoint_of_t5x_is_given_its_vocabulary(tmp_path, monkeypatch):
+  """And scores then what the one says that it was converted to, to the last digit."""
+  monkeypatch.setattr(t5x_files, "VOCAB", 384)
+  theirs = t5x_files.write(tmp_path / "run" / "checkpoint_7", t5x_files.parameters())
+  with pytest.raises(UserError, match="no vocabulary beside .*t2t convert --from CHECKPOINT --to t2t OUT --vocabulary"):
+    t2t.load(str(theirs))
+  assert command.main(["convert", str(theirs), "--to", "t2t", str(tmp_path / "ours"), "--vocabulary", "bytes"]) == 0
+  ours = t2t.load(str(tmp_path / "ours"))
+  pairs = (["one two", "a"], ["three", "b c"])
+  for place in (theirs, theirs.parent):
+    np.testing.assert_array_equal(t2t.load(str(place), vocabulary="bytes").score(*pairs), ours.score(*pairs))
+  with pytest.raises(UserError, match="^vocabulary=bytes: .*leave it out"):
+    t2t.load(str(tmp_path / "ours"), vocabulary="bytes")
 
 
 def test_what_is_no_checkpoint_is_told(tmp_path):

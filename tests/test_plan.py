@@ -475,6 +475,21 @@ def test_a_report_is_80_columns_wide(small):
   assert "attention: encoder plain (CPU); decoder plain (CPU); cross plain (CPU)" in plan.report(small).splitlines()
 
 
+def test_a_report_begins_with_what_one_asks_first(small):
+  """The chip as it is sold, and whether it fits; then why."""
+  said = plan.report(on_a_tpu(small, capacity=16e9) | {"device": "8 x TPU v5"}).splitlines()
+  assert said[0].startswith("8 x TPU v5p, ")
+  first = [next(place for place, line in enumerate(said) if line.startswith(text)) for text in ("it fits", "a step")]
+  assert first[1] == first[0] + 1 < said.index("memory of one chip")
+  assert "750 ms" in said[first[1]]
+  assert plan.report(on_a_tpu(small, capacity=16e9)).startswith("8 x TPU v5e, ")
+
+
+def test_what_a_plan_calls_longest_fits_its_line():
+  """Each part has its reason beside it."""
+  assert all(len(text) <= 39 for text in roofline.BOUNDS.values())
+
+
 def test_what_would_make_a_plan_fit(small):
   """More shards where the state is too large; otherwise less of the batch at a time, or less kept for its layers."""
   gigabytes = {"parameters": 2e9, "optimizer": 4e9, "arguments": 6e9, "capacity": 16e9}

@@ -1,30 +1,41 @@
 """How Sphinx makes the documents: `make docs`.
 
 Pages are Markdown that reads well without this.  What is added here: the order of the pages, from the index; the keys
-of the config, from the code; a plain twin of each page, PAGE.md beside PAGE.html; and llms.txt, which lists these.
+of the config, from the code; what the cells of notebooks print, which are run; a plain twin of each page, PAGE.md
+beside PAGE.html; and llms.txt, which lists these.
 """
 
 import functools
+import json
 import pathlib
 import re
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import keys
+import notebooks
 import pages
 
 project = "t2t"
+author = "the authors of t2t"
 copyright = "the authors of t2t; Apache-2.0"  # noqa: A001  Sphinx's name
-extensions = ["myst_parser"]
+extensions = ["myst_nb"]
 exclude_patterns = ["_build", "site"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb"}
 root_doc = "index"
 nitpicky = True
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = []
 highlight_language = "none"  # of indented blocks; the others say what they are
+
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # of a cell, on a machine that is shared
+nb_execution_in_temp = True
+nb_output_stderr = "remove"  # progress, and what libraries have to say
 
 html_theme = "sphinx_book_theme"
 html_title = "t2t"
@@ -58,6 +69,8 @@ def _page(name: str) -> str:
 def _read(app, name: str, source: list[str]) -> None:
   del app
   source[0] = _page(name)
+  if notebooks.is_notebook(source[0]):
+    source[0] = notebooks.as_myst(source[0])
   if name == "index":
     for heading, names in pages.sections().items():
       source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(names) + "\n```\n"
@@ -81,11 +94,27 @@ def _write_twins(app, error: Exception | None) -> None:
   folder = pathlib.Path(app.outdir)
   texts = {name: _page(name) for name in ["index", *pages.in_order()]}
   for name, text in texts.items():
+    if notebooks.is_notebook(text):
+      cells = json.loads((_cells(app) / f"{name}.ipynb").read_text())["cells"]
+      texts[name] = notebooks.with_outputs(text, cells)
+  for name, text in texts.items():
     (folder / f"{name}.md").write_text(_twin(text, folder))
   (folder / "llms.txt").write_text(pages.listed(texts))
 
 
+def _cells(app) -> pathlib.Path:
+  """Where notebooks lie that have been run, and their pictures."""
+  return pathlib.Path(app.outdir) / "_cells"
+
+
+def _keep_cells(app) -> None:
+  """In the folder of the site, for MyST-NB would have them among the pages; those of the last time are gone."""
+  shutil.rmtree(_cells(app), ignore_errors=True)
+  app.env.mystnb_config = app.env.mystnb_config.copy(output_folder=str(_cells(app)))
+
+
 def setup(app) -> None:
   """Called by Sphinx."""
+  app.connect("builder-inited", _keep_cells, priority=900)  # after MyST-NB's own
   app.connect("source-read", _read)
   app.connect("build-finished", _write_twins)

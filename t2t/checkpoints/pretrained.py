@@ -108,7 +108,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
 
   bucket.check(path, where=where)
   if convert.kind_of(path) != "t2t":
-    return _foreign(convert.open_foreign(path, where=where))
+    return of_foreign(convert.open_foreign(path, where=where))
   folder = reading.checkpoint_folder(path, where=where)
   if (folder / reading.FISHER).exists():
     raise UserError(f"{where}{path}: is Fisher information, and no model; give it as config.optimizer.fisher")
@@ -129,7 +129,8 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
 
-def _foreign(found: "Foreign") -> Source:
+def of_foreign(found: "Foreign") -> Source:
+  """What a checkpoint of Hugging Face's or T5X's says of itself."""
   lengths = {"inputs_length": 512, "targets_length": 512} | dict(found.lengths)
   data = lengths | {"vocabulary": found.vocabulary, "extra_ids": found.extra_ids}
   run = {"model": dataclasses.asdict(found.model), "data": data}

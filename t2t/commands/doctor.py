@@ -17,6 +17,7 @@ examples:
   t2t doctor --json"""
 _WIDTH, _NAME = 80, 14  # columns
 _STATES = {examine.FINE: "ok", examine.MISSING: "- ", examine.WRONG: "! "}
+_LEGEND = "ok: is well   -: is not there, which is well unless you need it   !: to mend"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +46,8 @@ def main(argv: list[str]) -> int:
   if options.json:
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
   else:
-    print(f"\nto mend: {', '.join(each.name for each in wrong)}" if wrong else "\nall is well")
+    print(f"\n{_LEGEND}")
+    print(f"to mend: {', '.join(each.name for each in wrong)}" if wrong else "all is well")
   return int(bool(wrong))
 
 

@@ -8,6 +8,7 @@ from t2t.evaluation import evaluate, longest
 from t2t.settings import records
 
 
+@gin_files.in_words_of_t5x("eval")
 def main(argv: list[str]) -> None:
   """The command."""
   parser = config_parser(

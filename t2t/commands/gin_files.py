@@ -1,17 +1,20 @@
 """Gin files of T5X on the command line: its own flags, in place of a config."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import re
 import shlex
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.convert import gin
+from t2t.convert.gin import names as gin_names
 from t2t.runtime import hosts
 
 _BINDING = "--gin."  # which argparse takes for no option
+_Main = Callable[[list[str]], None]
 # Flags of T5X's that go by another name here.
 _ELSEWHERE = {
   "tfds_data_dir": "set TFDS_DATA_DIR in the environment, or give --config.data.folders.NAME=FOLDER",
@@ -114,6 +117,46 @@ def _by_hand(options: argparse.Namespace, typed: Sequence[str], kind: str) -> st
     f"  t2t convert {shlex.join([*flags, *typed])} > mine.py\n"
     f"  t2t {kind} --config mine.py ..."
   )
+
+
+# ---- T5X's names in messages -----------------------------------------------------------------------------------------
+
+
+def in_words_of_t5x(kind: str) -> Callable[[_Main], _Main]:
+  """Of a command's `main`: what it says of keys and options that gin files set has T5X's names as well.
+
+  Args:
+    kind: of the runs that it makes, "train", "eval" or "infer".
+  """
+
+  def decorate(main: _Main) -> _Main:
+    @functools.wraps(main)
+    def wrapped(argv: list[str]) -> None:
+      try:
+        main(argv)
+      except UserError as error:
+        is_gin = any(argument.partition("=")[0] == "--gin_file" for argument in argv)
+        if is_gin and not str(error).startswith("--gin_file"):  # what is said of the files has their names
+          error.args = (str(error) + _also_called(str(error), kind),)
+        raise
+
+    return wrapped
+
+  return decorate
+
+
+def _also_called(message: str, kind: str) -> str:
+  """A line with T5X's names of what a message names, but for those that it has."""
+  named = dict.fromkeys(re.findall(r"(?<![\w.])(?:config\.\w+\.\w+|--\w+)(?![\w.])", message))
+  theirs = gin_names.in_t5x(kind)
+  found = [(name, theirs[key]) for name in named if (key := name.removeprefix("config.")) in theirs]
+  said = [f"{name} is T5X's {other}" for name, other in found if other not in message]
+  return f"\n  ({', '.join(said)})" if said else ""
+
+
+def or_bound(found: gin.Converted | None, option: str) -> str:
+  """How gin files say what an option that is missing says: " or --gin.CHECKPOINT_PATH='\"PATH\"'", "" without files."""
+  return f" or {_BINDING}{gin_names.in_t5x(found.kind)[option]}='\"PATH\"'" if found is not None else ""
 
 
 def tell(found: gin.Converted | None) -> None:

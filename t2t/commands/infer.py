@@ -175,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+@gin_files.in_words_of_t5x("infer")
 def main(argv: list[str]) -> None:
   """The command.
 
@@ -189,11 +190,13 @@ def main(argv: list[str]) -> None:
   needed = ("checkpoint",) if options.server else ("checkpoint", "input", "output")
   if of_tasks:
     if not found.workdir:
-      raise UserError("INFER_OUTPUT_DIR is missing: give --gin.INFER_OUTPUT_DIR='\"FOLDER\"', or --input and --output")
+      or_bound = gin_files.or_bound(found, "--workdir")
+      raise UserError(f"where to write is missing: give --input FILE with --output FILE,{or_bound}")
     needed = ("checkpoint",)
   for name in needed:
     if not getattr(options, name):
-      raise UserError(f"--{name} is missing; see `t2t infer --help`")
+      or_bound = gin_files.or_bound(found, "--checkpoint") if name == "checkpoint" else ""
+      raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see `t2t infer --help`")
   line_files.check_local(options.output)
   if options.batch_size < 1:
     raise UserError(f"--batch_size {options.batch_size}: must be at least 1")

@@ -207,7 +207,8 @@ def parse_with_checkpoint(
   options, config = parse(parser, argv)
   for name in ("checkpoint", "workdir"):
     if not getattr(options, name):
-      raise UserError(f"--{name} is missing; see {parser.prog} --help")
+      or_bound = gin_files.or_bound(options.gin, f"--{name}")
+      raise UserError(f"--{name} is missing: give --{name} PATH{or_bound}; see {parser.prog} --help")
     bucket.check(getattr(options, name), where=f"--{name} ")
   bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)

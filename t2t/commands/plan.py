@@ -72,11 +72,6 @@ def main(argv: list[str]) -> None:
     # What needs no compiler is said before one is asked for.
     meshes.choose(largest.config, program.num_devices(options.topology, slices=options.slices))
   devices, where = plan_lib.find_devices(options.topology, slices=options.slices)
-  flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
-  if flags:
-    print("with these flags of XLA, as `t2t train` sets them (t2t/runtime/xla_flags.py):", file=sys.stderr)
-    for name, value in flags.items():
-      print(f"  --{name}={value}", file=sys.stderr)
 
   found = []
   for stage in meshes.on_one(run, devices):
@@ -96,6 +91,10 @@ def main(argv: list[str]) -> None:
     found.append(plan)
   if len(found) > 1:
     print(plan_lib.sum_of_stages(found))
+  flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
+  if flags:
+    print("\ncompiled with these flags of XLA, as `t2t train` sets them (t2t/runtime/xla_flags.py):", file=sys.stderr)
+    print("\n".join(f"  --{name}={value}" for name, value in flags.items()), file=sys.stderr)
   if options.json:
     print(json.dumps(_of_all(found)))
 

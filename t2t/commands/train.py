@@ -11,6 +11,7 @@ from t2t.settings import records
 from t2t.storage import bucket
 
 
+@gin_files.in_words_of_t5x("train")
 def main(argv: list[str]) -> None:
   """The command."""
   parser = config_parser(
@@ -31,8 +32,10 @@ def main(argv: list[str]) -> None:
   hosts.add_options(parser)
   options, config = parse(parser, argv)
   if not options.workdir:
-    or_gin = ", or --gin.MODEL_DIR='\"FOLDER\"'," if options.gin else ""
-    raise UserError(f"--workdir is missing; give a folder (or gs:// path){or_gin} for checkpoints and metrics")
+    or_bound = gin_files.or_bound(options.gin, "--workdir")
+    raise UserError(
+      f"--workdir is missing: give --workdir FOLDER{or_bound}, for checkpoints and metrics; or a gs:// path"
+    )
   bucket.check_folder(options.workdir, where="--workdir ")
   hosts.start(options, config.train)
   gin_files.tell(options.gin)

@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import hashlib
 import importlib
+import os
 import pathlib
 import pkgutil
 import sys
@@ -43,7 +44,7 @@ def load(module: str, *, where: str = _TASK_MODULES) -> tuple[str, ...]:
   """Imports a module or .py file; the names that it registered when it was first loaded, sorted.
 
   Args:
-    module: an importable name, or the path of a .py file.
+    module: the path of a .py file, or a name, of what is installed, on PYTHONPATH or where the command was called.
     where: what the user set, for messages.
 
   Raises:
@@ -124,13 +125,17 @@ def _import(module: str, *, where: str) -> None:
     if module.endswith(".py"):
       _import_file(pathlib.Path(module).expanduser(), where=where)
     else:
-      importlib.import_module(module)
+      with imports.also_from_here():
+        importlib.import_module(module)
   except UserError:
     raise
   except ModuleNotFoundError as error:
     # The module itself, or a package that it lies in; anything else is a failing import inside it.
     if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-      raise UserError(f"{where}: no such module; give an importable name or the path of a .py file") from error
+      raise UserError(
+        f"{where}: no such module, neither installed nor in {os.getcwd()}; give the path of a .py file, or put the"
+        " module's folder on PYTHONPATH"
+      ) from error
     raise UserError(_failure(error, where=where)) from error
   except Exception as error:  # whatever the user's module raises
     raise UserError(_failure(error, where=where)) from error

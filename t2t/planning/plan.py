@@ -257,13 +257,16 @@ def report(plan: Plan) -> str:
   memory = plan["memory_per_chip"]
   mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1) or "one device"
   sides = " + ".join(f"{length:,} {side}" for side, length in plan["lengths"].items())
+  number, _, kind = plan["device"].partition(" x ")
   lines = [
-    f"{plan['device']}, {mesh}",
+    f"{number} x {chips.sold_as(kind)}, {mesh}",
     *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
     f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
     *textwrap.wrap(kernels.described(plan["attention"]), 80),
+    "",
+    *_verdict(plan),
     "",
     "memory of one chip" if not plan["device"].endswith("TPU7x") else "memory of half a chip, which is one device",
   ]
@@ -278,7 +281,6 @@ def report(plan: Plan) -> str:
     row("temporaries", _bytes(memory["temporaries"]))
   share = f"of {_bytes(memory['capacity'])}" if memory["capacity"] else "of an unknown capacity"
   row("total", _bytes(memory["total"]), share)
-  lines += ["", *_verdict(plan)]
   if plan["collective_bytes"] is not None:
     lines += ["", *_work(plan)]
   return "\n".join(lines)
@@ -309,7 +311,10 @@ def _verdict(plan: Plan) -> list[str]:
     return ["whether it fits is not known: the memory of this device is not"]
   if plan["fits"]:
     free = memory["capacity"] - memory["total"]
-    return [f"it fits, with {_bytes(free)} to spare ({free / memory['capacity']:.0%})"]
+    lines = [f"it fits, with {_bytes(free)} to spare ({free / memory['capacity']:.0%})"]
+    if step := plan["predicted_step_seconds"]:
+      lines.append(f"a step should take {seconds(step)}: {plan['tokens_per_second']:,.0f} tokens/s, a prediction")
+    return lines
   lines = [f"it does NOT fit: {_bytes(memory['total'] - memory['capacity'])} too much for each chip"]
   lines.append("what should make it fit (arithmetic; --search compiles what it proposes):")
   for change in plan["would_fit"]:
@@ -355,7 +360,7 @@ def _work(plan: Plan) -> list[str]:
     row(f"links, {axes}", seconds(number))
   lines += ["", "prediction (not a measurement; the rule is in t2t/planning/roofline.py)"]
   row("step", seconds(plan["predicted_step_seconds"]), f"{seconds(plan['exposed_seconds'])} of it waiting for links")
-  row("bound by", plan["bound"], roofline.BOUNDS[plan["bound"]])
+  row("longest part", plan["bound"], roofline.BOUNDS[plan["bound"]])
   row("MFU", f"{plan['predicted_mfu']:.1%}")
   row("tokens/s", f"{plan['tokens_per_second']:,.0f}", f"{plan['tokens_per_second'] / plan['chips']:,.0f} per chip")
   if "hours" in plan:

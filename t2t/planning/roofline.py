@@ -33,11 +33,11 @@ BANDWIDTH_SHARE = 0.8
 BOUNDS = {
   "matmuls": "products of matrices, one after another",
   "kernels": "kernels of attention",
-  "memory": "traffic of single instructions",
-  "copies": "all traffic, copies that run ahead included",
+  "memory": "reading and writing the chip's memory",
+  "copies": "memory, copies that run ahead included",
   "host": "copies to and from the host's memory",
-  "links": "collectives beside other work",
-  "waiting": "collectives that all wait for",
+  "links": "sending between chips, beside the rest",
+  "waiting": "for other chips, with nothing to do",
 }
 
 

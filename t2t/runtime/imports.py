@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -35,6 +36,24 @@ def file_module(path: str | os.PathLike, name: str) -> types.ModuleType:
     del sys.modules[name]
     raise
   return module
+
+
+@contextlib.contextmanager
+def also_from_here() -> Iterator[None]:
+  """Modules in the folder that the command was called in are found meanwhile, behind all others.
+
+  As for `python -m`: the `t2t` script has the folder that it lies in itself in its place.  Meanwhile only, for
+  libraries ask for packages that they can do without, and a folder of that name is one to Python.
+  """
+  here = os.getcwd()
+  is_there = here in sys.path
+  sys.path += [] if is_there else [here]
+  importlib.invalidate_caches()  # what was written since Python started is there, too
+  try:
+    yield
+  finally:
+    if not is_there and here in sys.path:
+      sys.path.remove(here)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def to_config(gin: gin_bindings.Gin, kind: str = "") -> Converted:
   kind = _kind(asked, kind)
   found = _trained(asked) if kind == "train" else _asked(asked, kind)
   told = sorted({*asked.findings, *unasked.left(asked, kind)}, key=_by_line)
-  return dataclasses.replace(found, findings=(*unasked.not_given(asked), *told))
+  return dataclasses.replace(found, findings=(*unasked.not_given(asked, kind), *told))
 
 
 def _kind(asked: Asked, wanted: str) -> str:

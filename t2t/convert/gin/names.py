@@ -39,6 +39,23 @@ SAME_OF_EVAL = {
     name: SAME[name] for name in ("Evaluator.num_examples", "predict_batch_with_aux.num_decodes", "beam_search.alpha")
   },
 }
+# Key of the config, or option -> the macro that T5X's files for runs have for it, which its users know it by.
+MACROS = {
+  "data.mixture": "MIXTURE_OR_TASK_NAME",
+  "data.task_modules": "MIXTURE_OR_TASK_MODULE",
+  "data.inputs_length": "TASK_FEATURE_LENGTHS",
+  "data.targets_length": "TASK_FEATURE_LENGTHS",
+  "train.steps": "TRAIN_STEPS",
+  "train.batch_size": "BATCH_SIZE",
+  "init.checkpoint": "INITIAL_CHECKPOINT_PATH",
+}
+MACROS_OF_EVAL = {
+  **{key: MACROS[key] for key in ("data.mixture", "data.task_modules", "data.inputs_length", "data.targets_length")},
+  "data.eval_split": "MIXTURE_OR_TASK_SPLIT",
+  "--inputs_length": "TASK_FEATURE_LENGTHS",
+  "--checkpoint": "CHECKPOINT_PATH",
+}
+WORKDIRS = {"train": "MODEL_DIR", "eval": "EVAL_OUTPUT_DIR", "infer": "INFER_OUTPUT_DIR"}
 # What is taken in another way -> how, in words.
 TAKEN = {
   "train.model_dir": "`--workdir`",
@@ -360,6 +377,12 @@ def known() -> tuple[str, ...]:
   """Every parameter that a table has, "function.parameter", without scopes."""
   tables = (SAME, SAME_OF_EVAL, TAKEN, TOLD, HARMLESS, REFUSED, ADAFACTOR, ADAMW, dict.fromkeys(WIRING))
   return tuple(dict.fromkeys(name.rpartition("/")[2] for table in tables for name in table if "." in name))
+
+
+def in_t5x(kind: str) -> dict[str, str]:
+  """Key of the config, or option, of a kind of run -> what T5X calls it: a macro, or else a parameter."""
+  same, macros = (SAME, MACROS) if kind == "train" else (SAME_OF_EVAL, MACROS_OF_EVAL)
+  return {ours: theirs for theirs, ours in reversed(same.items())} | macros | {"--workdir": WORKDIRS[kind]}
 
 
 def functions() -> tuple[str, ...]:

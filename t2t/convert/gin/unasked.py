@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 import difflib
 import importlib.util
+import os
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ from t2t.convert.gin import names as gin_names
 from t2t.convert.gin.bindings import TYPED, UNSET, Asked, Finding, macros_in, references_in
 from t2t.convert.gin.model import ADD_MODEL
 from t2t.convert.gin.parser import Binding, Location, Macro, Reference, show
+from t2t.runtime import imports
 
 # What a macro that is left open says -> what else may say it.
 _SETTLED_BY = {
@@ -17,6 +19,12 @@ _SETTLED_BY = {
   "RestoreCheckpointConfig.path": ("init.checkpoint", "--checkpoint"),
   "DatasetConfig.mixture_or_task_name": ("data.mixture", "data.files", "data.sources", "--input"),
   "DatasetConfig.task_feature_lengths": ("data.inputs_length", "--inputs_length"),
+}
+# How the shell is told what is no number.
+_VALUES = {
+  "RestoreCheckpointConfig.path": "'\"PATH\"'",
+  "DatasetConfig.mixture_or_task_name": "'\"NAME\"'",
+  "DatasetConfig.task_feature_lengths": "\"{'inputs': NUMBER, 'targets': NUMBER}\"",
 }
 _SCOPES = ("", "train", "train_eval", "infer_eval")
 # Of T5X's training alone, which evaluation and inference do not read.
@@ -35,15 +43,23 @@ def nearest(name: str, known: Sequence[str]) -> str:
 # ---- What is left open -----------------------------------------------------------------------------------------------
 
 
-def not_given(asked: Asked) -> Iterator[Finding]:
-  """What was asked for and is left open, and each file that was not found."""
+def not_given(asked: Asked, kind: str) -> Iterator[Finding]:
+  """What was asked for and is left open, and each file that was not found.
+
+  Args:
+    asked: what was.
+    kind: of the run, a key of `names.KINDS`.
+  """
   for name, (location, of) in asked.not_given.items():
     plain = of.rpartition("/")[2]
     same = gin_names.SAME.get(of, gin_names.SAME.get(plain, ""))
     settled_by = _SETTLED_BY.get(plain, (same,) if same else ())
-    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in settled_by[:1])
+    # `t2t infer` has options, and no keys.
+    taken = [each for each in settled_by if kind != "infer" or each.startswith("--")]
+    others = ADD_MODEL if name == "MODEL" else "".join(f" or {_option(each)}" for each in taken[:1])
+    value = _VALUES.get(plain, "VALUE")
     yield Finding(
-      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}=VALUE{others}", True, settled_by
+      f"{location}: {name} must be given, as T5X asks for it: {TYPED}{name}={value}{others}", True, settled_by
     )
   for include, folders in asked.gin.unknown:
     yield Finding(
@@ -82,8 +98,9 @@ def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
       yield Finding(f"{each.location}: import {each.module}: not needed, for t2t registers the mixture itself")
     elif not _is_library(each.module) and not _is_there(root):
       yield Finding(
-        f"{each.location}: import {each.module}: there is no module {root} here, in which T5X's users register their"
-        " tasks: put its folder on PYTHONPATH, or give --config.data.task_modules=FILE.py",
+        f"{each.location}: import {each.module}: there is no module {root}, in which T5X's users register their tasks,"
+        f" neither installed nor in {os.getcwd()}: put its folder on PYTHONPATH, or give"
+        " --config.data.task_modules=FILE.py",
         True,
         ("data.task_modules", "data.mixture", "data.files", "data.sources", "--input"),
       )
@@ -91,7 +108,8 @@ def modules(asked: Asked, *, needed: bool) -> Iterator[Finding]:
 
 def _is_there(root: str) -> bool:
   try:
-    return importlib.util.find_spec(root) is not None
+    with imports.also_from_here():
+      return importlib.util.find_spec(root) is not None
   except (ImportError, ValueError):
     return False
 
