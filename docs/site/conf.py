@@ -38,12 +38,15 @@ nb_execution_in_temp = True
 nb_output_stderr = "remove"  # progress, and what libraries have to say
 
 html_theme = "sphinx_book_theme"
-html_title = "t2t"
+html_title = "t2t documents"
+html_favicon = "static/favicon.svg"
+myst_html_meta = {"description lang=en": "t2t pre-trains text-to-text Transformers in JAX, from a laptop to a TPU pod."}
 html_static_path = ["static"]
 html_css_files = ["t2t.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
+  "logo": {"text": "t2t"},
   "use_download_button": False,
   "use_fullscreen_button": False,
   "show_navbar_depth": 1,
