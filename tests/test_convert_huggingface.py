@@ -109,6 +109,13 @@ def test_our_model_comes_back_bit_for_bit(name, tmp_path):
     np.testing.assert_array_equal(value, params[path], err_msg=path)
 
 
+def test_how_attention_began_is_not_written(tmp_path):
+  """A T5 that began with a focus is a T5."""
+  config = dataclasses.replace(CONFIG, initial_focus=6.0)
+  huggingface.save(foreign.in_memory(config, foreign.random_params(config)), epath.Path(tmp_path / "hf"))
+  assert huggingface.open_foreign(str(tmp_path / "hf")).model == dataclasses.replace(CONFIG, dtype="float32")
+
+
 def test_untied_logits_of_a_bert_have_their_bias_twice(tmp_path):
   """transformers reads the copy, which only tied logits make the same tensor; what it reads is what counts."""
   config = TransformerConfig(**(vars(huggingface.open_foreign(str(GOLDEN / "bert")).model) | {"tied_logits": False}))

@@ -155,6 +155,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
   fields = dataclasses.asdict(model)
   # Of heads: convert/heads.py.
   for name in (
+    "initial_focus",
     "dropout_rate",
     "t5_dropout",
     "dtype",

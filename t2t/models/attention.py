@@ -83,15 +83,24 @@ class RelativePositionBias(nnx.Module):
     self.bidirectional = bidirectional
     scale = layers.into(config, config.embed_dim)
     self.table = layers.param(rngs, (self.num_buckets, config.num_heads), ("buckets", "heads"), scale=scale)
+    if config.initial_focus:
+      # Half of the heads begin with a neighbour each, -1, 1, -2, 2, ..., of a causal stack -1, -2, ...; the others with
+      # all positions.
+      heads = np.arange(config.num_heads // 2)
+      distances = (heads // 2 + 1) * np.where(heads % 2, 1, -1) if bidirectional else -(heads + 1)
+      self.table[...] = self.table[...].at[self._buckets(distances), heads].add(config.initial_focus)
 
-  def __call__(self) -> kernels.DistanceBias:
-    """What is added to logits, by distance."""
-    buckets = relative_position_bucket(
-      np.arange(-self.max_distance, self.max_distance + 1),
+  def _buckets(self, distances: np.ndarray) -> jax.Array:
+    return relative_position_bucket(
+      distances,
       bidirectional=self.bidirectional,
       num_buckets=self.num_buckets,
       max_distance=self.max_distance,
     )
+
+  def __call__(self) -> kernels.DistanceBias:
+    """What is added to logits, by distance."""
+    buckets = self._buckets(np.arange(-self.max_distance, self.max_distance + 1))
     return kernels.DistanceBias(jnp.take(self.table[...].T, buckets, axis=1))
 
 
@@ -312,7 +321,7 @@ class Attention(nnx.Module):
   The projections are matrices: num_heads * head_dim is one dimension, so that Adafactor factors it as T5's did.
   """
 
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs, *, cross: bool = False):
     embed, head_dim = config.embed_dim, config.head_dim
     joined, kv_joined = config.num_heads * head_dim, config.kv_heads * head_dim
     self.head_dim = head_dim
@@ -327,6 +336,12 @@ class Attention(nnx.Module):
     query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
     self.key = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
+    if cross and config.initial_focus:
+      # Queries as keys are: what a normed token asks for is itself, by so many logits on average.
+      own = self.scale * head_dim * embed * layers.into(config, embed) ** 2
+      keys = self.key[...].reshape(embed, config.kv_heads, head_dim)
+      keys = jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1)
+      self.query[...] = config.initial_focus / own * keys.reshape(embed, joined)
     self.value = layers.param(rngs, (embed, kv_joined), ("embed", "heads"), scale=layers.into(config, embed))
     self.out = layers.param(rngs, (joined, embed), ("heads", "embed"), scale=layers.out_of(config, joined))
     self.query_bias = layers.bias(config, joined, "heads")

@@ -180,6 +180,9 @@ class TransformerConfig:
   vocabulary_head: bool = True  # there are logits over the vocabulary; False: only what `heads` answer
   heads: tuple[HeadConfig, ...] = ()  # others besides that over the vocabulary: ({"name": "nli", "num_classes": 3},)
   init_scale: float = 0.0  # standard deviation of all initial weights; 0: T5's, 1 of embeddings and by fan-in elsewhere
+  #: logits that attention begins with, of half of the heads for one neighbour each, of cross-attention for the token
+  #: that asks; 0: none, as T5
+  initial_focus: float = 0.0
   # How it is computed
   dropout_rate: float = 0.0  # T5 1.1 pre-trains without; T5 1.0, and who fine-tunes, with 0.1
   t5_dropout: bool = True  # one draw for all positions, also behind activations and the last norm; else one for each
@@ -369,6 +372,13 @@ class TransformerConfig:
       )
     if self.positions == "rotary" and self.head_dim % 2:
       raise UserError(f"config.model.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+    if self.initial_focus < 0.0:
+      raise UserError(f"config.model.initial_focus={self.initial_focus}: must be at least 0, which is T5's start")
+    if self.initial_focus and (self.positions != "relative" or self.qk_norm):
+      raise UserError(
+        f"config.model.initial_focus={self.initial_focus}: only with config.model.positions=relative, whose bias says"
+        " which neighbour a head looks at, and config.model.qk_norm=False, for norms undo how large a query begins"
+      )
     if self.attention_scale_dim and not self.scale_attention:
       raise UserError(
         f"config.model.attention_scale_dim={self.attention_scale_dim}: only with config.model.scale_attention=True"

@@ -72,7 +72,7 @@ class Layer(nnx.Module):
       self.self_attention = attention.Attention(config, rngs)
     if cross:
       self.cross_attention_norm = layers.Norm(config, config.embed_dim)
-      self.cross_attention = attention.Attention(config, rngs)
+      self.cross_attention = attention.Attention(config, rngs, cross=True)
     if not only_cross:
       self.mlp_norm = layers.Norm(config, config.embed_dim)
       self.mlp = layers.Mlp(config, rngs)

@@ -1,0 +1,68 @@
+"""Attention may begin with neighbours, and cross-attention with the token that asks, instead of with all alike."""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from t2t import UserError
+from t2t.models import attention, transformer
+
+FOCUS = 6.0
+WIDE = toy.config(embed_dim=128, num_heads=4, head_dim=32)
+
+
+def focused(**fields):
+  return dataclasses.replace(WIDE, initial_focus=FOCUS, **fields)
+
+
+@pytest.mark.parametrize(("bidirectional", "neighbours"), [(True, [-1, 1]), (False, [-1, -2])])
+def test_half_of_the_heads_begin_with_a_neighbour(bidirectional, neighbours):
+  """By the focus itself: all else is T5's start, with the same draws."""
+  make = lambda config: attention.RelativePositionBias(config, nnx.Rngs(0), bidirectional=bidirectional)()
+  distances = np.arange(-9, 10 if bidirectional else 1)
+  added = np.asarray(make(focused()).at(distances) - make(WIDE).at(distances))
+  expected = np.zeros((4, len(distances)))
+  for head, distance in enumerate(neighbours):
+    expected[head, distances == distance] = FOCUS
+  np.testing.assert_allclose(added, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_kv_heads": 2}, {"scale_attention": True}, {"init_scale": 0.05}], ids=str)
+def test_a_token_asks_for_itself(fields):
+  """By as many logits on average as the focus says, and no other token comes near, however queries are scaled."""
+  config = focused(**fields)
+  layer = attention.Attention(config, nnx.Rngs(0), cross=True)
+  tokens = jax.random.normal(toy.key(), (1, 200, config.embed_dim))
+  tokens /= jnp.sqrt(jnp.mean(jnp.square(tokens), axis=-1, keepdims=True))
+  queries, (keys, _) = layer.scale * layer._project(tokens, "query", None), layer.keys_and_values(tokens)
+  logits = jnp.einsum("bhqk,bhsk->hqs", queries, jnp.repeat(keys, config.num_heads // config.kv_heads, axis=1))
+  own = jnp.diagonal(logits, axis1=1, axis2=2)
+  assert float(own.mean()) == pytest.approx(FOCUS, rel=0.05)
+  others = logits - jnp.where(jnp.eye(200, dtype=bool), logits, 0.0)
+  assert abs(float(others.mean())) < 0.1
+  assert float(jnp.mean(own > jnp.quantile(others, 0.99, axis=-1))) > 0.95
+
+
+def test_both_stacks_and_the_attention_between_them_begin_so():
+  """The model's parameters are T5's, with the same draws, but for the biases and the cross-attention's queries."""
+  params = lambda config: nnx.to_pure_dict(nnx.state(transformer.build(config, nnx.Rngs(0))))
+  flat = lambda config: dict(jax.tree.leaves_with_path(params(config)))
+  plain, own = flat(WIDE), flat(focused())
+  changed = {"/".join(str(key.key) for key in path) for path in plain if not np.array_equal(plain[path], own[path])}
+  assert changed == {
+    "encoder/position_bias/table",
+    "decoder/position_bias/table",
+    "decoder/layers/cross_attention/query",
+  }
+
+
+@pytest.mark.parametrize("fields", [{"positions": "rotary"}, {"qk_norm": True}, {"initial_focus": -1.0}], ids=str)
+def test_what_cannot_begin_so_is_refused(fields):
+  """Without a bias by distance there is nothing to begin with."""
+  with pytest.raises(UserError, match="config.model.initial_focus=(6.0: only with|-1.0: must be at least 0)"):
+    dataclasses.replace(focused(), **fields)
