@@ -5,6 +5,7 @@ It asks as the commands ask (`t2t.generation`): the same text gets the same answ
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -57,7 +58,8 @@ def load(
     batch_size: texts at a time, over all devices.
     inputs_length: tokens of a text at most; 0: as in training.
     task_modules: modules of tasks that you trust, comma-separated, where the checkpoint's vocabulary is one of theirs.
-    vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has.
+    vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
+      named none.
 
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
@@ -70,12 +72,13 @@ def load(
 
 
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
-  """A checkpoint of Hugging Face's or T5X's with the vocabulary that the user names."""
-  if source.foreign is None:
-    raise UserError(
-      f"vocabulary={spec}: {source.path} is t2t's, and read with the one it was trained with; leave it out"
-    )
-  return pretrained.of_foreign(given_vocabulary.give(source.foreign, spec))
+  """A checkpoint that has none, of T5X's or trained on ids, with the vocabulary that the user names."""
+  if source.foreign is not None:
+    return pretrained.of_foreign(given_vocabulary.give(source.foreign, spec))
+  data = source.run["data"]
+  if source.vocabulary or data.get("vocabulary") or data.get("mixture") or data.get("sources"):
+    raise UserError(f"vocabulary={spec}: {source.path} is read with the one it was trained with; leave it out")
+  return dataclasses.replace(source, run={**source.run, "data": {**data, "vocabulary": spec}})
 
 
 class Model:

@@ -287,7 +287,10 @@ def test_held_out_batches_are_needed(tmp_path):
 
 
 def test_what_is_kept_names_no_other_data(text, tmp_path):
-  """A config's files are not what the model has read."""
-  config = small(**{"data.files": str(text)})
-  t2t.train(config, str(tmp_path / "run"), batches=random_batches, eval_batches=held_out()).run()
+  """A config's files are not what the model has read; whoever asks it says what its ids are."""
+  config, run = small(**{"data.files": str(text)}), str(tmp_path / "run")
+  t2t.train(config, run, batches=random_batches, eval_batches=held_out()).run()
   assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["files"] == ""
+  with pytest.raises(UserError, match="there is no vocabulary beside this checkpoint"):
+    t2t.load(run).generate(["a fox"])
+  assert t2t.load(run, vocabulary="bytes").score(["a fox"], ["runs"]).shape == (1,)

@@ -180,7 +180,7 @@ def vocabulary(source: Source):
   if not (data.vocabulary or data.mixture or data.files or data.sources):
     raise UserError(
       f"{source.path}: there is no vocabulary beside this checkpoint; convert it again with one:"
-      " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE"
+      " t2t convert --from CHECKPOINT --to t2t OUT --vocabulary FILE, or t2t.load(..., vocabulary=FILE) in Python"
     )
   try:
     return pipeline.vocabulary(data)
