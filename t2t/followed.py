@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures.thread  # noqa: F401 - what it does at the end of Python comes after `_end_all`, see there
 import contextlib
 import copy
+import math
 import os
 import queue
 import signal
@@ -24,7 +25,7 @@ import numpy as np
 from t2t import UserError, loop, own_batches, settings
 from t2t.checkpoints import pretrained
 from t2t.loaded import in_python
-from t2t.runtime import agreement, link, stopping
+from t2t.runtime import agreement, link, stopping, telling, waiting
 from t2t.storage import bucket
 
 
@@ -126,13 +127,17 @@ def train(
     raise UserError("batches and eval_batches: give both, what is trained on and what is measured on, or neither")
   if batches is not None and not (callable(batches) or isinstance(batches, Iterable)):
     raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
+  if eval_batches is not None and not isinstance(eval_batches, Iterable):
+    raise UserError(f"eval_batches is {type(eval_batches).__name__}: give an iterable of dicts")
   with in_python():
     bucket.check_folder(str(workdir), where="workdir ")
     config = copy.deepcopy(config)
 
     def run(follower: _Run) -> None:
-      own = None if batches is None else own_batches.OwnData(batches, eval_batches, ended=follower.ends)
+      own = None if batches is None else own_batches.OwnData(batches, eval_batches)
       loop.train(settings.records(config), str(workdir), follower=follower, data=own)
+      if own is not None and own.failure is not None:
+        raise own.failure  # which has ended the run, saved
 
     return Training(_Run(run))
 
@@ -168,6 +173,7 @@ class Training(Iterator[dict[str, float]]):
     self._run.close()
 
 
+_PATIENCE = 5.0  # seconds that a run may take to end, before it says what it does
 _trainings: weakref.WeakSet[Training] = weakref.WeakSet()
 
 
@@ -212,11 +218,7 @@ class _Run:
     """See `loop.Follower`."""
     self._stop = stop
     if self._why:
-      self.ends()
-
-  def ends(self) -> None:
-    """The run ends, saved, after the step that is next; its rows are handed over, unless it is to stop at once."""
-    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))
+      self._ask()
 
   def told(self, rows: Sequence[Mapping[str, float]]) -> None:
     """See `loop.Follower`."""
@@ -250,11 +252,21 @@ class _Run:
         raise found
     raise StopIteration
 
-  def _next(self) -> Any:
-    """What is handed over next; a signal that another thread was given is heard meanwhile."""
+  def _next(self, *, patience: float = math.inf) -> Any:
+    """What is handed over next; a signal that another thread was given is heard meanwhile.
+
+    Args:
+      patience: seconds after which it is told what is waited for.
+    """
+    waited = 0.0
     while True:
       with contextlib.suppress(queue.Empty):
         return self._rows.get(timeout=1.0)
+      waited += 1.0
+      if waited >= patience:
+        patience = math.inf
+        what = "; ".join(waiting.told()) or "the step that is computed, to be saved"
+        telling.tell(f"waiting for {what}; another interruption does not wait")
 
   def close(self) -> None:
     """See `Training.close`."""
@@ -271,10 +283,13 @@ class _Run:
   def _end(self, why: str) -> None:
     self._ended, self._why = True, why
     if self._stop is not None:
-      self.ends()
+      self._ask()
     self._goes_on.put(None)
-    while isinstance(found := self._next(), dict):
+    while isinstance(found := self._next(patience=_PATIENCE), dict):
       self._goes_on.put(None)
     self._thread.join()
     if found is not None:
       raise found
+
+  def _ask(self) -> None:
+    self._stop.ask(agreement.Asked(agreement.STOP, signal.SIGINT, self._why))

@@ -134,6 +134,7 @@ def train(
     if not batches.begins_stage:
       report.stage(leg.stage)
     early = EarlyStop(config.eval, saved)
+    why_here = lambda: early.why or batches.ended
 
     # ---- Steps -------------------------------------------------------------
     if first_step == config.train.steps:
@@ -147,7 +148,7 @@ def train(
         early.note(first_step, measured)
     # Read after the next step has been dispatched, so that the device never waits.
     unread: collections.deque[reports.Made] = collections.deque()
-    while last_step < config.train.steps and not stop.stops and not early.why:
+    while last_step < config.train.steps and not stop.stops and not why_here():
       if begins := batches.begins_stage:
         steps.pause()
         stop.saving()  # what is opened takes longer than a step, and all is saved
@@ -191,7 +192,7 @@ def train(
         with contextlib.suppress(stopping.Abandoned):
           measured, measured_step = measure(leg, tasks, last_step, state), last_step
           early.note(last_step, measured)
-      if saves or stop.stops or early.why:
+      if saves or stop.stops or why_here():
         held.check()
         stop.saving()
         finite.check(state, step=last_step)
@@ -218,8 +219,8 @@ def train(
     if follower is not None and (rows := report.rows()):
       follower.told(rows)
     report.end()
-    if early.why:
-      hosts.say(early.why)
+    if why := why_here():
+      hosts.say(why)
 
     # ---- What came out -----------------------------------------------------
     baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
@@ -228,8 +229,7 @@ def train(
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
       unit = leg.made.loss.unit
       reports.summarise(workdir, loss, unit, baselines, report.shown, saved_step, kept, best, run)
-      why = early.why or history.FINISHED
-      history.ended(workdir, last_step, why, unit=unit, baselines=baselines, examples=report.shown)
+      history.ended(workdir, last_step, why or history.FINISHED, unit=unit, baselines=baselines, examples=report.shown)
       written.at_end(workdir, ends=True)
   return state
 

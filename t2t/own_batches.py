@@ -3,21 +3,23 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import itertools
 import json
+import queue
+import threading
 import time
 from typing import Any
+import weakref
 
 from etils import epath
 import jax
 import numpy as np
 
-from t2t import UserError, did_you_mean, sharding, stages
-from t2t.models.architecture import ARCHITECTURES, Batch
+from t2t import UserError, sharding, stages
+from t2t.models.architecture import Batch
+from t2t.own_rows import Framing, Rows, completed
 from t2t.runtime import hosts, waiting
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import recipe
 
-Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or of what it reads
 Source = Iterable[Rows] | Callable[[int], Iterable[Rows]]
 
 _STREAM, _VERSION = "stream-00000-of-00001", 2  # as of a run whose data is in one part: either refuses the other's
@@ -33,11 +35,12 @@ class OwnData:
     batches: to train on: an iterable, which is gone through again and again; an iterator, which is gone through once;
       or a function: number of batches that a run has read -> those that follow.
     held_out: to measure on: as many as config.eval.batches are read, once.
-    ended: is called when nothing follows the batch that is handed out.
   """
 
-  def __init__(self, batches: Source, held_out: Iterable[Rows], *, ended: Callable[[], None]):
-    self._batches, self._held_out, self._ended = batches, held_out, ended
+  def __init__(self, batches: Source, held_out: Iterable[Rows]):
+    self._batches, self._held_out = batches, held_out
+    self._made: OwnBatches | None = None
+    self._vocabulary: Any = None
     self._kept: list[dict[str, np.ndarray]] = []
 
   def resolved_stages(self, config: Config) -> tuple[Stage, ...]:
@@ -70,11 +73,11 @@ class OwnData:
 
   def vocabulary(self, config: Config) -> Any:
     """What config.data.vocabulary names, for which TensorFlow is loaded; None where it is empty."""
-    if not config.data.vocabulary:
-      return None
-    from t2t.data import vocabularies
+    if config.data.vocabulary and self._vocabulary is None:
+      from t2t.data import vocabularies
 
-    return vocabularies.load(config.data.vocabulary, extra_ids=config.data.extra_ids)
+      self._vocabulary = vocabularies.load(config.data.vocabulary, extra_ids=config.data.extra_ids)
+    return self._vocabulary
 
   def check_vocabulary(
     self, config: Config, vocabulary: Any, kept: epath.Path, saved: Mapping[str, Any] | None
@@ -99,7 +102,14 @@ class OwnData:
 
   def batches(self, run: Sequence[Stage], mesh: jax.sharding.Mesh, **_: Any) -> "OwnBatches":
     """Those to train on, from the first."""
-    return OwnBatches(self._batches, run[-1].config, mesh, ended=self._ended)
+    config = run[-1].config
+    self._made = OwnBatches(self._batches, config, mesh, self._framing(config))
+    return self._made
+
+  @property
+  def failure(self) -> Exception | None:
+    """What the user's code has raised, by which the run has ended."""
+    return None if self._made is None else self._made.failure
 
   def eval_batches(self, config: Config, mesh: jax.sharding.Mesh) -> list[Batch]:
     """The held-out ones, on the mesh."""
@@ -110,25 +120,44 @@ class OwnData:
     del config, mesh
     return {}
 
+  def _framing(self, config: Config) -> Framing:
+    vocabulary = self.vocabulary(config)
+    if vocabulary is None:
+      return Framing()
+    from t2t.data import vocabularies
+
+    return Framing(vocabularies.bos_id(vocabulary), vocabularies.pads_with_zero(vocabulary))
+
   def _eval_rows(self, config: Config) -> list[dict[str, np.ndarray]]:
     if self._kept:
       return self._kept
     sized = config.with_(train={"batch_size": config.eval.batch_size or config.train.batch_size})
     for number, rows in enumerate(itertools.islice(self._held_out, config.eval.batches), start=1):
-      self._kept.append(completed(rows, sized, where=f"eval_batches, batch {number}"))
+      where = f"eval_batches, batch {number}"
+      self._kept.append(completed(rows, sized, where=where, framing=self._framing(config)))
+    weights = f"{config.model.kind.predicts}_loss_weights"
+    if self._kept and weights in self._kept[0] and not any(rows[weights].any() for rows in self._kept):
+      raise UserError(f"eval_batches: no target counts, for {weights} are all 0")
     if not self._kept:
       raise UserError("eval_batches has none: give at least one batch that is not trained on")
     return self._kept
 
 
 class OwnBatches:
-  """A user's batches one after another, and how many have been read; otherwise as `staged.StagedBatches`."""
+  """A user's batches one after another, and how many have been read; otherwise as `staged.StagedBatches`.
+
+  Attributes:
+    ended: why nothing follows the batch that was handed out; "": something does, or it is the run's last.
+    failure: what was raised where the batches are made.
+  """
 
   stage, num_streams, stream_names, begins_stage = 0, 1, (_STREAM,), False
 
-  def __init__(self, source: Source, config: Config, mesh: jax.sharding.Mesh, *, ended: Callable[[], None]):
-    self.wait_seconds, self.epochs = 0.0, {}
-    self._source, self._config, self._mesh, self._ended = source, config, mesh, ended
+  def __init__(self, source: Source, config: Config, mesh: jax.sharding.Mesh, framing: Framing = Framing()):  # noqa: B008
+    self.wait_seconds, self.epochs, self.ended = 0.0, {}, ""
+    self.failure: Exception | None = None
+    self._source, self._config, self._mesh, self._framing = source, config, mesh, framing
+    self._apart = _Apart()
     self._iterator: Iterator[Rows] | None = None
     self._read = self._step = 0
     self._next: dict[str, np.ndarray] | None = None  # is ahead of what has been read
@@ -138,10 +167,11 @@ class OwnBatches:
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    """The batch of the next step; `ended` is called if none follows, and the run has steps left.
+    """The batch of the next step.
 
     Raises:
       UserError: it is not what the model reads, or there is none at all.
+      Exception: what the user's code raises for the first; with a later one the run ends, saved.
     """
     began = time.monotonic()
     rows = self._next or self._taken()
@@ -149,40 +179,58 @@ class OwnBatches:
       raise UserError(f"batches ended after {self._read}: give more, or fewer config.train.steps")
     self._next, self._step, self._read = None, self._step + 1, self._read + 1
     if self._step < self._config.train.steps:
-      self._next = self._taken()
-      if self._next is None:
-        hosts.say(f"batches ended after {self._read}, and config.train.steps={self._config.train.steps}")
-        self._ended()
+      self._look_ahead()
     self.wait_seconds = time.monotonic() - began
     return _placed(rows, self._mesh)
+
+  def _look_ahead(self) -> None:
+    where = f"after {self._read}, of config.train.steps={self._config.train.steps}"
+    try:
+      self._next = self._taken()
+    except Exception as error:  # of the user's code, too
+      self.failure, self.ended = error, f"batches failed {where}: the run ends here"
+    else:
+      self.ended = "" if self._next else f"batches ended {where}: the run ends here"
 
   def _taken(self) -> dict[str, np.ndarray] | None:
     """The one behind what has been read; None where an iterator has ended."""
     if self._iterator is None:
-      self._open()
-    waiting.begin(f"batch {self._read + 1} of those that t2t.train was given")
-    try:
-      found = next(self._iterator, None)
-    finally:
-      waiting.end()
+      self._iterator = self._opened()
+    found = self._made(lambda: next(self._iterator, None))
     if found is None:
       return None
-    return completed(found, self._config, where=f"batches, batch {self._read + 1}")
+    return completed(found, self._config, where=f"batches, batch {self._read + 1}", framing=self._framing)
 
-  def _open(self) -> None:
+  def _made(self, call: Callable[[], Any]) -> Any:
+    """What the user's code makes."""
+    waiting.begin(f"batch {self._read + 1} of those that t2t.train was given")
+    try:
+      return self._apart(call)
+    except StopIteration as error:  # else the run would end, without a word
+      raise UserError("batches raised StopIteration: a function that has none returns what is empty") from error
+    finally:
+      waiting.end()
+
+  def _opened(self) -> Iterator[Rows]:
     """Begins behind what has been read."""
-    if not isinstance(self._source, Iterable):
-      self._iterator = iter(self._source(self._read))
-      return
+    source = self._source
+    if not isinstance(source, Iterable):
+      made = self._made(lambda: source(self._read))
+      if not isinstance(made, Iterable):
+        raise UserError(f"batches({self._read}) is {type(made).__name__}: return an iterable of dicts")
+      return iter(made)
+    if isinstance(source, Iterator):
+      _check_begins(source)
     # An iterator stands where it stood when the run began, as whoever calls again has made it anew.
-    self._iterator = _again_and_again(self._source)
+    found = _again_and_again(source)
     if self._read:
       hosts.say(f"passing over the {self._read} batches that this run has read; a function of their number need not")
     for number in range(self._read):
-      if next(self._iterator, None) is None:
+      if self._made(lambda: next(found, None)) is None:
         raise UserError(
           f"batches ended after {number}, and this run has read {self._read}: give them from its beginning"
         )
+    return found
 
   def leave_out(self, begin: int, end: int) -> None:
     """Takes away as many batches as there are steps from begin + 1 to end."""
@@ -206,7 +254,8 @@ class OwnBatches:
         "batches is an iterator, in which a run cannot go back: give what can be gone through again, or a function of"
         " the number of batches that have been read"
       )
-    self._read, self._step, self._iterator, self._next = json.loads(state[_STREAM])["read"], step, None, None
+    self._read, self._step = json.loads(state[_STREAM])["read"], step
+    self._iterator, self._next, self.ended, self.failure = None, None, "", None
 
   def begin_stage(self) -> None:
     """There is but one."""
@@ -215,6 +264,54 @@ class OwnBatches:
   def close(self) -> None:
     """Reads no further."""
     self._iterator = self._next = None
+    self._apart.close()
+
+
+class _Apart:
+  """Calls a user's code in a thread of its own: what JAX keeps by thread, its mesh above all, is not the run's."""
+
+  def __init__(self) -> None:
+    self._asked: queue.SimpleQueue = queue.SimpleQueue()
+    self._found: queue.SimpleQueue = queue.SimpleQueue()
+    self._thread: threading.Thread | None = None
+
+  def __call__(self, call: Callable[[], Any]) -> Any:
+    if self._thread is None:
+      self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+      self._thread.start()
+    self._asked.put(call)
+    found, error = self._found.get()
+    if error is not None:
+      raise error
+    return found
+
+  def _work(self) -> None:
+    while (call := self._asked.get()) is not None:
+      try:
+        self._found.put((call(), None))
+      except BaseException as error:  # is raised where it was asked for
+        self._found.put((None, error))
+
+  def close(self) -> None:
+    """Ends the thread, when it has ended its call."""
+    self._asked.put(None)
+    self._thread = None
+
+
+_begun: weakref.WeakSet = weakref.WeakSet()  # iterators that a run of this process has taken from
+
+
+def _check_begins(source: Iterator[Rows]) -> None:
+  """Refuses an iterator that has moved on: whatever was passed over in it would be lost."""
+  try:
+    if source in _begun:
+      raise UserError(
+        "batches is an iterator that a run has taken from already: make it anew, from the run's beginning, or give a"
+        " function of the number of batches that have been read"
+      )
+    _begun.add(source)
+  except TypeError:  # of which nothing can be remembered
+    return
 
 
 def _again_and_again(source: Iterable[Rows]) -> Iterator[Rows]:
@@ -225,91 +322,6 @@ def _again_and_again(source: Iterable[Rows]) -> Iterator[Rows]:
       yield rows
     if number < 0:
       return
-
-
-def completed(rows: Rows, config: Config, *, where: str) -> dict[str, np.ndarray]:
-  """A batch as the model takes it: what follows from other features is filled in, and all are filled up with padding.
-
-  In:  {"encoder_input_tokens": [[5, 6]], "decoder_target_tokens": [[7, 1]]}, of inputs_length 3 and targets_length 2
-  Out: these, the first as [[5, 6, 0]], with "decoder_input_tokens": [[0, 7]] and "decoder_loss_weights": [[1., 1.]]
-
-  Args:
-    rows: arrays [rows, length], at most as large as the config has it.
-    config: of the run.
-    where: they come from, for messages.
-
-  Raises:
-    UserError: a feature is missing, not known, or not of integers, or larger than the config has it, or an id beyond
-      the vocabulary.
-  """
-  wanted = recipe.batch(config)
-  if not isinstance(rows, Mapping):
-    raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays, {_listed(wanted)}")
-  for name in rows:
-    if name not in wanted:
-      raise UserError(
-        f"{where}: {name!r} is no feature of this model{did_you_mean(str(name), wanted)}; {_listed(wanted)}"
-      )
-  found = {name: _array(x, wanted[name], f"{where}: {name}") for name, x in rows.items()}
-  if len({len(x) for x in found.values()}) > 1:
-    told = ", ".join(f"{name} {len(x)}" for name, x in found.items())
-    raise UserError(f"{where}: features have different numbers of rows: {told}")
-  for name, array in found.items():
-    if not name.endswith("_tokens") or not array.size:
-      continue
-    if array.min() < 0 or array.max() >= config.model.vocab_size:
-      raise UserError(
-        f"{where}: {name} has ids from {array.min()} to {array.max()}, and config.model.vocab_size is"
-        f" {config.model.vocab_size}"
-      )
-  found = {name: _filled_up(x, wanted[name].shape) for name, x in found.items()}
-  _fill_in(found, wanted, ARCHITECTURES[config.model.architecture].predicts)
-  if missing := [name for name in wanted if name not in found]:
-    raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
-  return {name: found[name] for name in wanted}
-
-
-def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
-  try:
-    array = np.array(values)  # a copy: whoever made it may write the next batch into the same memory
-  except ValueError as error:  # rows of different lengths
-    raise UserError(f"{where}: no array [rows, length] ({error})") from error
-  shape = list(array.shape)
-  if len(shape) != 2 or any(own > most for own, most in zip(shape, wanted.shape, strict=True)):
-    raise UserError(
-      f"{where} is {shape}: the config asks for [rows, length], at most {list(wanted.shape)}"
-      " (config.train.batch_size; config.data.inputs_length and targets_length)"
-    )
-  kinds = "bui" if wanted.dtype == np.int32 else "buif"
-  if array.dtype.kind not in kinds:
-    raise UserError(f"{where} is of {array.dtype}: must be {'integers' if kinds == 'bui' else 'numbers'}")
-  if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
-    raise UserError(f"{where} has numbers of more than 32 bits")
-  return array.astype(wanted.dtype)
-
-
-def _fill_in(found: dict[str, np.ndarray], wanted: Mapping[str, Any], predicts: str) -> None:
-  """What follows from features that are there, of rows that have one example each."""
-  is_packed = f"{predicts}_positions" in wanted and f"{predicts}_segment_ids" in wanted
-  targets, tokens = found.get(f"{predicts}_target_tokens"), found.get("encoder_input_tokens")
-  made: dict[str, Callable[[], np.ndarray]] = {}
-  if targets is not None:
-    made[f"{predicts}_loss_weights"] = lambda: (targets > 0).astype(np.float32)
-    if predicts == "decoder" and not is_packed:  # begins with padding
-      made["decoder_input_tokens"] = lambda: np.pad(targets[:, :-1], [(0, 0), (1, 0)])
-  if tokens is not None and not is_packed:
-    made["encoder_segment_ids"] = lambda: (tokens > 0).astype(np.int32)
-    made["encoder_token_types"] = lambda: np.zeros_like(tokens)
-  found |= {name: make() for name, make in made.items() if name in wanted and name not in found}
-
-
-def _filled_up(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-  return np.pad(array, [(0, most - own) for own, most in zip(array.shape, shape, strict=True)])
-
-
-def _listed(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> str:
-  shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in wanted.items())
-  return f"this config's model takes {shapes}"
 
 
 def _placed(rows: Mapping[str, np.ndarray], mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:

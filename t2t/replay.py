@@ -100,6 +100,11 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     config = last if after is None else _config(checkpoints.config(after))
     if why := registry.why_untrusted(config.data.task_modules):
       raise UserError(f"{workdir}: {why}")
+    if not (config.data.files or config.data.mixture or config.data.sources):
+      raise UserError(
+        f"{workdir}: was given batches of its own (t2t.train(batches=...)), which nobody else can read; its bad_batches"
+        " has those that went wrong"
+      )
     run = runs.resolved_stages(config)
     mesh, _ = course.make_mesh(run)
     stack.enter_context(jax.set_mesh(mesh))

@@ -301,6 +301,6 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
 def test_a_unigram_model_of_few_targets_says_so(times, what):
   """Of as many tokens that occur once it would be any model's better: its loss is that of having seen the answers."""
   targets = np.tile([[1, 2, 3, 4]], (1, times))
-  batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.ones(targets.shape)}]
+  batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.full(targets.shape, 0.1)}]
   found = losses.unigram(batches, vocab_size=6)
   assert (found.knows, found.loss) == (what, pytest.approx(np.log(4), rel=1e-6))

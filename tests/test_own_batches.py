@@ -5,11 +5,12 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import t2t
-from t2t import UserError, own_batches, settings
+from t2t import UserError, own_batches, own_rows, settings
 from t2t.checkpoints import store
 from t2t.data import runs
 from t2t.training import meshes
@@ -111,17 +112,83 @@ def test_whoever_leaves_goes_on_later(tmp_path, made, capsys):
 
 
 def test_the_end_of_the_batches_is_the_end_of_the_run(tmp_path, capsys):
-  """Saved, after the step of the last."""
-  rows = list(
-    t2t.train(small(), str(tmp_path / "run"), batches=itertools.islice(random_batches(), 4), eval_batches=held_out())
-  )
+  """Saved and measured, after the step of the last."""
+  four = lambda: itertools.islice(random_batches(), 4)
+  config = small(**{"eval.every": 100, "checkpoint.every": 100})
+  rows = list(t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()))
   assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+  assert [row["step"] for row in rows if "eval/loss" in row] == [4]
   assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
-  assert "batches ended after 4, and config.train.steps=6" in "".join(capsys.readouterr())
+  assert "batches ended after 4, of config.train.steps=6: the run ends here" in "".join(capsys.readouterr())
   with pytest.raises(UserError, match="batches ended after 4: give more, or fewer config.train.steps"):
-    t2t.train(
-      small(), str(tmp_path / "run"), batches=itertools.islice(random_batches(), 4), eval_batches=held_out()
-    ).run()
+    t2t.train(config, str(tmp_path / "run"), batches=four(), eval_batches=held_out()).run()
+
+
+def test_what_a_user_s_code_raises_is_raised_and_all_is_saved(tmp_path):
+  def fails_at_the_fifth():
+    yield from itertools.islice(random_batches(), 4)
+    raise KeyError("fifth")
+
+  config = small(**{"eval.every": 100, "checkpoint.every": 100})
+  with pytest.raises(KeyError, match="fifth"):
+    t2t.train(config, str(tmp_path / "run"), batches=fails_at_the_fifth(), eval_batches=held_out()).run()
+  assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() == 4
+
+
+def test_a_user_s_code_knows_nothing_of_the_mesh(tmp_path):
+  """Nor the run of what it sets while it makes a batch."""
+  meshes_seen = []
+
+  def on_its_own():
+    with jax.enable_x64(True):
+      for batch in random_batches():
+        meshes_seen.append(jax.sharding.get_mesh())
+        yield batch
+
+  expected = list(t2t.train(small(), str(tmp_path / "a"), batches=random_batches, eval_batches=held_out()))
+  found = list(t2t.train(small(), str(tmp_path / "b"), batches=on_its_own(), eval_batches=held_out()))
+  assert losses(found) == losses(expected)
+  assert all(mesh.empty for mesh in meshes_seen) and meshes_seen
+
+
+def test_an_iterator_that_a_run_has_begun_is_not_begun_again(tmp_path):
+  batches = random_batches()
+  for _ in t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()):
+    break
+  with pytest.raises(UserError, match="batches is an iterator that a run has taken from already: make it anew"):
+    t2t.train(small(), str(tmp_path / "run"), batches=batches, eval_batches=held_out()).run()
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    (lambda read: next(iter([])), "batches raised StopIteration"),
+    (lambda read: None, r"batches\(0\) is NoneType: return an iterable of dicts"),
+    (lambda read: [], "batches ended after 0: give more"),
+  ],
+)
+def test_a_function_that_gives_none_is_told(source, message):
+  config = settings.records(small())
+  with pytest.raises(UserError, match=message):
+    next(own_batches.OwnBatches(source, config, meshes.make(config)[0]))
+
+
+def test_zero_may_be_a_token(tmp_path):
+  """Segment ids say where a text is; with a vocabulary that has it as a token they are asked for."""
+  config = settings.records(small("gpt2_small"))
+  ids = np.array([[5, 0, 6, 7]])
+  given = {"decoder_target_tokens": ids, "decoder_segment_ids": np.ones_like(ids)}
+  framing = own_rows.Framing(begins=9, zero_pads=False)
+  found = own_rows.completed(given, config, where="here", framing=framing)
+  assert found["decoder_input_tokens"][0, :4].tolist() == [9, 5, 0, 6]
+  assert found["decoder_loss_weights"][0].tolist() == [1.0] * 4 + [0.0] * 20
+  assert found["decoder_segment_ids"][0].tolist() == [1] * 4 + [0] * 20
+  with pytest.raises(UserError, match="has no decoder_segment_ids, which say where a text is: 0 is a token"):
+    own_rows.completed({"decoder_target_tokens": ids}, config, where="here", framing=framing)
+  made = lambda read: [given]
+  held = [given]
+  run = t2t.train(small("gpt2_small", **{"train.steps": 1}), str(tmp_path / "run"), batches=made, eval_batches=held)
+  assert np.isfinite(run.run()["eval/loss"])
 
 
 def test_no_more_batches_are_taken_than_steps_are_made(tmp_path):
@@ -153,7 +220,7 @@ def test_memory_may_be_written_again(tmp_path):
 
 def test_fewer_rows_and_positions_are_filled_up():
   config = settings.records(small())
-  found = own_batches.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
+  found = own_rows.completed(next(random_batches(rows=3, inputs=7, targets=4)), config, where="here")
   assert {name: array.shape for name, array in found.items()} == {
     "encoder_input_tokens": (8, 48),
     "decoder_input_tokens": (8, 24),
@@ -185,17 +252,17 @@ def test_a_run_that_went_wrong_goes_back_where_it_can(tmp_path):
   config = settings.records(small())
   mesh, _ = meshes.make(config)
   ids = lambda batch: np.asarray(batch["decoder_target_tokens"]).tolist()
-  whole = own_batches.OwnBatches(random_batches, config, mesh, ended=pytest.fail)
+  whole = own_batches.OwnBatches(random_batches, config, mesh)
   every = [ids(next(whole)) for _ in range(6)]
   for source in (random_batches, list(itertools.islice(random_batches(), 6))):
-    batches = own_batches.OwnBatches(source, config, mesh, ended=pytest.fail)
+    batches = own_batches.OwnBatches(source, config, mesh)
     next(batches)
     saved = batches.state(1)
     next(batches)
     batches.restore(saved, step=1)
     batches.leave_out(1, 3)
     assert [ids(next(batches)) for _ in range(3)] == every[3:]
-  batches = own_batches.OwnBatches(random_batches(), config, mesh, ended=pytest.fail)
+  batches = own_batches.OwnBatches(random_batches(), config, mesh)
   next(batches)
   with pytest.raises(UserError, match="batches is an iterator, in which a run cannot go back"):
     batches.restore(batches.state(1), step=1)
@@ -239,12 +306,19 @@ GOOD = next(random_batches())
       r"ids from 384 to 384, and config\.model\.vocab_size is 384",
     ),
     (GOOD | {"encoder_input_tokens": np.full((8, 3), -1)}, r"ids from -1 to -1"),
+    ({name: x[:0] for name, x in GOOD.items()}, r"batches, batch 1: has no rows"),
+    (
+      GOOD | {"decoder_loss_weights": np.full((8, 20), -1.0)},
+      r"weights from -1\.0 to -1\.0: must be numbers of at least 0",
+    ),
+    (GOOD | {"decoder_loss_weights": np.full((8, 20), np.nan)}, r"weights from nan to nan"),
+    (GOOD | {"encoder_segment_ids": np.full((8, 20), -1)}, r"ids from -1 to -1: must be at least 0"),
     (GOOD | {"encoder_input_tokens": np.ones((4, 3), int)}, r"different numbers of rows: encoder_input_tokens 4, deco"),
   ],
 )
 def test_a_batch_that_cannot_be_is_told(batch, message):
   with pytest.raises(UserError, match=message):
-    own_batches.completed(batch, settings.records(small()), where="batches, batch 1")
+    own_rows.completed(batch, settings.records(small()), where="batches, batch 1")
 
 
 def test_which_batch_cannot_be_is_told(tmp_path):
@@ -274,6 +348,7 @@ def test_a_config_that_own_batches_cannot_have_is_told(tmp_path, changes, messag
   [
     ({"batches": [GOOD]}, r"^batches and eval_batches: give both"),
     ({"batches": 3, "eval_batches": [GOOD]}, r"^batches is int: give an iterable of dicts"),
+    ({"batches": [GOOD], "eval_batches": random_batches}, r"^eval_batches is function: give an iterable of dicts"),
   ],
 )
 def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
@@ -281,9 +356,41 @@ def test_what_is_no_batches_is_told_at_once(tmp_path, options, message):
     t2t.train(small(), str(tmp_path / "run"), **options)
 
 
-def test_held_out_batches_are_needed(tmp_path):
-  with pytest.raises(UserError, match="^eval_batches has none"):
-    t2t.train(small(), str(tmp_path / "run"), batches=random_batches, eval_batches=[]).run()
+def test_held_out_batches_are_needed():
+  """And one of their targets counts, or a loss of 0 would be the best."""
+  config = settings.records(small())
+  nothing = GOOD | {"decoder_loss_weights": np.zeros((8, 20))}
+  for held, message in ([], "^eval_batches has none"), ([nothing], "^eval_batches: no target counts"):
+    data = own_batches.OwnData(random_batches, held)
+    with pytest.raises(UserError, match=message):
+      data.check_stages(data.resolved_stages(config))
+
+
+HEADED = {
+  "model.num_decoder_layers": 0,
+  "model.heads": ({"name": "nli", "num_classes": 3},),
+  "train.loss": "heads",
+}
+
+
+@pytest.mark.parametrize(
+  ("name", "number", "message"),
+  [
+    ("encoder_answer_targets", 3, r"has 3 where the head nli is asked, of 3 classes"),
+    ("encoder_answer_targets", -100, r"has -100 where the head nli is asked"),
+    ("encoder_answer_heads", 2, r"has ids from 2 to 2, and the number of config\.model\.heads, and one, is 2"),
+    ("encoder_token_types", 7, r"has ids from 7 to 7, and config\.model\.segment_types is 2"),
+    ("encoder_positions", 10**6, r"has ids from 1000000 to 1000000, and the number of positions .* is 512"),
+  ],
+)
+def test_what_no_row_of_a_table_is_for_is_refused(name, number, message):
+  """It would be right by chance, or another's."""
+  config = settings.records(t2t.config("bert_base", SMALL | HEADED | {"stages": ()}))
+  names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
+  good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
+  assert own_rows.completed(good, config, where="here")
+  with pytest.raises(UserError, match=message):
+    own_rows.completed(good | {name: np.full((8, 4), number)}, config, where="here")
 
 
 def test_what_is_kept_names_no_other_data(text, tmp_path):

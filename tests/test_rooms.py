@@ -67,6 +67,7 @@ FLOORS = (
   "course",
   "reports",
   "loop",
+  "own_rows",
   "own_batches",
   "followed",
   "replay",

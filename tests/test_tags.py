@@ -241,6 +241,17 @@ def test_a_word_s_own_tags_are_written_and_read_again(tags):
   assert task_metrics.word_accuracy([tags], [read]) == {"word_accuracy": 100.0}
 
 
+def test_a_word_that_is_not_asked_leaves_the_others_right():
+  """As one that a model has no room for, or no piece of."""
+  head = HeadConfig("pos", len(PARTS), "tag", PARTS)
+  example = {"words": [b"the", b"cat", b"ran"], "asked_words": [0, 1], "tags": [0, 1, 2]}
+  written, _ = answerer.answer(head, example, 8.0 * np.eye(len(PARTS))[[0, 1]])
+  read = answers.tagged(PARTS)(written, example=example)
+  assert read == ["DET", "NOUN", "O"]
+  right = answers.tagged(PARTS)("?", example=example, is_target=True)
+  assert task_metrics.word_accuracy([right], [read]) == {"word_accuracy": pytest.approx(200 / 3)}
+
+
 @pytest.mark.parametrize("text", ["NOUN: Ann", "DET CAT", "none", ""])
 def test_what_names_no_tags_is_no_answer(text):
   assert answers.tagged(PARTS)(text, example={"words": [b"Ann", b"saw"]}) is None

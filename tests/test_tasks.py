@@ -256,6 +256,13 @@ def test_data_that_tfds_has_not_got_are_one_clear_error(name, tmp_path, monkeypa
     ("conll2003", "conll2003/train.txt", "\nAnn NNP I-NP B-DOG", r"line 2: tag 'B-DOG' is none of O, B-PER"),
     ("udpos", "train.conllu", "# a\n1 Ann _ NOUN", r"line 2: has 1 column\(s\) and not 10; columns are parted by tabs"),
     ("udpos", "train.conllu", "1\tAnn" + "\tN" * 8, r"line 1: tag 'N' is none of ADJ, ADP"),
+    (
+      "udpos",
+      "train.conllu",
+      "1\ta" + "\tX" * 8 + "\n1\tb" + "\tX" * 8,
+      r"line 2: word '1' comes after 1 words of its",
+    ),
+    ("udpos", "train.conllu", " 1\ta" + "\tX" * 8, r"line 1: word ' 1' comes after 0 words"),
     ("udpos", "a-ud-train.conllu", CONLLU, r"several files for the split train: a-ud-train, b-ud-train; give each a f"),
     ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"endings": "a"}), r"line 1: field 'endings' is a str"),
     ("hellaswag", "hellaswag_train.jsonl", json.dumps(SWAG | {"label": 4}), r"line 1: label 4 is none of choice1"),

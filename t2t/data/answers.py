@@ -253,7 +253,7 @@ def tags_of(text: str, words: Sequence[str], names: Sequence[str]) -> list[str] 
   Each entity is looked for in the words behind the one before; one that is not there marks nothing.
   """
   told = text.split()
-  if told and set(told) <= set(names):
+  if told and set(told) <= {*names, "O"}:  # which a word has that was not asked, too
     return [*told, *["O"] * len(words)][: len(words)]
   if not mark_entities(names):
     return None

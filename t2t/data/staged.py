@@ -13,6 +13,7 @@ class StagedBatches:
 
   Attributes:
     stage: number of the one that is read.
+    ended: why nothing follows; "": text is gone through again and again.
 
   The position that is saved is that of the stage which has made the last step.  A stage whose data were read by the one
   before it, too, goes on behind what that has read (`BatchIterator.go_on_from`).
@@ -24,6 +25,8 @@ class StagedBatches:
     first: number of the stage that is read first.
     left_out: (begin, end) of a stage -> batches at its beginning that no step is to be made of.
   """
+
+  ended = ""
 
   def __init__(
     self,

@@ -344,8 +344,9 @@ def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
 
 def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
   """`unigram_loss`, and of how many targets it is: of few it is far below what any model reaches on other text."""
-  counts = _counts(batches, vocab_size)
-  number, distinct = int(jnp.sum(counts)), int(jnp.sum(counts > 0))
+  weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
+  number = sum(int(jnp.sum(x > 0)) for x in weights)
+  distinct = int(jnp.sum(_counts(batches, vocab_size) > 0))
   is_fair = number >= _OFTEN * distinct
   knows = f"knows how often each token occurs in these {number:,} targets"
   if not is_fair:

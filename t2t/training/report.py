@@ -301,8 +301,10 @@ def summarise(
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
   if any(loss > baseline.loss for baseline in baselines if baseline.is_fair):
-    print(f"{'':<15}Little is learned yet: give it more config.train.steps (or epochs), or")
-    print(f"{'':<15}a larger config.optimizer.learning_rate, as small models want.")
+    print(f"{'':<15}It is above that of who knows only so much. Look at the curve: if it")
+    print(f"{'':<15}still falls, more config.train.steps help; if it has hardly fallen, another")
+    print(f"{'':<15}config.optimizer.learning_rate, larger for small models; if the training")
+    print(f"{'':<15}loss alone has fallen, more text, or fewer steps.")
   for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in lines:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import concurrent.futures
 import csv
 import json
+import re
 from typing import Any
 
 from absl import logging
@@ -342,8 +343,13 @@ def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
         hint = "; columns are parted by tabs" if len(cells) == 1 else ""
         raise UserError(f"{where}: {path}, line {number}: has {len(cells)} column(s) and not {_CONLLU_COLUMNS}{hint}")
       place, form, tag = cells[0], cells[1], cells[3]
-      if not place.isdigit():
+      if re.fullmatch(r"\d+[-.]\d+", place):
         continue
+      if not re.fullmatch(r"\d+", place) or int(place) != len(tokens) + 1:
+        raise UserError(
+          f"{where}: {path}, line {number}: word {place!r} comes after {len(tokens)} words of its sentence; they are"
+          " counted from 1, and behind the last is an empty line"
+        )
       if tag not in labels:
         raise UserError(f"{where}: {path}, line {number}: tag {tag!r} is none of {', '.join(labels)}")
       tokens.append(form)

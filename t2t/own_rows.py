@@ -1,0 +1,147 @@
+"""A batch of a user's own as a model reads it: checked, what follows from the rest filled in, and filled up."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from t2t import UserError, did_you_mean
+from t2t.models.architecture import ARCHITECTURES
+from t2t.sections import Config
+from t2t.training import recipe
+
+Rows = Mapping[str, Any]  # feature -> array [rows, length], of NumPy or of what it reads
+
+
+class Framing(NamedTuple):
+  """What ids 0 and the first are: `begins` is what a decoder is fed first; `zero_pads`: 0 is no token."""
+
+  begins: int = 0
+  zero_pads: bool = True
+
+
+def completed(
+  rows: Rows,
+  config: Config,
+  *,
+  where: str,
+  framing: Framing = Framing(),  # noqa: B008 - it cannot be changed
+) -> dict[str, np.ndarray]:
+  """A batch as the model takes it: what follows from other features is filled in, and all are filled up with padding.
+
+  In:  {"encoder_input_tokens": [[5, 6]], "decoder_target_tokens": [[7, 1]]}, of inputs_length 3 and targets_length 2
+  Out: these, the first as [[5, 6, 0]], with "decoder_input_tokens": [[0, 7]] and "decoder_loss_weights": [[1., 1.]]
+
+  Args:
+    rows: arrays [rows, length], at most as large as the config has it.
+    config: of the run.
+    where: they come from, for messages.
+    framing: of the vocabulary, where there is one.
+
+  Raises:
+    UserError: a feature is missing, not known, or not of integers, larger than the config has it, or has a number that
+      the model does not know.
+  """
+  wanted, kind = recipe.batch(config), ARCHITECTURES[config.model.architecture]
+  # Of tokens among which is 0 they say where a text is, unpacked, too.
+  segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in kind.sides}
+  may = segments | wanted
+  if not isinstance(rows, Mapping):
+    raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays, {_listed(wanted)}")
+  for name in rows:
+    if name not in may:
+      raise UserError(f"{where}: {name!r} is no feature of this model{did_you_mean(str(name), may)}; {_listed(wanted)}")
+  found = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
+  if len({len(x) for x in found.values()}) > 1:
+    told = ", ".join(f"{name} {len(x)}" for name, x in found.items())
+    raise UserError(f"{where}: features have different numbers of rows: {told}")
+  if not all(map(len, found.values())):
+    raise UserError(f"{where}: has no rows")
+  for name, array in found.items():
+    _check_numbers(name, array, found, config, f"{where}: {name}")
+  found = {name: _filled_up(x, may[name].shape) for name, x in found.items()}
+  if not framing.zero_pads and (lacks := [name for name in segments if name not in found]):
+    raise UserError(f"{where}: has no {', '.join(lacks)}, which say where a text is: 0 is a token of this vocabulary")
+  _fill_in(found, wanted, kind.predicts, framing)
+  if missing := [name for name in wanted if name not in found]:
+    raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
+  return {name: found[name] for name in may if name in found}
+
+
+def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, where: str) -> None:
+  """Refuses what no row of a table is for; that would be taken for another, or count as right."""
+  if name.endswith("_loss_weights"):
+    if not np.isfinite(array).all() or (array < 0).any():
+      raise UserError(f"{where} has weights from {array.min()} to {array.max()}: must be numbers of at least 0")
+    return
+  model, most = config.model, None
+  key = next((key for key in _MOST if name.endswith(key)), None)
+  if key is not None:
+    most, said = _MOST[key](model)
+    most = most or None
+  if name.endswith("_answer_targets"):
+    for number, head in enumerate(model.heads, start=1):
+      asked = array[np.asarray(found.get(name.replace("targets", "heads"), 0)) == number]
+      if head.kind in ("class", "tag") and asked.size and (asked.min() < 0 or asked.max() >= head.num_classes):
+        raise UserError(f"{where} has {asked.max()} where the head {head.name} is asked, of {head.num_classes} classes")
+    return
+  if array.min() < 0 or (most is not None and array.max() >= most):
+    limit = f", and {said} is {most}" if most is not None else ": must be at least 0"
+    raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
+
+
+# End of a feature's name -> how many numbers there are of it, 0: as many as one likes, and what says so.
+_MOST: Mapping[str, Callable[[Any], tuple[int, str]]] = {
+  "_tokens": lambda model: (model.vocab_size, "config.model.vocab_size"),
+  "_token_types": lambda model: (model.segment_types, "config.model.segment_types"),
+  "_positions": lambda model: (model.most_positions, "the number of positions that the model has"),
+  "_answer_heads": lambda model: (len(model.heads) + 1, "the number of config.model.heads, and one,"),
+}
+
+
+def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
+  try:
+    array = np.array(values)  # a copy: whoever made it may write the next batch into the same memory
+  except Exception as error:  # rows of different lengths; or whatever a library says of its own arrays
+    raise UserError(f"{where}: no array [rows, length] ({error})") from error
+  if wanted.dtype == np.float32 and array.dtype.kind == "V" and jax.numpy.issubdtype(array.dtype, np.floating):
+    array = array.astype(np.float32)  # bfloat16
+  shape = list(array.shape)
+  if len(shape) != 2 or any(own > most for own, most in zip(shape, wanted.shape, strict=True)):
+    raise UserError(
+      f"{where} is {shape}: the config asks for [rows, length], at most {list(wanted.shape)}"
+      " (config.train.batch_size; config.data.inputs_length and targets_length)"
+    )
+  kinds = "bui" if wanted.dtype == np.int32 else "buif"
+  if array.dtype.kind not in kinds:
+    raise UserError(f"{where} is of {array.dtype}: must be {'integers' if kinds == 'bui' else 'numbers'}")
+  if array.dtype.kind in "iu" and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+    raise UserError(f"{where} has numbers of more than 32 bits")
+  return array.astype(wanted.dtype)
+
+
+def _fill_in(found: dict[str, np.ndarray], wanted: Mapping[str, Any], predicts: str, framing: Framing) -> None:
+  """What follows from features that are there, of rows that have one example each."""
+  is_packed = f"{predicts}_positions" in wanted and f"{predicts}_segment_ids" in wanted
+  targets, tokens = found.get(f"{predicts}_target_tokens"), found.get("encoder_input_tokens")
+  made: dict[str, Callable[[], np.ndarray]] = {}
+  if targets is not None:
+    counts = targets > 0 if framing.zero_pads else found[f"{predicts}_segment_ids"] > 0
+    made[f"{predicts}_loss_weights"] = lambda: counts.astype(np.float32)
+    if predicts == "decoder" and not is_packed:
+      fed = [(0, 0), (1, 0)]
+      made["decoder_input_tokens"] = lambda: np.pad(targets[:, :-1], fed, constant_values=framing.begins)
+  if tokens is not None and not is_packed:
+    made["encoder_segment_ids"] = lambda: (tokens > 0).astype(np.int32)
+    made["encoder_token_types"] = lambda: np.zeros_like(tokens)
+  found |= {name: make() for name, make in made.items() if name in wanted and name not in found}
+
+
+def _filled_up(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+  return np.pad(array, [(0, most - own) for own, most in zip(array.shape, shape, strict=True)])
+
+
+def _listed(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> str:
+  shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in wanted.items())
+  return f"this config's model takes {shapes}"
