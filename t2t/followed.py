@@ -27,6 +27,7 @@ from t2t.checkpoints import pretrained
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping, telling, waiting
 from t2t.storage import bucket
+from t2t.training import ahead
 
 
 def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> ConfigDict:
@@ -173,6 +174,7 @@ class Training(Iterator[dict[str, float]]):
     self._run.close()
 
 
+_COMPILER_SECONDS = 60.0  # that the end of Python waits for a program that nobody needs any more
 _PATIENCE = 5.0  # seconds that a run may take to end, before it says what it does
 _trainings: weakref.WeakSet[Training] = weakref.WeakSet()
 
@@ -184,6 +186,7 @@ def _end_all() -> None:
       training._finalizer()
     except BaseException:  # else Python would wait for ever for the pools, which are told after this
       traceback.print_exc()
+  ahead.finish(_COMPILER_SECONDS)  # of a run that found its data wanting
 
 
 # Before `atexit`, whose functions come after pools have been shut down: of these here, the last added are called first.

@@ -227,3 +227,15 @@ def test_python_ends_with_what_was_reached_saved(text, tmp_path):
   assert "Traceback" not in ended.stderr
   assert "stopped after step" in ended.stdout
   assert store.Checkpoints(tmp_path / "run", keep=1).latest_step() >= 2
+
+
+def test_python_ends_in_peace_where_the_data_was_wanting(tmp_path):
+  """While the step is still compiled: with the error, and not by being aborted."""
+  script = (
+    "import t2t\n"
+    f"config = t2t.config('t5_1_1_small', {SMALL | {'data.files': str(tmp_path / 'none.txt')}!r})\n"
+    f"t2t.train(config, {str(tmp_path / 'run')!r}).run()\n"
+  )
+  ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+  assert ended.returncode == 1 and "UserError" in ended.stderr, ended.stderr
+  assert "FATAL" not in ended.stderr

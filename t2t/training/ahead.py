@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 import threading
+import time
 from typing import Any
+import weakref
 
 import jax
 
@@ -24,6 +26,7 @@ class Ahead:
     # Nobody waits for it at the end of a process that found its data wanting.
     self._thread = threading.Thread(target=self._compile, args=(mesh, arguments), name="compiler", daemon=True)
     self._thread.start()
+    _threads.add(self._thread)
 
   def _compile(self, mesh: jax.sharding.Mesh, arguments: tuple) -> None:
     try:
@@ -43,6 +46,16 @@ class Ahead:
       raise self._error
     fits = jax.tree.map(_shape, arguments) == self._shapes
     return (self._compiled if fits else self._function)(*arguments)
+
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def finish(seconds: float) -> None:
+  """Waits so long for what is compiled: Python that ends meanwhile may be aborted from within the compiler."""
+  end = time.monotonic() + seconds
+  for thread in list(_threads):
+    thread.join(max(0.0, end - time.monotonic()))
 
 
 def _shape(x: Any) -> tuple:
