@@ -119,7 +119,7 @@ class Leg:
   def tasks(self) -> Any:
     """What the stage's tasks are measured by (`evaluate.of_training`); None: by nothing."""
     data = self.stage.config.data
-    if not (data.files or data.mixture or data.sources):
+    if not data.is_named:
       return None  # a user's own batches are of no task
     from t2t.data import pipeline
     from t2t.evaluation import evaluate

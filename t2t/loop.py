@@ -169,8 +169,8 @@ def train(
       last_step += 1
       unread.append(reports.Made(last_step, metrics, batches.wait_seconds, batch, batches.epochs))
       # A save that failed is made up for, with the state as it is now.
-      saves = stop.reached() or checkpoints.overdue() or _is_due(leg.stage, last_step, config.checkpoint.every)
-      saves = saves or bool(batches.ended)
+      saves = stop.reached() or checkpoints.overdue() or bool(batches.ended)
+      saves = saves or _is_due(leg.stage, last_step, config.checkpoint.every)
       evaluates = _is_due(leg.stage, last_step, config.eval.every) and not stop.stops
       # A checkpoint is made of a state whose loss is known to be finite.
       looks, follows = evaluates or saves, len(unread) > 1

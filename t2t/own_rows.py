@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from t2t import UserError, did_you_mean
-from t2t.models.architecture import ARCHITECTURES
+from t2t.models.architecture import predicted_side, sides
+from t2t.models.config import HeadConfig
 from t2t.sections import Config
 from t2t.training import recipe
 
@@ -43,9 +44,9 @@ def completed(
     UserError: a feature is missing, not known, or not of integers, larger than the config has it, or has a number that
       the model does not know.
   """
-  wanted, kind = recipe.batch(config), ARCHITECTURES[config.model.architecture]
+  wanted = recipe.batch(config)
   # Of tokens among which is 0 they say where a text is, unpacked, too.
-  segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in kind.sides}
+  segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in sides(wanted)}
   may = segments | wanted
   if not isinstance(rows, Mapping):
     raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays, {_listed(wanted)}")
@@ -56,14 +57,14 @@ def completed(
   if len({len(x) for x in found.values()}) > 1:
     told = ", ".join(f"{name} {len(x)}" for name, x in found.items())
     raise UserError(f"{where}: features have different numbers of rows: {told}")
-  if not all(map(len, found.values())):
-    raise UserError(f"{where}: has no rows")
+  if not all(array.size for array in found.values()):
+    raise UserError(f"{where}: has no rows, or rows of no length")
   for name, array in found.items():
     _check_numbers(name, array, found, config, f"{where}: {name}")
   found = {name: _filled_up(x, may[name].shape) for name, x in found.items()}
   if not framing.zero_pads and (lacks := [name for name in segments if name not in found]):
     raise UserError(f"{where}: has no {', '.join(lacks)}, which say where a text is: 0 is a token of this vocabulary")
-  _fill_in(found, wanted, kind.predicts, framing)
+  _fill_in(found, wanted, predicted_side(wanted), framing)
   if missing := [name for name in wanted if name not in found]:
     raise UserError(f"{where}: has no {', '.join(missing)}; {_listed(wanted)}")
   return {name: found[name] for name in may if name in found}
@@ -75,20 +76,22 @@ def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, wh
     if not np.isfinite(array).all() or (array < 0).any():
       raise UserError(f"{where} has weights from {array.min()} to {array.max()}: must be numbers of at least 0")
     return
-  model, most = config.model, None
-  key = next((key for key in _MOST if name.endswith(key)), None)
-  if key is not None:
-    most, said = _MOST[key](model)
-    most = most or None
   if name.endswith("_answer_targets"):
-    for number, head in enumerate(model.heads, start=1):
-      asked = array[np.asarray(found.get(name.replace("targets", "heads"), 0)) == number]
-      if head.kind in ("class", "tag") and asked.size and (asked.min() < 0 or asked.max() >= head.num_classes):
-        raise UserError(f"{where} has {asked.max()} where the head {head.name} is asked, of {head.num_classes} classes")
+    _check_answers(array, np.asarray(found.get(name.replace("targets", "heads"), 0)), config.model.heads, where)
     return
-  if array.min() < 0 or (most is not None and array.max() >= most):
-    limit = f", and {said} is {most}" if most is not None else ": must be at least 0"
+  limits = (limit(config.model) for end, limit in _MOST.items() if name.endswith(end))
+  most, said = next(limits, (0, ""))
+  if array.min() < 0 or (most and array.max() >= most):
+    limit = f", and {said} is {most}" if most else ": must be at least 0"
     raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
+
+
+def _check_answers(targets: np.ndarray, asked: np.ndarray, heads: Sequence[HeadConfig], where: str) -> None:
+  """Refuses classes that a head has not, where it is asked."""
+  for number, head in enumerate(heads, start=1):
+    own = targets[asked == number]
+    if head.kind in ("class", "tag") and own.size and (own.min() < 0 or own.max() >= head.num_classes):
+      raise UserError(f"{where} has {own.max()} where the head {head.name} is asked, of {head.num_classes} classes")
 
 
 # End of a feature's name -> how many numbers there are of it, 0: as many as one likes, and what says so.

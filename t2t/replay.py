@@ -100,7 +100,7 @@ def replay(workdir: epath.Path, step: int) -> Replayed:
     config = last if after is None else _config(checkpoints.config(after))
     if why := registry.why_untrusted(config.data.task_modules):
       raise UserError(f"{workdir}: {why}")
-    if not (config.data.files or config.data.mixture or config.data.sources):
+    if not config.data.is_named:
       raise UserError(
         f"{workdir}: was given batches of its own (t2t.train(batches=...)), which nobody else can read; its bad_batches"
         " has those that went wrong"

@@ -102,6 +102,11 @@ class DataConfig:
         )
 
   @property
+  def is_named(self) -> bool:
+    """Whether it says what is read; a user's own batches are not said here."""
+    return bool(self.files or self.mixture or self.sources)
+
+  @property
   def named(self) -> str:
     """What says what is read, for messages: "config.data.mixture=glue"."""
     if self.sources:

@@ -8,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import test_followed
 
 import t2t
 from t2t import UserError, own_batches, own_rows, settings
@@ -15,24 +16,8 @@ from t2t.checkpoints import store
 from t2t.data import runs
 from t2t.training import meshes
 
-SMALL = {
-  "model.vocab_size": 384,
-  "model.embed_dim": 16,
-  "model.num_heads": 2,
-  "model.head_dim": 8,
-  "model.mlp_dim": 32,
-  "model.num_encoder_layers": 1,
-  "model.num_decoder_layers": 1,
-  "model.dtype": "float32",
-  "data.inputs_length": 48,
-  "data.targets_length": 24,
-  "train.batch_size": 8,
-  "train.steps": 6,
-  "train.log_every": 1,
-  "eval.batches": 2,
-  "eval.every": 3,
-  "checkpoint.every": 3,
-}
+losses, text = test_followed.losses, test_followed.text
+SMALL = test_followed.SMALL | {"data.vocabulary": ""}
 # What cannot be derived, which is what a user gives.
 NEEDED = {
   "t5_1_1_small": ("encoder_input_tokens", "decoder_target_tokens"),
@@ -59,23 +44,10 @@ def held_out():
   return list(itertools.islice(random_batches(1_000), 2))
 
 
-def losses(rows):
-  return {(row["step"], name): row[name] for row in rows for name in row if name.endswith("loss")}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-  """A few hundred lines of words."""
-  path = tmp_path_factory.mktemp("text") / "text.txt"
-  words, rng = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"], np.random.default_rng(0)
-  path.write_text("\n".join(" ".join(rng.choice(words, size=40)) for _ in range(300)))
-  return path
-
-
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_what_the_pipeline_makes_trains_as_from_the_pipeline(text, tmp_path, name):
   """The same losses to the bit; whatever follows from the rest is left out, and comes out the same."""
-  config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes", "data.num_streams": 2})
+  config = small(name, **{"data.files": str(text), "data.vocabulary": "bytes"})
   rows = list(t2t.train(config, str(tmp_path / "pipeline")))
   run = runs.resolved(settings.records(config))
   mesh, _ = meshes.make(run)
@@ -371,6 +343,14 @@ HEADED = {
   "model.heads": ({"name": "nli", "num_classes": 3},),
   "train.loss": "heads",
 }
+
+
+def test_heads_are_asked_of_what_the_encoder_reads():
+  """Of a model with a decoder as well, whose batches have none of its features."""
+  config = t2t.config("t5_1_1_small", SMALL | {"model.heads": HEADED["model.heads"], "train.loss": "heads"})
+  names = ("input_tokens", "segment_ids", "positions", "answer_heads", "answer_targets", "answer_groups", "token_types")
+  good = {f"encoder_{each}": np.ones((8, 4), int) for each in names}
+  assert set(own_rows.completed(good, settings.records(config), where="here")) == set(good)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def _check_loss(config: Config) -> None:
   And one of heads where an objective asks none.
   """
   data, model = config.data, config.model
-  if not (data.files or data.mixture or data.sources):
+  if not data.is_named:
     return
   if data.files:
     names, where = {data.objective}, f"config.data.objective={data.objective}"

@@ -337,24 +337,27 @@ def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
   Returns:
     float32 [], nats per target token.  No unigram model does better on these targets, whatever it was fitted on.
   """
-  counts = _counts(batches, vocab_size)
-  shares = counts / jnp.sum(counts)
-  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
+  return _entropy(_counts(batches, vocab_size))
 
 
 def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
   """`unigram_loss`, and of how many targets it is: of few it is far below what any model reaches on other text."""
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   number = sum(int(jnp.sum(x > 0)) for x in weights)
-  distinct = int(jnp.sum(_counts(batches, vocab_size) > 0))
-  is_fair = number >= _OFTEN * distinct
+  counts = _counts(batches, vocab_size)
+  is_fair = number >= _OFTEN * int(jnp.sum(counts > 0))
   knows = f"knows how often each token occurs in these {number:,} targets"
   if not is_fair:
     knows = f"knows these {number:,} targets, which are too few to judge by"
-  return Baseline("unigram model", float(unigram_loss(batches, vocab_size)), knows, is_fair)
+  return Baseline("unigram model", float(_entropy(counts)), knows, is_fair)
 
 
 _OFTEN = 10  # times that a token occurs on average, where how often says something of it
+
+
+def _entropy(counts: jax.Array) -> jax.Array:
+  shares = counts / jnp.sum(counts)
+  return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
 
 
 def _counts(batches: Sequence[Batch], vocab_size: int) -> jax.Array:

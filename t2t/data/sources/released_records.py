@@ -311,13 +311,17 @@ def columns(
         filled = "; give - for what you have not" if delimiter is None and len(cells) < len(names) else ""
         raise UserError(f"{place}: has {len(cells)} column(s) and not {len(names)}: {', '.join(names)}{filled}")
       tag = cells[names.index(tags)]
-      if tag not in labels:
-        raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
       found[0].append(cells[names.index(words)].removeprefix(begins))
-      found[1].append(labels.index(tag))
+      found[1].append(_number_of_tag(tag, labels, place))
     elif found[0]:
       yield {words: found[0], tags: np.array(found[1], np.int32)}
       found = ([], [])
+
+
+def _number_of_tag(tag: str, labels: Sequence[str], place: str) -> int:
+  if tag not in labels:
+    raise UserError(f"{place}: tag {tag!r} is none of {', '.join(labels)}")
+  return labels.index(tag)
 
 
 def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
@@ -350,10 +354,8 @@ def conllu(path: str, where: str, labels: Sequence[str]) -> Iterator[Record]:
           f"{where}: {path}, line {number}: word {place!r} comes after {len(tokens)} words of its sentence; they are"
           " counted from 1, and behind the last is an empty line"
         )
-      if tag not in labels:
-        raise UserError(f"{where}: {path}, line {number}: tag {tag!r} is none of {', '.join(labels)}")
       tokens.append(form)
-      tags.append(labels.index(tag))
+      tags.append(_number_of_tag(tag, labels, f"{where}: {path}, line {number}"))
     elif tokens:
       yield {"tokens": tokens, "upos": np.array(tags, np.int32)}
       tokens, tags = [], []
