@@ -38,8 +38,12 @@ def random_batch(model_config: TransformerConfig, *, batch_size: int, inputs_len
   return {"decoder_input_tokens": tokens, "decoder_causal_attention": np.ones_like(tokens)}
 
 
-def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int):
-  """Times `decoding.decode` on the devices that are here."""
+def start(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int):
+  """Compiles what writes text to random inputs.
+
+  Returns:
+    A function that writes and returns `decoding.Decoded`, when it has ended; and the seconds that compiling took.
+  """
   model_config = config.model
   decoding.check_positions(model_config, inputs_length, decode_config.max_length)
   mesh, _ = meshes.make(config)
@@ -55,12 +59,17 @@ def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size:
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
     write = decoding.make_decode(graphdef, decode_config, eos_id=-1).lower(params, batch, key).compile()
-    compiled = time.perf_counter() - started
-    seconds = []
-    for _ in range(runs + 1):
-      started = time.perf_counter()
-      decoded = jax.block_until_ready(write(params, batch, key))
-      seconds.append(time.perf_counter() - started)
+  return lambda: jax.block_until_ready(write(params, batch, key)), time.perf_counter() - started
+
+
+def measure(config: Config, decode_config: decoding.DecodeConfig, *, batch_size: int, inputs_length: int, runs: int):
+  """Times `decoding.decode` on the devices that are here."""
+  write, compiled = start(config, decode_config, batch_size=batch_size, inputs_length=inputs_length)
+  seconds = []
+  for _ in range(runs + 1):
+    started = time.perf_counter()
+    decoded = write()
+    seconds.append(time.perf_counter() - started)
   best, median = min(seconds[1:]), statistics.median(seconds[1:])
   steps = decode_config.max_length
   return {
@@ -90,8 +99,6 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)
   memory.keep_freed_memory()
-  if jax.default_backend() == "cpu" and "config.model.dtype" not in " ".join(argv):
-    config.model.dtype = "float32"
   decode_config = decoding.DecodeConfig(
     options.new_tokens,
     num_beams=options.num_beams,

@@ -1,6 +1,6 @@
 """Speed of the training step on this machine.  `t2t plan` says what it takes on a TPU that is not there.
 
-  python benchmarks/train_step.py                                    # T5 1.1 small, 8 x 512/114, float32 on a CPU
+  python benchmarks/train_step.py                                    # T5 1.1 small, 8 x 512/114 on a CPU
   python benchmarks/train_step.py --config t5_1_1_base --config.train.batch_size=128        # on an accelerator
 
 The step is the one that `t2t train` runs: forward, backward and update, metrics included; the batch is random ids
@@ -10,6 +10,7 @@ beside it.  benchmarks/results/ has what was measured.
 """
 
 from collections.abc import Callable
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -61,7 +62,7 @@ def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
       for _ in range(steps):
-        jax.block_until_ready(run())
+        run()
     traces = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
     planes = jax.profiler.ProfileData.from_file(str(traces[0])).planes if traces else ()
     device = min((plane for plane in planes if plane.name.startswith("/device:")), key=lambda x: x.name, default=None)
@@ -75,51 +76,72 @@ def where_time_goes(run: Callable[[], object], *, steps: int) -> dict[str, tuple
   return dict(sorted(times.items(), key=lambda item: -item[1][0]))
 
 
-def measure(config: Config, *, steps: int, profile: str = "") -> dict:
-  """Times the step on the devices that are here; with `profile`, writes what takes how long to that file."""
+@dataclasses.dataclass
+class Running:
+  """A compiled step, its state and its batch on this machine's devices."""
+
+  made: recipe.Recipe
+  mesh: jax.sharding.Mesh
+  batch: dict
+  state: object
+  step: jax.stages.Compiled
+  seconds: float  # that compiling took
+  key: jax.Array = dataclasses.field(default_factory=lambda: jax.random.key(1))
+
+  def __call__(self) -> dict:
+    """One more step; its metrics, when it has ended."""
+    self.state, values = self.step(self.state, self.batch, self.key)
+    jax.block_until_ready((self.state, values))
+    return values
+
+
+def start(config: Config) -> Running:
+  """Compiles the step of a config for random tokens."""
   mesh, _ = meshes.make(config)
-  batch = random_batch(config)
-  share = losses.share_of_weights([batch])
-  made = recipe.make(config)
-  device = jax.devices()[0]
-  peak = chips.peak_flops(device.device_kind)
+  made, batch = recipe.make(config), random_batch(config)
   with jax.set_mesh(mesh):
     program = made.on(mesh)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     started = time.perf_counter()
     state, key = program.fresh()(jax.random.key(0)), jax.random.key(1)
     step = program.train_step.lower(state, batch, key).compile()
-    compiled = time.perf_counter() - started
-    seconds = []
-    for _ in range(steps + 2):
-      start = time.perf_counter()
-      state, values = step(state, batch, key)
-      jax.block_until_ready((state, values))
-      seconds.append(time.perf_counter() - start)
-    if profile:
+  return Running(made, mesh, batch, state, step, time.perf_counter() - started)
 
-      def run() -> object:
-        nonlocal state
-        state, values = step(state, batch, key)
-        return values
 
-      took = where_time_goes(run, steps=3)
-      pathlib.Path(profile).write_text(json.dumps(took, indent=1))
-      pathlib.Path(profile).with_suffix(".hlo").write_text(step.as_text())
-    attention = kernels.described(recipe.attention_kernels(config, batch)).removeprefix("attention: ")
+def tokens_per_step(config: Config) -> int:
+  """Inputs and targets of a batch."""
+  return config.train.batch_size * sum(recipe.lengths(config).values())
+
+
+def measure(config: Config, *, steps: int, profile: str = "") -> dict:
+  """Times the step on the devices that are here; with `profile`, writes what takes how long to that file."""
+  running = start(config)
+  share = losses.share_of_weights([jax.device_get(running.batch)])
+  device = jax.devices()[0]
+  peak = chips.peak_flops(device.device_kind)
+  seconds = []
+  for _ in range(steps + 2):
+    started = time.perf_counter()
+    values = running()
+    seconds.append(time.perf_counter() - started)
+  if profile:
+    pathlib.Path(profile).write_text(json.dumps(where_time_goes(running, steps=3), indent=1))
+    pathlib.Path(profile).with_suffix(".hlo").write_text(running.step.as_text())
+  with jax.set_mesh(running.mesh):
+    attention = kernels.described(recipe.attention_kernels(config, running.batch)).removeprefix("attention: ")
   seconds = seconds[2:]
-  tokens = config.train.batch_size * sum(recipe.lengths(config).values())
-  flops = made.flops(predicted=share)
+  tokens = tokens_per_step(config)
+  flops = running.made.flops(predicted=share)
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
   if device.device_kind in chips.CHIPS and peak:
-    found, chip = plans.counted(step.as_text(), config, mesh), chips.CHIPS[device.device_kind]
-    times = roofline.times(found, chip, peak, mesh, head_dim=config.model.head_dim)
+    found, chip = plans.counted(running.step.as_text(), config, running.mesh), chips.CHIPS[device.device_kind]
+    times = roofline.times(found, chip, peak, running.mesh, head_dim=config.model.head_dim)
     predicted = float(times.predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",
     "attention": attention,
-    "start_seconds": compiled,
+    "start_seconds": running.seconds,
     "best_step_seconds": best,
     "median_step_seconds": median,
     "predicted_step_seconds": predicted,
@@ -161,8 +183,6 @@ def main(argv: list[str]) -> None:
     xla_flags.apply()
   if jax.default_backend() == "cpu":
     # What a CPU can do in an afternoon, and the size that others were measured at.
-    if "config.model.dtype" not in given:
-      config.model.dtype = "float32"
     if "config.train.batch_size" not in given:
       config.train.batch_size = 8
     if "config.train.chunk_tokens" not in given and config.model.architecture != "encoder_only":

@@ -57,8 +57,7 @@ def product(
 
 
 def _plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  kernel = kernel.astype(x.dtype)
-  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
+  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel.astype(x.dtype)
 
 
 def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:

@@ -1,0 +1,113 @@
+"""What a CPU multiplies in bfloat16: the numbers of the formula in float32, at any shape, and products of bfloat16."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+import pytest
+
+from t2t.models import cpu
+
+_SIZES = st.sampled_from([1, 2, 3, 7, 8, 33])
+
+
+def normal(*shape, seed=0, dtype="bfloat16"):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def wide(x):
+  return np.asarray(x, np.float64)
+
+
+def assert_near(found, expected):
+  """As near as numbers of 8 bits and sums of some of them are, beside the largest."""
+  np.testing.assert_allclose(wide(found), wide(expected), atol=0.02 * (1 + np.abs(wide(expected)).max()))
+
+
+@given(batch=_SIZES, length=_SIZES, inner=_SIZES, width=_SIZES, kernel_dtype=st.sampled_from(["bfloat16", "float32"]))
+@settings(max_examples=12, deadline=None)
+def test_a_dense_layer_and_its_gradients(batch, length, inner, width, kernel_dtype):
+  """Of rows of bfloat16; the gradient of a kernel of float32 is the sum itself, not rounded."""
+  x, cotangent = normal(batch, length, inner), normal(batch, length, width, seed=1)
+  kernel = normal(inner, width, seed=2, dtype=kernel_dtype)
+  y, vjp = jax.vjp(jax.jit(cpu.dense), x, kernel)
+  d_x, d_kernel = vjp(cotangent)
+  assert (y.dtype, d_x.dtype, d_kernel.dtype) == (jnp.bfloat16, jnp.bfloat16, kernel_dtype)
+  rounded = wide(kernel.astype(jnp.bfloat16))
+  assert_near(y, wide(x) @ rounded)
+  assert_near(d_x, wide(cotangent) @ rounded.T)
+  exact = np.einsum("bli,blo->io", wide(x), wide(cotangent))
+  if kernel_dtype == "float32":
+    np.testing.assert_allclose(d_kernel, exact, rtol=1e-4, atol=1e-4)
+  else:
+    assert_near(d_kernel, exact)
+
+
+def test_logits_keep_what_bfloat16_would_round():
+  """A result that is asked for in float32 is the sum as it is."""
+  x, kernel = normal(4, 64), normal(64, 32, seed=1)
+  found = cpu.dense(x, kernel, jnp.float32)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, wide(x) @ wide(kernel), rtol=1e-5, atol=1e-5)
+
+
+@given(batch=_SIZES, heads=_SIZES, queries=_SIZES, keys=_SIZES, kv=_SIZES, biased=st.booleans(), hides=st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hides):
+  """Arrays that a layer has turned from [batch, length, heads, kv], as all are, and what a mask hides."""
+  arrays = [normal(batch, length, heads, kv, seed=i) for i, length in enumerate((queries, keys, keys))]
+  bias = normal(1, heads, queries, keys, seed=3, dtype="float32") if biased else None
+  allowed = np.arange(keys) <= np.arange(queries)[:, None] if hides else None
+  read_out = normal(batch, heads, queries, kv, seed=4, dtype="float32")
+  turned = lambda x: jnp.swapaxes(x, 1, 2)
+
+  def ours(arrays, bias):
+    return jnp.sum(read_out * cpu.attend(*map(turned, arrays), bias, allowed))
+
+  def formula(arrays, bias):
+    query, keys, values = (turned(x).astype(jnp.float32) for x in arrays)
+    scores = jnp.einsum("bhqk,bhsk->bhqs", query, keys) + (0.0 if bias is None else bias)
+    scores = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+    return jnp.sum(read_out * jnp.einsum("bhqs,bhsk->bhqk", jax.nn.softmax(scores, axis=-1), values))
+
+  found, expected = (jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(arrays, bias) for f in (ours, formula))
+  assert jax.tree.map(lambda x: x.dtype, found[1]) == jax.tree.map(lambda x: x.dtype, expected[1])
+  for one, other in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True):
+    assert_near(one, other)
+
+
+def test_products_are_of_bfloat16():
+  """None of a dense layer and an attention, forward or backward, has operands that were turned into float32."""
+
+  def layer(x, kernel):
+    heads = lambda y: jnp.swapaxes(y.reshape(4, 64, 2, 64), 1, 2)
+    return jnp.sum(cpu.attend(*(heads(cpu.dense(x, each)) for each in kernel), None, None).astype(jnp.float32))
+
+  grad = jax.jit(jax.grad(layer, argnums=(0, 1)))
+  program = grad.lower(normal(4, 64, 128), normal(3, 128, 128, dtype="float32")).compile().as_text()
+  if "__ynn_fusion" not in program:
+    pytest.skip("this CPU, or this version of XLA, has no products of bfloat16")
+  products = re.findall(r" (\w+)\[[^ ]* dot\(%?([\w.-]+), %?([\w.-]+)\)", program)
+  dtypes = dict(re.findall(r"%?([\w.-]+) = (\w+)\[", program))
+  assert len(products) >= 3 * 3 + 2 + 4  # of three layers, of attention, and of its gradient
+  assert {tuple(dtypes[name] for name in operands) for _, *operands in products} == {("bf16", "bf16")}
+
+
+def test_a_mesh_gathers_nothing_to_multiply():
+  """Devices that have a part of the rows each send sums, and keep their rows."""
+  mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+  place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
+  x, kernel = normal(8, 16, 32), normal(32, 16, seed=1, dtype="float32")
+  grad = jax.jit(jax.grad(lambda x, kernel: jnp.sum(cpu.dense(x, kernel).astype(jnp.float32) ** 2), argnums=(0, 1)))
+  with jax.set_mesh(mesh):
+    apart = place(x, "fsdp"), place(kernel)
+    program = grad.lower(*apart).compile().as_text()
+    found = grad(*apart)
+  assert "all-reduce" in program
+  assert "all-gather" not in program
+  for one, other in zip(found, grad(x, kernel), strict=True):
+    assert_near(one, other)
