@@ -21,7 +21,7 @@ import jax
 from t2t import UserError, chips
 from t2t.commands.options import config_parser, parse
 from t2t.models.flops import model_flops
-from t2t.planning import program, roofline
+from t2t.planning import program
 from t2t.settings import records
 from t2t.training import meshes, recipe
 
@@ -126,7 +126,7 @@ def predict(run: Run, folder: pathlib.Path) -> dict:
   config, mesh, found, total = _compiled(run, folder)
   kind = mesh.devices.flat[0].device_kind
   chip, peak = chips.CHIPS[kind], chips.peak_flops(kind)
-  times = roofline.times(found, chip, peak, mesh, head_dim=config.model.head_dim)
+  times = program.predicted(found, config, mesh)
   flops = model_flops(config.model, batch_size=run.rows, lengths=recipe.lengths(config))
   return dataclasses.asdict(run) | {
     "chips": mesh.size // chip.per_chip,

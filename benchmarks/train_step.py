@@ -26,7 +26,6 @@ from t2t import UserError, chips, losses, sharding
 from t2t.commands.options import config_parser, parse
 from t2t.models import kernels
 from t2t.planning import program as plans
-from t2t.planning import roofline
 from t2t.runtime import memory, xla_flags
 from t2t.sections import Config
 from t2t.settings import records
@@ -135,9 +134,8 @@ def measure(config: Config, *, steps: int, profile: str = "") -> dict:
   best, median = min(seconds), statistics.median(seconds)
   predicted = None
   if device.device_kind in chips.CHIPS and peak:
-    found, chip = plans.counted(running.step.as_text(), config, running.mesh), chips.CHIPS[device.device_kind]
-    times = roofline.times(found, chip, peak, running.mesh, head_dim=config.model.head_dim)
-    predicted = float(times.predicted)
+    found = plans.counted(running.step.as_text(), config, running.mesh)
+    predicted = float(plans.predicted(found, config, running.mesh).predicted)
   return {
     "device": f"{jax.device_count()} x {device.device_kind}",
     "attention": attention,

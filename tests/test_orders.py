@@ -1,12 +1,14 @@
 """Orders of a mesh's axes over a slice: which there are, and what another one makes of a step."""
 
+import dataclasses
 import types
 
 import pytest
-from test_plan import chips_of
+from test_plan import chips_of, config
 
 from t2t import sharding
-from t2t.planning import orders, search
+from t2t.models import kernels
+from t2t.planning import candidates, orders, program, search
 
 _V5E, _V5P = "TPU v5 lite", "TPU v5"
 
@@ -34,6 +36,7 @@ def a_plan(its, *, work: float, sent: dict[str, float], bound: str = "matmuls") 
     "seconds_at_peak": {"compute": 0.8 * work, "memory": 0.0, "links": links},
     "waiting_seconds": links,
     "exposed_seconds": waited,
+    "kernel_seconds": 0.0,
     "predicted_step_seconds": work + waited,
     "bound": bound,
   }
@@ -86,12 +89,28 @@ def test_the_search_tries_orders_of_the_best(monkeypatch):
   devices, own = list(one.devices.flat), orders.speeds(one)
   sizes = (("data", 1), ("fsdp", 8), ("tensor", 8))
   results = [
-    search.Result(search.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
+    search.Result(candidates.Candidate(sizes, rows, 1, "none"), a_plan(own, work=1.0, sent={"fsdp": 100e9})
                   | {"fits": True, "tokens_per_second": float(rows)}) for rows in (16, 32)
   ]  # fmt: skip
-  found = search.refined(results, devices)
+  found = search.refined(config(), results, devices)
   assert found and all(each.order and each.batch_size == 32 for each in found)
   assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
   assert not found[0].is_slower(results[1].candidate)
   results[1].plan["seconds_at_peak"] = None
-  assert search.refined(results, devices) == []
+  assert search.refined(config(), results, devices) == []
+
+
+def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
+  """Before other orders, if they save a hundredth of the step; and the flags name them."""
+  one = mesh("TPU v6 lite", 8, 8, fsdp=64)
+  devices, own = list(one.devices.flat), orders.speeds(one)
+  choice = kernels.Choice("distance", "as the test says")
+  monkeypatch.setattr(program, "attention_kernels", lambda *_: dict.fromkeys(("encoder", "decoder", "cross"), choice))
+  plan = a_plan(own, work=1.0, sent={"fsdp": 1.0}) | {"fits": True, "tokens_per_second": 1.0, "kernel_seconds": 0.5}
+  best = candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none")
+  long = config("--config.data.inputs_length=4096", "--config.data.pack=True")
+  found, *_ = search.refined(long, [search.Result(best, plan)], devices)
+  assert found == dataclasses.replace(best, attention_block=1024)
+  assert found.apply(long).model.attention_block == 1024
+  assert "--config.model.attention_block=1024" in found.flags()
+  assert search.refined(long, [search.Result(best, plan | {"kernel_seconds": 0.01})], devices) == []

@@ -9,15 +9,15 @@ from test_plan import SMALL, T5, config
 from t2t import UserError, sharding
 from t2t import __main__ as command
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
-from t2t.planning import search
+from t2t.planning import candidates, search
 from t2t.planning.roofline import BOUNDS
 
 _ADAMW = "--config.optimizer.name=adamw"
 
 
-def candidate(batch_size=16, microbatches=1, remat="none", offload_optimizer=False, **mesh) -> search.Candidate:
+def candidate(batch_size=16, microbatches=1, remat="none", offload_optimizer=False, **mesh) -> candidates.Candidate:
   mesh = {"data": 1, "fsdp": 8, "tensor": 1} | mesh
-  return search.Candidate(tuple(mesh.items()), batch_size, microbatches, remat, offload_optimizer)
+  return candidates.Candidate(tuple(mesh.items()), batch_size, microbatches, remat, offload_optimizer)
 
 
 def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
@@ -43,23 +43,23 @@ def run(ordered, make_plan, **options):
 
 def test_meshes_divide_devices_and_heads():
   """Every mesh uses all devices; tensor divides the heads, of keys and values as well."""
-  found = search.meshes(config("--config.model.num_heads=12"), 32)
+  found = candidates.meshes(config("--config.model.num_heads=12"), 32)
   assert all(mesh["data"] * mesh["fsdp"] * mesh["tensor"] == 32 for mesh in found)
   assert {mesh["tensor"] for mesh in found} == {1, 2, 4}
-  grouped = search.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
+  grouped = candidates.meshes(config("--config.model.num_heads=12", "--config.model.num_kv_heads=2"), 32)
   assert {mesh["tensor"] for mesh in grouped} == {1, 2}
 
 
 def test_candidates_fit_their_mesh_and_begin_with_the_own_batch_size():
   """Batches divide; a mesh is left out that has no room for parameters and optimizer."""
-  found = search.candidates(config(*T5), jax.devices(), capacity=None)
+  found = candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert found[0].batch_size == 16
   assert {each.batch_size for each in found} == {16, 32, 64}
   assert all(each.batch_size % (dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]) == 0 for each in found)
   # All parameters, float32, take 118 kB; so much is there for them only where they are split.
-  split = search.candidates(config(*T5), jax.devices(), capacity=60e3)
+  split = candidates.candidates(config(*T5), jax.devices(), capacity=60e3)
   assert {dict(each.mesh)["fsdp"] * dict(each.mesh)["tensor"] for each in split} <= {4, 8}
-  assert search.candidates(config(*T5), jax.devices(), capacity=1e3) == []
+  assert candidates.candidates(config(*T5), jax.devices(), capacity=1e3) == []
 
 
 def test_what_cannot_be_better_is_not_compiled(cache):
@@ -88,8 +88,8 @@ def test_what_waits_on_the_host_is_its_own_way_out():
 
 def test_a_policy_of_ones_own_is_tried():
   """Beside the others, and compared with itself alone."""
-  found = search.candidates(config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None)
-  assert {each.remat for each in found} == {*search._REMATS, "input,attention"}
+  found = candidates.candidates(config(*T5, "--config.model.remat=input,attention"), jax.devices(), capacity=None)
+  assert {each.remat for each in found} == {*candidates._REMATS, "input,attention"}
   own = candidate(remat="input,attention")
   assert candidate(batch_size=32, remat="input,attention").needs_more(own)
   assert not candidate(batch_size=32, remat="none").needs_more(own)
@@ -98,7 +98,7 @@ def test_a_policy_of_ones_own_is_tried():
 
 def test_logits_are_counted_where_no_kernel_runs(monkeypatch):
   """On a TPU none of them lie in memory, unless that is asked for."""
-  memory = lambda *more: search.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
+  memory = lambda *more: candidates.Estimate(config(*T5, *more), jax.devices()[:1]).memory(one)
   one = candidate(fsdp=1)
   long = ("--config.data.inputs_length=4096", "--config.data.targets_length=4096", "--config.model.head_dim=32")
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
@@ -118,7 +118,7 @@ def test_the_optimizer_may_wait_on_the_host():
   assert "none*" in search.table([search.Result(away, planned(1.0, 1.0))])
   # AdamW's moments take twice what the parameters do, 236 kB: split over 8 devices, 30 kB beside 15 kB.
   found = lambda capacity: {
-    each.offload_optimizer for each in search.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
+    each.offload_optimizer for each in candidates.candidates(config(*T5, _ADAMW), jax.devices(), capacity=capacity)
   }
   assert found(None) == {False}
   assert found(1e9) == {False}

@@ -124,7 +124,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   part = losses.LOSSES[name].part if name in losses.LOSSES else ""
   # The kernel that was asked for is one of the chips it was trained on, and parameters are not quantized: who reads
   # them needs neither.
-  model = TransformerConfig(**run["model"] | {"attention_kernel": "", "quantization": ""})
+  model = TransformerConfig(**run["model"] | {"attention_kernel": "", "attention_block": 0, "quantization": ""})
   base = reading.read_base(folder)
   return Source(folder, model, run, _vocabulary(folder), adapters=adapters, base=base, part=part)
 
@@ -150,7 +150,7 @@ def adopt(config: ConfigDict, source: Source) -> None:
 
   Inputs are at most as long as the positions that the model has learned.
   """
-  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel", "quantization")}
+  own = {name: config.model[name] for name in ("dropout_rate", "attention_kernel", "attention_block", "quantization")}
   own["heads"] = config.model.heads or source.model.heads
   config.model.update(dataclasses.asdict(source.model) | own)
   if most := source.asked.most_positions:

@@ -163,6 +163,7 @@ def _that_matter(model: TransformerConfig) -> dict[str, Any]:
     "quantization",
     "remat",
     "attention_kernel",
+    "attention_block",
     "heads",
     "vocabulary_head",
   ):

@@ -238,6 +238,7 @@ def attend(
   dropout_key: jax.Array | None = None,
   t5_dropout: bool = True,
   kernel: str = "",
+  largest_block: int = 0,
 ) -> jax.Array:
   """softmax(softcap(query keys^T) + bias) values, with the softmax in float32 and no scaling.
 
@@ -250,6 +251,7 @@ def attend(
     softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
     dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
     kernel: see `choose`.
+    largest_block: of a kernel of TPUs, see `kernels.attend`.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`.
@@ -273,7 +275,8 @@ def attend(
     if choice.kernel != "plain":
       if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])
-      options = {"dropout_rate": dropout_rate, "dropout_key": dropout_key} if dropped else {}
+      options = {"largest_block": largest_block}
+      options |= {"dropout_rate": dropout_rate, "dropout_key": dropout_key} if dropped else {}
       return kernels.attend(query, keys, values, mask, kernel=choice.kernel, bias=bias, **options)
   if by_distance:
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
@@ -331,7 +334,7 @@ class Attention(nnx.Module):
     self.gradient_dtype, self.quantization = config.gradient_dtype, config.quantization
     self.scale = (config.attention_scale_dim or head_dim) ** -0.5 if config.scale_attention else 1.0
     self.softcap = config.attention_softcap
-    self.kernel = config.attention_kernel
+    self.kernel, self.largest_block = config.attention_kernel, config.attention_block
     # Without scaling the initializer carries the 1/sqrt(head_dim) of the logits.
     query_scale = layers.into(config, embed if config.scale_attention else embed * head_dim)
     self.query = layers.param(rngs, (embed, joined), ("embed", "heads"), scale=query_scale)
@@ -443,6 +446,7 @@ class Attention(nnx.Module):
       dropout_key=dropout_key,
       t5_dropout=self.t5_dropout,
       kernel=kernel,
+      largest_block=self.largest_block,
     )
     local = dataclasses.replace(mask, window=self.window)
     if isinstance(positions.is_local, bool):

@@ -50,8 +50,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     UserError: see `program.compile_step`.
   """
   mesh, why = meshes.make(config, devices=devices)
-  with jax.set_mesh(mesh):
-    chosen = recipe.attention_kernels(config, recipe.batch(config))
+  chosen = program.attention_kernels(config, mesh)
   compiled = program.compile_step(config, mesh)
   kind = devices[0].device_kind
   chip = chips.CHIPS.get(kind)
@@ -93,6 +92,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "seconds_at_peak": None,
     "predicted_step_seconds": None,
     "bound": None,
+    "kernel_seconds": None,
     "predicted_mfu": None,
     "tokens_per_second": None,
     "compile_seconds": compiled.seconds,
@@ -109,7 +109,6 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
 def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled, plan: Plan) -> Plan:
   """What a plan says of the compiled program."""
   kind = mesh.devices.flat[0].device_kind
-  chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
   executed = program.counted(compiled.text, config, mesh)
   saved = min(executed.saved_bytes, compiled.temporaries)
   found: Plan = {
@@ -123,10 +122,11 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
     },
     "uncounted_kernels": list(executed.uncounted),
   }
-  if chip is None or peak is None:
+  times = program.predicted(executed, config, mesh)
+  if times is None:
     return found
-  times = roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim)
   return found | {
+    "kernel_seconds": times.kernels,
     "seconds_at_peak": {
       "compute": times.compute,
       "memory": times.memory,
@@ -137,7 +137,7 @@ def _running(config: Config, mesh: jax.sharding.Mesh, compiled: program.Compiled
     "waiting_seconds": times.waiting,
     "bound": times.bound,
     "predicted_step_seconds": times.predicted,
-    "predicted_mfu": plan["flops_per_step"] / times.predicted / (peak * mesh.size),
+    "predicted_mfu": plan["flops_per_step"] / times.predicted / (chips.peak_flops(kind) * mesh.size),
     "tokens_per_second": plan["tokens_per_step"] / times.predicted,
   }
 

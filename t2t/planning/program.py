@@ -14,6 +14,8 @@ import time
 import jax
 
 from t2t import UserError, chips, sharding
+from t2t.models import kernels
+from t2t.planning import roofline, schedules
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.runtime import quiet, xla_flags
 from t2t.sections import Config
@@ -185,6 +187,22 @@ def counted(text: str, config: Config, mesh: jax.sharding.Mesh) -> hlo_cost.Prog
   """What the text of a step's program computes and moves on one device of the mesh, at the pace of its kind."""
   paces = chips.PACES.get(mesh.devices.flat[0].device_kind)
   return hlo_cost.analyse(text, mesh.shape, unknown_trips=unknown_trips(config, mesh), paces=paces)
+
+
+def attention_kernels(config: Config, mesh: jax.sharding.Mesh) -> dict[str, kernels.Choice]:
+  """What each kind of attention runs on, see `recipe.attention_kernels`."""
+  with jax.set_mesh(mesh):
+    return recipe.attention_kernels(config, recipe.batch(config))
+
+
+def predicted(executed: hlo_cost.Program, config: Config, mesh: jax.sharding.Mesh) -> roofline.Times | None:
+  """The times of a config's step as it was compiled for a mesh; None: nothing is known of such devices."""
+  kind = mesh.devices.flat[0].device_kind
+  chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
+  if chip is None or peak is None:
+    return None
+  pace = schedules.pace(config, kind, attention_kernels(config, mesh))
+  return roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim, kernel_pace=pace)
 
 
 def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:

@@ -50,6 +50,7 @@ class Times:
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
   waiting: of `links`, those that all wait for.
   overlapped, exposed: all of `links`, by whether they run beside other work.
+  kernels: of the work, kernels of attention.
   predicted: see the rule above.
   bound: a key of `BOUNDS`.
   """
@@ -61,6 +62,7 @@ class Times:
   waiting: dict[str, float]
   overlapped: float
   exposed: float
+  kernels: float
   predicted: float
   bound: str
 
@@ -71,7 +73,13 @@ def name(axes: Iterable[str]) -> str:
 
 
 def times(
-  program: hlo_cost.Program, chip: chips.Chip, peak: float, mesh: jax.sharding.Mesh, *, head_dim: int = 0
+  program: hlo_cost.Program,
+  chip: chips.Chip,
+  peak: float,
+  mesh: jax.sharding.Mesh,
+  *,
+  head_dim: int = 0,
+  kernel_pace: float = 1.0,
 ) -> Times:
   """The times of a program.
 
@@ -81,6 +89,7 @@ def times(
     peak: its FLOP/s in bfloat16.
     mesh: whose axes the collectives name, of real devices or of a topology's.
     head_dim: of attention, for its kernels; 0: they have none.
+    kernel_pace: of kernels of attention, see `schedules.pace`.
   """
   per_byte = {axes: chips.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}}
   links: dict[str, float] = {}
@@ -99,7 +108,8 @@ def times(
   for each in program.operations:
     if not each.overlaps:
       flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
-      own, streamed = flops / each.pace / (MATMUL_SHARE * peak), each.bytes / stream
+      pace = each.pace * kernel_pace if each.is_kernel else each.pace
+      own, streamed = flops / pace / (MATMUL_SHARE * peak), each.bytes / stream
       what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
       took[what] += each.times * max(own, streamed)
   host = program.host_bytes / chip.host_bandwidth
@@ -119,6 +129,7 @@ def times(
     waiting=waiting,
     overlapped=overlapped,
     exposed=exposed,
+    kernels=took["kernels"],
     predicted=beside[longest] + exposed,
     bound=longest if exposed < max(beside[longest] / 2, *took.values()) else "waiting",
   )

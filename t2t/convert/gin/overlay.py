@@ -20,7 +20,15 @@ _FAMILIES = {
 }
 _SECTIONS = ("model", "data", "train", "optimizer", "eval", "checkpoint", "init", "mesh")
 # What a config of a published size may change and still be of that size.
-_NOT_THE_SIZE = ("dtype", "gradient_dtype", "quantization", "dropout_rate", "remat", "attention_kernel")
+_NOT_THE_SIZE = (
+  "dtype",
+  "gradient_dtype",
+  "quantization",
+  "dropout_rate",
+  "remat",
+  "attention_kernel",
+  "attention_block",
+)
 
 
 def _published(model: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.models.config import ATTENTION_KERNELS
 from t2t.models.kernels import distance, gpu, splash
-from t2t.models.kernels.blocks import LARGEST, SAVED, SMALLEST, positions_seen
+from t2t.models.kernels.blocks import SAVED, SMALLEST, positions_seen
 from t2t.models.kernels.distance import DistanceBias
 from t2t.models.masks import AttentionMask
 
@@ -179,7 +179,7 @@ def attend(
   bias: DistanceBias | jax.Array | None = None,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
-  largest_block: int = LARGEST,
+  largest_block: int = 0,
 ) -> jax.Array:
   """softmax(query keys^T + bias) values on a kernel, without scaling; every device of a mesh does its rows and heads.
 
@@ -193,7 +193,7 @@ def attend(
     kernel: "splash", "distance", "cudnn" or "triton", as `choose` has it.
     bias: by distance for the kernel of that name, float32 [1, heads, query, key] on GPUs; splash takes none.
     dropout_rate, dropout_key: of each probability by itself, with the kernel "distance".
-    largest_block: of TPUs, in positions, a multiple of 128; lengths are padded to whole blocks.
+    largest_block: of TPUs, in positions, a multiple of 128; lengths are padded to whole blocks. 0: the kernel's own.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`; zeros where no key has a query's segment.

@@ -9,13 +9,22 @@ from t2t.models.masks import AttentionMask
 # What a checkpoint policy can save by name, so that the backward pass does not run a kernel forward again.
 SAVED = "attention"
 
-# The smallest block of a TPU's kernels, and the length up to which one block covers a sequence.
-SMALLEST, LARGEST = 128, 512
+# The smallest block of a TPU's kernels, and the largest of queries and of keys: what is faster with larger ones, by
+# the schedules that `benchmarks/schedules.py` counts, is less than what fewer blocks can skip.
+SMALLEST, LARGEST = 128, (512, 512)
+# The same where a kernel with a bias by distance can skip none: keys of twice as many positions save it a tenth.
+LARGEST_OF_ALL = (512, 1024)
 
 # Segments are numbered from 1 in each row (data/converters.py), so that none is above its length.
 # Inside of a kernel the segment of padding, and that of what fills the last block, are above all others: so segments of
 # a packed row never fall, and a block's lowest and highest tell well what it holds.
 PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max
+
+
+def largest(mask: AttentionMask, asked: int) -> tuple[int, int]:
+  """Bounds of a block of queries and one of keys, where a kernel has a bias by distance; `asked`: of both, or 0."""
+  skips = mask.causal or mask.window or mask.ranks is not None or (mask.query_segments is not None and not mask.padded)
+  return (asked, asked) if asked else LARGEST if skips else LARGEST_OF_ALL
 
 
 def block(length: int, largest: int) -> int:

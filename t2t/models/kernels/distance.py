@@ -51,14 +51,9 @@ def blocks_for(
   *,
   reach: int,
   device_kind: str,
-  largest: int = blocks_lib.LARGEST,
+  largest: tuple[int, int] = blocks_lib.LARGEST,
 ) -> tuple[int, int] | None:
   """Positions of a block of queries and of keys, the largest that a core has the memory for; None: it has for none.
-
-  Large ones are faster: by the schedules of libtpu 0.0.42, forward and backward of two heads of 64 features in bfloat16
-  take, for each 512 x 512 pairs, 11,700, 7,700 and 7,400 cycles of a v5e in blocks of 256, 512 and 1,024, and 13,600,
-  8,200 and 7,500 of a v5p.  1,024 are within a tenth of 512, while causal masks then leave out fewer: at 2,048
-  positions 6 of 16 such pairs, not 4.
 
   Args:
     query_length, key_length: of one device.
@@ -66,11 +61,11 @@ def blocks_for(
     dtype: of queries, keys and values.
     reach: of the bias, and of the window.
     device_kind: of the TPU.
-    largest: see `attend`.
+    largest: bounds of both.
   """
   lanes, group, itemsize = max(head_dim, LANES), max(1, LANES // head_dim), jnp.dtype(dtype).itemsize
-  while largest >= blocks_lib.SMALLEST:
-    query_block, key_block = (blocks_lib.block(length, largest) for length in (query_length, key_length))
+  while min(largest) >= blocks_lib.SMALLEST:
+    query_block, key_block = map(blocks_lib.block, (query_length, key_length), largest)
     corners = min(2 * max(query_length, key_length), 2 * (-(-reach // LANES) * LANES) + LANES + query_block)
     bank = group * LANES * (corners + query_block) * 4
     # Whatever comes and goes is there twice, so that one is computed while the other is fetched.
@@ -81,7 +76,8 @@ def blocks_for(
     kept = logits * (2 if query_block >= query_length and key_block >= key_length else 1) + 2**19
     if fetched + sums + kept <= _MEMORY.get(device_kind, _MOST_MEMORY):
       return query_block, key_block
-    largest //= 2
+    queries, keys = largest
+    largest = (queries if keys > queries else queries // 2, keys // 2)
   return None
 
 
@@ -97,7 +93,7 @@ def attend(
   ranks: tuple[jax.Array, jax.Array] | None = None,
   first_query: jax.Array | None = None,
   whole_query_length: int | None = None,
-  largest_block: int = blocks_lib.LARGEST,
+  largest_block: int = 0,
 ) -> jax.Array:
   """softmax(query keys^T + bias) values of one device, see `kernels.attend`.
 
@@ -111,7 +107,7 @@ def attend(
     ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones, if the mask lets it.
     first_query: int32 [], where in their sequence the queries begin; a multiple of 128.
     whole_query_length: of that sequence.
-    largest_block: positions of queries and of keys, a power of two from 128 on.
+    largest_block: positions of queries and of keys, a multiple of 128; 0: see `blocks.largest`.
 
   Returns:
     [batch, heads, query, kv]; zeros for a query that sees no key.
@@ -145,7 +141,7 @@ def attend(
     *(query_length, key_length, head_dim, query.dtype),
     reach=reach,
     device_kind=device_kind,
-    largest=largest_block,
+    largest=blocks_lib.largest(mask, largest_block),
   )
   if blocks is None:
     raise ValueError(f"queries of {query.shape} do not fit into a core of {device_kind or 'a TPU'}")

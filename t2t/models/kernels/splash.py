@@ -44,10 +44,8 @@ def attend(
   another row's.
   """
   query_length, key_length = query.shape[2], keys.shape[2]
-  blocks = query_block, key_block = (
-    blocks_lib.block(query_length, largest_block),
-    blocks_lib.block(key_length, largest_block),
-  )
+  largest = (largest_block, largest_block) if largest_block else blocks_lib.LARGEST
+  blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
   lengths = query.shape[2], keys.shape[2]

@@ -1,0 +1,252 @@
+"""What a search for a config's best plan may try, and how good it looks before anything is compiled."""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+
+from t2t import UserError, chips, sharding
+from t2t.models.flops import model_flops
+from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
+from t2t.planning import orders, program, roofline
+from t2t.sections import Config
+from t2t.training import recipe
+
+_MOST_TENSOR = 16
+_BATCHES = (1, 2, 4)  # times config.train.batch_size
+_MICROBATCHES = (1, 2, 4, 8, 16)
+# From what keeps most on the device to what keeps least; what is computed again as a share of forward and backward
+# together: these are three passes of matmuls, and "full" runs the forward one again, ATTENTION_KEPT two thirds of it.
+_RECOMPUTES = {"none": 0.0, "minimal": 0.02, ATTENTION_KEPT: 0.22, ATTENTION_ON_HOST: 0.22, "full": 1 / 3}
+_REMATS = tuple(_RECOMPUTES)
+_WORTH_OFFLOADING = 0.02  # of a device's memory
+
+
+def _recomputes(remat: str) -> float:
+  """See `_RECOMPUTES`; a policy of the user's own names about as much as that which keeps attention's."""
+  return _RECOMPUTES.get(remat, _RECOMPUTES[ATTENTION_KEPT])
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """What a search may change.
+
+  mesh: (axis, size) for every axis.
+  offload_optimizer: its moments wait in the host's memory.
+  order: of the mesh's axes over a slice, see `config.mesh.order`.
+  attention_block: see `config.model.attention_block`.
+  """
+
+  mesh: tuple[tuple[str, int], ...]
+  batch_size: int
+  microbatches: int
+  remat: str
+  offload_optimizer: bool = False
+  order: orders.Order = ()
+  attention_block: int = 0
+
+  def apply(self, config: Config) -> Config:
+    """The config with this in it."""
+    return config.with_(
+      mesh=dict(self.mesh) | {"order": self.order},
+      train={
+        "batch_size": self.batch_size,
+        "microbatches": self.microbatches,
+        "offload_optimizer": self.offload_optimizer,
+      },
+      model={"remat": self.remat, "attention_block": self.attention_block},
+    )
+
+  def needs_more(self, other: "Candidate") -> bool:
+    """Whether it certainly takes at least the memory of `other`."""
+    if self.remat == other.remat:
+      kept = (0, 0)
+    elif {self.remat, other.remat} <= set(_REMATS):
+      kept = [_REMATS.index(each.remat) for each in (self, other)]
+    else:
+      return False
+    return (
+      self.mesh == other.mesh
+      and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
+      and self.batch_size >= other.batch_size
+      and self.microbatches <= other.microbatches
+      and kept[0] <= kept[1]
+      and self.offload_optimizer <= other.offload_optimizer
+    )
+
+  def is_slower(self, other: "Candidate") -> bool:
+    """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
+    return other.remat != ATTENTION_ON_HOST and (
+      (self.mesh, self.order, self.batch_size) == (other.mesh, other.order, other.batch_size)
+      and self.microbatches >= other.microbatches
+      and _recomputes(self.remat) >= _recomputes(other.remat)
+      and self.offload_optimizer >= other.offload_optimizer
+    )
+
+  def flags(self) -> str:
+    """What to type for it."""
+    mesh = " ".join(f"--config.mesh.{axis}={size}" for axis, size in self.mesh if size > 1)
+    mesh += f" --config.mesh.order={','.join(self.order)}" if self.order else ""
+    return (
+      f"{mesh} --config.train.batch_size={self.batch_size} --config.train.microbatches={self.microbatches}"
+      f" --config.model.remat={self.remat}{' --config.train.offload_optimizer=True' * self.offload_optimizer}"
+      + (f" --config.model.attention_block={self.attention_block}" if self.attention_block else "")
+    ).strip()
+
+
+def meshes(config: Config, num_devices: int) -> list[dict[str, int]]:
+  """Meshes to try: tensor over up to 16 devices that share the heads, the rest fsdp, data, or both.
+
+  Axes besides these three stay as the config has them.
+  """
+  sizes = sharding.mesh_sizes({**config.mesh.sizes, "data": 1, "fsdp": -1, "tensor": 1}, num_devices)
+  others = {axis: size for axis, size in sizes.items() if axis not in ("data", "fsdp", "tensor")}
+  free = num_devices // math.prod(others.values())
+  kv_heads = config.model.num_kv_heads or config.model.num_heads
+  found = []
+  for tensor in range(1, min(free, _MOST_TENSOR) + 1):
+    if free % tensor or math.gcd(config.model.num_heads, kv_heads) % tensor:
+      continue
+    rest = free // tensor
+    splits = {1, rest} | {data for data in (2, 4, 8, 16, 32, 64) if rest % data == 0 and rest // data >= 4}
+    found += [{**others, "data": data, "fsdp": rest // data, "tensor": tensor} for data in sorted(splits)]
+  return [{axis: mesh[axis] for axis in sizes} for mesh in found]
+
+
+# ---- Arithmetic before anything is compiled --------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+  """What is known of a mesh: itself, bytes of parameters and of the optimizer on one device, and which sides' attention
+  runs on no kernel."""
+
+  mesh: jax.sharding.Mesh
+  params: int
+  optimizer: int
+  plain: set[str]
+
+
+class Estimate:
+  """Memory and time of candidates by arithmetic, for the order in which they are compiled.
+
+  Args:
+    config: what is searched around.
+    devices: of the slice.
+  """
+
+  def __init__(self, config: Config, devices: Sequence[jax.Device]):
+    self._config, self._devices = config, devices
+    self._model = config.model
+    kind = devices[0].device_kind
+    self._chip, self._peak = chips.CHIPS.get(kind), chips.peak_flops(kind) or 1e12
+    self._parts: dict[tuple[tuple[str, int], ...], _Parts | None] = {}
+
+  def state(self, mesh_sizes: tuple[tuple[str, int], ...]) -> _Parts | None:
+    """None if the mesh does not divide the parameters, or a kernel that is asked for cannot be had on it."""
+    if mesh_sizes not in self._parts:
+      try:
+        mesh = sharding.make_mesh(dict(mesh_sizes), devices=self._devices)
+        with jax.set_mesh(mesh):
+          _, state, _ = recipe.make(self._config).state(mesh)
+        chosen = program.attention_kernels(self._config, mesh)
+        plain = {side for side, choice in chosen.items() if choice.kernel == "plain"}
+        params = program.bytes_per_device((state.params, state.frozen_params))
+        self._parts[mesh_sizes] = _Parts(mesh, params, program.bytes_per_device(state.opt_state), plain)
+      except UserError:
+        self._parts[mesh_sizes] = None
+    return self._parts[mesh_sizes]
+
+  def memory(self, candidate: Candidate) -> float:
+    """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
+    mesh, params, optimizer, plain = self.state(candidate.mesh)
+    optimizer = 0 if candidate.offload_optimizer else optimizer
+    model, tensor = self._model, dict(candidate.mesh)["tensor"]
+    rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
+    width = 2 if model.dtype == "bfloat16" else 4
+    # Features for each position and layer: the residual sums; outputs of matmuls; what lies between those.
+    residual = model.embed_dim / tensor
+    joined, inner = model.num_heads * model.head_dim, (2 if model.gated else 1) * model.mlp_dim
+    matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
+    kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
+    kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
+    kept[ATTENTION_ON_HOST] = joined / tensor
+    sides = recipe.positions(self._config)
+    layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+    total = 0.0
+    for side, length in sides.items():
+      # Where no kernel runs, logits of all pairs.
+      scores = model.num_heads / tensor * length * 3 if side in plain else 0
+      extra = {"none": scores}.get(candidate.remat, 0.0)
+      total += rows * length * width * layers[side] * (kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra)
+      # One layer is worked on at a time.
+      total = max(total, total + rows * length * width * (kept["none"] + scores))
+    return 2 * params + optimizer + total
+
+  def seconds(self, candidate: Candidate) -> float:
+    """Of one step, rough: matmuls, the traffic of the axes that matters most, and the optimizer's way to its host."""
+    mesh, params, optimizer, _ = self.state(candidate.mesh)
+    model, sizes = self._model, dict(candidate.mesh)
+    sides = recipe.positions(self._config)
+    flops = model_flops(model, batch_size=candidate.batch_size, lengths=sides)
+    compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
+    if self._chip is None:
+      return compute
+    passes = 3 if candidate.remat == "full" else 2
+
+    def send(axis: str, number: float) -> float:
+      if sizes[axis] == 1:
+        return 0.0
+      return chips.send_seconds(self._chip, mesh, (axis,), number * (sizes[axis] - 1) / sizes[axis])
+
+    # Weights are gathered in bfloat16 for every pass of every microbatch; gradients go back once in each.
+    gathered = params * sizes["fsdp"] / 2
+    fsdp = send("fsdp", gathered * (passes + 1) * candidate.microbatches)
+    data = send("data", 2 * params * candidate.microbatches)
+    rows = candidate.batch_size / sharding.num_shards("batch", mesh)
+    sums = model.num_encoder_layers * 2 * sides.get("encoder", 0)
+    sums += model.num_decoder_layers * (3 if model.num_encoder_layers else 2) * sides.get("decoder", 0)
+    tensor = send("tensor", 2 * passes * rows * sums * model.embed_dim * 2)
+    host = 2 * optimizer / self._chip.host_bandwidth if candidate.offload_optimizer else 0.0
+    return max(compute, fsdp) + data + tensor + host
+
+
+def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
+  """What may be compiled, the most promising first: own batch size and larger ones take turns.
+
+  Args:
+    config: what is searched around.
+    devices: of the slice.
+    capacity: bytes of one device; a mesh is left out whose parameters alone do not fit, or with their optimizer, where
+      that stays on the device.
+  """
+  estimate, own, larger = Estimate(config, devices), [], []
+  remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))
+  for sizes in meshes(config, len(devices)):
+    mesh_sizes = tuple(sizes.items())
+    state = estimate.state(mesh_sizes)
+    if state is None:
+      continue
+    mesh, params, optimizer, _ = state
+    shards = sharding.num_shards("batch", mesh)
+    for offload in (False, True):
+      # A small optimizer in the host's memory costs time and gives next to nothing.
+      if offload and optimizer < _WORTH_OFFLOADING * (capacity or math.inf):
+        continue
+      if capacity is not None and params + (0 if offload else optimizer) > capacity:
+        continue
+      for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, remats):
+        batch_size = config.train.batch_size * times
+        if batch_size % (shards * parts) == 0:
+          kept = Candidate(mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block)
+          (own if times == 1 else larger).append(kept)
+
+  def key(candidate: Candidate):
+    # The estimate of memory may be off by a third.
+    too_large = capacity is not None and estimate.memory(candidate) > capacity * 1.3
+    return too_large, estimate.seconds(candidate) / candidate.batch_size
+
+  turns = itertools.zip_longest(sorted(own, key=key), sorted(larger, key=key))
+  return [each for pair in turns for each in pair if each is not None]

@@ -1,0 +1,89 @@
+"""What the size of blocks makes of the kernels of attention on TPUs, by libtpu's schedules."""
+
+from collections.abc import Mapping
+
+from t2t.models import kernels
+from t2t.models.kernels import blocks
+from t2t.sections import Config
+from t2t.training import recipe
+
+# Cycles of forward and backward kernels for each 512 x 512 pairs of the features that fill 128 lanes, in bfloat16:
+# kernel -> `jax.Device.device_kind` -> blocks of queries and of keys.  Counted by benchmarks/schedules.py with libtpu
+# 0.0.42, of two heads of 64 features without a mask, and for splash of one of 128 with a causal mask.
+CYCLES: Mapping[str, Mapping[str, Mapping[tuple[int, int], int]]] = {
+  "distance": {
+    "TPU v4": {(256, 256): 14_752, (512, 512): 10_963, (512, 1024): 10_229},
+    "TPU v5 lite": {(256, 256): 11_680, (512, 512): 7_747, (512, 1024): 7_229, (1024, 1024): 7_378},
+    "TPU v5": {(256, 256): 13_732, (512, 512): 8_089, (512, 1024): 7_334, (1024, 1024): 7_479},
+    "TPU v6 lite": {(256, 256): 8_384, (512, 512): 5_305, (512, 1024): 4_635, (1024, 1024): 4_506},
+    "TPU7x": {(256, 256): 9_744, (512, 512): 5_318, (512, 1024): 4_641, (1024, 1024): 4_598},
+  },
+  "splash": {
+    "TPU v5 lite": {(256, 256): 11_328, (512, 512): 6_230, (1024, 1024): 5_201},
+    "TPU v5": {(256, 256): 13_060, (512, 512): 6_634, (1024, 1024): 5_326},
+    "TPU v6 lite": {(256, 256): 9_912, (512, 512): 4_284, (1024, 1024): 3_270},
+    "TPU7x": {(256, 256): 8_908, (512, 512): 4_182, (1024, 1024): 3_274},
+  },
+}
+
+# What a search may try.
+SIZES = (256, 512, 1024)
+
+
+def _longest(config: Config) -> tuple[str, int]:
+  """The side that has the most positions, and how many."""
+  lengths = recipe.positions(config)
+  side = max(lengths, key=lengths.get)
+  return side, lengths[side]
+
+
+def _bounds(config: Config, side: str, kernel: str) -> tuple[int, int]:
+  """Of the blocks of queries and of keys of a side's attention to itself."""
+  asked = config.model.attention_block
+  skips = side == "decoder" or config.data.pack or config.model.attention_window
+  return (asked, asked) if asked else blocks.LARGEST if skips or kernel != "distance" else blocks.LARGEST_OF_ALL
+
+
+def _share(config: Config, side: str, length: int, kernel: str) -> float:
+  """Of all pairs those in blocks that a causal mask leaves."""
+  if side != "decoder":
+    return 1.0
+  number = -(-length // min(length, *_bounds(config, side, kernel)))
+  return (number + 1) / (2 * number)
+
+
+def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]) -> float:
+  """How many times as fast a kernel of attention is as in blocks of 512 x 512, on the side that has the most positions.
+
+  1 where that is not known, and for sequences that such a block covers.
+
+  Args:
+    config: of the step.
+    device_kind: `jax.Device.device_kind`.
+    chosen: of `recipe.attention_kernels`.
+  """
+  side, length = _longest(config)
+  cycles = CYCLES.get(chosen[side].kernel, {}).get(device_kind, {})
+  bounds = _bounds(config, side, chosen[side].kernel)
+  if length <= min(bounds) or bounds not in cycles:
+    return 1.0
+  return cycles[blocks.LARGEST] / cycles[bounds]
+
+
+def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice], seconds: float) -> dict[int, float]:
+  """`config.model.attention_block` -> seconds of a step that kernels in such blocks should save, if any.
+
+  Larger blocks are faster, and fewer of them can be left out.
+
+  Args:
+    config, device_kind, chosen: see `pace`.
+    seconds: that the step's kernels of attention take.
+  """
+  side, length = _longest(config)
+
+  def cost(of: Config) -> float:
+    return _share(of, side, length, chosen[side].kernel) / pace(of, device_kind, chosen)
+
+  own = cost(config)
+  others = {size: cost(config.with_(model={"attention_block": size})) for size in SIZES}
+  return {size: seconds * (1 - its / own) for size, its in others.items() if its < own}

@@ -1,0 +1,77 @@
+"""What blocks of other sizes make of the kernels of attention: of the plan's times, and of what a search tries."""
+
+import pytest
+from test_plan import config
+
+from t2t import UserError
+from t2t.models import kernels
+from t2t.models.kernels import blocks
+from t2t.models.masks import AttentionMask
+from t2t.planning import schedules
+
+_V6E = "TPU v6 lite"
+
+
+def on(kernel: str) -> dict[str, kernels.Choice]:
+  return dict.fromkeys(("encoder", "decoder", "cross"), kernels.Choice(kernel, "as the test says"))
+
+
+def a_t5(length: int, *more: str):
+  return config(f"--config.data.inputs_length={length}", *more)
+
+
+@pytest.mark.parametrize("kernel", schedules.CYCLES)
+def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
+  """So that every pace is one of two numbers that were counted in the same way."""
+  for cycles in schedules.CYCLES[kernel].values():
+    assert blocks.LARGEST in cycles
+    assert all(number > 0 for number in cycles.values())
+
+
+def test_a_pace_is_one_where_blocks_are_t2ts_own_or_cover_the_sequence():
+  """Of an encoder whose rows are packed, of short texts, of what was not counted, and where no kernel runs."""
+  pace = lambda of, kernel="distance", kind=_V6E: schedules.pace(of, kind, on(kernel))
+  assert pace(a_t5(512)) == 1.0
+  assert pace(a_t5(4096, "--config.data.pack=True")) == 1.0
+  assert pace(a_t5(4096), "plain") == 1.0
+  assert pace(a_t5(4096), kind="TPU v2") == 1.0
+  cycles = schedules.CYCLES["distance"][_V6E]
+  assert pace(a_t5(4096)) == cycles[512, 512] / cycles[512, 1024] > 1.0
+  assert pace(a_t5(512, "--config.model.attention_block=256")) == cycles[512, 512] / cycles[256, 256] < 1.0
+
+
+def test_what_larger_blocks_save_is_a_share_of_what_kernels_take():
+  """Nothing where the own blocks are the fastest that are known."""
+  packed = a_t5(4096, "--config.data.pack=True")
+  saved = schedules.saved(packed, _V6E, on("distance"), 10.0)
+  cycles = schedules.CYCLES["distance"][_V6E]
+  assert saved == {1024: pytest.approx(10.0 * (1 - cycles[1024, 1024] / cycles[512, 512]))}
+  best = packed.with_(model={"attention_block": 1024})
+  assert schedules.saved(best, _V6E, on("distance"), 10.0) == {}
+
+
+def test_what_a_causal_mask_leaves_out_counts():
+  """Of 4 x 4 blocks 10 are computed, of 2 x 2 there are 3 of 4: what a v5e's larger ones save is lost again."""
+  gpt = lambda length: config(f"--config.data.targets_length={length}", name="gpt2_small")
+  of = lambda length, kind: schedules.saved(gpt(length), kind, on("splash"), 1.0)
+  cycles = schedules.CYCLES["splash"][_V6E]
+  relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)
+  assert of(2048, _V6E) == {1024: pytest.approx(1 - relative)}
+  assert of(2048, "TPU v5 lite") == {}
+  assert of(8192, "TPU v5 lite")[1024] > 0.1
+  assert of(512, _V6E) == {}
+
+
+def test_keys_of_a_block_are_more_where_none_can_be_skipped():
+  """In an encoder whose segments say what is padding, and nowhere else, and not where a size is asked for."""
+  ids = object()
+  padded = AttentionMask(ids, ids, padded=True)
+  assert blocks.largest(padded, 0) == blocks.largest(AttentionMask(), 0) == (512, 1024)
+  for mask in (AttentionMask(causal=True), AttentionMask(window=9), AttentionMask(ids, ids), AttentionMask(ranks=ids)):
+    assert blocks.largest(mask, 0) == blocks.LARGEST
+  assert blocks.largest(padded, 256) == (256, 256)
+
+
+def test_blocks_are_of_whole_lanes():
+  with pytest.raises(UserError, match="config.model.attention_block=100: must be a multiple of 128"):
+    a_t5(512, "--config.model.attention_block=100")
