@@ -7,7 +7,7 @@ schedule at which a base model's held-out loss was published: 1.942 nats per tar
 checkpoints saw 2**20 steps of 2,048 sequences.
 
 Your own text: --config.data.files=GLOB --config.data.vocabulary=MODEL.  Two steps on a laptop: add
---config.train.steps=2 --config.train.batch_size=8 --config.model.dtype=float32.
+--config.train.steps=2 --config.train.batch_size=8.
 """
 
 from ml_collections import ConfigDict
