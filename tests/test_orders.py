@@ -107,8 +107,11 @@ def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
   choice = kernels.Choice("distance", "as the test says")
   monkeypatch.setattr(program, "attention_kernels", lambda *_: dict.fromkeys(("encoder", "decoder", "cross"), choice))
   plan = a_plan(own, work=1.0, sent={"fsdp": 1.0}) | {"fits": True, "tokens_per_second": 1.0, "kernel_seconds": 0.5}
-  best = candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none")
-  long = config("--config.data.inputs_length=4096", "--config.data.pack=True")
+  best = candidates.Candidate((("data", 1), ("fsdp", 64), ("tensor", 1)), 64, 1, "none", attention_block=256)
+  long = config(
+    *("--config.data.inputs_length=4096", "--config.model.attention_block=256"),
+    *("--config.model.head_dim=64", "--config.model.dtype=bfloat16"),
+  )
   found, *_ = search.refined(long, [search.Result(best, plan)], devices)
   assert found == dataclasses.replace(best, attention_block=1024)
   assert found.apply(long).model.attention_block == 1024

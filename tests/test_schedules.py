@@ -17,7 +17,8 @@ def on(kernel: str) -> dict[str, kernels.Choice]:
 
 
 def a_t5(length: int, *more: str):
-  return config(f"--config.data.inputs_length={length}", *more)
+  heads = ("--config.model.head_dim=64", "--config.model.dtype=bfloat16")
+  return config(f"--config.data.inputs_length={length}", *heads, *more)
 
 
 @pytest.mark.parametrize("kernel", schedules.CYCLES)
@@ -40,14 +41,30 @@ def test_a_pace_is_one_where_blocks_are_t2ts_own_or_cover_the_sequence():
   assert pace(a_t5(512, "--config.model.attention_block=256")) == cycles[512, 512] / cycles[256, 256] < 1.0
 
 
-def test_what_larger_blocks_save_is_a_share_of_what_kernels_take():
-  """Nothing where the own blocks are the fastest that are known."""
-  packed = a_t5(4096, "--config.data.pack=True")
-  saved = schedules.saved(packed, _V6E, on("distance"), 10.0)
+def test_what_smaller_blocks_cost_larger_ones_save():
+  """As a share of what kernels take; nothing where the own blocks are the fastest that are known."""
   cycles = schedules.CYCLES["distance"][_V6E]
-  assert saved == {1024: pytest.approx(10.0 * (1 - cycles[1024, 1024] / cycles[512, 512]))}
-  best = packed.with_(model={"attention_block": 1024})
-  assert schedules.saved(best, _V6E, on("distance"), 10.0) == {}
+  small = a_t5(4096, "--config.model.attention_block=256")
+  relative = {size: cycles[size, size] / cycles[256, 256] for size in (512, 1024)}
+  expected = {size: pytest.approx(10.0 * (1 - each)) for size, each in relative.items()}
+  assert schedules.saved(small, _V6E, on("distance"), 10.0) == expected
+  assert schedules.saved(a_t5(4096, "--config.model.attention_block=1024"), _V6E, on("distance"), 10.0) == {}
+
+
+@pytest.mark.parametrize("skips", ["--config.data.pack=True", "--config.model.attention_window=128"])
+def test_nothing_is_said_where_segments_or_a_window_skip_blocks(skips):
+  """Of which there are fewer than cycles save: as many as that, nobody knows before."""
+  assert schedules.saved(a_t5(8192, skips), _V6E, on("distance"), 10.0) == {}
+  llama = config("--config.data.targets_length=8192", skips, name="llama2_1b")
+  assert schedules.saved(llama, _V6E, on("splash"), 10.0) == {}
+
+
+def test_a_pace_is_that_of_the_blocks_that_a_core_has_room_for():
+  """A v4 has no room for keys of 1,024 beside queries of 512, and at 8,192 positions for 256 alone."""
+  pace = lambda length: schedules.pace(a_t5(length), "TPU v4", on("distance"))
+  cycles = schedules.CYCLES["distance"]["TPU v4"]
+  assert pace(2048) == 1.0
+  assert pace(8192) == cycles[512, 512] / cycles[256, 256]
 
 
 def test_what_a_causal_mask_leaves_out_counts():
@@ -72,6 +89,7 @@ def test_keys_of_a_block_are_more_where_none_can_be_skipped():
   assert blocks.largest(padded, 256) == (256, 256)
 
 
-def test_blocks_are_of_whole_lanes():
-  with pytest.raises(UserError, match="config.model.attention_block=100: must be a multiple of 128"):
-    a_t5(512, "--config.model.attention_block=100")
+def test_blocks_can_be_halved_down_to_whole_lanes():
+  for wrong in (100, 64, 384, 1_000_000_000):
+    with pytest.raises(UserError, match=f"config.model.attention_block={wrong}: must be a power of two from 128 on"):
+      a_t5(512, f"--config.model.attention_block={wrong}")

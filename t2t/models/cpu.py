@@ -96,9 +96,10 @@ def _attend_forward(query, keys, values, bias, allowed):
   largest = jnp.max(scores, axis=-1, keepdims=True)
   exponentials = _barrier(jnp.exp(scores - largest).astype(dtype))
   total = jnp.sum(exponentials, axis=-1, keepdims=True, dtype=jnp.float32)
-  attended = (_dot("bhqs,bhsk->bhqk", exponentials, values) / total).astype(dtype)
-  # Not their logarithm in one: where a query may see nothing, `largest` is so low that it would swallow it.
-  return attended, (query, keys, values, bias, allowed, attended, largest, 1.0 / total)
+  attended = _dot("bhqs,bhsk->bhqk", exponentials, values) / total
+  # Not their logarithm in one: where a query may see nothing, `largest` is so low that it would swallow it.  And not
+  # rounded: what all values have in common is taken from the change of each probability, which is far smaller.
+  return attended.astype(dtype), (query, keys, values, bias, allowed, attended, largest, 1.0 / total)
 
 
 def _attend_backward(residuals, cotangent):
@@ -107,7 +108,7 @@ def _attend_backward(residuals, cotangent):
   probabilities = _barrier((jnp.exp(_scores(query, keys, bias, allowed) - largest) * share).astype(dtype))
   d_values = _barrier(_dot("bhkq,bhqs->bhks", _transposed(cotangent), probabilities))
   d_probabilities = _barrier(_dot("bhqk,bhsk->bhqs", cotangent, values))
-  of_all = jnp.sum(cotangent.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
+  of_all = jnp.sum(cotangent.astype(jnp.float32) * attended, axis=-1, keepdims=True)
   d_scores = probabilities * (d_probabilities - of_all)
   d_scores = _barrier((d_scores if allowed is None else jnp.where(allowed, d_scores, 0.0)).astype(dtype))
   d_query = _dot("bhqs,bhsk->bhqk", d_scores, keys).astype(dtype)

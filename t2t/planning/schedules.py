@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from t2t.models import kernels
-from t2t.models.kernels import blocks
+from t2t.models.kernels import blocks, distance
 from t2t.sections import Config
 from t2t.training import recipe
 
@@ -37,18 +37,24 @@ def _longest(config: Config) -> tuple[str, int]:
   return side, lengths[side]
 
 
-def _bounds(config: Config, side: str, kernel: str) -> tuple[int, int]:
+def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
   """Of the blocks of queries and of keys of a side's attention to itself."""
-  asked = config.model.attention_block
-  skips = side == "decoder" or config.data.pack or config.model.attention_window
-  return (asked, asked) if asked else blocks.LARGEST if skips or kernel != "distance" else blocks.LARGEST_OF_ALL
+  model = config.model
+  asked = (model.attention_block, model.attention_block)
+  if kernel != "distance":
+    return asked if model.attention_block else blocks.LARGEST
+  skips = side == "decoder" or config.data.pack or model.attention_window
+  largest = asked if model.attention_block else blocks.LARGEST if skips else blocks.LARGEST_OF_ALL
+  reach = max(model.bias_reach(length) if model.biased else 1, model.attention_window + 1)
+  sizes = (length, length, model.head_dim, model.dtype)
+  return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
 
 
-def _share(config: Config, side: str, length: int, kernel: str) -> float:
+def _share(side: str, length: int, bounds: tuple[int, int]) -> float:
   """Of all pairs those in blocks that a causal mask leaves."""
   if side != "decoder":
     return 1.0
-  number = -(-length // min(length, *_bounds(config, side, kernel)))
+  number = -(-length // min(length, *bounds))
   return (number + 1) / (2 * number)
 
 
@@ -64,7 +70,7 @@ def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice])
   """
   side, length = _longest(config)
   cycles = CYCLES.get(chosen[side].kernel, {}).get(device_kind, {})
-  bounds = _bounds(config, side, chosen[side].kernel)
+  bounds = _bounds(config, side, length, chosen[side].kernel, device_kind)
   if length <= min(bounds) or bounds not in cycles:
     return 1.0
   return cycles[blocks.LARGEST] / cycles[bounds]
@@ -73,17 +79,21 @@ def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice])
 def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice], seconds: float) -> dict[int, float]:
   """`config.model.attention_block` -> seconds of a step that kernels in such blocks should save, if any.
 
-  Larger blocks are faster, and fewer of them can be left out.
+  Larger blocks are faster, and fewer of them can be left out: by causality, which is counted; by the segments of packed
+  rows, which nobody knows before, or a window, beside which larger ones never are the faster: of those nothing is said.
 
   Args:
     config, device_kind, chosen: see `pace`.
     seconds: that the step's kernels of attention take.
   """
   side, length = _longest(config)
+  if config.data.pack or config.model.attention_window:
+    return {}
 
-  def cost(of: Config) -> float:
-    return _share(of, side, length, chosen[side].kernel) / pace(of, device_kind, chosen)
+  bounds = lambda of: _bounds(of, side, length, chosen[side].kernel, device_kind)
+  cost = lambda of: _share(side, length, bounds(of)) / pace(of, device_kind, chosen)
 
   own = cost(config)
-  others = {size: cost(config.with_(model={"attention_block": size})) for size in SIZES}
-  return {size: seconds * (1 - its / own) for size, its in others.items() if its < own}
+  others = {size: config.with_(model={"attention_block": size}) for size in SIZES}
+  its = {size: cost(other) for size, other in others.items() if size in bounds(other)}
+  return {size: seconds * (1 - each / own) for size, each in its.items() if each < own}

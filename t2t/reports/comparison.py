@@ -14,7 +14,7 @@ from t2t.settings import flat
 from t2t.training import loss_curve
 
 # What the curves may be drawn over -> what the axis says.
-AXES = {"steps": "step", "tokens": "targets' tokens", "flops": "FLOPs", "time": "seconds in steps"}
+AXES = {"steps": "step", "tokens": "tokens", "flops": "FLOPs", "time": "seconds in steps"}
 # Points of a curve and number of pictures, until a page is small enough.
 _ROOM = ((curves.POINTS, 18), (200, 18), (80, 12), (30, 6))
 _SMOOTHED = ("train/loss", "train/tokens_per_second", "train/grad_norm")
@@ -160,7 +160,7 @@ def _pictures(
 def _numbers(found: Mapping[str, runs.Run]) -> str:
   last = {name: [run.last(name) for run in found.values()] for name in _metrics(found)}
   rows = [(name, *("-" if x is None else float(x) for x in values)) for name, values in last.items()]
-  for name, text in (("train/tokens", "targets' tokens, about"), ("train/step_seconds", "time in steps, about")):
+  for name, text in (("train/tokens", "tokens, about"), ("train/step_seconds", "time in steps, about")):
     shown = amounts.compact_count if name == "train/tokens" else amounts.duration
     totals = [single.total(run, name) for run in found.values()]
     if any(totals):

@@ -101,7 +101,7 @@ def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:
   train = run.last("train/loss")
   yield "training loss", None if train is None else f"{train:.4f}"
   tokens, seconds = total(run, "train/tokens"), total(run, "train/step_seconds")
-  yield "targets' tokens", f"about {amounts.compact_count(tokens)}" if tokens else None
+  yield "tokens", f"about {amounts.compact_count(tokens)}" if tokens else None
   yield "time in steps", f"about {amounts.duration(seconds)}" if seconds else None
   waited = run.last("train/input_wait_average")
   yield "waiting for input", None if waited is None else f"{waited:.1%} of the time, of the last steps"

@@ -193,7 +193,8 @@ def attend(
     kernel: "splash", "distance", "cudnn" or "triton", as `choose` has it.
     bias: by distance for the kernel of that name, float32 [1, heads, query, key] on GPUs; splash takes none.
     dropout_rate, dropout_key: of each probability by itself, with the kernel "distance".
-    largest_block: of TPUs, in positions, a multiple of 128; lengths are padded to whole blocks. 0: the kernel's own.
+    largest_block: of TPUs, in positions, a power of two from 128 on; lengths are padded to whole blocks. 0: the
+      kernel's own.
 
   Returns:
     [batch, heads, query, kv] in the dtype of `query`; zeros where no key has a query's segment.

@@ -12,7 +12,8 @@ SAVED = "attention"
 # The smallest block of a TPU's kernels, and the largest of queries and of keys: what is faster with larger ones, by
 # the schedules that `benchmarks/schedules.py` counts, is less than what fewer blocks can skip.
 SMALLEST, LARGEST = 128, (512, 512)
-# The same where a kernel with a bias by distance can skip none: keys of twice as many positions save it a tenth.
+# The same where a kernel with a bias by distance can skip none but padding: keys of twice as many positions save it up
+# to an eighth.
 LARGEST_OF_ALL = (512, 1024)
 
 # Segments are numbered from 1 in each row (data/converters.py), so that none is above its length.

@@ -43,7 +43,7 @@ FARTHEST = 2_048  # that a bias or a window may reach: so much of a bank fits in
 _PADDING, _FILLING_QUERY, _FILLING_KEY = (np.iinfo(np.int32).max - i for i in (2, 1, 0))
 
 
-def blocks_for(
+def bounds_for(
   query_length: int,
   key_length: int,
   head_dim: int,
@@ -53,7 +53,7 @@ def blocks_for(
   device_kind: str,
   largest: tuple[int, int] = blocks_lib.LARGEST,
 ) -> tuple[int, int] | None:
-  """Positions of a block of queries and of keys, the largest that a core has the memory for; None: it has for none.
+  """Bounds of a block of queries and of keys, the largest that a core has the memory for; None: it has for none.
 
   Args:
     query_length, key_length: of one device.
@@ -61,7 +61,7 @@ def blocks_for(
     dtype: of queries, keys and values.
     reach: of the bias, and of the window.
     device_kind: of the TPU.
-    largest: bounds of both.
+    largest: of both.
   """
   lanes, group, itemsize = max(head_dim, LANES), max(1, LANES // head_dim), jnp.dtype(dtype).itemsize
   while min(largest) >= blocks_lib.SMALLEST:
@@ -75,10 +75,16 @@ def blocks_for(
     logits = 4 * query_block * key_block * (3 if itemsize == 2 else 6)
     kept = logits * (2 if query_block >= query_length and key_block >= key_length else 1) + 2**19
     if fetched + sums + kept <= _MEMORY.get(device_kind, _MOST_MEMORY):
-      return query_block, key_block
+      return largest
     queries, keys = largest
     largest = (queries if keys > queries else queries // 2, keys // 2)
   return None
+
+
+def blocks_for(query_length: int, key_length: int, *arguments, **options) -> tuple[int, int] | None:
+  """Positions of a block of queries and of keys within `bounds_for` the same."""
+  bounds = bounds_for(query_length, key_length, *arguments, **options)
+  return None if bounds is None else tuple(map(blocks_lib.block, (query_length, key_length), bounds))
 
 
 def attend(
@@ -107,7 +113,7 @@ def attend(
     ranks: int32 [batch, query] and [batch, key]: a query sees keys of its rank and lower ones, if the mask lets it.
     first_query: int32 [], where in their sequence the queries begin; a multiple of 128.
     whole_query_length: of that sequence.
-    largest_block: positions of queries and of keys, a multiple of 128; 0: see `blocks.largest`.
+    largest_block: positions of queries and of keys, a power of two from 128 on; 0: see `blocks.largest`.
 
   Returns:
     [batch, heads, query, kv]; zeros for a query that sees no key.
