@@ -279,6 +279,11 @@ def platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
+def is_alone() -> bool:
+  """Whether the program is made for one device: on the mesh that is set, or on none."""
+  return jax.sharding.get_abstract_mesh().size <= 1
+
+
 def device_kind() -> str:
   """`jax.Device.device_kind` of what the program is made for, as `platform` has it."""
   device = jax.sharding.get_abstract_mesh().abstract_device

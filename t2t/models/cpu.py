@@ -13,18 +13,25 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
+from t2t import sharding
+
 _barrier = jax.lax.optimization_barrier
 
 # Queries that share the keys up to the last of them: small enough to leave out much of what a causal mask hides.
 _CAUSAL_BLOCK = 128
 
 
-def _in_memory(x: jax.Array) -> jax.Array:
-  """`x`, written in the order of its axes before a product of bfloat16 reads it.
+def is_fast(x: jax.Array) -> bool:
+  """Whether products of an array like this are said otherwise here than elsewhere.
 
-  Where a mesh has several devices the compiler would gather `x` from all of them to do so.
+  On a mesh of several devices those of bfloat16 are not: the compiler would gather what is to lie in memory.
   """
-  if x.dtype != jnp.bfloat16 or jax.sharding.get_abstract_mesh().size > 1:
+  return sharding.platform() == "cpu" and (x.dtype == jnp.float32 or sharding.is_alone())
+
+
+def _in_memory(x: jax.Array) -> jax.Array:
+  """`x`, written in the order of its axes before a product of bfloat16 reads it."""
+  if x.dtype != jnp.bfloat16:
     return x
   return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
@@ -39,19 +46,19 @@ def _dot(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _in_bfloat16(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-  """float32 [m, n] of bfloat16 [m, k] and of [k, n] in any dtype, which its gradient has, too."""
+  """float32 [m, n] of bfloat16 [m, k] and [k, n], whose gradients are bfloat16."""
   return _in_bfloat16_forward(rows, kernel)[0]
 
 
 def _in_bfloat16_forward(rows, kernel):
-  return _dot("mk,kn->mn", _in_memory(rows), kernel.astype(jnp.bfloat16)), (rows, kernel)
+  return _dot("mk,kn->mn", _in_memory(rows), kernel), (rows, kernel)
 
 
 def _in_bfloat16_backward(residuals, cotangent):
   rows, kernel = residuals
   cotangent = _in_memory(cotangent.astype(jnp.bfloat16))
-  d_rows = _dot("mn,kn->mk", cotangent, kernel.astype(jnp.bfloat16)).astype(jnp.bfloat16)
-  return d_rows, _dot("km,mn->kn", _transposed(rows), cotangent).astype(kernel.dtype)
+  d_rows, d_kernel = _dot("mn,kn->mk", cotangent, kernel), _dot("km,mn->kn", _transposed(rows), cotangent)
+  return d_rows.astype(jnp.bfloat16), d_kernel.astype(jnp.bfloat16)
 
 
 _in_bfloat16.defvjp(_in_bfloat16_forward, _in_bfloat16_backward)
@@ -61,12 +68,11 @@ def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> ja
   """x @ kernel for [..., in] and [in, out], as one two-dimensional product, so that its gradients are such, too.
 
   Args:
-    x: in the dtype that is multiplied.
-    kernel: in any dtype.
+    x, kernel: of one dtype.
     dtype: of the result; None: that of `x`.
   """
   rows = x.reshape(-1, x.shape[-1])
-  y = _in_bfloat16(rows, kernel) if x.dtype == jnp.bfloat16 else rows @ kernel.astype(x.dtype)
+  y = _in_bfloat16(rows, kernel) if is_fast(x) and x.dtype == jnp.bfloat16 else rows @ kernel
   return y.astype(dtype or x.dtype).reshape(*x.shape[:-1], kernel.shape[-1])
 
 

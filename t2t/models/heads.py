@@ -57,7 +57,7 @@ class _Logits:
       hidden = self.transformed(weights, hidden)
     if self.scale != 1.0:
       hidden = hidden * self.scale
-    if sharding.platform() == "cpu" and hidden.dtype == jnp.bfloat16:
+    if hidden.dtype == jnp.bfloat16 and cpu.is_fast(hidden):
       kernel = weights["table"].T if "table" in weights else weights["projection"]
       logits = cpu.dense(hidden, kernel, jnp.float32)
     elif "table" in weights:

@@ -57,7 +57,8 @@ def product(
 
 
 def _plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel.astype(x.dtype)
+  kernel = kernel.astype(x.dtype)
+  return cpu.dense(x, kernel) if sharding.platform() == "cpu" else x @ kernel
 
 
 def _quantized(x: jax.Array, kernel: jax.Array, dtypes: tuple) -> jax.Array:
