@@ -90,7 +90,8 @@ def test_what_is_offloaded_goes_to_the_host_and_back():
 def test_a_step_over_several_slices():
   """Each chip sends its shard of the gradients to the other slice, and nothing else."""
   mesh = ("--config.mesh.dcn_data=2", "--config.mesh.fsdp=4", "--config.mesh.tensor=1")
-  config = records(override(load_config("tiny_t5"), [*mesh, "--config.train.batch_size=16"]))
+  options = ("--config.train.batch_size=16", "--config.model.dtype=float32")
+  config = records(override(load_config("tiny_t5"), [*mesh, *options]))
   with jax.default_matmul_precision("default"):
     found = plan.make_plan(config, list(program.devices("v5e:2x2", slices=2)))
   between = {kind: axes["dcn_data"] for kind, axes in found["collective_bytes"].items() if "dcn_data" in axes}
