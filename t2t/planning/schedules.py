@@ -40,22 +40,13 @@ def _longest(config: Config) -> tuple[str, int]:
 def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
   """Of the blocks of queries and of keys of a side's attention to itself."""
   model = config.model
-  asked = (model.attention_block, model.attention_block)
+  skips = kernel != "distance" or side == "decoder" or config.data.pack or model.attention_window > 0
+  largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":
-    return asked if model.attention_block else blocks.LARGEST
-  skips = side == "decoder" or config.data.pack or model.attention_window
-  largest = asked if model.attention_block else blocks.LARGEST if skips else blocks.LARGEST_OF_ALL
+    return largest
   reach = max(model.bias_reach(length) if model.biased else 1, model.attention_window + 1)
   sizes = (length, length, model.head_dim, model.dtype)
   return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
-
-
-def _share(side: str, length: int, bounds: tuple[int, int]) -> float:
-  """Of all pairs those in blocks that a causal mask leaves."""
-  if side != "decoder":
-    return 1.0
-  number = -(-length // min(length, *bounds))
-  return (number + 1) / (2 * number)
 
 
 def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]) -> float:
@@ -91,7 +82,11 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]
     return {}
 
   bounds = lambda of: _bounds(of, side, length, chosen[side].kernel, device_kind)
-  cost = lambda of: _share(side, length, bounds(of)) / pace(of, device_kind, chosen)
+
+  def cost(of: Config) -> float:
+    sizes = tuple(blocks.block(length, bound) for bound in bounds(of))
+    share = distance.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
+    return share / pace(of, device_kind, chosen)
 
   own = cost(config)
   others = {size: config.with_(model={"attention_block": size}) for size in SIZES}

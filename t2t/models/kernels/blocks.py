@@ -22,10 +22,15 @@ LARGEST_OF_ALL = (512, 1024)
 PADDING, FILLING = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max
 
 
+def bounds(asked: int, *, skips: bool) -> tuple[int, int]:
+  """Of a block of queries and one of keys: `asked` of both, or t2t's own, by whether some may be skipped."""
+  return (asked, asked) if asked else LARGEST if skips else LARGEST_OF_ALL
+
+
 def largest(mask: AttentionMask, asked: int) -> tuple[int, int]:
   """Bounds of a block of queries and one of keys, where a kernel has a bias by distance; `asked`: of both, or 0."""
   skips = mask.causal or mask.window or mask.ranks is not None or (mask.query_segments is not None and not mask.padded)
-  return (asked, asked) if asked else LARGEST if skips else LARGEST_OF_ALL
+  return bounds(asked, skips=bool(skips))
 
 
 def block(length: int, largest: int) -> int:

@@ -191,7 +191,7 @@ def attend(
     learned=learned,
     dropout_rate=dropout_rate,
     steps_of_rows=runs is not None and runs.shape[0] > 1,
-    share=_share_by_place(blocks, (whole_query_length or lengths[0], lengths[1]), causal=causal, window=mask.window),
+    share=share_by_place(blocks, (whole_query_length or lengths[0], lengths[1]), causal=causal, window=mask.window),
     memory=_MEMORY.get(device_kind, _MOST_MEMORY),
     interpret=sharding.platform() == "cpu",
   )
@@ -220,7 +220,7 @@ def _by_place(queries, keys, blocks: tuple[int, int], *, causal: bool, window: i
   return sees
 
 
-def _share_by_place(blocks: tuple[int, int], lengths: tuple[int, int], *, causal: bool, window: int) -> float:
+def share_by_place(blocks: tuple[int, int], lengths: tuple[int, int], *, causal: bool, window: int) -> float:
   """The share of all pairs of blocks that causality and a window leave: of a part of a sequence, the mean of all."""
   queries, keys = (np.arange(0, length, block) for length, block in zip(lengths, blocks, strict=True))
   return float(_by_place(queries[:, None], keys[None, :], blocks, causal=causal, window=window).mean())

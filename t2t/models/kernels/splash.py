@@ -44,7 +44,7 @@ def attend(
   another row's.
   """
   query_length, key_length = query.shape[2], keys.shape[2]
-  largest = (largest_block, largest_block) if largest_block else blocks_lib.LARGEST
+  largest = blocks_lib.bounds(largest_block, skips=True)
   blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
