@@ -20,8 +20,9 @@ slow-tests: $(VENV)/installed
 	$(PYTEST) -m slow
 
 # What repeats for more models, adapters and meshes what the others see of some: before a release.
-exhaustive: $(VENV)/installed
+exhaustive: $(VENV)/installed .venv-tpu/installed
 	$(PYTEST) -m exhaustive
+	.venv-tpu/bin/python -m pytest -m exhaustive tests/test_plan_tpu.py
 
 # What every change must pass: the tests but the exhaustive ones, and all that follows.
 check:
@@ -54,7 +55,7 @@ trackers: .venv-trackers/installed
 
 # Training steps compiled for TPUs.
 tpu: .venv-tpu/installed
-	.venv-tpu/bin/python -m pytest tests/test_plan_tpu.py
+	.venv-tpu/bin/python -m pytest -m "not exhaustive" tests/test_plan_tpu.py
 
 # The site, docs/_build/index.html: warnings are errors, and so is a link that leads nowhere; no other host is asked.
 docs: .venv-docs/installed

@@ -162,15 +162,18 @@ def commands(folder: pathlib.Path, text: pathlib.Path, module: pathlib.Path) -> 
 
 @pytest.fixture(scope="module")
 def alone(text, module, tmp_path_factory) -> pathlib.Path:
-  """What one process makes: a run of four steps, and what starts from its checkpoint; and that as Hugging Face's."""
+  """A run of four steps that one process makes; see `also_alone`."""
   folder = tmp_path_factory.mktemp("processes")
   (folder / "lines.txt").write_text("".join(f"{word} <extra_id_0>\n" for word in ("quick", "brown", "fox", "", "dog")))
-  one = folder / "one"
-  assert command.main(arguments(text, one / "train", *_GOES_ON)) == 0
-  for argv in commands(one, text, module).values():
-    assert command.main(argv) == 0
-  assert command.main(["convert", str(one / "train"), str(folder / "hf")]) == 0
+  assert command.main(arguments(text, folder / "one" / "train", *_GOES_ON)) == 0
   return folder
+
+
+def also_alone(alone: pathlib.Path, text: pathlib.Path, module: pathlib.Path, *names: str) -> None:
+  """What one process makes of that run's checkpoint, by `commands`."""
+  for name in names:
+    if not (alone / "one" / name).exists():
+      assert command.main(commands(alone / "one", text, module)[name]) == 0
 
 
 def assert_as_alone(alone: pathlib.Path, folder: pathlib.Path) -> None:
@@ -212,9 +215,9 @@ def stopped(workdir: pathlib.Path, processes: Processes) -> None:
 
 
 def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
-  """Whatever axis crosses them; one that is told to stop stops all, saved; one that waits for its data is named."""
+  """Over axes that cross them; one that is told to stop stops all, saved; one that waits for its data is named."""
   folder = alone / "two"
-  own = commands(folder, text, module)
+  also_alone(alone, text, module, "finetune")
   train = lambda name, *others: arguments(text, folder / name, *others)
   os.mkfifo(tmp_path / "pipe.txt")
   stuck = ("--config.train.stall_seconds=20", "--workdir", str(tmp_path / "stuck"))
@@ -225,10 +228,7 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
       train("dcn_data", *TWO["dcn_data"], "--config.train.offload_optimizer=True", *_LOGGED),
       train("tensor", *TWO["tensor"]),
       train("tensor", *_GOES_ON, *TWO["fsdp"]),
-      train("hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}"),
-      [*own["stages"], *TWO["fsdp"]],
-      [*own["finetune"], *TWO["data"]],
-      [*own["eval"], *TWO["tensor"]],
+      [*commands(folder, text, module)["finetune"], *TWO["data"]],
       train("stopped", "--config.train.steps=100000", "--config.eval.every=100000", *TWO["data"]),
       train("stuck", *stuck),
     ],
@@ -241,8 +241,6 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
   assert_same_losses(folder / "dcn_data", alone / "one" / "train", steps=2)
   assert_told_by_the_first(folder / "dcn_data", said)
   assert_same_losses(folder / "tensor", alone / "one" / "train", steps=4)
-  assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
-  assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)
   assert_as_alone(alone, folder)
   saved = max(int(path.name) for path in (folder / "stopped" / "checkpoints").iterdir())
   assert saved == max(curves(folder / "stopped")[0])
@@ -254,9 +252,25 @@ def test_two_processes_do_as_one_does(text, module, alone, tmp_path):
     assert f"process 1 on {socket.gethostname()} in t2t/data/" in said[index]
 
 
+def test_two_processes_do_the_rest_as_one_does(text, module, alone, tmp_path):
+  """A checkpoint of Hugging Face's on a sequence axis, a run of several stages, an evaluation."""
+  folder = alone / "rest"
+  also_alone(alone, text, module, "warm", "stages", "eval")
+  assert command.main(["convert", str(alone / "one" / "train"), str(alone / "hf")]) == 0
+  own = commands(folder, text, module)
+  hf = arguments(text, folder / "hf", *TWO["sequence"], f"--config.init.checkpoint={alone / 'hf'}")
+  runs = [hf, [*own["stages"], *TWO["fsdp"]], [*own["eval"], *TWO["tensor"]]]
+  codes, said = Processes(2, 2, runs, cache=tmp_path).wait()
+  assert codes == [0] * 2, "\n".join(said)
+  assert_same_losses(folder / "hf", alone / "one" / "warm", steps=2)
+  assert_same_losses(folder / "stages", alone / "one" / "stages", steps=4)
+  assert_as_alone(alone, folder)
+
+
 def test_four_processes_do_as_one_does(text, module, alone, tmp_path):
   """On meshes of two axes that cross processes; and of one that fails the others say why."""
   folder = alone / "four"
+  also_alone(alone, text, module, "infer")
   own = commands(folder, text, module)
   train = lambda name, *others: arguments(text, folder / name, *others)
   (tmp_path / "broken.jsonl").write_text('{"text": "good"}\n{"text": \n')
@@ -384,23 +398,35 @@ def test_two_processes_set_a_damaged_step_aside(text, alone, tmp_path):
   assert len([name for name in noted if name.startswith("streams/stream-")]) == 2
 
 
-def test_two_processes_go_back_together(text, tmp_path):
-  """As often as they may, when a loss is not finite; then both end, with the batch, and both look where it arose."""
-  wild = (
+@pytest.fixture(scope="module")
+def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
+  """A run of two processes whose losses are not finite, and what each wrote."""
+  overrides = (
     "--config.optimizer.name=sgd",
     "--config.optimizer.learning_rate=1e30",
     "--config.optimizer.schedule=constant",
+    "--config.train.steps=4",
   )
   back = ("--config.numbers.not_finite=back", "--config.numbers.most_backs=1", "--config.checkpoint.every=1")
-  workdir = tmp_path / "run"
-  run = arguments(text, workdir, *wild, *back, *mesh(data=2), "--config.train.steps=4")
-  codes, logs = Processes(2, 1, [run], cache=tmp_path).wait()
+  folder = tmp_path_factory.mktemp("wild")
+  run = arguments(text, folder / "run", *overrides, *back, *mesh(data=2))
+  codes, logs = Processes(2, 1, [run], cache=folder).wait()
   assert codes == [exit_codes.REFUSED] * 2, logs
+  return folder / "run", logs
+
+
+def test_two_processes_go_back_together(wild):
+  """As often as they may, when a loss is not finite; then both end, with the batch."""
+  workdir, logs = wild
   assert [log.count("going back to step 1, and passing over the 1 batches behind it") for log in logs] == [1, 0]
   assert all("has gone back 1 times, and config.numbers.most_backs=1" in log for log in logs)
   assert json.loads((workdir / "went_back.jsonl").read_text()) == {"checkpoint": 1, "step": 2}
   assert len(np.load(workdir / "bad_batches" / "step_2.npz")["encoder_input_tokens"]) == 8
-  replay = ["replay", str(workdir), "--step", "2", "--rows", "1"]
+
+
+def test_two_processes_look_where_a_number_arose(wild, tmp_path):
+  """Both compute the step again; the first says what was found."""
+  replay = ["replay", str(wild[0]), "--step", "2", "--rows", "1"]
   codes, logs = Processes(2, 1, [replay], cache=tmp_path).wait()
   assert codes == [0, 0], logs
   assert "first place    infinity, backward, by mul at models/layers.py" in logs[0], logs
