@@ -103,6 +103,17 @@ def bare(row: dict) -> dict:
 # ---- Every line, in order --------------------------------------------------------------------------------------------
 
 
+def test_who_has_learned_to_fill_blanks_is_told_of_texts_without(run, tmp_path):
+  """How many there are, and what is wanted; a model that goes on with a text wants none."""
+  texts = ["a <extra_id_0> b", "no blank", "", "<extra_id_1>", "nor here"]
+  source = text_file(tmp_path, texts)
+  code, rows, said = run(source=source)
+  assert code == 0 and [row["inputs"] for row in rows] == texts
+  assert "(1 empty, 2 without a blank)" in said and "put <extra_id_0>" in said
+  said = run(source=source, architecture="decoder_only", output=tmp_path / "other.jsonl")[2]
+  assert "(1 empty" in said and "blank" not in said
+
+
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only"])
 def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   """Rows stand in the order of the lines, whatever their lengths, and each is what the line alone gives."""
@@ -114,7 +125,7 @@ def test_a_row_for_each_line_in_their_order(architecture, run, tmp_path):
   assert rows[1] == {"line": 2, "inputs": "", "prediction": None, "score": None, "error": "empty line"}
   assert all(row["score"] < 0 for row in rows if "error" not in row)
   # A model of two steps may find the end the likeliest thing to write.
-  counted = r"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 cut to 48 tokens\)"
+  counted = r"lines          12 \(2 empty, (\d+ with an empty prediction, )?1 cut to 48 tokens"
   assert re.search(counted, said) and "out.jsonl" in said
   backwards = text_file(tmp_path, reversed(TEXTS), "backwards.txt")
   _, again, _ = run(architecture=architecture, source=backwards, output=tmp_path / "backwards.jsonl")
@@ -226,8 +237,9 @@ def test_beams_write_a_token_at_least():
 
 def test_empty_predictions_are_counted(tmp_path, capsys):
   """Of a model that writes; what cannot be asked has none."""
-  counts = lines._Counts()
-  counts.add([{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}])
+  counts = lines._Counts(blank="")
+  rows = [{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}]
+  counts.add({"inputs": "", **row} for row in rows)
   job = lines.Job("in.txt", "out.jsonl", "", 1, False)
   with lines._Progress(4, "new tokens") as progress:
     pass

@@ -231,8 +231,9 @@ def main(argv: list[str]) -> None:
   make_way = _chosen_way(options, source, adapters, decode)
   mesh = lines.make_mesh(options.tensor)
   load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
+  blank = "" if adapters or options.head else prompting.blank(source)
   for input_path, output_path in _files(options, found if of_tasks else None, source):
-    job = lines.Job(input_path, output_path, options.field, options.batch_size, options.strict)
+    job = lines.Job(input_path, output_path, options.field, options.batch_size, options.strict, blank=blank)
     lines.run(source, mesh, make_way(mesh), job, load=load)
 
 

@@ -28,6 +28,10 @@ NO_BLANK = "no blank"
 NO_CONTEXT = "empty context"
 _CALLED = {EMPTY: "empty", NO_BLANK: "without a blank", NO_CONTEXT: "without a context"}
 
+_FILLS = """
+The model has learned to fill blanks and nothing else: put <extra_id_0>,
+<extra_id_1>, ... where words are missing, or fine-tune it on what you ask."""
+
 Done = Callable[[int, int], None]  # of lines and tokens, after each batch
 
 
@@ -117,6 +121,7 @@ class Job:
   """What is to be done; the options of the command say what each means.
 
   called: what the rows are, in a word.
+  blank: the beginning of what stands in each text that the model was trained on; "": of nothing that is known.
   """
 
   input: str
@@ -125,6 +130,7 @@ class Job:
   batch_size: int
   strict: bool
   called: str = "predictions"
+  blank: str = ""
 
 
 def run(
@@ -159,7 +165,7 @@ def run(
   read = lambda: _checked(line_files.read(job.input, field=job.field, form=way.form), job, way)
   total = None if job.input == line_files.PIPE else _count(read(), job)
 
-  counts = _Counts()
+  counts = _Counts(job.blank)
   kept = "none is kept" if job.output == line_files.PIPE else "the same command goes on from there"
   far = lambda: f"{max(counts.lines, output.done):,}{f' of {total:,}' if total else ''} lines are done; {kept}"
   with open_output(job.output, _run(source, way, job)) as output, stopping.leaving(far):
@@ -305,14 +311,16 @@ def _answers(
 class _Counts:
   """What the summary says of the output."""
 
-  def __init__(self):
-    self.lines = self.cut = self.unwritten = 0
+  def __init__(self, blank: str):
+    self._blank = blank
+    self.lines = self.cut = self.unwritten = self.without_blank = 0
     self.errors = dict.fromkeys(_CALLED, 0)
 
   def add(self, rows: Iterable[line_files.Row]) -> None:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
+      self.without_blank += not row.get("error") and self._blank not in row["inputs"]
       text = row.get("prediction")
       self.unwritten += isinstance(text, str) and not text.strip()
       if row.get("error") in self.errors:
@@ -326,11 +334,14 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   # A head that finds no answer gives none; a model that writes nothing may surprise.
   remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
   remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
+  remarks += [f"{counts.without_blank:,} without a blank"] if counts.without_blank else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
   if job.output != line_files.PIPE:
     print(f"{job.called:<14} {job.output}", file=file)
+  if counts.without_blank:
+    print(_FILLS, file=file)
 
 
 class _Progress:

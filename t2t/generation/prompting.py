@@ -9,6 +9,8 @@ from t2t.checkpoints import pretrained
 from t2t.generation import predictor
 from t2t.sections import DataConfig
 
+_FILLING = "span_corruption"  # an objective; its tasks' names end in it
+
 
 class Prompts:
   """Texts as a model reads them.
@@ -66,6 +68,14 @@ def task_prefixes(source: pretrained.Source) -> tuple[str, ...]:
     except UserError:  # nobody asked for the module that would say it
       continue
   return tuple(dict.fromkeys(found))
+
+
+def blank(source: pretrained.Source) -> str:
+  """What stands in each input that the model was trained on, "<extra_id_", where that is all it was; or ""."""
+  data = source.run["data"]
+  named = data.get("objective", "") if data.get("files") else data.get("mixture", "")
+  is_alone = not data.get("sources") and not source.run.get("stages")
+  return "<extra_id_" if is_alone and named.endswith(_FILLING) and source.model.kind.reads_apart else ""
 
 
 def longest_prompt(source: pretrained.Source, *, inputs_length: int, max_length: int) -> int:
