@@ -239,7 +239,7 @@ def test_empty_predictions_are_counted(tmp_path, capsys):
   """Of a model that writes; what cannot be asked has none."""
   counts = lines._Counts(blank="")
   rows = [{"prediction": ""}, {"prediction": " "}, {"prediction": "a"}, {"prediction": None, "error": lines.EMPTY}]
-  counts.add({"inputs": "", **row} for row in rows)
+  counts.add(rows)
   job = lines.Job("in.txt", "out.jsonl", "", 1, False)
   with lines._Progress(4, "new tokens") as progress:
     pass

@@ -320,7 +320,8 @@ class _Counts:
     for row in rows:
       self.lines += 1
       self.cut += "cut" in row
-      self.without_blank += not row.get("error") and self._blank not in row["inputs"]
+      if self._blank:  # rows of vectors may have no texts
+        self.without_blank += not row.get("error") and self._blank not in row["inputs"]
       text = row.get("prediction")
       self.unwritten += isinstance(text, str) and not text.strip()
       if row.get("error") in self.errors:
