@@ -335,7 +335,7 @@ def _summarise(counts: _Counts, progress: "_Progress", way: Way, job: Job) -> No
   # A head that finds no answer gives none; a model that writes nothing may surprise.
   remarks += [f"{counts.unwritten:,} with an empty prediction"] if counts.unwritten and way.asks == "write" else []
   remarks += [f"{counts.cut:,} cut to {way.cut_to}"] if counts.cut else []
-  remarks += [f"{counts.without_blank:,} without a blank"] if counts.without_blank else []
+  remarks += [f"{counts.without_blank:,} {_CALLED[NO_BLANK]}"] if counts.without_blank else []
   print(f"lines          {counts.lines:,}" + (f" ({', '.join(remarks)})" if remarks else ""), file=file)
   speed = f"{progress.speed:,.0f}/s, compiling included"
   print(f"{way.unit:<14} {progress.tokens:,} in {amounts.duration(progress.seconds)} ({speed})", file=file)
