@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytest
 
-from t2t import UserError
 from t2t.planning.hlo import cost as hlo_cost
 from t2t.planning.hlo import text as hlo
 
@@ -54,203 +53,6 @@ def test_other_text_is_refused():
   """A program in another form would count as nothing at all."""
   with pytest.raises(ValueError, match="ENTRY"):
     hlo.parse("module @jit_step {\n}")
-
-
-# ---- Collectives -----------------------------------------------------------------------------------------------------
-
-# 1,024 floats: 4,096 bytes.  In the mesh of 2 x 4 devices, data is 0..1 and fsdp 0..3: device 4 * data + fsdp.
-_FSDP = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
-
-
-@pytest.mark.parametrize(
-  ("line", "kind", "axes", "sent"),
-  [
-    (f"f32[4096]{{0}} all-gather(%a), channel_id=1, {_FSDP}", "all-gather", ("fsdp",), 4096 * 4 * 3 / 4),
-    (f"f32[256]{{0}} reduce-scatter(%a), channel_id=1, {_FSDP}", "reduce-scatter", ("fsdp",), 4096 * 3 / 4),
-    (f"f32[1024]{{0}} all-to-all(%a), channel_id=1, {_FSDP}", "all-to-all", ("fsdp",), 4096 * 3 / 4),
-    (f"f32[1024]{{0}} all-reduce(%a), channel_id=1, {_FSDP}", "all-reduce", ("fsdp",), 2 * 4096 * 3 / 4),
-    ("f32[1024]{0} all-reduce(%a), channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0)", "all-reduce", ("data",), 4096),
-    (
-      "f32[1024]{0} all-reduce(%a), channel_id=1, replica_groups=[1,8]<=[8]",
-      "all-reduce",
-      ("data", "fsdp"),
-      2 * 4096 * 7 / 8,
-    ),
-    ("f32[1024]{0} all-reduce(%a), replica_groups={}", "all-reduce", ("data", "fsdp"), 2 * 4096 * 7 / 8),
-    (
-      "f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=2,'y'=4] {'y'}",
-      "all-reduce",
-      ("fsdp",),
-      2 * 4096 * 3 / 4,
-    ),
-    ("f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=8] {'x':(1)2}", "all-reduce", ("data",), 4096),
-    (
-      "f32[1024]{0} all-reduce(%a), replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}",
-      "all-reduce",
-      ("fsdp",),
-      2 * 4096 * 3 / 4,
-    ),
-    (
-      "f32[1024]{0} collective-permute(%a), channel_id=1, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
-      "collective-permute",
-      ("fsdp",),
-      4096,
-    ),
-  ],
-)
-def test_what_a_collective_sends(line, kind, axes, sent):
-  """By the formulas of ring algorithms, over the axes along which a group's devices differ."""
-  found = analyse(f"%a = f32[1024]{{0}} parameter(0)\nROOT %c = {line}")
-  assert found.sent() == {kind: {axes: sent}}
-  assert not found.collectives[0].overlaps
-
-
-@pytest.mark.parametrize(
-  ("transfer", "kind", "sent"),
-  [
-    ("ALL_REDUCE", "all-reduce", 2 * 4096 * 2 / 3),
-    ("ALL_GATHER", "all-gather", 4096 * 3 * 2 / 3),
-    ("REDUCE_SCATTER", "reduce-scatter", 4096 * 2 / 3),
-    ("ONE_TO_ONE", "collective-permute", 4096),
-  ],
-)
-def test_what_goes_from_slice_to_slice(transfer, kind, sent):
-  """Through the hosts: it counts where it is handed over, not where it comes back."""
-  handler = (
-    f'frontend_attributes={{_xla_megascale_target="{{1,2,3}}x{{0:7}}",_xla_megascale_transfer_type="{transfer}"}}'
-  )
-  found = analyse(
-    f"""
-    %a = f32[1024]{{0}} parameter(0)
-    %t = token[] after-all()
-    %s = (f32[1024]{{0}}, u32[], token[]) send(%a, %t), channel_id=2, is_host_transfer=true, {handler}
-    %r = (f32[1024]{{0}}, u32[], token[]) recv(%t), channel_id=1, is_host_transfer=true, {handler}
-    %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
-    ROOT %d = (f32[1024]{{0}}, token[]) recv-done(%r), channel_id=1, is_host_transfer=true
-    """,
-    mesh={"dcn_data": 3} | MESH,
-  )
-  assert found.sent() == {kind: {("dcn_data",): sent}}
-  assert found.collectives[0].overlaps
-
-
-def test_what_goes_to_the_host_and_comes_back():
-  """Slices of what lies there, and copies; of on-chip memory nothing does, and indices are not counted."""
-  far, near, chip = "f32[4,8]{1,0:S(5)}", "f32[1,8]{1,0}", "f32[1,8]{1,0:S(1)}"
-  found = analyse(
-    f"""
-    %far = {far} parameter(0)
-    %near = {near} parameter(1)
-    %i = s32[] parameter(2)
-    %u = (({far}, {near}, s32[], s32[]), {far}, u32[]{{:S(2)}}) dynamic-update-slice-start(%far, %near, %i, %i)
-    %done = {far} dynamic-update-slice-done(%u)
-    %s = (({far}, s32[], s32[]), {near}, u32[]{{:S(2)}}) dynamic-slice-start(%done, %i, %i)
-    %back = {near} dynamic-slice-done(%s)
-    %v = ({chip}, {near}, u32[]{{:S(2)}}) copy-start(%back)
-    %on_chip = {chip} copy-done(%v)
-    %c = (f32[1,8]{{1,0:S(5)}}, {near}, u32[]{{:S(2)}}) copy-start(%back)
-    ROOT %out = f32[1,8]{{1,0:S(5)}} copy-done(%c)
-    """
-  )
-  assert found.host_bytes == 3 * 32
-  # Each of the three, and the copy to the chip, reads or writes the device's memory once.
-  assert found.bytes == 4 * 32
-  assert all(operation.overlaps for operation in found.operations)
-
-
-def test_groups_in_an_unknown_form_are_an_error():
-  """Taken for something else, they would give wrong numbers in silence."""
-  with pytest.raises(UserError, match="not known"):
-    analyse("%a = f32[8]{0} parameter(0)\nROOT %b = f32[8]{0} all-reduce(%a), replica_groups=<3>")
-
-
-def test_a_group_of_one_sends_nothing():
-  """Nor does a permute of everyone to itself."""
-  alone = "%a = f32[8]{0} parameter(0)\n%b = f32[8]{0} all-reduce(%a), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"
-  found = analyse(f"{alone}\nROOT %c = f32[8]{{0}} collective-permute(%b), source_target_pairs={{{{0,0}},{{1,1}}}}")
-  assert found.sent() == {}
-
-
-def test_a_collective_that_is_started_ahead_counts_once():
-  """Its end is not another one; and it overlaps with what is between."""
-  found = analyse(
-    f"""
-    %a = f32[1024]{{0}} parameter(0)
-    %s = (f32[1024]{{0}}, f32[4096]{{0}}) all-gather-start(%a), channel_id=1, {_FSDP}
-    ROOT %d = f32[4096]{{0}} all-gather-done(%s)
-    """
-  )
-  assert found.sent() == {"all-gather": {("fsdp",): 4096 * 4 * 3 / 4}}
-  assert found.collectives[0].overlaps
-
-
-def test_a_collective_spread_over_fusions_counts_once():
-  """TPUs write it down again in each fusion that moves a part of it; the one that starts it counts."""
-  gather = f"%p = f32[1024]{{0}} parameter(0)\n%g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}\n"
-  call = 'ROOT %r = (f32[1024]{0}, f32[4096]{0}) custom-call(%g), custom_call_target="AsyncCollective'
-  found = analyse(
-    """
-    %a = f32[1024]{0} parameter(0)
-    %x = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%start
-    %y = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%step
-    ROOT %z = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%done
-    """,
-    ("start", f'{gather}{call}Start"'),
-    ("step", f"{gather}ROOT %r = (f32[1024]{{0}}, f32[4096]{{0}}) tuple(%p, %g)"),
-    ("done", f'{gather}{call}Done"'),
-  )
-  assert found.sent() == {"all-gather": {("fsdp",): 4096 * 4 * 3 / 4}}
-  assert found.bytes == 0.0
-
-
-def test_what_runs_beside_a_spread_collective_moves_its_own():
-  """Neither what is gathered, nor what of it is there already, is read or written by the product of that step."""
-  found = analyse(
-    """
-    %a = f32[1024]{0} parameter(0)
-    %b = f32[8,128]{1,0} parameter(1)
-    %x = (f32[1024]{0}, f32[4096]{0}) fusion(%a), kind=kCustom, calls=%start
-    %there = f32[4096]{0} get-tuple-element(%x), index=1
-    ROOT %y = (f32[8,128]{1,0}, f32[1024]{0}, f32[4096]{0}) fusion(%a, %there, %b), kind=kOutput, calls=%step
-    """,
-    (
-      "start",
-      f"""
-      %p = f32[1024]{{0}} parameter(0)
-      %g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}
-      ROOT %r = (f32[1024]{{0}}, f32[4096]{{0}}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
-      """,
-    ),
-    (
-      "step",
-      f"""
-      %p = f32[1024]{{0}} parameter(0)
-      %q = f32[4096]{{0}} parameter(1)
-      %b = f32[8,128]{{1,0}} parameter(2)
-      %g = f32[4096]{{0}} all-gather(%p), channel_id=7, {_FSDP}
-      %m = f32[8,128]{{1,0}} multiply(%b, %b)
-      ROOT %r = (f32[8,128]{{1,0}}, f32[1024]{{0}}, f32[4096]{{0}}) tuple(%m, %p, %g)
-      """,
-    ),
-  )
-  assert found.bytes == 2 * 8 * 128 * 4
-
-
-def test_a_reduction_of_which_each_keeps_a_slice_is_a_reduce_scatter():
-  """As TPUs write it: an all-reduce and a slice in one fusion, which sends half of what an all-reduce does."""
-  found = analyse(
-    "%a = f32[1024]{0} parameter(0)\nROOT %f = f32[256]{0} fusion(%a), kind=kCustom, calls=%scatter",
-    (
-      "scatter",
-      f"""
-      %p = f32[1024]{{0}} parameter(0)
-      %r = f32[1024]{{0}} all-reduce(%p), channel_id=3, {_FSDP}
-      %i = s32[] constant(0)
-      ROOT %s = f32[256]{{0}} dynamic-slice(%r, %i), dynamic_slice_sizes={{256}}
-      """,
-    ),
-  )
-  assert found.sent() == {"reduce-scatter": {("fsdp",): 4096 * 3 / 4}}
 
 
 # ---- Loops -----------------------------------------------------------------------------------------------------------
@@ -316,7 +118,7 @@ def test_loops_multiply():
 
 def test_collectives_in_loops_are_sent_each_time():
   """Twelve iterations send twelve times."""
-  line = f"%y = f32[64,64]{{1,0}} all-reduce(%x), channel_id=1, {_FSDP}"
+  line = "%y = f32[64,64]{1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}"
   assert analyse(*loop(line)).sent() == {"all-reduce": {("fsdp",): 12 * 2 * 64 * 64 * 4 * 3 / 4}}
 
 
@@ -407,6 +209,30 @@ def test_a_kernel_that_is_not_known_is_named():
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_goes_to_the_host_and_comes_back():
+  """Slices of what lies there, and copies; of on-chip memory nothing does, and indices are not counted."""
+  far, near, chip = "f32[4,8]{1,0:S(5)}", "f32[1,8]{1,0}", "f32[1,8]{1,0:S(1)}"
+  found = analyse(
+    f"""
+    %far = {far} parameter(0)
+    %near = {near} parameter(1)
+    %i = s32[] parameter(2)
+    %u = (({far}, {near}, s32[], s32[]), {far}, u32[]{{:S(2)}}) dynamic-update-slice-start(%far, %near, %i, %i)
+    %done = {far} dynamic-update-slice-done(%u)
+    %s = (({far}, s32[], s32[]), {near}, u32[]{{:S(2)}}) dynamic-slice-start(%done, %i, %i)
+    %back = {near} dynamic-slice-done(%s)
+    %v = ({chip}, {near}, u32[]{{:S(2)}}) copy-start(%back)
+    %on_chip = {chip} copy-done(%v)
+    %c = (f32[1,8]{{1,0:S(5)}}, {near}, u32[]{{:S(2)}}) copy-start(%back)
+    ROOT %out = f32[1,8]{{1,0:S(5)}} copy-done(%c)
+    """
+  )
+  assert found.host_bytes == 3 * 32
+  # Each of the three, and the copy to the chip, reads or writes the device's memory once.
+  assert found.bytes == 4 * 32
+  assert all(operation.overlaps for operation in found.operations)
 
 
 def test_of_what_is_sliced_the_slice_is_read():

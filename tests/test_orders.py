@@ -4,7 +4,8 @@ import dataclasses
 import types
 
 import pytest
-from test_plan import chips_of, config
+from test_plan import config
+from test_topologies import chips_of
 
 from t2t import sharding
 from t2t.models import kernels

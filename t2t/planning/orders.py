@@ -63,14 +63,10 @@ def seconds(plan: Mapping[str, Any], own: Mapping[str, float], other: Mapping[st
     own: `speeds` of its mesh.
     other: those of the mesh in another order.
   """
-  at_peak = plan["seconds_at_peak"]
   in_order = lambda links: sum(took * other[name] / own[name] for name, took in links.items())
-  waited, links = plan["waiting_seconds"], at_peak["links"]
+  waited, links = plan["waiting_seconds"], plan["seconds_at_peak"]["links"]
   overlapped = in_order({name: took - waited.get(name, 0.0) for name, took in links.items()})
-  if plan["bound"] == "links":  # then the plan does not say how long the rest took
-    beside = max(at_peak["compute"] / roofline.MATMUL_SHARE, at_peak["memory"] / roofline.BANDWIDTH_SHARE)
-  else:
-    beside = plan["predicted_step_seconds"] - plan["exposed_seconds"]
+  beside = plan["predicted_step_seconds"] - plan["exposed_seconds"]
   return max(beside, overlapped) + in_order(waited)
 
 

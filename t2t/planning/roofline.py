@@ -1,14 +1,15 @@
 """From what a program computes and moves to how long a step may take: a prediction, by one simple rule.
 
-  step = max(work, memory, host, overlapped) + exposed
+  step = max(work, memory, host) + exposed
 
 work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
   is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.  Matrices
   and heads narrower than a TPU's matrix unit take as long as if they filled it.
 memory: all bytes, copies that run ahead included, at that bandwidth.
 host: bytes between the device and its host's memory, which are on their way while other things are computed.
-overlapped: collectives that are started ahead of their use, axis after axis.
-exposed: all other collectives, during which a chip waits.
+exposed: collectives, during which a chip waits.  What is started ahead of its use is exposed by what is left of it once
+  the instructions between have had their time, each of which hides one collective after the other; TPUs move what they
+  spread over several fusions in these alone.
 
 What is left out: latencies (of hundreds of small collectives), waiting for data, and hosts that are late.
 """
@@ -36,7 +37,6 @@ BOUNDS = {
   "memory": "reading and writing the chip's memory",
   "copies": "memory, copies that run ahead included",
   "host": "copies to and from the host's memory",
-  "links": "sending between chips, beside the rest",
   "waiting": "for other chips, with nothing to do",
 }
 
@@ -48,8 +48,8 @@ class Times:
   compute, memory: FLOPs, each in its dtype, and bytes at the chip's published peaks.
   host: bytes to and from the host at the published bandwidth of that way.
   links: axes of the mesh, "fsdp" or "fsdp+tensor" -> their collectives at the links' published bandwidth.
-  waiting: of `links`, those that all wait for.
-  overlapped, exposed: all of `links`, by whether they run beside other work.
+  waiting: of `links`, what all wait for; of what runs beside other work, what is left when that is done.
+  exposed: all of `waiting`.
   kernels: of the work, kernels of attention.
   predicted: see the rule above.
   bound: a key of `BOUNDS`.
@@ -60,7 +60,6 @@ class Times:
   host: float
   links: dict[str, float]
   waiting: dict[str, float]
-  overlapped: float
   exposed: float
   kernels: float
   predicted: float
@@ -91,34 +90,39 @@ def times(
     head_dim: of attention, for its kernels; 0: they have none.
     kernel_pace: of kernels of attention, see `schedules.pace`.
   """
+  stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
+  # GPUs have small units.
+  narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
+  took = {"matmuls": 0.0, "kernels": 0.0, "memory": 0.0}
+  left = []  # of each operation: for how much longer it hides what is on its way
+  for each in program.operations:
+    left.append(0.0)
+    if not each.overlaps:
+      flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
+      pace = each.pace * kernel_pace if each.is_kernel else each.pace
+      own, streamed = flops / pace / (MATMUL_SHARE * peak), each.bytes / stream
+      what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
+      left[-1] = each.times * max(own, streamed)
+      took[what] += left[-1]
   per_byte = {axes: chips.send_seconds(chip, mesh, axes, 1.0) for axes in {each.axes for each in program.collectives}}
   links: dict[str, float] = {}
   waiting: dict[str, float] = {}
   for each in program.collectives:
     seconds = each.times * each.bytes * per_byte[each.axes]
     links[name(each.axes)] = links.get(name(each.axes), 0.0) + seconds
-    if not each.overlaps:
+    for index in each.beside or ():
+      hidden = min(seconds, left[index])
+      left[index] -= hidden
+      seconds -= hidden
+    if seconds:
       waiting[name(each.axes)] = waiting.get(name(each.axes), 0.0) + seconds
   exposed = sum(waiting.values())
-  overlapped = sum(links.values()) - exposed
-  stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
-  # GPUs have small units.
-  narrow = hlo_flops.idle(head_dim) if head_dim and chip.wraps_from else 1.0
-  took = {"matmuls": 0.0, "kernels": 0.0, "memory": 0.0}
-  for each in program.operations:
-    if not each.overlaps:
-      flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
-      pace = each.pace * kernel_pace if each.is_kernel else each.pace
-      own, streamed = flops / pace / (MATMUL_SHARE * peak), each.bytes / stream
-      what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
-      took[what] += each.times * max(own, streamed)
   host = program.host_bytes / chip.host_bandwidth
   work = sum(took.values())
   beside = {
     max(took, key=took.get): work,
     "copies": program.bytes / stream,
     "host": host / BANDWIDTH_SHARE,
-    "links": overlapped,
   }
   longest = max(beside, key=beside.get)
   return Times(
@@ -127,7 +131,6 @@ def times(
     host=host,
     links=links,
     waiting=waiting,
-    overlapped=overlapped,
     exposed=exposed,
     kernels=took["kernels"],
     predicted=beside[longest] + exposed,

@@ -67,14 +67,15 @@ class Collective:
   """A collective and how often it runs; `bytes` are what one device sends at one time.
 
   axes: of the mesh, those along which the devices of a group differ.
-  overlaps: it is started ahead of where its result is needed.
+  beside: which of the program's operations run while it is on its way, if it is started ahead of where its result is
+    needed; None: all wait for it.
   """
 
   kind: str
   axes: tuple[str, ...]
   times: float
   bytes: float
-  overlaps: bool
+  beside: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +145,22 @@ class _Counter:
     self._paces = paces
     self._operations: list[Operation] = []
     self._collectives: list[Collective] = []
+    # Of collectives that are spread over fusions: channel -> which of `_collectives` it is, and of that one the
+    # operations that move it.
+    self._spread: dict[str, int] = {}
+    self._moved_by: dict[int, list[int]] = {}
     self._flops_of: dict[str, np.ndarray] = {}
     self._saved = 0.0
     self._unknown: set[str] = set()
     self._uncounted: set[str] = set()
 
   def program(self) -> Program:
+    collectives = list(self._collectives)
+    for index, operations in self._moved_by.items():
+      collectives[index] = dataclasses.replace(collectives[index], beside=tuple(operations))
     return Program(
       tuple(self._operations),
-      tuple(self._collectives),
+      tuple(collectives),
       self._saved,
       len(self._unknown),
       tuple(sorted(self._uncounted)),
@@ -162,8 +170,9 @@ class _Counter:
 
   def visit(self, scope: hlo.Scope, times: float, *, overlaps: bool = False) -> None:
     """Counts a computation that runs so many times."""
+    begun: dict[str, tuple[range, int]] = {}
     for instruction in scope.computation:
-      opcode = instruction.opcode
+      opcode, collected = instruction.opcode, len(self._collectives)
       if opcode == "while":
         trips = scope.trips(instruction)
         if trips is None:
@@ -182,6 +191,22 @@ class _Counter:
         self._visit_dearest(instruction, times, overlaps=overlaps)
       elif opcode not in _FREE and not opcode.endswith("-done"):
         self._count(scope.computation, instruction, times, overlaps=overlaps)
+      if opcode.endswith("-start") or opcode == "send":
+        begun[instruction.name] = range(collected, len(self._collectives)), len(self._operations)
+      elif opcode.endswith(("-update", "-done")):
+        each = begun.pop(instruction.operands[0], None)
+        if each and opcode.endswith("-update"):
+          begun[instruction.name] = each
+        elif each:
+          self._travelled(*each)
+    for each in begun.values():  # what a loop hands on
+      self._travelled(*each)
+
+  def _travelled(self, collectives: Iterable[int], since: int) -> None:
+    """Notes beside what collectives were on their way: all operations since then."""
+    for index in collectives:
+      beside = tuple(range(since, len(self._operations)))
+      self._collectives[index] = dataclasses.replace(self._collectives[index], beside=beside)
 
   def _visit_dearest(self, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
     """Of a conditional's branches, the one with the most FLOPs and then bytes."""
@@ -193,8 +218,11 @@ class _Counter:
       branch.visit(hlo.Scope(self.module, self.module[name]), times, overlaps=overlaps)
       branches.append(branch)
     dearest = max(branches, key=lambda each: (each.program().flops, each.program().bytes))
+    first = len(self._operations)
     self._operations += dearest._operations
-    self._collectives += dearest._collectives
+    for each in dearest.program().collectives:
+      beside = None if each.beside is None else tuple(first + index for index in each.beside)
+      self._collectives.append(dataclasses.replace(each, beside=beside))
     self._saved += dearest._saved
     self._unknown |= dearest._unknown
     self._uncounted |= dearest._uncounted
@@ -207,8 +235,9 @@ class _Counter:
     handed_over = _HANDED_OVER.search(instruction.attributes)
     if instruction.opcode == "send" and handed_over:
       self._collect_between_slices(computation, instruction, times, handed_over[1].lower().replace("_", "-"))
+    moving = set()
     if kind == "fusion":
-      self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
+      moving = self._collect_inside(self.module[instruction.called("calls")[0]], times, overlaps=overlaps)
     moved = hlo_traffic.device_bytes(self.module, computation, instruction)
     host = hlo_traffic.host_bytes(computation, instruction)
     flops, busy, paced = self._flops(computation, instruction)
@@ -216,19 +245,34 @@ class _Counter:
       overlaps = overlaps or instruction.opcode in _BESIDE or host > 0
       is_kernel = instruction.opcode == "custom-call" and not instruction.target.startswith(_LIBRARIES)
       pace = flops / paced if paced else 1.0
+      for index in moving:
+        self._moved_by[index].append(len(self._operations))
       self._operations.append(Operation(instruction.name, times, flops, moved, overlaps, host, busy, is_kernel, pace))
 
   # ---- Collectives -----------------------------------------------------------
 
-  def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> None:
-    """Counts the collectives of a fusion; what is spread over several, in that which starts it."""
+  def _collect_inside(self, computation: hlo.Computation, times: float, *, overlaps: bool) -> set[int]:
+    """Counts the collectives of a fusion; what is spread over several, in that which starts it.
+
+    Returns:
+      Which of `_collectives` it moves a part of.
+    """
     starts = computation.root.target == "AsyncCollectiveStart"
+    moving = set()
     for each in computation:
-      is_spread = each.attribute("channel_id") in self.module.spread_collectives
-      if each.opcode in hlo.COLLECTIVES and (starts or not is_spread):
-        self._collect(computation, each, times, overlaps=overlaps or starts)
-      elif each.opcode == "fusion":
-        self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
+      if each.opcode == "fusion":
+        moving |= self._collect_inside(self.module[each.called("calls")[0]], times, overlaps=overlaps)
+      elif each.opcode in hlo.COLLECTIVES:
+        channel = each.attribute("channel_id")
+        if starts or channel not in self.module.spread_collectives:
+          collected = len(self._collectives)
+          self._collect(computation, each, times, overlaps=overlaps or starts)
+          if starts and len(self._collectives) > collected:
+            self._spread[channel] = collected
+            self._moved_by[collected] = []
+        if channel in self._spread:
+          moving.add(self._spread[channel])
+    return moving
 
   def _collect(
     self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, *, overlaps: bool
@@ -242,7 +286,7 @@ class _Counter:
     sent = _sent(kind, held[0] if kind == "collective-permute" else sum(held), len(groups[0]))
     axes = varying_axes(groups, self._mesh_shape)
     if axes and sent:
-      self._collectives.append(Collective(kind, axes, times, sent, overlaps))
+      self._collectives.append(Collective(kind, axes, times, sent, () if overlaps else None))
 
   def _collect_between_slices(
     self, computation: hlo.Computation, instruction: hlo.Instruction, times: float, kind: str
@@ -250,7 +294,7 @@ class _Counter:
     held = sum(array.bytes for array in computation.operand_arrays(instruction)[0])
     kind = kind if kind in hlo.COLLECTIVES else "collective-permute"  # from one to one
     sent = _sent(kind, held, self._mesh_shape[_BETWEEN_SLICES])
-    self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, overlaps=True))
+    self._collectives.append(Collective(kind, (_BETWEEN_SLICES,), times, sent, beside=()))
 
   def _groups(self, instruction: hlo.Instruction) -> list[tuple[int, ...]]:
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", instruction.attributes)

@@ -1,0 +1,144 @@
+"""Chips of a slice, and the links that the axes of a mesh have over them: descriptions alone."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from t2t import UserError, chips, sharding
+from t2t.planning import program
+
+
+@pytest.mark.parametrize(
+  ("topology", "message"),
+  [
+    ("v9:4x4", "no such TPU.*v5e:16x16"),
+    ("v5e", "no such TPU"),
+    ("v5e:16xx16", "no such TPU"),
+    ("v5e:4x4x4", "a v5e slice has 2 sides"),
+    ("v5p:8x8", "a v5p slice has 3 sides, as in v5p:2x2x1"),
+  ],
+)
+def test_an_unknown_topology_is_refused(topology, message):
+  """The message says which there are."""
+  with pytest.raises(UserError, match="(?s)" + message):
+    program.devices(topology)
+
+
+def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch):
+  """It is part of an extra, which a CPU's installation does not have."""
+  monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match=r"pip install -e '.\[tpu\]'"):
+    program.devices("v5e:4x4")
+
+
+def torus(*sides: int, slices: int = 1) -> types.SimpleNamespace:
+  """A mesh whose axes are the sides of a slice: what `chips` asks of one."""
+  devices = np.empty((slices, *sides), object)
+  for index in np.ndindex(*devices.shape):
+    coords = (*index[1:], *[0] * (3 - len(sides)))
+    devices[index] = types.SimpleNamespace(coords=coords, slice_index=index[0])
+  return types.SimpleNamespace(devices=devices, shape=dict(zip(("slice", "x", "y", "z"), devices.shape, strict=False)))
+
+
+def test_bandwidth_of_axes():
+  """Two links along a ring, one along a line, all that lead along several sides, and the network between slices."""
+  v5e, v5p = chips.CHIPS["TPU v5 lite"], chips.CHIPS["TPU v5"]
+  assert chips.send_seconds(v5e, torus(16, 16), ("x",), 100e9) == 1
+  assert chips.send_seconds(v5e, torus(16, 16), ("x", "y"), 100e9) == 0.5
+  assert chips.send_seconds(v5e, torus(4, 8), ("x",), 100e9) == 2
+  assert chips.send_seconds(v5p, torus(4, 4, 4), ("z",), 100e9) == 0.5
+  assert chips.send_seconds(v5p, torus(4, 4, 2), ("z",), 100e9) == 1
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("x",), 100e9) == 0.5
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice",), 100e9) == 16
+  # Of a side of 16, every second chip shares its ring with those between, and neighbours are lines.
+  cut = torus(16, 16)
+  cut.devices = cut.devices.reshape(1, 8, 2, 16)
+  cut.shape = {"slice": 1, "outer": 8, "inner": 2, "y": 16}
+  assert chips.send_seconds(v5e, cut, ("outer",), 100e9) == 2
+  assert chips.send_seconds(v5e, cut, ("inner",), 100e9) == 2
+  assert chips.send_seconds(v5e, cut, ("outer", "inner"), 100e9) == 1
+  # The four chips of a slice each send a quarter to the other slice.
+  assert chips.send_seconds(v5p, torus(4, 4, 4, slices=2), ("slice", "x"), 100e9) == 0.5 + 4
+
+
+def chips_of(kind: str, *sides: int) -> list:
+  """Devices of a slice, of which hosts have 2 x 2 each."""
+  places = [(*place, *[0] * (3 - len(sides))) for place in np.ndindex(sides)]
+  host = lambda x, y, z: (x // 2 * 100 + y // 2) * 100 + z
+  known = {"device_kind": kind, "platform": "tpu", "core_on_chip": 0}
+  return [types.SimpleNamespace(**known, coords=at, process_index=host(*at)) for at in places]
+
+
+@pytest.mark.parametrize(
+  ("kind", "sides", "size", "block"),
+  [
+    ("TPU v5 lite", (16, 16), 8, (2, 4)),  # of a side of 16, 8 would be a line
+    ("TPU v5 lite", (16, 16), 4, (2, 2)),
+    ("TPU v5 lite", (16, 16), 16, None),  # a side is a ring, and JAX finds it
+    ("TPU v5 lite", (4, 8), 8, (2, 4)),  # too short for a ring
+    ("TPU v5 lite", (16, 16), 2, None),
+    ("TPU v5", (8, 8, 16), 8, None),
+    ("TPU v5", (8, 8, 16), 4, (2, 2, 1)),  # on one host
+    ("TPU v5 lite", (1, 8), 4, None),
+    ("NVIDIA H200", (8,), 8, None),
+  ],
+)
+def test_a_tensor_axis_is_a_ring_of_neighbours(kind, sides, size, block):
+  """Blocks of chips that are side by side; each chip is in one; two links for what one sends, where a line has one."""
+  devices = chips_of(kind, *sides)
+  found = chips.in_blocks(devices, size)
+  if block is None:
+    assert found is None
+    return
+  assert found.shape == (len(devices) // size, size)
+  assert {id(device) for device in found.flat} == {id(device) for device in devices}
+  for one in found:
+    extent = np.ptp([device.coords for device in one], axis=0) + 1
+    assert tuple(extent[: len(block)]) == block
+  mesh = types.SimpleNamespace(devices=found, shape={"fsdp": len(found), "tensor": size})
+  assert chips.send_seconds(chips.CHIPS[kind], mesh, ("tensor",), 2 * chips.CHIPS[kind].link_bandwidth) == 1
+
+
+@pytest.mark.parametrize(
+  ("kind", "sides", "mesh", "order"),
+  [
+    ("TPU v5 lite", (4, 8), {"fsdp": 4, "tensor": 8}, ("tensor:1x8",)),
+    ("TPU v5 lite", (4, 8), {"fsdp": 4, "tensor": 8}, ("fsdp:2x2", "tensor:2x4")),
+    ("TPU v5", (4, 4, 8), {"data": 2, "fsdp": 16, "tensor": 4}, ("tensor:1x1x4", "data:1x1x2")),
+  ],
+)
+def test_axes_lie_over_a_slice_as_they_are_told(kind, sides, mesh, order):
+  """Each chip has one place, and the first axis of the order a box of neighbours in which only it changes."""
+  devices = chips_of(kind, *sides)
+  placed = sharding._placed(mesh, devices, order)
+  assert placed.shape == tuple(mesh.values())
+  assert {id(device) for device in placed.flat} == {id(device) for device in devices}
+  axis, _, box = order[0].partition(":")
+  for group in np.moveaxis(placed, list(mesh).index(axis), -1).reshape(-1, mesh[axis]):
+    extent = np.ptp([device.coords for device in group], axis=0) + 1
+    assert "x".join(map(str, extent[: len(sides)])) == box
+
+
+@pytest.mark.parametrize(
+  ("order", "message"),
+  [
+    (("tensor:3x4",), r"no box of tensor's 8 device\(s\) in the 4x8 .* there are 1x8, 2x4, 4x2"),
+    (("fsdp:1x4", "tensor:2x4"), r"in the 4x2 that are left of a slice of 4x8; there are 4x2"),
+    (("heads:2x4",), "'heads' is none of fsdp, tensor"),
+    (("tensor:2x4", "tensor:2x1"), "'tensor' is in it twice"),
+    (("tensor",), "no box of tensor's 8"),
+  ],
+)
+def test_an_order_that_does_not_cover_a_slice_is_refused(order, message):
+  """With the boxes that there are."""
+  with pytest.raises(UserError, match=f"config.mesh.order=.*{message}"):
+    sharding._placed({"fsdp": 4, "tensor": 8}, chips_of("TPU v5 lite", 4, 8), order)
+  with pytest.raises(UserError, match="only for whole slices of TPUs"):
+    sharding._placed({"fsdp": 1, "tensor": 8}, jax.devices(), order)
+
+
+def test_every_chip_has_its_peak():
+  """Without one there would be no prediction."""
+  assert all(chips.peak_flops(kind) for kind in chips.CHIPS)
