@@ -178,10 +178,11 @@ _HEAD = """# What `t2t plan` predicts, and what was measured
 Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
 compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
 `t2t/planning/roofline.py` are older than this table; who changes them does so on the runs called "fit", and "test" are
-held out.  "loose": the published table names neither batch nor remat policy, so that these are no test of anything but
-the order of magnitude.  Gigabytes stand where the plan counts more of them than a chip has: it says that such a program
-does not fit, though libtpu compiles it; of programs that are older than this column they were not kept.  Runs of the
-benchmark that are not in the table were not compiled yet.
+held out.  Younger is one line of the rule, that what is sent hides behind what is computed meanwhile and no more: it
+changed none of these rows, whose products take longer than their links, and is what makes others wait.  "loose": the
+published table names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.
+Gigabytes stand where the plan counts more of them than a chip has: it says that such a program does not fit, though
+libtpu compiles it.  Runs of the benchmark that are not in the table were not compiled yet.
 
 """
 

@@ -78,6 +78,28 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
     assert_near(one, other)
 
 
+@given(
+  groups=st.integers(1, 4), queries=st.integers(1, 3), biased=st.booleans(), hides=st.booleans(), one=st.booleans()
+)
+@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, biased, hides, one):
+  """As with a copy of the keys for each; `one`: bias and mask are the same for all queries."""
+  batch, kv_heads, kv, length, rows = 2, 3, 8, 5, 1 if one else queries
+  query = normal(batch, kv_heads * groups, queries, kv, dtype=dtype)
+  keys, values = (normal(batch, kv_heads, length, kv, seed=i, dtype=dtype) for i in (1, 2))
+  bias = normal(1, kv_heads * groups, rows, length, seed=3, dtype="float32") if biased else None
+  allowed = np.random.default_rng(4).random((batch, 1, rows, length)) < 0.7 if hides else None
+  copied = (jnp.repeat(x, groups, axis=1).astype(jnp.float32) for x in (keys, values))
+  found = cpu.attend_in_groups(query, keys, values, bias, allowed)
+  assert found.dtype == query.dtype
+  expected = cpu.attend(query.astype(jnp.float32), *copied, bias, allowed)
+  if dtype == "float32":
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  else:
+    assert_near(found, expected)
+
+
 def test_what_all_values_have_in_common_changes_no_gradient():
   """A softmax's gradient takes it away from sums that are a thousand times as small."""
   query, keys, values, read_out = (normal(2, 4, 32, 16, seed=i) for i in range(4))
@@ -90,6 +112,31 @@ def test_what_all_values_have_in_common_changes_no_gradient():
   assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
 
 
+def multiplied(program: str) -> list[tuple[str, ...]]:
+  """The dtypes of what each product of a compiled program multiplies."""
+  found = re.findall(r" \w+\[[^ ]* dot\(%?([\w.-]+), %?([\w.-]+)\)", program)
+  dtypes = dict(re.findall(r"%?([\w.-]+) = (\w+)\[", program))
+  return [tuple(dtypes[name] for name in operands) for operands in found]
+
+
+@pytest.fixture(scope="module")
+def products_of_bfloat16():
+  """Skips where there are none."""
+  program = jax.jit(cpu.dense).lower(normal(64, 128), normal(128, 128)).compile().as_text()
+  if "__ynn_fusion" not in program:
+    pytest.skip("this CPU, or this version of XLA, has no products of bfloat16")
+
+
+@pytest.mark.usefixtures("products_of_bfloat16")
+@pytest.mark.parametrize("queries", [1, 2])
+def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
+  """A row alone would be turned into float32, and all keys and values with it, for each token."""
+  query, keys = normal(4, 2, queries, 64), normal(4, 2, 128, 64, seed=1)
+  program = jax.jit(cpu.attend).lower(query, keys, keys, None, None).compile().as_text()
+  assert multiplied(program) == [("bf16", "bf16")] * 2
+
+
+@pytest.mark.usefixtures("products_of_bfloat16")
 def test_products_are_of_bfloat16():
   """None of a dense layer and an attention, forward or backward, has operands that were turned into float32."""
 
@@ -100,12 +147,9 @@ def test_products_are_of_bfloat16():
 
   grad = jax.jit(jax.grad(layer, argnums=(0, 1)))
   program = grad.lower(normal(4, 64, 128), normal(3, 128, 128, dtype="float32")).compile().as_text()
-  if "__ynn_fusion" not in program:
-    pytest.skip("this CPU, or this version of XLA, has no products of bfloat16")
-  products = re.findall(r" (\w+)\[[^ ]* dot\(%?([\w.-]+), %?([\w.-]+)\)", program)
-  dtypes = dict(re.findall(r"%?([\w.-]+) = (\w+)\[", program))
-  assert len(products) >= 3 * 3 + 2 + 4  # of three layers, of attention, and of its gradient
-  assert {tuple(dtypes[name] for name in operands) for _, *operands in products} == {("bf16", "bf16")}
+  found = multiplied(program)
+  assert len(found) >= 3 * 3 + 2 + 4  # of three layers, of attention, and of its gradient
+  assert set(found) == {("bf16", "bf16")}
 
 
 def test_a_mesh_gathers_nothing_to_multiply():

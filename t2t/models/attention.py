@@ -281,8 +281,10 @@ def attend(
   if by_distance:
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
   allowed = mask.allowed(query.shape[2], keys.shape[2])
-  is_plain = (groups == 1 or not mask.is_decoding) and not softcap and (bias is None or bias.shape[0] == 1)
+  is_plain = not softcap and (bias is None or bias.shape[0] == 1)
   if cpu.is_fast(query) and not dropped and is_plain:
+    if groups > 1 and mask.is_decoding:
+      return cpu.attend_in_groups(query, keys, values, bias, allowed)
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
     square = query.shape[2] == keys.shape[2] and not mask.is_decoding

@@ -5,8 +5,8 @@ over leading axes, that nothing is fused into; an `optimization_barrier` keeps t
 what is cheap to compute again is not saved.  Each function of arrays equals its plain counterpart (a test).
 
 Products of bfloat16 run at twice the pace of float32 where the CPU has instructions for them (AVX512-BF16, AMX), if
-they are said to come out in float32, and if what is multiplied lies in memory as the product reads it; all others are
-turned into products of float32.
+they are said to come out in float32, if what is multiplied lies in memory as the product reads it, and if it has more
+than one row; all others are turned into products of float32.
 """
 
 import jax
@@ -16,6 +16,9 @@ import jax.numpy as jnp
 from t2t import sharding
 
 _barrier = jax.lax.optimization_barrier
+
+# So many times one row, of which the first is read, take as long as it would if it ran in bfloat16.
+_LEAST_ROWS = 4
 
 # Queries that share the keys up to the last of them: small enough to leave out much of what a causal mask hides.
 _CAUSAL_BLOCK = 128
@@ -42,6 +45,13 @@ def _transposed(x: jax.Array) -> jax.Array:
 
 def _dot(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
   return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+
+
+def _by_rows(axes: str, rows: jax.Array, y: jax.Array) -> jax.Array:
+  """`_dot` of [batch, heads, rows, ...]."""
+  if rows.dtype != jnp.bfloat16 or rows.shape[2] != 1:
+    return _dot(axes, rows, y)
+  return _dot(axes, jnp.repeat(rows, _LEAST_ROWS, axis=2), y)[:, :, :1]
 
 
 @jax.custom_vjp
@@ -77,7 +87,7 @@ def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> ja
 
 
 def _scores(query, keys, bias, allowed):
-  scores = _barrier(_dot("bhqk,bhsk->bhqs", query, keys))
+  scores = _barrier(_by_rows("bhqk,bhsk->bhqs", query, keys))
   if bias is not None:
     scores = scores + bias
   return scores if allowed is None else jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
@@ -102,7 +112,7 @@ def _attend_forward(query, keys, values, bias, allowed):
   largest = jnp.max(scores, axis=-1, keepdims=True)
   exponentials = _barrier(jnp.exp(scores - largest).astype(dtype))
   total = jnp.sum(exponentials, axis=-1, keepdims=True, dtype=jnp.float32)
-  attended = _dot("bhqs,bhsk->bhqk", exponentials, values) / total
+  attended = _by_rows("bhqs,bhsk->bhqk", exponentials, values) / total
   # Not their logarithm in one: where a query may see nothing, `largest` is so low that it would swallow it.  And not
   # rounded: what all values have in common is taken from the change of each probability, which is far smaller.
   return attended.astype(dtype), (query, keys, values, bias, allowed, attended, largest, 1.0 / total)
@@ -128,6 +138,20 @@ def _attend_backward(residuals, cotangent):
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+def attend_in_groups(
+  query: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array | None, allowed: jax.Array | None
+) -> jax.Array:
+  """`attend` where so many heads in a row share their keys: as more queries of one head, so that no key is copied."""
+  kv_heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
+  shape = (query.shape[2], keys.shape[2])
+  if bias is not None:
+    bias = jnp.broadcast_to(bias, (*bias.shape[:2], *shape)).reshape(bias.shape[0], kv_heads, -1, shape[1])
+  if allowed is not None:
+    allowed = jnp.tile(jnp.broadcast_to(allowed, (*allowed.shape[:2], *shape)), (1, 1, groups, 1))
+  grouped = query.reshape(query.shape[0], kv_heads, -1, query.shape[3])
+  return attend(grouped, keys, values, bias, allowed).reshape(query.shape)
 
 
 def attend_causally(
