@@ -136,6 +136,20 @@ def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
   assert multiplied(program) == [("bf16", "bf16")] * 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_part_is_written_where_it_lies(dtype):
+  """The bits of both; and in a loop nothing of bfloat16 is turned into float32 as a whole."""
+  x, part = normal(2, 16, 4, dtype=dtype).at[0, 0, 0].set(jnp.nan), normal(2, 3, 4, seed=1, dtype=dtype)
+  write = lambda x, part, index: cpu.write(x, part, index, axis=1)
+  found, expected = np.asarray(write(x, part, 5)), np.asarray(x).copy()
+  expected[:, 5:8] = part
+  assert found.dtype == expected.dtype
+  assert found.tobytes() == expected.tobytes()
+  again = lambda index, x: write(x, part + index, index)
+  program = jax.jit(lambda x: jax.lax.fori_loop(0, 13, again, x)).lower(x).compile().as_text()
+  assert ("f32[2,16,4]" in program) == (dtype == "float32")
+
+
 @pytest.mark.usefixtures("products_of_bfloat16")
 def test_products_are_of_bfloat16():
   """None of a dense layer and an attention, forward or backward, has operands that were turned into float32."""

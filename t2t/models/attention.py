@@ -29,7 +29,8 @@ class KVCache:
 
   def write(self, keys: jax.Array, values: jax.Array, index: jax.Array) -> "KVCache":
     """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""
-    update = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis=2)
+    written = cpu.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
+    update = lambda old, new: written(old, new.astype(old.dtype), index, axis=2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
   def behind(self, front: "KVCache") -> "KVCache":

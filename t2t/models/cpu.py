@@ -86,6 +86,17 @@ def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> ja
   return y.astype(dtype or x.dtype).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+def write(x: jax.Array, part: jax.Array, index: jax.Array, *, axis: int) -> jax.Array:
+  """`part` in place of what stands in `x` from `index` on, as `jax.lax.dynamic_update_slice_in_dim`.
+
+  Of bfloat16 all of `x` would be turned into float32 and back, instead of a part of it written where it lies.
+  """
+  if x.dtype != jnp.bfloat16:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, index, axis=axis)
+  bits = (jax.lax.bitcast_convert_type(each, jnp.uint16) for each in (x, part))
+  return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice_in_dim(*bits, index, axis=axis), x.dtype)
+
+
 def _scores(query, keys, bias, allowed):
   scores = _barrier(_by_rows("bhqk,bhsk->bhqs", query, keys))
   if bias is not None:

@@ -111,6 +111,8 @@ def times(
     seconds = each.times * each.bytes * per_byte[each.axes]
     links[name(each.axes)] = links.get(name(each.axes), 0.0) + seconds
     for index in each.beside or ():
+      if not seconds:
+        break
       hidden = min(seconds, left[index])
       left[index] -= hidden
       seconds -= hidden
