@@ -79,7 +79,11 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
 
 
 @given(
-  groups=st.integers(1, 4), queries=st.integers(1, 3), biased=st.booleans(), hides=st.booleans(), one=st.booleans()
+  groups=st.integers(1, 4),
+  queries=st.integers(1, 3),
+  biased=st.sampled_from(["", "alike", "each"]),
+  hides=st.booleans(),
+  one=st.booleans(),
 )
 @settings(max_examples=12, deadline=None)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -88,7 +92,8 @@ def test_heads_that_share_their_keys_are_more_queries(dtype, groups, queries, bi
   batch, kv_heads, kv, length, rows = 2, 3, 8, 5, 1 if one else queries
   query = normal(batch, kv_heads * groups, queries, kv, dtype=dtype)
   keys, values = (normal(batch, kv_heads, length, kv, seed=i, dtype=dtype) for i in (1, 2))
-  bias = normal(1, kv_heads * groups, rows, length, seed=3, dtype="float32") if biased else None
+  bias_heads = 1 if biased == "alike" else kv_heads * groups
+  bias = normal(1, bias_heads, rows, length, seed=3, dtype="float32") if biased else None
   allowed = np.random.default_rng(4).random((batch, 1, rows, length)) < 0.7 if hides else None
   copied = (jnp.repeat(x, groups, axis=1).astype(jnp.float32) for x in (keys, values))
   found = cpu.attend_in_groups(query, keys, values, bias, allowed)
@@ -140,11 +145,13 @@ def test_what_is_written_token_by_token_is_multiplied_in_bfloat16(queries):
 def test_a_part_is_written_where_it_lies(dtype):
   """The bits of both; and in a loop nothing of bfloat16 is turned into float32 as a whole."""
   x, part = normal(2, 16, 4, dtype=dtype).at[0, 0, 0].set(jnp.nan), normal(2, 3, 4, seed=1, dtype=dtype)
-  write = lambda x, part, index: cpu.write(x, part, index, axis=1)
+  write = lambda x, part, index: cpu.write(x, part, index, 1)
   found, expected = np.asarray(write(x, part, 5)), np.asarray(x).copy()
   expected[:, 5:8] = part
   assert found.dtype == expected.dtype
   assert found.tobytes() == expected.tobytes()
+  of_all = jax.grad(lambda x, part: jnp.sum(write(x, part, 5).astype(jnp.float32)), argnums=(0, 1))(x, part)
+  assert [np.asarray(each, np.float32).sum() for each in of_all] == [2 * (16 - 3) * 4, 2 * 3 * 4]
   again = lambda index, x: write(x, part + index, index)
   program = jax.jit(lambda x: jax.lax.fori_loop(0, 13, again, x)).lower(x).compile().as_text()
   assert ("f32[2,16,4]" in program) == (dtype == "float32")

@@ -71,6 +71,13 @@ def test_a_step_in_another_order_waits_as_long_as_its_links_take():
   beside = found | {"waiting_seconds": {"tensor": 4.0}, "exposed_seconds": 4.0, "predicted_step_seconds": 14.0}
   assert orders.seconds(beside, own, other) == pytest.approx(10.0 + 2.0)
   assert orders.seconds(beside, own, other | {"fsdp": 8.0}) == pytest.approx(16.0 + 2.0)
+  # What is computed hides 3 of tensor's 4 seconds, in any order.
+  partly = found | {"waiting_seconds": {"tensor": 1.0}, "exposed_seconds": 1.0, "predicted_step_seconds": 11.0}
+  assert orders.seconds(partly, own, own) == pytest.approx(11.0)
+  assert orders.seconds(partly, own, own | {"tensor": 0.5}) == pytest.approx(10.0)
+  assert orders.seconds(partly, own, own | {"tensor": 2.0}) == pytest.approx(10.0 + 8.0 - 3.0)
+  # What the host's memory takes is no shorter.
+  assert orders.seconds(found | {"bound": "host"}, own, other) == found["predicted_step_seconds"]
 
 
 def test_the_axis_that_sends_most_is_given_the_neighbours():

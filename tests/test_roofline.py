@@ -33,7 +33,7 @@ def test_the_rule_of_the_prediction():
   offload = hlo_cost.Operation("offload", 4, 0, 0, True, host_bytes=chip.host_bandwidth)
   times = roofline.times(dataclasses.replace(program, operations=(*operations, offload)), chip, peak, mesh)
   assert times.host == pytest.approx(4.0)
-  assert times.predicted == pytest.approx(4 / roofline.BANDWIDTH_SHARE + 0.5)
+  assert times.predicted == pytest.approx(4 / roofline.BANDWIDTH_SHARE)
   assert times.bound == "host"
 
 

@@ -30,7 +30,7 @@ class KVCache:
   def write(self, keys: jax.Array, values: jax.Array, index: jax.Array) -> "KVCache":
     """The cache with [batch, kv heads, few, kv] written from `index`, int [], on."""
     written = cpu.write if sharding.platform() == "cpu" else jax.lax.dynamic_update_slice_in_dim
-    update = lambda old, new: written(old, new.astype(old.dtype), index, axis=2)
+    update = lambda old, new: written(old, new.astype(old.dtype), index, 2)
     return KVCache(update(self.keys, keys), update(self.values, values))
 
   def behind(self, front: "KVCache") -> "KVCache":
@@ -282,9 +282,10 @@ def attend(
   if by_distance:
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
   allowed = mask.allowed(query.shape[2], keys.shape[2])
+  in_groups = groups > 1 and mask.is_decoding
   is_plain = not softcap and (bias is None or bias.shape[0] == 1)
-  if cpu.is_fast(query) and not dropped and is_plain:
-    if groups > 1 and mask.is_decoding:
+  if cpu.is_fast(query) and not dropped and is_plain and not (in_groups and query.dtype == jnp.float32):
+    if in_groups:
       return cpu.attend_in_groups(query, keys, values, bias, allowed)
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))

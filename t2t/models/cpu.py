@@ -9,6 +9,8 @@ they are said to come out in float32, if what is multiplied lies in memory as th
 than one row; all others are turned into products of float32.
 """
 
+import functools
+
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
@@ -86,7 +88,8 @@ def dense(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> ja
   return y.astype(dtype or x.dtype).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def write(x: jax.Array, part: jax.Array, index: jax.Array, *, axis: int) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def write(x: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Array:
   """`part` in place of what stands in `x` from `index` on, as `jax.lax.dynamic_update_slice_in_dim`.
 
   Of bfloat16 all of `x` would be turned into float32 and back, instead of a part of it written where it lies.
@@ -95,6 +98,12 @@ def write(x: jax.Array, part: jax.Array, index: jax.Array, *, axis: int) -> jax.
     return jax.lax.dynamic_update_slice_in_dim(x, part, index, axis=axis)
   bits = (jax.lax.bitcast_convert_type(each, jnp.uint16) for each in (x, part))
   return jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice_in_dim(*bits, index, axis=axis), x.dtype)
+
+
+@write.defjvp
+def _write_jvp(axis, primals, tangents):
+  (x, part, index), (d_x, d_part, _) = primals, tangents
+  return write(x, part, index, axis), jax.lax.dynamic_update_slice_in_dim(d_x, d_part, index, axis=axis)
 
 
 def _scores(query, keys, bias, allowed):
@@ -158,7 +167,8 @@ def attend_in_groups(
   kv_heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
   shape = (query.shape[2], keys.shape[2])
   if bias is not None:
-    bias = jnp.broadcast_to(bias, (*bias.shape[:2], *shape)).reshape(bias.shape[0], kv_heads, -1, shape[1])
+    bias = jnp.broadcast_to(bias, (bias.shape[0], query.shape[1], *shape))
+    bias = bias.reshape(bias.shape[0], kv_heads, -1, shape[1])
   if allowed is not None:
     allowed = jnp.tile(jnp.broadcast_to(allowed, (*allowed.shape[:2], *shape)), (1, 1, groups, 1))
   grouped = query.reshape(query.shape[0], kv_heads, -1, query.shape[3])

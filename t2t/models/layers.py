@@ -25,16 +25,20 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def activate(name: str, x: jax.Array) -> jax.Array:
-  """One of `ACTIVATIONS`, elementwise, in float32; its derivative is all that the backward pass finds saved.
+  """One of `ACTIVATIONS`, elementwise, at least in float32; its derivative is all that the backward pass finds saved.
 
   Left to itself, automatic differentiation saves five arrays of the size of `x` for a gelu; and a gelu of bfloat16
   rounds ten times on its way, which on a CPU takes longer than the gelu.
   """
-  return ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
+  return ACTIVATIONS[name](_wide(x)).astype(x.dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _activate_forward(name, x):
-  wide = x.astype(jnp.float32)
+  wide = _wide(x)
   value, derivative = jax.jvp(ACTIVATIONS[name], (wide,), (jnp.ones_like(wide),))
   return value.astype(x.dtype), derivative.astype(x.dtype)
 

@@ -63,11 +63,16 @@ def seconds(plan: Mapping[str, Any], own: Mapping[str, float], other: Mapping[st
     own: `speeds` of its mesh.
     other: those of the mesh in another order.
   """
-  in_order = lambda links: sum(took * other[name] / own[name] for name, took in links.items())
-  waited, links = plan["waiting_seconds"], plan["seconds_at_peak"]["links"]
-  overlapped = in_order({name: took - waited.get(name, 0.0) for name, took in links.items()})
-  beside = plan["predicted_step_seconds"] - plan["exposed_seconds"]
-  return max(beside, overlapped) + in_order(waited)
+  if plan["bound"] in ("copies", "host"):  # which take as long in any order
+    return plan["predicted_step_seconds"]
+  hidden = waits = 0.0
+  for name, took in plan["seconds_at_peak"]["links"].items():
+    then, waited = took * other[name] / own[name], plan["waiting_seconds"].get(name, 0.0)
+    if waited:  # behind what is computed no more is hidden than it is
+      waits += max(0.0, then - (took - waited))
+    else:
+      hidden += then
+  return max(plan["predicted_step_seconds"] - plan["exposed_seconds"], hidden) + waits
 
 
 def promising(plan: Mapping[str, Any], mesh: jax.sharding.Mesh, *, gain: float) -> list[Order]:

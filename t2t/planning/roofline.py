@@ -1,6 +1,6 @@
 """From what a program computes and moves to how long a step may take: a prediction, by one simple rule.
 
-  step = max(work, memory, host) + exposed
+  step = max(work + exposed, memory, host)
 
 work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
   is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.  Matrices
@@ -121,12 +121,9 @@ def times(
   exposed = sum(waiting.values())
   host = program.host_bytes / chip.host_bandwidth
   work = sum(took.values())
-  beside = {
-    max(took, key=took.get): work,
-    "copies": program.bytes / stream,
-    "host": host / BANDWIDTH_SHARE,
-  }
-  longest = max(beside, key=beside.get)
+  most = "waiting" if exposed >= max(work / 2, *took.values()) else max(took, key=took.get)
+  beside = {most: work + exposed, "copies": program.bytes / stream, "host": host / BANDWIDTH_SHARE}
+  bound = max(beside, key=beside.get)
   return Times(
     compute=sum(each.times * each.flops / each.pace for each in program.operations) / peak,
     memory=program.bytes / chip.hbm_bandwidth,
@@ -135,6 +132,6 @@ def times(
     waiting=waiting,
     exposed=exposed,
     kernels=took["kernels"],
-    predicted=beside[longest] + exposed,
-    bound=longest if exposed < max(beside[longest] / 2, *took.values()) else "waiting",
+    predicted=beside[bound],
+    bound=bound,
   )

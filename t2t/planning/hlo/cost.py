@@ -68,14 +68,14 @@ class Collective:
 
   axes: of the mesh, those along which the devices of a group differ.
   beside: which of the program's operations run while it is on its way, if it is started ahead of where its result is
-    needed; None: all wait for it.
+    needed; of one whose end is in another computation, all to the end of its own.  None: all wait for it.
   """
 
   kind: str
   axes: tuple[str, ...]
   times: float
   bytes: float
-  beside: tuple[int, ...] | None = None
+  beside: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,13 +199,13 @@ class _Counter:
           begun[instruction.name] = each
         elif each:
           self._travelled(*each)
-    for each in begun.values():  # what a loop hands on
+    for each in begun.values():  # what ends elsewhere
       self._travelled(*each)
 
   def _travelled(self, collectives: Iterable[int], since: int) -> None:
     """Notes beside what collectives were on their way: all operations since then."""
     for index in collectives:
-      beside = tuple(range(since, len(self._operations)))
+      beside = range(since, len(self._operations))
       self._collectives[index] = dataclasses.replace(self._collectives[index], beside=beside)
 
   def _visit_dearest(self, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
