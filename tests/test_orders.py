@@ -124,4 +124,7 @@ def test_the_search_tries_other_blocks_of_the_best(monkeypatch):
   assert found == dataclasses.replace(best, attention_block=1024)
   assert found.apply(long).model.attention_block == 1024
   assert "--config.model.attention_block=1024" in found.flags()
+  seen = [search.Result(best, plan)]
+  tried = search.run(long, [found], lambda _: plan, where="blocks", max_compiles=1, seen=seen)
+  assert [each.candidate for each in tried] == [found]
   assert search.refined(long, [search.Result(best, plan | {"kernel_seconds": 0.01})], devices) == []

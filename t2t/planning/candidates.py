@@ -79,8 +79,9 @@ class Candidate:
 
   def is_slower(self, other: "Candidate") -> bool:
     """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
+    alike = lambda each: (each.mesh, each.order, each.batch_size, each.attention_block)
     return other.remat != ATTENTION_ON_HOST and (
-      (self.mesh, self.order, self.batch_size) == (other.mesh, other.order, other.batch_size)
+      alike(self) == alike(other)
       and self.microbatches >= other.microbatches
       and _recomputes(self.remat) >= _recomputes(other.remat)
       and self.offload_optimizer >= other.offload_optimizer
