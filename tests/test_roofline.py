@@ -38,7 +38,7 @@ def test_the_rule_of_the_prediction():
 
 
 def test_an_instruction_hides_at_most_as_much_as_it_takes():
-  """Two seconds of one axis and one of another are beside a product of a second, and the second also beside a copy."""
+  """Of two collectives beside a product of a second, that take 0.6 and 1 s, the other is beside a copy as well."""
   chip, peak = chips.CHIPS["TPU v5 lite"], 100e12
   operations = (
     hlo_cost.Operation(

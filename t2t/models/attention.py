@@ -283,10 +283,10 @@ def attend(
     bias = bias_of(bias, mask, query.shape[2] if mask.ancestors is None else 1, keys.shape[2])
   allowed = mask.allowed(query.shape[2], keys.shape[2])
   in_groups = groups > 1 and mask.is_decoding
-  is_plain = not softcap and (bias is None or bias.shape[0] == 1)
-  if cpu.is_fast(query) and not dropped and is_plain and not (in_groups and query.dtype == jnp.float32):
-    if in_groups:
-      return cpu.attend_in_groups(query, keys, values, bias, allowed)
+  on_cpu = cpu.is_fast(query) and not dropped and not softcap and (bias is None or bias.shape[0] == 1)
+  if on_cpu and in_groups and query.dtype == jnp.bfloat16:  # in float32 what follows is as fast
+    return cpu.attend_in_groups(query, keys, values, bias, allowed)
+  if on_cpu and not in_groups:
     if groups > 1:
       keys, values = (jnp.repeat(x, groups, axis=1) for x in (keys, values))
     square = query.shape[2] == keys.shape[2] and not mask.is_decoding

@@ -79,9 +79,10 @@ class Candidate:
 
   def is_slower(self, other: "Candidate") -> bool:
     """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
-    alike = lambda each: (each.mesh, each.order, each.batch_size, each.attention_block)
+    # In all else that a candidate may have, they must be alike.
+    ordered = {name: getattr(other, name) for name in ("microbatches", "remat", "offload_optimizer")}
     return other.remat != ATTENTION_ON_HOST and (
-      alike(self) == alike(other)
+      dataclasses.replace(self, **ordered) == other
       and self.microbatches >= other.microbatches
       and _recomputes(self.remat) >= _recomputes(other.remat)
       and self.offload_optimizer >= other.offload_optimizer

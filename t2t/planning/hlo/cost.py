@@ -204,8 +204,8 @@ class _Counter:
 
   def _travelled(self, collectives: Iterable[int], since: int) -> None:
     """Notes beside what collectives were on their way: all operations since then."""
+    beside = range(since, len(self._operations))
     for index in collectives:
-      beside = range(since, len(self._operations))
       self._collectives[index] = dataclasses.replace(self._collectives[index], beside=beside)
 
   def _visit_dearest(self, instruction: hlo.Instruction, times: float, *, overlaps: bool) -> None:
