@@ -26,7 +26,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from t2t.models.kernels import blocks, distance, splash  # noqa: E402
+from t2t.models.kernels import distance, splash  # noqa: E402
 from t2t.models.masks import AttentionMask  # noqa: E402
 from t2t.planning import program  # noqa: E402
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
       block = tuple(map(int, text.split("x")))
       started = time.monotonic()
       # What t2t chooses is what is looked into here.
-      blocks.LARGEST, distance.blocks_for = block, lambda *_, block=block, **__: block
+      splash.bounds = distance.blocks_for = lambda *_, block=block, **__: block
       try:
         forward, backward = bundles(options.kernel, device, block, options)
       except Exception as error:  # of the compiler, as a rule of too little memory

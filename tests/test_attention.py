@@ -468,11 +468,12 @@ def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
   """By distance where a bias is added or single probabilities are dropped; plain if a sequence is less than a block."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   splash, biased = "splash (TPU, no bias)", "distance (TPU, bias by distance)"
+  apart = "distance (TPU, rows with masks of their own)"
   assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
   assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
   assert chosen(of_lanes("prefix_lm"), length=128) == {"decoder": biased}
-  assert chosen(of_lanes("t5_1_1"), length=128) == {"encoder": biased, "decoder": biased, "cross": splash}
-  assert chosen(of_lanes("t5_1_1", dropout_rate=0.1), length=128)["cross"] == splash
+  assert chosen(of_lanes("t5_1_1"), length=128) == {"encoder": biased, "decoder": biased, "cross": apart}
+  assert chosen(of_lanes("t5_1_1", dropout_rate=0.1), length=128)["cross"] == apart
   six = "plain (head_dim 6, TPU, bias by distance)"
   assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": six, "decoder": six, "cross": splash}
   assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)

@@ -240,7 +240,7 @@ def test_it_lowers_for_tpus(monkeypatch, name):
 
 def test_what_takes_it():
   """See also test_kernels.py: who has nothing of this kind stays with splash and cuDNN."""
-  chosen = test_kernels.chosen
+  chosen = functools.partial(test_kernels.chosen, mask=test_kernels.MASKS["causal"])
   assert chosen("tpu", bias="distance") == "distance (TPU, bias by distance)"
   assert chosen("gpu", bias="distance") == "cudnn (GPU, bias by distance)"
   assert chosen("tpu", dropout="each") == "distance (TPU, dropout of probabilities)"

@@ -184,9 +184,9 @@ def test_products_of_8_bits_have_a_pace_of_their_own(left, right, pace):
 
 
 def test_flops_of_splash_attention():
-  """2 + 3 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal."""
-  metadata = '{kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": 128, \\"block_kv\\": 128, \\"block_q_dq\\": 128, '
-  metadata += '\\"block_kv_dq\\": 128}"\n}}'
+  """2 + 3 + 5 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal."""
+  sizes = ", ".join(f'\\"{name}{part}\\": 128' for part in ("", "_dq", "_dkv") for name in ("block_q", "block_kv"))
+  metadata = '{kernel_metadata={\n"xprof_metadata":"{' + sizes + '}"\n}}'
   call = 'custom-call(%grid, %q, %places), custom_call_target="tpu_custom_call", frontend_attributes='
   found = analyse(
     f"""
@@ -194,11 +194,12 @@ def test_flops_of_splash_attention():
     %q = bf16[2,8,512,64]{{3,2,1,0}} parameter(1)
     %places = s32[512,128]{{1,0}} parameter(2)
     %splash_mha_fwd_residuals.3 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
-    ROOT %splash_mha_dq.1 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
+    %splash_mha_dq.1 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
+    ROOT %splash_mha_dkv.2 = (bf16[2,4,8,512,64]{{4,3,2,1,0}}, bf16[2,8,512,64]{{3,2,1,0}}) {call}{metadata}
     """
   )
   visible = 512 * 512 * (4 + 1) / (2 * 4)
-  assert found.flops == (2 + 3) * 2 * 2 * 8 * visible * 64
+  assert found.flops == (2 + 3 + 5) * 2 * 2 * 8 * visible * 64
   assert not found.uncounted
 
 

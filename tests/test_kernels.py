@@ -128,6 +128,13 @@ def test_splash_is_the_formula(name):
   assert_is_formula(MASKS[name], "splash")
 
 
+@pytest.mark.parametrize("name", ["bidirectional", "causal"])
+def test_splash_whose_gradient_of_queries_has_too_many_parts(monkeypatch, name):
+  """A kernel of its own computes it."""
+  monkeypatch.setattr(splash, "MOST_PARTS", 2)
+  assert_is_formula(MASKS[name], "splash")
+
+
 @pytest.mark.parametrize("name", CUDNN_MASKS)
 @pytest.mark.parametrize("kernel", ["cudnn", "triton"])
 def test_what_gpus_are_asked_for_is_the_formula(kernel, name):
@@ -172,10 +179,11 @@ def test_another_sequence(kernel):
   assert_is_formula(mask(), kernel, query_length=260, key_length=400)
 
 
+@pytest.mark.parametrize("name", ["causal", "packed causal"])
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
-def test_bfloat16(kernel):
+def test_bfloat16(kernel, name):
   """Inputs, result and gradients have two to three digits."""
-  assert_is_formula(MASKS["packed causal"], kernel, dtype=jnp.bfloat16, atol=0.05, rtol=0.02)
+  assert_is_formula(MASKS[name], kernel, dtype=jnp.bfloat16, atol=0.05, rtol=0.02)
 
 
 @pytest.mark.parametrize("kernel", ["splash", "cudnn", "triton"])
@@ -292,10 +300,10 @@ def test_blocks_pad_little():
 @pytest.mark.parametrize("head_dim", [64, 80])
 @pytest.mark.parametrize("name", ["bidirectional", "causal", "packed prefix", "packed window"])
 def test_splash_lowers_for_tpus(monkeypatch, name, head_dim):
-  """Mosaic takes the blocks and types of all three kernels."""
+  """Mosaic takes the blocks and types of all kernels: forward, and backwards one or two."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
   text = lowered(MASKS[name], "splash", "tpu", head_dim=head_dim)
-  assert text.count("@tpu_custom_call") == 3
+  assert text.count("@tpu_custom_call") == (3 if "packed" in name else 2)
 
 
 @pytest.mark.parametrize("name", CUDNN_MASKS)
@@ -337,9 +345,8 @@ def chosen(platform, *, lengths=(512, 512), mask=None, dtype="bfloat16", head_di
 
 def test_the_choice_and_its_reason():
   prefix_window = CUDNN_MASKS["packed prefix window"]
-  window = MASKS["window"]
-  assert chosen("tpu") == "splash (TPU, no bias)"
-  assert chosen("tpu", dtype="float32") == "splash (TPU, no bias)"
+  window, splash = MASKS["window"], "splash (TPU, no bias)"
+  assert chosen("tpu", mask=MASKS["causal"]) == chosen("tpu", mask=MASKS["causal"], dtype="float32") == splash
   assert chosen("gpu") == "cudnn (GPU, no bias)"
   assert chosen("cpu") == "plain (CPU)"
   assert chosen("tpu", batch_shards=8) == "plain (4 rows over 8 devices)"
@@ -364,6 +371,26 @@ def test_the_choice_and_its_reason():
   assert chosen("gpu", lengths=(511, 512)) == "plain (odd length with a mask)"
   assert chosen("gpu", lengths=(511, 511), mask=MASKS["causal window"]) == "cudnn (GPU, no bias)"
   assert chosen("gpu", lengths=(1, 512)) == "plain (one query)"
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
+  """Splash would go through the rows of a batch as one; it has what distance has not, and what it is asked for."""
+  splash, of = "splash (TPU, no bias)", MASKS[name]
+  apart = not of.window and (of.query_segments is not None or of.prefix is not None)
+  assert chosen("tpu", mask=of) == ("distance (TPU, rows with masks of their own)" if apart else splash)
+  assert chosen("tpu", mask=of, asked="splash") == splash
+  assert chosen("tpu", mask=of, head_dim=80) == splash
+  assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
+  shapes = [(4, heads, 512, 64) for heads in (8, 2)]
+  assert kernels.choose(*shapes, "bfloat16", of, platform="tpu").kernel == "splash"
+
+
+def test_a_sequence_that_is_split_runs_on_distance_in_whole_blocks():
+  causal = dict(mask=MASKS["causal"], length_shards=4)
+  assert chosen("tpu", **causal) == "distance (TPU, rows with masks of their own)"
+  assert chosen("tpu", **causal, lengths=(768, 768)) == "splash (TPU, no bias)"
+  assert chosen("tpu", mask=MASKS["bidirectional"], length_shards=4) == "splash (TPU, no bias)"
 
 
 def test_triton_is_asked_for(monkeypatch):

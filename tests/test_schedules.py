@@ -5,7 +5,7 @@ from test_plan import config
 
 from t2t import UserError
 from t2t.models import kernels
-from t2t.models.kernels import blocks
+from t2t.models.kernels import blocks, splash
 from t2t.models.masks import AttentionMask
 from t2t.planning import schedules
 
@@ -67,16 +67,34 @@ def test_a_pace_is_that_of_the_blocks_that_a_core_has_room_for():
   assert pace(8192) == cycles[512, 512] / cycles[256, 256]
 
 
+def a_gpt(length: int, *more: str):
+  return config(f"--config.data.targets_length={length}", "--config.model.dtype=bfloat16", *more, name="gpt2_small")
+
+
 def test_what_a_causal_mask_leaves_out_counts():
   """Of 4 x 4 blocks 10 are computed, of 2 x 2 there are 3 of 4: what a v5e's larger ones save is lost again."""
-  gpt = lambda length: config(f"--config.data.targets_length={length}", name="gpt2_small")
-  of = lambda length, kind: schedules.saved(gpt(length), kind, on("splash"), 1.0)
+  of = lambda length, kind, *more: schedules.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
   cycles = schedules.CYCLES["splash"][_V6E]
   relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)
   assert of(2048, _V6E) == {1024: pytest.approx(1 - relative)}
   assert of(2048, "TPU v5 lite") == {}
-  assert of(8192, "TPU v5 lite")[1024] > 0.1
+  assert of(8192, "TPU v5 lite") == {}
+  assert of(8192, "TPU v5 lite", "--config.model.attention_block=512")[1024] > 0.1
   assert of(512, _V6E) == {}
+
+
+@pytest.mark.parametrize("kind", schedules.CYCLES["splash"])
+def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
+  """On each generation, and no faster ones are known; not where segments skip some, in float32, or where some are asked
+  for."""
+  cycles = schedules.CYCLES["splash"][kind]
+  pace = lambda length, *more: schedules.pace(a_gpt(length, *more), kind, on("splash"))
+  assert pace(splash.LONG) == cycles[512, 512] / cycles[1024, 1024]
+  assert schedules.saved(a_gpt(splash.LONG), kind, on("splash"), 1.0) == {}
+  asked = "--config.model.attention_block=512"
+  assert 1024 in schedules.saved(a_gpt(splash.LONG, asked), kind, on("splash"), 1.0)
+  others = ("--config.data.pack=True", "--config.model.attention_window=9", "--config.model.dtype=float32", asked)
+  assert {pace(splash.LONG, each) for each in others} == {pace(splash.LONG - 512)} == {1.0}
 
 
 def test_keys_of_a_block_are_more_where_none_can_be_skipped():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from t2t.models import kernels
-from t2t.models.kernels import blocks, distance
+from t2t.models.kernels import blocks, distance, splash
 from t2t.sections import Config
 from t2t.training import recipe
 
@@ -19,10 +19,11 @@ CYCLES: Mapping[str, Mapping[str, Mapping[tuple[int, int], int]]] = {
     "TPU7x": {(256, 256): 9_744, (512, 512): 5_318, (512, 1024): 4_641, (1024, 1024): 4_598},
   },
   "splash": {
-    "TPU v5 lite": {(256, 256): 11_328, (512, 512): 6_230, (1024, 1024): 5_201},
-    "TPU v5": {(256, 256): 13_060, (512, 512): 6_634, (1024, 1024): 5_326},
-    "TPU v6 lite": {(256, 256): 9_912, (512, 512): 4_284, (1024, 1024): 3_270},
-    "TPU7x": {(256, 256): 8_908, (512, 512): 4_182, (1024, 1024): 3_274},
+    "TPU v4": {(256, 256): 11_720, (512, 512): 6_785, (1024, 1024): 5_420},
+    "TPU v5 lite": {(256, 256): 9_048, (512, 512): 4_932, (1024, 1024): 4_184},
+    "TPU v5": {(256, 256): 10_624, (512, 512): 5_307, (1024, 1024): 4_258},
+    "TPU v6 lite": {(256, 256): 7_908, (512, 512): 3_307, (1024, 1024): 2_609},
+    "TPU7x": {(256, 256): 7_096, (512, 512): 3_131, (1024, 1024): 2_501},
   },
 }
 
@@ -40,7 +41,10 @@ def _longest(config: Config) -> tuple[str, int]:
 def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
   """Of the blocks of queries and of keys of a side's attention to itself."""
   model = config.model
-  skips = kernel != "distance" or side == "decoder" or config.data.pack or model.attention_window > 0
+  if kernel == "splash":
+    alone = side == "decoder" and not config.data.pack and not model.attention_window and not model.bidirectional_prefix
+    return splash.bounds(model.attention_block, (length, length), model.dtype, causal=alone)
+  skips = side == "decoder" or config.data.pack or model.attention_window > 0
   largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":
     return largest

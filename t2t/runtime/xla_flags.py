@@ -37,6 +37,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     Flag("xla_enable_async_all_reduce", "true", "gradients are summed while the rest of the layer's are computed"),
     Flag("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true", "as part of its matmuls, too"),
     Flag("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "over several matmuls where one is short"),
+    Flag("xla_jf_crs_combiner_threshold_in_bytes", "1000000", "each matrix's by itself, beside what is computed then"),
     Flag("xla_tpu_overlap_compute_collective_tc", "true", "the core computes while the links are busy"),
     Flag("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000", "no product is cut into narrow steps"),
     Flag("xla_tpu_enable_data_parallel_all_reduce_opt", "true", "gradients of several slices meet in the background"),

@@ -95,7 +95,15 @@ def choose(
   ]
   if platform == "tpu":
     kernel, why = "splash", "TPU, no bias"
-    shortest = min(query_length // length_shards, key_length)
+    part = query_length // length_shards
+    shortest = min(part, key_length)
+    farther = max(reach, mask.window + 1)
+    fits = distance.blocks_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind) is not None
+    in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
+    in_blocks = length_shards == 1 or part % SMALLEST == 0
+    # Splash must then go through all rows as one, and twice backwards; where heads share keys, it alone copies none.
+    differs = mask.query_segments is not None or (mask.causal and (mask.prefix is not None or length_shards > 1))
+    faster = differs and not mask.window and heads == key_shape[1] and fits and in_lanes and in_blocks
     for needed, reason in (
       (asked == "distance", "as config.model.attention_kernel says"),
       (bias, "bias by distance"),
@@ -105,6 +113,7 @@ def choose(
       (mask.window and query_length != key_length, "window over another sequence"),
       (mask.window and length_shards > 1, "window over a split sequence"),
       (distance.SHORTEST <= shortest < SMALLEST, f"length {shortest}"),
+      (faster and asked != "splash", "rows with masks of their own"),
     ):
       if needed and kernel == "splash":
         kernel, why = "distance", f"TPU, {reason}"
@@ -116,21 +125,13 @@ def choose(
     ]
     if kernel == "distance":
       farthest = distance.FARTHEST
-      fits = distance.blocks_for(
-        *(query_length // length_shards, key_length, head_dim, dtype),
-        reach=max(reach, mask.window + 1),
-        device_kind=device_kind,
-      )
       refusals += [
         (mask.ranks is not None and mask.causal and mask.prefix is not None, f"ranks and prefix, {why}"),
-        (distance.LANES % head_dim and head_dim % distance.LANES, f"head_dim {head_dim}, {why}"),
-        (
-          length_shards > 1 and query_length // length_shards % SMALLEST,
-          f"parts of a sequence that are no blocks, {why}",
-        ),
+        (not in_lanes, f"head_dim {head_dim}, {why}"),
+        (not in_blocks, f"parts of a sequence that are no blocks, {why}"),
         (mask.window >= farthest, f"window {mask.window}, less than {farthest} {why}"),
         (reach > farthest, f"bias that changes up to distance {reach}, {farthest} {why}"),
-        (fits is None, f"length {query_length // length_shards}, too much for a core's memory, {why}"),
+        (not fits, f"length {part}, too much for a core's memory, {why}"),
       ]
   else:
     kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"

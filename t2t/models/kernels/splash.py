@@ -7,6 +7,27 @@ from t2t import sharding
 from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.masks import AttentionMask
 
+# Causal sequences of so many positions run in blocks of 1,024: by `planning.schedules.CYCLES` these save more on each
+# generation than they compute above the diagonal.
+LONG, LARGEST_OF_LONG = 4_096, (1_024, 1_024)
+# Backwards one kernel computes logits once where two would do it twice, and leaves a part of the queries' gradient for
+# each block of keys, to be summed: of so many at most, for each has the size of the queries.
+MOST_PARTS = 8
+
+
+def bounds(asked: int, lengths: tuple[int, int], dtype: jax.typing.DTypeLike, *, causal: bool) -> tuple[int, int]:
+  """Of a block of queries and one of keys, see `blocks.bounds`.
+
+  Args:
+    asked: of both, or 0.
+    lengths: of queries and of keys.
+    dtype: of both.
+    causal: nothing else hides any, so that it is known before which blocks are left out.
+  """
+  if not asked and causal and min(lengths) >= LONG and jnp.dtype(dtype).itemsize == 2:
+    return LARGEST_OF_LONG
+  return blocks_lib.bounds(asked, skips=True)
+
 
 def _blocks_that_run(
   reach: jax.Array | None,
@@ -44,12 +65,6 @@ def attend(
   another row's.
   """
   query_length, key_length = query.shape[2], keys.shape[2]
-  largest = blocks_lib.bounds(largest_block, skips=True)
-  blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
-  query = blocks_lib.pad(query, query_block, axis=2)
-  keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
-  lengths = query.shape[2], keys.shape[2]
-
   has_prefix = mask.causal and mask.prefix is not None
   if mask.ranks is not None:
     raise ValueError("splash attention has no ranks")
@@ -57,8 +72,17 @@ def attend(
     raise ValueError("splash attention has no window with a prefix")
   # A window's blocks are few, and known before.
   end_to_end = not mask.window and (mask.query_segments is not None or has_prefix or reach is not None)
+  alone = mask.causal and not mask.window and not end_to_end
+  largest = bounds(largest_block, (query_length, key_length), query.dtype, causal=alone)
+  blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
+  query = blocks_lib.pad(query, query_block, axis=2)
+  keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
+  lengths = query.shape[2], keys.shape[2]
+  # Of rows that lie end to end, and of a window's blocks, most parts would be zeros.
+  fused = not end_to_end and not mask.window and lengths[1] // key_block <= MOST_PARTS
   # JAX looks for what to skip element by element, in minutes at 131,072 positions; found in arrays it needs no look.
-  kernel = _make_splash(mask, blocks if end_to_end else lengths, blocks=blocks, heads=query.shape[1])
+  shape = blocks if end_to_end else lengths
+  kernel = _make_splash(mask, shape, blocks=blocks, heads=query.shape[1], fused=fused)
   segments = _splash_segments(mask, query.shape[0], (query_length, key_length), blocks=blocks)
   if end_to_end:
     if mask.causal:
@@ -70,8 +94,14 @@ def attend(
   return attended[:, :, :query_length]
 
 
-def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int):
-  """JAX's kernel, for what all rows have in common of a mask; `shape` is how much of it the kernel looks at."""
+def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[int, int], heads: int, fused: bool):
+  """JAX's kernel, for what all rows have in common of a mask.
+
+  Args:
+    mask, blocks, heads: of the attention.
+    shape: how much of the mask the kernel looks at.
+    fused: there is one kernel backwards, not one for the queries and one for keys and values.
+  """
   # A tenth of a second to import, which other platforms need not pay.
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
@@ -82,6 +112,7 @@ def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[i
   else:
     structure = splash_attention_mask.FullMask(shape)
   query_block, key_block = blocks
+  of_queries = {} if fused else {"block_q_dq": query_block, "block_kv_dq": key_block}
   return splash_attention_kernel.make_splash_mha(
     splash_attention_mask.MultiHeadMask([structure] * heads),
     block_sizes=splash_attention_kernel.BlockSizes(
@@ -89,8 +120,8 @@ def _make_splash(mask: AttentionMask, shape: tuple[int, int], *, blocks: tuple[i
       block_kv=key_block,
       block_q_dkv=query_block,
       block_kv_dkv=key_block,
-      block_q_dq=query_block,
-      block_kv_dq=key_block,
+      use_fused_bwd_kernel=fused,
+      **of_queries,
     ),
     head_shards=1,
     q_seq_shards=1,

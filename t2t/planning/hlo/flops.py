@@ -87,8 +87,8 @@ def gemm(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) 
 
 
 # Matmuls of a block: scores and weighted values; backwards scores again, the gradient of the probabilities, and that
-# of the queries or those of keys and values.
-_SPLASH_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
+# of the queries or those of keys and values, or of all three, in parts that have an axis more than the queries.
+_SPLASH_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4, "all": 5}
 
 
 def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float | None:
@@ -109,9 +109,10 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   # Positions of queries are given as [length, 128] where the mask is causal, and so are segments.
   lanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-1] == 128 for array in arrays)
   sublanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-2] == 8 for array in arrays)
+  products = "all" if any(len(array.dims) > len(query) for array in instruction.arrays) else part[1]
   side = min(rows, columns)
   share = (side + 1) / (2 * side) if lanes > sublanes else 1.0
-  return 2.0 * _SPLASH_MATMULS[part[1]] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share
+  return 2.0 * _SPLASH_MATMULS[products] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share
 
 
 def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
