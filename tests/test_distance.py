@@ -65,7 +65,7 @@ def value_and_gradients(function, weights, *arguments):
 
 def assert_is_formula(mask, *, reach=128, rate=0.0, largest_block=128, tolerance=1e-5, **sizes):
   """Result and every gradient, relative to the largest entry; returns the result."""
-  query, keys, values, weights = operands(head_dim=64, **sizes)
+  query, keys, values, weights = operands(**{"head_dim": 64} | sizes)
   given = (query, keys, values, *([a_bias(query.shape[1], reach)] if reach else []))
   pairs, key, kept = seen(mask, query.shape[2], keys.shape[2]), None, None
   if rate:
@@ -106,6 +106,8 @@ def test_it_is_the_formula(name, reach):
     (dict(query_length=260, key_length=400), 128),
     (dict(heads=4, kv_heads=2), 128),
     (dict(heads=3, kv_heads=1), 128),  # no whole groups
+    (dict(heads=6, kv_heads=2, head_dim=128), 128),  # read where they lie
+    (dict(heads=2, kv_heads=1, head_dim=256, query_length=260, key_length=400), 0),
     (dict(batch=1, heads=2, kv_heads=1, query_length=700, largest_block=512), 300),
     (dict(query_length=280, largest_block=256), 200),  # the last block is filled by more than 128
     (dict(query_length=280, key_length=600, largest_block=256), 500),
@@ -167,6 +169,8 @@ def test_on_a_mesh(name, sizes):
   with jax.set_mesh(sharding.make_mesh(sizes)):
     assert_is_formula(several, batch=4, heads=4, kv_heads=4, query_length=256)
     assert_is_formula(several, batch=4, heads=4, kv_heads=2, query_length=256, rate=0.1)
+    assert_is_formula(several, batch=4, heads=4, kv_heads=2, head_dim=128, query_length=256)
+    assert_is_formula(several, batch=4, heads=4, kv_heads=1, head_dim=128, query_length=256)
 
 
 def test_parts_of_a_sequence_that_are_no_whole_blocks():
@@ -222,11 +226,12 @@ def test_t5_s_dropout_is_that_of_rows_of_values():
   )
 
 
+@pytest.mark.parametrize("sizes", [dict(head_dim=64, kv_heads=4), dict(head_dim=128, kv_heads=2)])
 @pytest.mark.parametrize("name", ["bidirectional", "packed causal", "packed prefix"])
-def test_it_lowers_for_tpus(monkeypatch, name):
+def test_it_lowers_for_tpus(monkeypatch, name, sizes):
   """One kernel forward and one backward, and no array of queries and keys."""
   monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  query, keys, values, weights = operands(head_dim=64, heads=4, kv_heads=4, dtype=jnp.bfloat16)
+  query, keys, values, weights = operands(heads=4, **sizes, dtype=jnp.bfloat16)
 
   def run(query, keys, values, bias, weights):
     total = lambda *x: jnp.sum(kernels.attend(*x[:3], MASKS[name], kernel="distance", bias=x[3]) * weights)

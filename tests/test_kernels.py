@@ -382,8 +382,9 @@ def test_rows_that_are_masked_apart_run_on_distance_where_it_can(name):
   assert chosen("tpu", mask=of, asked="splash") == splash
   assert chosen("tpu", mask=of, head_dim=80) == splash
   assert chosen("tpu", mask=of, lengths=(65_536, 65_536)) == splash
-  shapes = [(4, heads, 512, 64) for heads in (8, 2)]
-  assert kernels.choose(*shapes, "bfloat16", of, platform="tpu").kernel == "splash"
+  for head_dim, kernel in ((64, "splash"), (128, "distance" if apart else "splash")):
+    shapes = [(4, heads, 512, head_dim) for heads in (8, 2)]
+    assert kernels.choose(*shapes, "bfloat16", of, platform="tpu").kernel == kernel
 
 
 def test_a_sequence_that_is_split_runs_on_distance_in_whole_blocks():

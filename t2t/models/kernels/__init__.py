@@ -101,9 +101,10 @@ def choose(
     fits = distance.blocks_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind) is not None
     in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
     in_blocks = length_shards == 1 or part % SMALLEST == 0
-    # Splash must then go through all rows as one, and twice backwards; where heads share keys, it alone copies none.
+    # Splash must then go through all rows as one, and twice backwards; of narrow heads it alone copies no shared keys.
     differs = mask.query_segments is not None or (mask.causal and (mask.prefix is not None or length_shards > 1))
-    faster = differs and not mask.window and heads == key_shape[1] and fits and in_lanes and in_blocks
+    wide = head_dim >= distance.LANES or heads == key_shape[1]
+    faster = differs and not mask.window and wide and fits and in_lanes and in_blocks
     for needed, reason in (
       (asked == "distance", "as config.model.attention_kernel says"),
       (bias, "bias by distance"),
@@ -203,8 +204,8 @@ def attend(
   # Every device needs a whole number of key heads: with too few, heads that one device shares are on others, too.
   parts = sharding.num_shards("heads")
   copies = parts // math.gcd(keys.shape[1], parts)
-  if kernel == "distance":
-    copies = query.shape[1] // keys.shape[1]
+  if kernel == "distance" and query.shape[3] < distance.LANES:
+    copies = query.shape[1] // keys.shape[1]  # several heads lie in the lanes of one block
   if copies > 1:
     keys, values = (jnp.repeat(x, copies, axis=1) for x in (keys, values))
   if kernel == "distance":
@@ -250,7 +251,7 @@ def _on_distance(
   *,
   largest_block: int,
 ) -> jax.Array:
-  """See `attend`; every head has keys of its own."""
+  """See `attend`; heads that do not fill the lanes of a block have keys of their own."""
   batch, heads, whole_length, _ = query.shape
   ranks, key_ranks = mask.ranks, mask.ranks
   seeds = starts = None

@@ -105,7 +105,7 @@ def attend(
 
   Args:
     query: [batch, heads, query, kv].
-    keys, values: [batch, heads, key, kv].
+    keys, values: [batch, kv heads, key, kv]: as many heads, or where one fills 128 lanes a divisor, which share them.
     mask: causal, window and segments; ranks, and a prefix as ranks, are given apart.
     bias: None: nothing is added.
     dropout_rate: of single probabilities.
@@ -182,6 +182,7 @@ def attend(
   shape = Shape(
     batch,
     heads,
+    heads // keys.shape[1],
     head_dim,
     *lengths,
     # To where the blocks of its last part end.

@@ -183,6 +183,10 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
     if name == "lse":
       rows = (1, 1, shape.group, length)
       return pl.BlockSpec(rows, lambda h, b, x, y, *references: (b, h, 0, number(b, x, y, references)))
+    if name in ("keys", "values") and shape.shared > 1:
+      shared = lambda h: jax.lax.div(h, np.int32(shape.shared))
+      at = lambda h, b, x, y, *references: (b, number(b, x, y, references), shared(h))
+      return pl.BlockSpec((1, length, lanes), at)
     return pl.BlockSpec((1, length, lanes), lambda h, b, x, y, *references: (b, number(b, x, y, references), h))
 
   arrays = [name for name in given if name not in _SCALARS]
@@ -248,7 +252,7 @@ def attend(shape: tiles.Shape, query, keys, values, vector, integers):
 
   Args:
     shape: see there.
-    query, keys, values: [batch, length, heads * kv], in whole blocks.
+    query, keys, values: [batch, length, heads * kv], in whole blocks, of keys and values by `shape.shared` fewer.
     vector: float32 [heads, entries], see `Shape.distances`; None: nothing is added.
     integers: name -> what else the kernels are given, of `offset`, `seeds`, segments and ranks, and which blocks run.
 
@@ -267,8 +271,8 @@ def _attend_backward(shape: tiles.Shape, residuals, d_out):
   query, keys, values, vector, integers, out, lse = residuals
   given = _given(shape, integers, backward=True) | {"query": query, "keys": keys, "values": values}
   given |= {"out": out, "lse": lse, "d_out": d_out.astype(query.dtype)}
-  outs = {
-    name: jax.ShapeDtypeStruct(x.shape, x.dtype)
+  outs = {  # of every head
+    name: jax.ShapeDtypeStruct((*x.shape[:2], query.shape[2]), x.dtype)
     for name, x in (("d_query", query), ("d_keys", keys), ("d_values", values))
   }
   if vector is not None:
@@ -285,6 +289,9 @@ def _attend_backward(shape: tiles.Shape, residuals, d_out):
       (d_vector,) = jax.linear_transpose(tiles.make_bank, jax.ShapeDtypeStruct(vector.shape, vector.dtype))(
         found["d_bank"]
       )
+  if shape.shared > 1:
+    apart = (*keys.shape[:2], -1, shape.shared, shape.head_dim)
+    found |= {name: found[name].reshape(apart).sum(axis=3).reshape(keys.shape) for name in ("d_keys", "d_values")}
   no_gradient = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), integers)
   return found["d_query"], found["d_keys"], found["d_values"], d_vector, no_gradient
 

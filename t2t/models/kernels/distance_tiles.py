@@ -31,6 +31,7 @@ class Shape:
   """What the kernels are compiled for; all of it is known before.
 
   batch, heads, head_dim: of this device.
+  shared: heads that have keys and values in common; more than one only where a head fills the lanes of a block.
   query_length, key_length: whole blocks.
   whole_query_length: of the sequence that the queries are a part of.
   blocks: positions of a block of queries, and of keys.
@@ -45,6 +46,7 @@ class Shape:
 
   batch: int
   heads: int
+  shared: int
   head_dim: int
   query_length: int
   key_length: int
