@@ -203,7 +203,7 @@ def main() -> None:
   jax.config.update("jax_platforms", "cpu")
   others = os.environ.get("LIBTPU_INIT_ARGS", "")
   os.environ["LIBTPU_INIT_ARGS"] = " ".join([*(f"--{name}=false" for name in _NOT_THEIRS), others])
-  xla_flags.FLAGS = {"tpu": tuple(flag for flag in xla_flags.FLAGS["tpu"] if flag.name != _LEFT_OUT)}
+  xla_flags.FLAGS = xla_flags.FLAGS | {"tpu": tuple(flag for flag in xla_flags.FLAGS["tpu"] if flag.name != _LEFT_OUT)}
   found, too_large = [], []
   for run in RUNS:
     wanted = options.only in f"{run.what} {run.topology}"

@@ -183,22 +183,35 @@ def test_products_of_8_bits_have_a_pace_of_their_own(left, right, pace):
   assert [each.pace for each in analyse(entry, ("product", product)).operations] == [1]
 
 
-def test_flops_of_splash_attention():
-  """2 + 3 + 5 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal."""
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_of_splash_attention(causal, segments):
+  """2 + 3 + 5 matmuls over the blocks of the grid; a causal mask leaves out those above the diagonal.
+
+  Positions of queries, which a causal kernel is given, and segments lie as JAX's kernels have them.
+  """
   sizes = ", ".join(f'\\"{name}{part}\\": 128' for part in ("", "_dq", "_dkv") for name in ("block_q", "block_kv"))
   metadata = '{kernel_metadata={\n"xprof_metadata":"{' + sizes + '}"\n}}'
-  call = 'custom-call(%grid, %q, %places), custom_call_target="tpu_custom_call", frontend_attributes='
+
+  def call(*places):
+    operands, target = ", ".join(["%grid", "%q", *places]), 'custom_call_target="tpu_custom_call"'
+    return f"custom-call({operands}), {target}, frontend_attributes={metadata}"
+
+  # A number for each position, in every lane or in every sublane; segments of keys lie the other way than queries'.
+  upright, turned = ["%lanes"] * causal + ["%lanes", "%sublanes"] * segments, ["%sublanes"] * causal
+  turned += ["%sublanes", "%lanes"] * segments
   found = analyse(
     f"""
     %grid = s8[1,4,4]{{2,1,0}} parameter(0)
     %q = bf16[2,8,512,64]{{3,2,1,0}} parameter(1)
-    %places = s32[512,128]{{1,0}} parameter(2)
-    %splash_mha_fwd_residuals.3 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
-    %splash_mha_dq.1 = bf16[2,8,512,64]{{3,2,1,0}} {call}{metadata}
-    ROOT %splash_mha_dkv.2 = (bf16[2,4,8,512,64]{{4,3,2,1,0}}, bf16[2,8,512,64]{{3,2,1,0}}) {call}{metadata}
+    %lanes = s32[512,128]{{1,0}} parameter(2)
+    %sublanes = s32[8,512]{{1,0}} parameter(3)
+    %splash_mha_fwd_residuals.3 = bf16[2,8,512,64]{{3,2,1,0}} {call(*upright)}
+    %splash_mha_dq.1 = bf16[2,8,512,64]{{3,2,1,0}} {call(*upright)}
+    ROOT %splash_mha_dkv.2 = (bf16[2,4,8,512,64]{{4,3,2,1,0}}, bf16[2,8,512,64]{{3,2,1,0}}) {call(*turned)}
     """
   )
-  visible = 512 * 512 * (4 + 1) / (2 * 4)
+  visible = 512 * 512 * ((4 + 1) / (2 * 4) if causal else 1)
   assert found.flops == (2 + 3 + 5) * 2 * 2 * 8 * visible * 64
   assert not found.uncounted
 

@@ -3,14 +3,20 @@
 import dataclasses
 import functools
 import importlib.util
+import math
 import re
 
 import jax
+import numpy as np
 import pytest
 import toy
 
 from t2t import UserError, chips, sharding
+from t2t.models import kernels
+from t2t.models.kernels import splash
+from t2t.models.masks import AttentionMask
 from t2t.planning import plan, program
+from t2t.planning.hlo import cost
 from t2t.settings import load_config, override, records
 
 pytestmark = pytest.mark.skipif(
@@ -132,6 +138,22 @@ def test_t5_holds_no_logits_of_attention(tmp_path):
   # Attention's backward kernels compute logits again, and its blocks of 640 positions have 768.
   assert found["executed_flops_per_step"] == pytest.approx(found["flops_per_step"], rel=0.2)
   assert found["collective_bytes"]["all-gather"]["tensor"] > 0
+
+
+@pytest.mark.parametrize(("parts", "products"), [(8, [2, 5]), (1, [2, 3, 4])])
+def test_what_splash_attention_computes_is_counted(monkeypatch, parts, products):
+  """Of 2 x 2 blocks of a causal mask 3; backwards one kernel, or two where the first would leave too many parts."""
+  monkeypatch.setattr(splash, "MOST_PARTS", parts)
+  device = program.devices(SLICES["v5e"])[0]
+  where = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array([device]), ("data",)), jax.sharding.PartitionSpec())
+  shape = (2, 4, 1_024, 128)
+  x = jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16, sharding=where)
+  attended = lambda *x: kernels.attend(*x, AttentionMask(causal=True), kernel="splash").astype("float32")
+  with jax.set_mesh(where.mesh), jax.default_matmul_precision("default"):
+    step = jax.jit(jax.grad(lambda *x: (attended(*x[:3]) * x[3]).sum(), argnums=(0, 1, 2)))
+    found = cost.analyse(step.lower(x, x, x, x).compile().as_text(), {"data": 1})
+  one = 2 * math.prod(shape) * shape[2] * 3 / 4
+  assert sorted(each.flops for each in found.operations if each.is_kernel) == [number * one for number in products]
 
 
 def test_long_sequences_of_t5_on_a_small_core(tmp_path):

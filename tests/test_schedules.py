@@ -85,8 +85,8 @@ def test_what_a_causal_mask_leaves_out_counts():
 
 @pytest.mark.parametrize("kind", schedules.CYCLES["splash"])
 def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
-  """On each generation, and no faster ones are known; not where segments skip some, in float32, or where some are asked
-  for."""
+  """On each generation, and no faster ones are known; not where segments skip some or sequences are split, in float32,
+  of wide heads, or where some are asked for."""
   cycles = schedules.CYCLES["splash"][kind]
   pace = lambda length, *more: schedules.pace(a_gpt(length, *more), kind, on("splash"))
   assert pace(splash.LONG) == cycles[512, 512] / cycles[1024, 1024]
@@ -94,6 +94,7 @@ def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
   asked = "--config.model.attention_block=512"
   assert 1024 in schedules.saved(a_gpt(splash.LONG, asked), kind, on("splash"), 1.0)
   others = ("--config.data.pack=True", "--config.model.attention_window=9", "--config.model.dtype=float32", asked)
+  others += ("--config.mesh.sequence=2", "--config.model.head_dim=192")
   assert {pace(splash.LONG, each) for each in others} == {pace(splash.LONG - 512)} == {1.0}
 
 

@@ -42,8 +42,9 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
   """Of the blocks of queries and of keys of a side's attention to itself."""
   model = config.model
   if kernel == "splash":
-    alone = side == "decoder" and not config.data.pack and not model.attention_window and not model.bidirectional_prefix
-    return splash.bounds(model.attention_block, (length, length), model.dtype, causal=alone)
+    apart = config.data.pack or model.bidirectional_prefix or config.mesh.sequence != 1
+    causal = side == "decoder" and not model.attention_window and not apart
+    return splash.bounds(model.attention_block, (length, length), model.head_dim, model.dtype, causal=causal)
   skips = side == "decoder" or config.data.pack or model.attention_window > 0
   largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from t2t import sharding
 from t2t.models.config import ATTENTION_KERNELS
-from t2t.models.kernels import distance, gpu, splash
+from t2t.models.kernels import blocks, distance, gpu, splash
 from t2t.models.kernels.blocks import SAVED, SMALLEST, positions_seen
 from t2t.models.kernels.distance import DistanceBias
 from t2t.models.masks import AttentionMask
@@ -98,13 +98,13 @@ def choose(
     part = query_length // length_shards
     shortest = min(part, key_length)
     farther = max(reach, mask.window + 1)
-    fits = distance.blocks_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind) is not None
+    bounds = distance.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
     in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
     in_blocks = length_shards == 1 or part % SMALLEST == 0
     # Splash must then go through all rows as one, and twice backwards; of narrow heads it alone copies no shared keys.
     differs = mask.query_segments is not None or (mask.causal and (mask.prefix is not None or length_shards > 1))
     wide = head_dim >= distance.LANES or heads == key_shape[1]
-    faster = differs and not mask.window and wide and fits and in_lanes and in_blocks
+    faster = differs and not mask.window and wide and bounds == blocks.LARGEST and in_lanes and in_blocks
     for needed, reason in (
       (asked == "distance", "as config.model.attention_kernel says"),
       (bias, "bias by distance"),
@@ -132,7 +132,7 @@ def choose(
         (not in_blocks, f"parts of a sequence that are no blocks, {why}"),
         (mask.window >= farthest, f"window {mask.window}, less than {farthest} {why}"),
         (reach > farthest, f"bias that changes up to distance {reach}, {farthest} {why}"),
-        (not fits, f"length {part}, too much for a core's memory, {why}"),
+        (bounds is None, f"length {part}, too much for a core's memory, {why}"),
       ]
   else:
     kernel, why = "cudnn", "GPU, bias by distance" if bias else "GPU, no bias"

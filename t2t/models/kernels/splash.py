@@ -7,24 +7,26 @@ from t2t import sharding
 from t2t.models.kernels import blocks as blocks_lib
 from t2t.models.masks import AttentionMask
 
-# Causal sequences of so many positions run in blocks of 1,024: by `planning.schedules.CYCLES` these save more on each
-# generation than they compute above the diagonal.
-LONG, LARGEST_OF_LONG = 4_096, (1_024, 1_024)
+# Causal sequences of so many positions run in blocks of 1,024, if heads have no more features than every generation has
+# the memory for: by `planning.schedules.CYCLES` these save more than they compute above the diagonal.
+LONG, LARGEST_OF_LONG, WIDEST = 4_096, (1_024, 1_024), 128
 # Backwards one kernel computes logits once where two would do it twice, and leaves a part of the queries' gradient for
 # each block of keys, to be summed: of so many at most, for each has the size of the queries.
 MOST_PARTS = 8
 
 
-def bounds(asked: int, lengths: tuple[int, int], dtype: jax.typing.DTypeLike, *, causal: bool) -> tuple[int, int]:
+def bounds(
+  asked: int, lengths: tuple[int, int], head_dim: int, dtype: jax.typing.DTypeLike, *, causal: bool
+) -> tuple[int, int]:
   """Of a block of queries and one of keys, see `blocks.bounds`.
 
   Args:
     asked: of both, or 0.
     lengths: of queries and of keys.
-    dtype: of both.
+    head_dim, dtype: of both.
     causal: nothing else hides any, so that it is known before which blocks are left out.
   """
-  if not asked and causal and min(lengths) >= LONG and jnp.dtype(dtype).itemsize == 2:
+  if not asked and causal and min(lengths) >= LONG and head_dim <= WIDEST and jnp.dtype(dtype).itemsize == 2:
     return LARGEST_OF_LONG
   return blocks_lib.bounds(asked, skips=True)
 
@@ -73,7 +75,7 @@ def attend(
   # A window's blocks are few, and known before.
   end_to_end = not mask.window and (mask.query_segments is not None or has_prefix or reach is not None)
   alone = mask.causal and not mask.window and not end_to_end
-  largest = bounds(largest_block, (query_length, key_length), query.dtype, causal=alone)
+  largest = bounds(largest_block, (query_length, key_length), query.shape[3], query.dtype, causal=alone)
   blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)

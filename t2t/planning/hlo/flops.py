@@ -106,12 +106,14 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   query = floats[0]  # [heads, length, kv], perhaps with the batch in front
   block = int(blocks[f"block_q{suffix}"]) * int(blocks[f"block_kv{suffix}"])
   _, rows, columns = grids[0]
-  # Positions of queries are given as [length, 128] where the mask is causal, and so are segments.
+  # Positions of queries are given where the mask is causal, as [length, 128], or where blocks are turned, [8, length];
+  # segments of both are given in either way.
   lanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-1] == 128 for array in arrays)
   sublanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-2] == 8 for array in arrays)
   products = "all" if any(len(array.dims) > len(query) for array in instruction.arrays) else part[1]
   side = min(rows, columns)
-  share = (side + 1) / (2 * side) if lanes > sublanes else 1.0
+  causal = sublanes > lanes if part[1] == "dkv" else lanes > sublanes
+  share = (side + 1) / (2 * side) if causal else 1.0
   return 2.0 * _SPLASH_MATMULS[products] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share
 
 
