@@ -3,11 +3,11 @@
 import pytest
 from test_plan import config
 
-from t2t import UserError
+from t2t import UserError, chips
 from t2t.models import kernels
 from t2t.models.kernels import blocks, splash
 from t2t.models.masks import AttentionMask
-from t2t.planning import schedules
+from t2t.planning import roofline, schedules
 
 _V6E = "TPU v6 lite"
 
@@ -23,27 +23,36 @@ def a_t5(length: int, *more: str):
 
 @pytest.mark.parametrize("kernel", schedules.CYCLES)
 def test_all_that_is_known_is_of_t2ts_own_blocks_too(kernel):
-  """So that every pace is one of two numbers that were counted in the same way."""
-  for cycles in schedules.CYCLES[kernel].values():
+  """Which stand for those that were not counted; no core does more in a cycle than its matrix units can."""
+  for kind, cycles in schedules.CYCLES[kernel].items():
     assert blocks.LARGEST in cycles
-    assert all(number > 0 for number in cycles.values())
+    clock = chips.peak_flops(kind) / 2 / schedules._MULTIPLY_ADDS[kind] / (2 if kind in ("TPU v4", "TPU v5") else 1)
+    assert 1.0e9 < clock < 2.5e9  # of a v4 and a v5p two cores are one device
+    assert all(kernel[1] * schedules._PRODUCTS / schedules._MULTIPLY_ADDS[kind] < each for each in cycles.values())
 
 
-def test_a_pace_is_one_where_blocks_are_t2ts_own_or_cover_the_sequence():
-  """Of an encoder whose rows are packed, of short texts, of what was not counted, and where no kernel runs."""
-  pace = lambda of, kernel="distance", kind=_V6E: schedules.pace(of, kind, on(kernel))
-  assert pace(a_t5(512)) == 1.0
-  assert pace(a_t5(4096, "--config.data.pack=True")) == 1.0
-  assert pace(a_t5(4096), "plain") == 1.0
-  assert pace(a_t5(4096), kind="TPU v2") == 1.0
-  cycles = schedules.CYCLES["distance"][_V6E]
-  assert pace(a_t5(4096)) == cycles[512, 512] / cycles[512, 1024] > 1.0
-  assert pace(a_t5(512, "--config.model.attention_block=256")) == cycles[512, 512] / cycles[256, 256] < 1.0
+def reached(cycles: int, kind: str, *, heads: int = 1) -> float:
+  """The share of its peak at which a core takes so many cycles for seven products of 512 x 512 x 128."""
+  return 7 * heads * 512 * 512 * 128 / cycles / (262_144 if kind in (_V6E, "TPU7x") else 65_536)
+
+
+def test_the_share_is_that_of_the_blocks_that_run():
+  """Of an encoder, where no block can be skipped, of packed rows, short texts, and blocks that are asked for; and that
+  of matmuls where nothing was counted, and where no kernel runs."""
+  share = lambda of, kernel="distance", kind=_V6E: schedules.share(of, kind, on(kernel))
+  cycles = schedules.CYCLES["distance", 2][_V6E]
+  assert share(a_t5(512)) == share(a_t5(128)) == reached(cycles[512, 512], _V6E, heads=2)
+  assert share(a_t5(4096, "--config.data.pack=True")) == share(a_t5(512))
+  assert share(a_t5(4096)) == reached(cycles[512, 1024], _V6E, heads=2)
+  assert share(a_t5(512, "--config.model.attention_block=256")) == reached(cycles[256, 256], _V6E, heads=2)
+  wide = a_t5(512, "--config.model.head_dim=128")
+  assert share(wide) == reached(schedules.CYCLES["distance", 1][_V6E][512, 512], _V6E)
+  assert share(a_t5(4096), "plain") == share(a_t5(4096), kind="TPU v2") == roofline.MATMUL_SHARE
 
 
 def test_what_smaller_blocks_cost_larger_ones_save():
   """As a share of what kernels take; nothing where the own blocks are the fastest that are known."""
-  cycles = schedules.CYCLES["distance"][_V6E]
+  cycles = schedules.CYCLES["distance", 2][_V6E]
   small = a_t5(4096, "--config.model.attention_block=256")
   relative = {size: cycles[size, size] / cycles[256, 256] for size in (512, 1024)}
   expected = {size: pytest.approx(10.0 * (1 - each)) for size, each in relative.items()}
@@ -59,12 +68,12 @@ def test_nothing_is_said_where_segments_or_a_window_skip_blocks(skips):
   assert schedules.saved(llama, _V6E, on("splash"), 10.0) == {}
 
 
-def test_a_pace_is_that_of_the_blocks_that_a_core_has_room_for():
+def test_a_share_is_that_of_the_blocks_that_a_core_has_room_for():
   """A v4 has no room for keys of 1,024 beside queries of 512, and at 8,192 positions for 256 alone."""
-  pace = lambda length: schedules.pace(a_t5(length), "TPU v4", on("distance"))
-  cycles = schedules.CYCLES["distance"]["TPU v4"]
-  assert pace(2048) == 1.0
-  assert pace(8192) == cycles[512, 512] / cycles[256, 256]
+  cycles = schedules.CYCLES["distance", 2]["TPU v4"]
+  for length, block in ((2048, 512), (8192, 256)):
+    own = reached(cycles[block, block], "TPU v4", heads=2)
+    assert schedules.share(a_t5(length), "TPU v4", on("distance")) == own
 
 
 def a_gpt(length: int, *more: str):
@@ -74,7 +83,7 @@ def a_gpt(length: int, *more: str):
 def test_what_a_causal_mask_leaves_out_counts():
   """Of 4 x 4 blocks 10 are computed, of 2 x 2 there are 3 of 4: what a v5e's larger ones save is lost again."""
   of = lambda length, kind, *more: schedules.saved(a_gpt(length, *more), kind, on("splash"), 1.0)
-  cycles = schedules.CYCLES["splash"][_V6E]
+  cycles = schedules.CYCLES["splash", 1][_V6E]
   relative = cycles[1024, 1024] / cycles[512, 512] * (3 / 4) / (10 / 16)
   assert of(2048, _V6E) == {1024: pytest.approx(1 - relative)}
   assert of(2048, "TPU v5 lite") == {}
@@ -83,19 +92,20 @@ def test_what_a_causal_mask_leaves_out_counts():
   assert of(512, _V6E) == {}
 
 
-@pytest.mark.parametrize("kind", schedules.CYCLES["splash"])
+@pytest.mark.parametrize("kind", schedules.CYCLES["splash", 1])
 def test_long_causal_sequences_have_the_blocks_that_are_faster(kind):
   """On each generation, and no faster ones are known; not where segments skip some or sequences are split, in float32,
   of wide heads, or where some are asked for."""
-  cycles = schedules.CYCLES["splash"][kind]
-  pace = lambda length, *more: schedules.pace(a_gpt(length, *more), kind, on("splash"))
-  assert pace(splash.LONG) == cycles[512, 512] / cycles[1024, 1024]
+  cycles = schedules.CYCLES["splash", 1][kind]
+  share = lambda length, *more: schedules.share(a_gpt(length, *more), kind, on("splash"))
+  assert share(splash.LONG) == reached(cycles[1024, 1024], kind)
   assert schedules.saved(a_gpt(splash.LONG), kind, on("splash"), 1.0) == {}
   asked = "--config.model.attention_block=512"
   assert 1024 in schedules.saved(a_gpt(splash.LONG, asked), kind, on("splash"), 1.0)
   others = ("--config.data.pack=True", "--config.model.attention_window=9", "--config.model.dtype=float32", asked)
   others += ("--config.mesh.sequence=2", "--config.model.head_dim=192")
-  assert {pace(splash.LONG, each) for each in others} == {pace(splash.LONG - 512)} == {1.0}
+  for own in (share(splash.LONG - 512), *(share(splash.LONG, each) for each in others)):
+    assert own == reached(cycles[512, 512], kind)
 
 
 def test_keys_of_a_block_are_more_where_none_can_be_skipped():

@@ -201,8 +201,8 @@ def predicted(executed: hlo_cost.Program, config: Config, mesh: jax.sharding.Mes
   chip, peak = chips.CHIPS.get(kind), chips.peak_flops(kind)
   if chip is None or peak is None:
     return None
-  pace = schedules.pace(config, kind, attention_kernels(config, mesh))
-  return roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim, kernel_pace=pace)
+  share = schedules.share(config, kind, attention_kernels(config, mesh))
+  return roofline.times(executed, chip, peak, mesh, head_dim=config.model.head_dim, kernel_share=share)
 
 
 def unknown_trips(config: Config, mesh: jax.sharding.Mesh) -> float:

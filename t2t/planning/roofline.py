@@ -4,7 +4,8 @@
 
 work: each instruction for itself takes max(FLOPs / (share of peak that matmuls reach), bytes / (share of bandwidth that
   is reached)): matmuls hide the memory traffic of what is fused into them, but not that of their neighbours.  Matrices
-  and heads narrower than a TPU's matrix unit take as long as if they filled it.
+  and heads narrower than a TPU's matrix unit take as long as if they filled it.  TPUs' kernels of attention reach what
+  libtpu's schedules of them say.
 memory: all bytes, copies that run ahead included, at that bandwidth.
 host: bytes between the device and its host's memory, which are on their way while other things are computed.
 exposed: collectives, during which a chip waits.  What is started ahead of its use is exposed by what is left of it once
@@ -78,7 +79,7 @@ def times(
   mesh: jax.sharding.Mesh,
   *,
   head_dim: int = 0,
-  kernel_pace: float = 1.0,
+  kernel_share: float = MATMUL_SHARE,
 ) -> Times:
   """The times of a program.
 
@@ -88,7 +89,7 @@ def times(
     peak: its FLOP/s in bfloat16.
     mesh: whose axes the collectives name, of real devices or of a topology's.
     head_dim: of attention, for its kernels; 0: they have none.
-    kernel_pace: of kernels of attention, see `schedules.pace`.
+    kernel_share: of the peak, that kernels of attention reach, see `schedules.share`.
   """
   stream = BANDWIDTH_SHARE * chip.hbm_bandwidth
   # GPUs have small units.
@@ -99,8 +100,8 @@ def times(
     left.append(0.0)
     if not each.overlaps:
       flops = each.flops * narrow if each.is_kernel else each.busy_flops if chip.wraps_from else each.flops
-      pace = each.pace * kernel_pace if each.is_kernel else each.pace
-      own, streamed = flops / pace / (MATMUL_SHARE * peak), each.bytes / stream
+      share = kernel_share if each.is_kernel else MATMUL_SHARE
+      own, streamed = flops / each.pace / (share * peak), each.bytes / stream
       what = "memory" if streamed > own else "kernels" if each.is_kernel else "matmuls"
       left[-1] = each.times * max(own, streamed)
       took[what] += left[-1]

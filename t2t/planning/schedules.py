@@ -4,21 +4,29 @@ from collections.abc import Mapping
 
 from t2t.models import kernels
 from t2t.models.kernels import blocks, distance, splash
+from t2t.planning import roofline
 from t2t.sections import Config
 from t2t.training import recipe
 
-# Cycles of forward and backward kernels for each 512 x 512 pairs of the features that fill 128 lanes, in bfloat16:
-# kernel -> `jax.Device.device_kind` -> blocks of queries and of keys.  Counted by benchmarks/schedules.py with libtpu
-# 0.0.42, of two heads of 64 features without a mask, and for splash of one of 128 with a causal mask.
-CYCLES: Mapping[str, Mapping[str, Mapping[tuple[int, int], int]]] = {
-  "distance": {
+# Cycles of forward and backward kernels for each 512 x 512 pairs of the heads that fill 128 lanes, in bfloat16: kernel
+# and heads -> `jax.Device.device_kind` -> blocks of queries and of keys.  Counted by benchmarks/schedules.py (libtpu
+# 0.0.42), of distance.py without a mask, of splash, whose kernels take one head at a time, with a causal one.
+CYCLES: Mapping[tuple[str, int], Mapping[str, Mapping[tuple[int, int], int]]] = {
+  ("distance", 2): {
     "TPU v4": {(256, 256): 14_752, (512, 512): 10_963, (512, 1024): 10_229},
     "TPU v5 lite": {(256, 256): 11_680, (512, 512): 7_747, (512, 1024): 7_229, (1024, 1024): 7_378},
     "TPU v5": {(256, 256): 13_732, (512, 512): 8_089, (512, 1024): 7_334, (1024, 1024): 7_479},
     "TPU v6 lite": {(256, 256): 8_384, (512, 512): 5_305, (512, 1024): 4_635, (1024, 1024): 4_506},
     "TPU7x": {(256, 256): 9_744, (512, 512): 5_318, (512, 1024): 4_641, (1024, 1024): 4_598},
   },
-  "splash": {
+  ("distance", 1): {
+    "TPU v4": {(256, 256): 11_108, (512, 512): 6_963, (512, 1024): 6_082},
+    "TPU v5 lite": {(256, 256): 8_504, (512, 512): 5_282, (512, 1024): 4_630, (1024, 1024): 4_460},
+    "TPU v5": {(256, 256): 9_472, (512, 512): 5_605, (512, 1024): 4_968, (1024, 1024): 4_730},
+    "TPU v6 lite": {(256, 256): 5_932, (512, 512): 3_358, (512, 1024): 2_762, (1024, 1024): 2_545},
+    "TPU7x": {(256, 256): 7_208, (512, 512): 3_488, (512, 1024): 2_887, (1024, 1024): 2_580},
+  },
+  ("splash", 1): {
     "TPU v4": {(256, 256): 11_720, (512, 512): 6_785, (1024, 1024): 5_420},
     "TPU v5 lite": {(256, 256): 9_048, (512, 512): 4_932, (1024, 1024): 4_184},
     "TPU v5": {(256, 256): 10_624, (512, 512): 5_307, (1024, 1024): 4_258},
@@ -26,6 +34,11 @@ CYCLES: Mapping[str, Mapping[str, Mapping[tuple[int, int], int]]] = {
     "TPU7x": {(256, 256): 7_096, (512, 512): 3_131, (1024, 1024): 2_501},
   },
 }
+
+# Multiply-adds of a core's matrix units in a cycle: what its peak is at the clock that it runs at.
+_MULTIPLY_ADDS = {"TPU v4": 2**16, "TPU v5 lite": 2**16, "TPU v5": 2**16, "TPU v6 lite": 2**18, "TPU7x": 2**18}
+# Of a block and a head, two products forward and five backward, as if the head had 128 features.
+_PRODUCTS = 7 * 512 * 512 * 128
 
 # What a search may try.
 SIZES = (256, 512, 1024)
@@ -54,10 +67,11 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
   return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
 
 
-def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]) -> float:
-  """How many times as fast a kernel of attention is as in blocks of 512 x 512, on the side that has the most positions.
+def share(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]) -> float:
+  """The share of its peak that a TPU's kernel of attention reaches, on the side that has the most positions.
 
-  1 where that is not known, and for sequences that such a block covers.
+  By the cycles that libtpu schedules for its blocks; where they were not counted, as much as matmuls do.  FLOPs of
+  narrow heads count as if these were wide.
 
   Args:
     config: of the step.
@@ -65,11 +79,15 @@ def pace(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice])
     chosen: of `recipe.attention_kernels`.
   """
   side, length = _longest(config)
-  cycles = CYCLES.get(chosen[side].kernel, {}).get(device_kind, {})
-  bounds = _bounds(config, side, length, chosen[side].kernel, device_kind)
+  kernel = chosen[side].kernel
+  heads = 2 if kernel == "distance" and config.model.head_dim < distance.LANES else 1
+  cycles = CYCLES.get((kernel, heads), {}).get(device_kind)
+  if cycles is None:
+    return roofline.MATMUL_SHARE
+  bounds = _bounds(config, side, length, kernel, device_kind)
   if length <= min(bounds) or bounds not in cycles:
-    return 1.0
-  return cycles[blocks.LARGEST] / cycles[bounds]
+    bounds = blocks.LARGEST
+  return heads * _PRODUCTS / (cycles[bounds] * _MULTIPLY_ADDS[device_kind])
 
 
 def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice], seconds: float) -> dict[int, float]:
@@ -79,7 +97,7 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]
   rows, which nobody knows before, or a window, beside which larger ones never are the faster: of those nothing is said.
 
   Args:
-    config, device_kind, chosen: see `pace`.
+    config, device_kind, chosen: see `share`.
     seconds: that the step's kernels of attention take.
   """
   side, length = _longest(config)
@@ -90,8 +108,8 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]
 
   def cost(of: Config) -> float:
     sizes = tuple(blocks.block(length, bound) for bound in bounds(of))
-    share = distance.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
-    return share / pace(of, device_kind, chosen)
+    visible = distance.share_by_place(sizes, (length, length), causal=side == "decoder", window=0)
+    return visible / share(of, device_kind, chosen)
 
   own = cost(config)
   others = {size: config.with_(model={"attention_block": size}) for size in SIZES}
