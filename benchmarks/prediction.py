@@ -181,8 +181,10 @@ _HEAD = """# What `t2t plan` predicts, and what was measured
 Made by `python benchmarks/prediction.py --programs DIR --markdown docs/prediction.md` (t2t's own program for each run,
 compiled by libtpu; the times were published by others, for MaxText's programs on real TPUs).  The constants of
 `t2t/planning/roofline.py` are older than this table; who changes them does so on the runs called "fit", and "test" are
-held out.  Younger is one line of the rule, that what is sent hides behind what is computed meanwhile and no more: it
-changed none of these rows, whose products take longer than their links, and is what makes others wait.  "loose": the
+held out.  Two lines of the rule are younger.  What is sent hides behind what is computed meanwhile and no more: that
+changed none of these rows, whose products take longer than their links, and is what makes others wait.  TPUs' kernels
+of attention take the cycles that libtpu schedules for them, at no discount, as fits "fit" best: it was four fifths of
+the peak before, and of splash attention backward what a causal mask leaves out was counted, too.  "loose": the
 published table names neither batch nor remat policy, so that these are no test of anything but the order of magnitude.
 Gigabytes stand where the plan counts more of them than a chip has: it says that such a program does not fit, though
 libtpu compiles it.  Runs of the benchmark that are not in the table were not compiled yet.
