@@ -353,6 +353,8 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
     (["--price", "4"], "--price 4: needs --tokens"),
     (["--tokens", "-1"], "--tokens -1: must be above 0"),
     (["--search", "--max_compiles", "0"], "--max_compiles 0: must be above 0"),
+    (["--config.model.positions=learned", "--config.model.max_length=64"], "config.model.max_length=64 positions"),
+    (["--search", "--config.model.positions=learned", "--config.model.max_length=64"], "of 512 in the encoder"),
   ],
 )
 def test_bad_options_are_refused(capsys, arguments, message):

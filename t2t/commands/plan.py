@@ -62,6 +62,8 @@ def main(argv: list[str]) -> None:
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
   run = _stages(records(inherited(config, parser, argv)))
+  for stage in run:
+    recipe.check_positions(stage.config)
   largest = recipe.largest(run)
   if options.search:
     if largest.name:
