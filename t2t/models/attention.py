@@ -261,7 +261,7 @@ def attend(
     # Where the mesh splits sequences, each device has all keys to its part of the queries (Dubey et al. 2024, section
     # 3.3.2): they are small, and any mask works as it is.
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
-  groups, shared = query.shape[1] // keys.shape[1], keys
+  groups = query.shape[1] // keys.shape[1]
   if t5_dropout and dropout_key is not None and dropout_rate > 0.0:
     # To drop a key's probabilities for all queries is to drop its row of values, of each head by itself.
     if groups > 1:
@@ -272,8 +272,7 @@ def attend(
   if not mask.is_decoding:
     added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
     reach = bias.reach if by_distance else 0
-    # By what heads share, as a run says it before: not by the copies that dropout makes.
-    choice = choose(query, shared, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel)
+    choice = choose(query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel)
     if choice.kernel != "plain":
       if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])
