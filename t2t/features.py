@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from t2t import UserError
 from t2t.models.architecture import ARCHITECTURES, Architecture, architecture_of
 
 ENCODER = ("inputs", "targets", "loss_weights", "token_types")
@@ -80,6 +81,29 @@ def model_lengths(architecture: str, lengths: Mapping[str, int]) -> dict[str, in
   if kind.continues:
     return {"decoder": lengths["targets"] if "both_ways" in lengths else sum(lengths.values())}
   return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
+
+
+def check_learned(architecture: str, lengths: Mapping[str, int], most: int) -> None:
+  """Whether so many positions are learned as a sequence may have.
+
+  Args:
+    architecture: of the model.
+    lengths: of `task_lengths`.
+    most: positions that are learned; 0: any number will do.
+
+  Raises:
+    UserError: there are fewer; names the keys that say how long a sequence is.
+  """
+  for side, length in model_lengths(architecture, lengths).items():
+    if most and length > most:
+      joined = ARCHITECTURES[architecture].continues and "texts" not in lengths and "both_ways" not in lengths
+      keys = (
+        lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if "texts" in lengths else "targets"}[side]]
+      )
+      raise UserError(
+        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
+        f" config.model.max_length={most} positions are learned; shorten the data or learn more"
+      )
 
 
 def model_features(architecture: str, lengths: Mapping[str, int], *, pack: bool, tasks: bool = False) -> dict[str, int]:

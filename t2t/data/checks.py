@@ -5,9 +5,8 @@ import itertools
 
 import tensorflow as tf
 
-from t2t import UserError
+from t2t import UserError, features
 from t2t.data import (
-  converters,
   languages,
   mixed,
   objectives,
@@ -19,7 +18,6 @@ from t2t.data import (
   vocabularies,
 )
 from t2t.data.sources import scan, text_files
-from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
@@ -75,15 +73,7 @@ def check(
   task = pipeline.load_task(data, architecture, heads=heads)
   for objective in sorted(objectives.of(task)):
     objectives.check_fits(objective, architecture, where=data.named)
-  lengths = pipeline.feature_lengths(data, architecture, task)
-  for side, length in converters.model_lengths(architecture, lengths).items():
-    if model_max_length and length > model_max_length:
-      joined = ARCHITECTURES[architecture].continues and not heads and "both_ways" not in lengths
-      keys = lengths if joined else [{"encoder": "inputs", "decoder": "inputs" if heads else "targets"}[side]]
-      raise UserError(
-        f"{' + '.join(f'config.data.{key}_length' for key in keys)}: sequences of {length} in the {side}, but"
-        f" config.model.max_length={model_max_length} positions are learned; shorten the data or learn more"
-      )
+  features.check_learned(architecture, pipeline.feature_lengths(data, architecture, task), model_max_length)
   own = mixed.each(data) if data.sources else {}
   for each, where in [(data, "config.data"), *((x, f"config.data.sources.{name}") for name, x in own.items())]:
     for key in ("files", "eval_files"):

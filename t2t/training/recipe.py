@@ -413,18 +413,9 @@ def check_lengths(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def check_positions(config: Config) -> None:
-  """Whether so many positions are learned as sequences have, before anything is compiled; no data is read for it.
-
-  Raises:
-    UserError: there are fewer.
-  """
+  """Whether so many positions are learned as sequences have, see `features.check_learned`; no data is read for it."""
   most = adapt.as_asked(config.model, config.adapters).most_positions
-  for side, length in lengths(config).items():
-    if most and length > most:
-      raise UserError(
-        f"config.data.inputs_length, config.data.targets_length: sequences of {length} in the {side}, but"
-        f" config.model.max_length={most} positions are learned; shorten the data or learn more"
-      )
+  features.check_learned(config.model.architecture, _task_lengths(config), most)
 
 
 def check_front(config: Config) -> None:

@@ -101,9 +101,9 @@ def choose(
     bounds = distance.bounds_for(part, key_length, head_dim, dtype, reach=farther, device_kind=device_kind)
     in_lanes = distance.LANES % head_dim == 0 or head_dim % distance.LANES == 0
     in_blocks = length_shards == 1 or part % SMALLEST == 0
-    # Splash must then go through all rows as one, and twice backwards.
-    differs = mask.query_segments is not None or (mask.causal and (mask.prefix is not None or length_shards > 1))
-    faster = differs and not mask.window and bounds == blocks.LARGEST and in_lanes and in_blocks
+    # Splash goes through all such rows as one, and twice backwards.
+    apart = splash.goes_end_to_end(mask, is_split=length_shards > 1)
+    faster = apart and bounds == blocks.LARGEST and in_lanes and in_blocks
     for needed, reason in (
       (asked == "distance", "as config.model.attention_kernel says"),
       (bias, "bias by distance"),

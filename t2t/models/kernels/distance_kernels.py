@@ -183,11 +183,9 @@ def _call(kernel, shape: tiles.Shape, given: dict, outs: dict, scratch: list, *,
     if name == "lse":
       rows = (1, 1, shape.group, length)
       return pl.BlockSpec(rows, lambda h, b, x, y, *references: (b, h, 0, number(b, x, y, references)))
-    if name in ("keys", "values") and shape.shared > 1:
-      shared = lambda h: jax.lax.div(h, np.int32(shape.shared))
-      at = lambda h, b, x, y, *references: (b, number(b, x, y, references), shared(h))
-      return pl.BlockSpec((1, length, lanes), at)
-    return pl.BlockSpec((1, length, lanes), lambda h, b, x, y, *references: (b, number(b, x, y, references), h))
+    sharing = shape.shared if name in ("keys", "values") else 1
+    at = (lambda h: jax.lax.div(h, np.int32(sharing))) if sharing > 1 else (lambda h: h)
+    return pl.BlockSpec((1, length, lanes), lambda h, b, x, y, *references: (b, number(b, x, y, references), at(h)))
 
   arrays = [name for name in given if name not in _SCALARS]
 

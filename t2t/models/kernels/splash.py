@@ -31,6 +31,20 @@ def bounds(
   return blocks_lib.bounds(asked, skips=True)
 
 
+def goes_end_to_end(mask: AttentionMask, *, is_split: bool) -> bool:
+  """Whether rows differ in what is hidden, so that they must lie end to end, see `attend`.
+
+  A window's blocks are few, and known before.
+
+  Args:
+    mask: what it has matters, not the numbers in it.
+    is_split: the queries are part of a sequence.
+  """
+  return not mask.window and (
+    mask.query_segments is not None or (mask.causal and (mask.prefix is not None or is_split))
+  )
+
+
 def _blocks_that_run(
   reach: jax.Array | None,
   query_segments: jax.Array | None,
@@ -72,8 +86,7 @@ def attend(
     raise ValueError("splash attention has no ranks")
   if has_prefix and mask.window:
     raise ValueError("splash attention has no window with a prefix")
-  # A window's blocks are few, and known before.
-  end_to_end = not mask.window and (mask.query_segments is not None or has_prefix or reach is not None)
+  end_to_end = goes_end_to_end(mask, is_split=reach is not None)
   alone = mask.causal and not mask.window and not end_to_end
   largest = bounds(largest_block, (query_length, key_length), query.shape[3], query.dtype, causal=alone)
   blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
