@@ -1,5 +1,4 @@
 import bisect
-import dataclasses
 
 from flax import nnx
 from hypothesis import given, settings, strategies
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 import toy
 
-from t2t import UserError, sharding
-from t2t.models import attention, chosen_kernels, cpu, transformer
+from t2t import sharding
+from t2t.models import attention, cpu
 from t2t.models.masks import AttentionMask
 
 # The first distance of each bucket in T5's tables, 32 buckets up to distance 128: exact ones, then
@@ -436,84 +435,3 @@ def test_queries_and_keys_are_normed_head_by_head():
   np.testing.assert_allclose(np.mean(np.square(keys), axis=-1), 1.0, rtol=1e-4)
   layer.query, layer.key = (nnx.Param(1e3 * kernel[...]) for kernel in (layer.query, layer.key))
   np.testing.assert_allclose(layer(x, *layer.keys_and_values(x), mask=NO_MASK), expected, atol=1e-4)
-
-
-# ---- Which kernel a model's attention runs on ------------------------------------------------------------------------
-
-
-def features(config, *, length):
-  """Model features of two rows: their shapes, which is all that is asked for."""
-  batch = toy.batch(architecture=config.architecture, padded_to=(length, length if config.num_encoder_layers else 0))
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
-
-
-def chosen(config, *, length):
-  found = chosen_kernels.attention_kernels(config, features(config, length=length))
-  return {part: str(choice) for part, choice in found.items()}
-
-
-def of_lanes(kind, **fields):
-  """Whose heads fill the lanes of a TPU."""
-  return dataclasses.replace(toy.KINDS[kind], num_heads=4, num_kv_heads=0, head_dim=64, **fields)
-
-
-def test_a_cpu_has_no_kernels():
-  """Each kind of attention that a model has is told."""
-  assert chosen(toy.KINDS["t5_1_1"], length=256) == dict.fromkeys(("encoder", "decoder", "cross"), "plain (CPU)")
-  assert chosen(toy.KINDS["llama"], length=256) == {"decoder": "plain (CPU)"}
-  assert chosen(toy.KINDS["bert"], length=256) == {"encoder": "plain (CPU)"}
-
-
-def test_kernels_are_chosen_by_what_attention_needs(monkeypatch):
-  """By distance where a bias is added or single probabilities are dropped; plain if a sequence is less than a block."""
-  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  splash, biased = "splash (TPU, no bias)", "distance (TPU, bias by distance)"
-  apart = "distance (TPU, rows with masks of their own)"
-  assert chosen(toy.KINDS["llama"], length=128) == {"decoder": splash}
-  assert chosen(toy.KINDS["bert"], length=128) == {"encoder": splash}
-  assert chosen(of_lanes("prefix_lm"), length=128) == {"decoder": biased}
-  assert chosen(of_lanes("t5_1_1"), length=128) == {"encoder": biased, "decoder": biased, "cross": apart}
-  assert chosen(of_lanes("t5_1_1", dropout_rate=0.1), length=128)["cross"] == apart
-  six = "plain (head_dim 6, TPU, bias by distance)"
-  assert chosen(toy.KINDS["t5_1_1"], length=128) == {"encoder": six, "decoder": six, "cross": splash}
-  assert chosen(toy.KINDS["modern_t5"], length=128) == dict.fromkeys(("encoder", "decoder", "cross"), splash)
-  assert chosen(of_lanes("llama"), length=127) == {"decoder": "distance (TPU, length 127)"}
-  assert chosen(toy.KINDS["llama"], length=63) == {"decoder": "plain (length 63, a block has 128)"}
-  assert chosen(of_lanes("mpt"), length=2_048) == {"decoder": biased}
-  far = "plain (bias that changes up to distance 4095, 2048 TPU, bias by distance)"
-  assert chosen(of_lanes("mpt"), length=4_096) == {"decoder": far}
-  dropped = {"decoder": "distance (TPU, dropout of probabilities)"}
-  assert chosen(of_lanes("llama", dropout_rate=0.1), length=128) == dropped
-
-
-def test_a_kernel_that_is_asked_for_runs_or_says_why_not(monkeypatch):
-  """Before anything is compiled."""
-  asked = lambda name, **fields: chosen(of_lanes("t5_1_1", attention_kernel=name, **fields), length=128)
-  assert set(asked("plain").values()) == {"plain (as config.model.attention_kernel says)"}
-  with pytest.raises(UserError, match=r"attention_kernel=distance: cannot be had for queries of .* run plain \(CPU\)"):
-    asked("distance")
-  with pytest.raises(UserError, match="config.model.attention_kernel='flash'|attention_kernel=flash"):
-    asked("flash")
-  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  assert all(found.startswith("distance") for found in asked("distance").values())
-  with pytest.raises(
-    UserError, match=r"attention_kernel=splash: cannot be had .* run distance \(TPU, bias by distance"
-  ):
-    asked("splash")
-
-
-@pytest.mark.parametrize("kind", ["llama", "t5_1_1", "modern_t5", "bert"])
-def test_the_kernel_that_is_told_is_the_one_that_runs(kind, monkeypatch):
-  """In the program of a model there is a kernel for each attention that is said to have one, and no other."""
-  monkeypatch.setattr(sharding, "platform", lambda: "tpu")
-  config = of_lanes(kind)
-  if config.max_length:
-    config = dataclasses.replace(config, max_length=128)
-  batch = features(config, length=128)
-  choices = chosen_kernels.attention_kernels(config, batch)
-  layers_of = dict(
-    encoder=config.num_encoder_layers, decoder=config.num_decoder_layers, cross=config.num_decoder_layers
-  )
-  program = jax.make_jaxpr(lambda batch: transformer.build(config, nnx.Rngs(0))(batch))(batch)
-  ran = sum(repeated for equation, repeated in toy.equations(program.jaxpr) if equation.primitive.name == "pallas_call")
-  assert ran == sum(layers_of[part] for part, choice in choices.items() if choice.kernel != "plain")

@@ -10,6 +10,7 @@ import toy
 
 from t2t import metrics, sharding
 from t2t.models.flops import model_flops
+from t2t.models.masks import AttentionMask
 from t2t.training import throughput as throughput_lib
 from t2t.training.throughput import Throughput
 
@@ -82,6 +83,20 @@ def test_model_flops_of_an_encoder_alone(kind):
   batch = toy.batch((8,) * 4, (1,) * 4, padded_to=(8, 1), architecture="encoder_only")
   flops = model_flops(toy.KINDS[kind], batch_size=4, lengths={"encoder": 8}, predicted=0.25)
   assert flops == counted_flops(toy.KINDS[kind], batch, chunk_tokens=8)
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 3])
+@pytest.mark.parametrize("window", [0, 1, 3, 7, 8, 100])
+def test_model_flops_of_a_window(window, every):
+  """Of pairs that are near enough in the layers that have it, as many as its mask lets see each other."""
+  config = dataclasses.replace(
+    toy.KINDS["bert"], num_encoder_layers=5, attention_window=window, global_attention_every=every if window else 0
+  )
+  flops = lambda of: model_flops(of, batch_size=2, lengths={"encoder": 8})
+  whole = flops(dataclasses.replace(config, attention_window=0, global_attention_every=0))
+  near = 64 if not window else AttentionMask(window=window).allowed(8, 8).sum()
+  local = 5 - len(range(0, 5, every)) if every else 5
+  assert whole - flops(config) == 6 * 2 * local * 2 * config.num_heads * config.head_dim * (64 - near)
 
 
 def throughput(monkeypatch, device_kind):

@@ -103,7 +103,7 @@ def test_the_search_tries_orders_of_the_best(monkeypatch):
   found = search.refined(config(), results, devices)
   assert found and all(each.order and each.batch_size == 32 for each in found)
   assert f"--config.mesh.order={','.join(found[0].order)}" in found[0].flags()
-  assert not found[0].is_slower(results[1].candidate)
+  assert not found[0].is_slower(results[1].candidate, results[1].plan)
   results[1].plan["seconds_at_peak"] = None
   assert search.refined(config(), results, devices) == []
 

@@ -25,6 +25,8 @@ def planned(total: float, speed: float, capacity: float = 10.0) -> dict:
   found = {"memory_per_chip": {"total": total, "capacity": capacity}, "fits": total <= capacity}
   return found | {
     "tokens_per_second": speed,
+    "seconds_at_peak": {"compute": 0.7},
+    "exposed_seconds": 0.1,
     "predicted_step_seconds": 1.0,
     "predicted_mfu": 0.5,
     "bound": max(BOUNDS, key=len),
@@ -77,12 +79,37 @@ def test_what_cannot_be_better_is_not_compiled(cache):
   assert compiled == [("minimal", 1), ("none", 1), ("none", 2)]
 
 
+def test_what_computes_more_may_be_faster_where_memory_bounds():
+  """What is not kept is not read either: more is computed in vain where products and waiting take most of the step."""
+  plan = planned(1.0, 1.0)
+  own, again = candidate(), candidate(remat="full")
+  slower = lambda **times: again.is_slower(own, plan | times)
+  assert slower()
+  assert not slower(seconds_at_peak={"compute": 0.4})  # of a second 0.5 for products, and a third more is less than one
+  assert slower(seconds_at_peak={"compute": 0.4}, exposed_seconds=0.35)
+  assert not own.is_slower(again, plan)
+  # Where nothing is known of times, FLOPs are what ranks.
+  assert slower(seconds_at_peak=None)
+  # Parts of the same are no faster whatever bounds.
+  assert candidate(microbatches=2).is_slower(own, plan | {"seconds_at_peak": {"compute": 0.1}})
+
+
+def test_meshes_that_evaluation_does_not_divide_over_are_no_candidates():
+  shards = lambda *more: {
+    dict(each.mesh)["data"] * dict(each.mesh)["fsdp"]
+    for each in candidates.candidates(config(*T5, *more), jax.devices(), capacity=None)
+  }
+  assert shards() == {2, 4, 8}
+  assert shards("--config.eval.batch_size=4") == {2, 4}
+
+
 def test_what_waits_on_the_host_is_its_own_way_out():
   """It may fit where all else is too large, and may be slower than what computes as much again on the device."""
   on_host, kept = candidate(remat=ATTENTION_ON_HOST), candidate(remat=ATTENTION_KEPT)
   assert not on_host.needs_more(candidate(remat="full"))
-  assert on_host.is_slower(kept)
-  assert not kept.is_slower(on_host)
+  plan = planned(1.0, 1.0)
+  assert on_host.is_slower(kept, plan)
+  assert not kept.is_slower(on_host, plan)
   assert kept.needs_more(candidate(remat="full"))
 
 
@@ -111,8 +138,8 @@ def test_the_optimizer_may_wait_on_the_host():
   own, away = candidate(), candidate(offload_optimizer=True)
   assert own.needs_more(away)
   assert not away.needs_more(own)
-  assert away.is_slower(own)
-  assert not own.is_slower(away)
+  assert away.is_slower(own, planned(1.0, 1.0))
+  assert not own.is_slower(away, planned(1.0, 1.0))
   assert away.apply(config(*T5)).train.offload_optimizer
   assert away.flags() == own.flags() + " --config.train.offload_optimizer=True"
   assert "none*" in search.table([search.Result(away, planned(1.0, 1.0))])

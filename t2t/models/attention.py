@@ -261,6 +261,7 @@ def attend(
     # Where the mesh splits sequences, each device has all keys to its part of the queries (Dubey et al. 2024, section
     # 3.3.2): they are small, and any mask works as it is.
     keys, values = (sharding.shard(x, "batch", "heads", None, "kv") for x in (keys, values))
+  mask = mask.without_idle_window(query.shape[2], keys.shape[2])
   groups = query.shape[1] // keys.shape[1]
   if t5_dropout and dropout_key is not None and dropout_rate > 0.0:
     # To drop a key's probabilities for all queries is to drop its row of values, of each head by itself.

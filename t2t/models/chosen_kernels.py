@@ -15,7 +15,10 @@ from t2t.models.masks import AttentionMask
 def attention_kernels(
   config: TransformerConfig, batch: Batch, *, prompt: int = 0, prefix: Mapping[str, int] | None = None
 ) -> dict[str, kernels.Choice]:
-  """What each kind of attention runs on in training, "encoder", "decoder" and "cross", under the mesh that is set.
+  """What each kind of attention runs on in training, under the mesh that is set.
+
+  They are "encoder", "decoder" and "cross"; and "encoder window" and "decoder window" where layers with a window take
+  turns with others, which "encoder" and "decoder" are then, and run on another kernel.
 
   Args:
     config: of the model.
@@ -26,7 +29,7 @@ def attention_kernels(
   tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
   added = {config.kind.answers: prompt}
 
-  def choose(queries: str, keys: str, mask: AttentionMask) -> kernels.Choice:
+  def choose(queries: str, keys: str, mask: AttentionMask, window: int = 0) -> kernels.Choice:
     def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
       rows, length = tokens[side].shape
       return jax.ShapeDtypeStruct((rows, heads, length + added.get(side, 0), config.head_dim), config.dtype)
@@ -37,7 +40,7 @@ def attention_kernels(
       array(keys, config.kv_heads),
       dataclasses.replace(
         mask,
-        window=0 if queries != keys or config.global_attention_every else config.attention_window,
+        window=window,
         front=(prefix or {}).get(keys, 0) if queries == keys else 0,
       ),
       bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
@@ -46,13 +49,19 @@ def attention_kernels(
       kernel=config.attention_kernel,
     )
 
+  def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, kernels.Choice]:
+    windows = config.windows(tokens[side].shape[1] + added.get(side, 0))
+    first, *others = (choose(side, side, mask, window) for window in windows)
+    # Where layers with a window take turns with others, and run on something else.
+    return {side: first} | {f"{side} window": other for other in others if str(other) != str(first)}
+
   found = {}
   # That an encoder's positions have segments matters, not which.
   reading = functools.partial(AttentionMask, key_segments=tokens.get("encoder"), padded=is_padded(batch))
   if "encoder" in tokens:
-    found["encoder"] = choose("encoder", "encoder", reading(tokens["encoder"]))
+    found |= choose_for_layers("encoder", reading(tokens["encoder"]))
   if "decoder" in tokens:
-    found["decoder"] = choose("decoder", "decoder", transformer.decoder_mask(config, batch))
+    found |= choose_for_layers("decoder", transformer.decoder_mask(config, batch))
   if len(tokens) == 2:
     found["cross"] = choose("decoder", "encoder", reading(tokens["decoder"]))
   return found

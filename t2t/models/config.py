@@ -6,6 +6,7 @@ import importlib.util
 import math
 import numbers
 import re
+from typing import Any
 
 from t2t import UserError, did_you_mean
 from t2t.models import remat
@@ -192,7 +193,7 @@ class TransformerConfig:
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
   #: splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
   attention_kernel: str = ""
-  attention_block: int = 0  # positions of the largest blocks of TPUs' kernels, 128, 256, 512 ...; 0: t2t's choice
+  attention_block: int = 0  # positions of the largest blocks of TPUs' kernels, 128, 256, 512 or 1024; 0: t2t's choice
   #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host;
   #: or all but what is named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
@@ -262,6 +263,17 @@ class TransformerConfig:
     """The distance within a sequence of `length` from which on what is added stays the same."""
     return self.relative_position_max_distance if self.positions == "relative" else max(length - 1, 1)
 
+  def is_local(self, index: Any) -> Any:
+    """Whether the layer of this number, an integer or int [], has the attention window."""
+    if not self.attention_window or not self.global_attention_every:
+      return bool(self.attention_window)
+    return index % self.global_attention_every != self.global_attention_first
+
+  def windows(self, length: int) -> tuple[int, ...]:
+    """Of each kind of layer, how far it sees to either side of `length` positions; 0: all of them."""
+    own = self.attention_window if self.attention_window < length - 1 else 0
+    return tuple(dict.fromkeys((0, own) if self.global_attention_every else (own,)))
+
   @property
   def gated(self) -> bool:
     """Whether the feed-forward layers have a gate."""
@@ -297,8 +309,9 @@ class TransformerConfig:
       self._check_number(field)
     if self.norm_epsilon < 0.0:
       raise UserError(f"config.model.norm_epsilon={self.norm_epsilon}: must be at least 0")
-    if self.attention_block and (self.attention_block < 128 or self.attention_block.bit_count() != 1):
-      raise UserError(f"config.model.attention_block={self.attention_block}: must be a power of two from 128 on, or 0")
+    if self.attention_block not in (0, 128, 256, 512, 1024):
+      # Larger ones have no room in a core.
+      raise UserError(f"config.model.attention_block={self.attention_block}: must be 128, 256, 512, 1024, or 0")
     if not 0.0 <= self.dropout_rate < 1.0:
       raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:

@@ -11,8 +11,9 @@ def model_flops(
   """Floating-point operations of one training step, forward and backward, without recomputation.
 
   Two for each multiply-add, three times the forward pass for forward and backward: 6 x parameters of a matmul x the
-  tokens that pass through it, plus attention's scores and weighted values (a causal mask or a window saves nothing
-  here).  Embedding lookups, norms, softmax and activations are not counted (PaLM, Chowdhery et al. 2022, appendix B).
+  tokens that pass through it, plus attention's scores and weighted values (a causal mask saves nothing here; a window
+  saves what is farther away, to either side).  Embedding lookups, norms, softmax and activations are not counted (PaLM,
+  Chowdhery et al. 2022, appendix B).
 
   Args:
     config: shape of the model.
@@ -25,8 +26,10 @@ def model_flops(
   queries, keys = 2 * config.embed_dim * joined, 2 * config.embed_dim * kv_joined  # and out, and values
   mlp = (3 if config.gated else 2) * config.embed_dim * config.mlp_dim
   block = queries + keys + mlp
-  encoder = config.num_encoder_layers * (block * encoder_length + 2 * joined * encoder_length**2)
-  decoder = config.num_decoder_layers * (block * decoder_length + 2 * joined * decoder_length**2)
+  encoder = config.num_encoder_layers * block * encoder_length
+  encoder += 2 * joined * _pairs(config, config.num_encoder_layers, encoder_length)
+  decoder = config.num_decoder_layers * block * decoder_length
+  decoder += 2 * joined * _pairs(config, config.num_decoder_layers, decoder_length)
   if encoder_length and decoder_length:
     cross = queries * decoder_length + keys * encoder_length + 2 * joined * decoder_length * encoder_length
     decoder += config.num_decoder_layers * cross
@@ -36,3 +39,11 @@ def model_flops(
   logits = projected * predicted * (decoder_length or encoder_length)
   embedding = config.embedding_dim * config.embed_dim * (encoder_length + decoder_length)
   return 6.0 * batch_size * (embedding + encoder + decoder + logits)
+
+
+def _pairs(config: TransformerConfig, num_layers: int, length: int) -> int:
+  """How many pairs of positions of a row see each other in the self-attention of so many layers, causal or not."""
+  with_window = sum(config.is_local(index) for index in range(num_layers))
+  window = min(config.attention_window, length)
+  near = length * (2 * window + 1) - window * (window + 1)
+  return with_window * near + (num_layers - with_window) * length**2

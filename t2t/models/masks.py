@@ -79,6 +79,11 @@ class AttentionMask:
       allowed = own[:, None] if allowed is None else allowed & own[:, None]
     return allowed
 
+  def without_idle_window(self, query_length: int, key_length: int) -> "AttentionMask":
+    """The same without a window that hides nothing, of a text that is no longer than it."""
+    idle = self.window >= max(query_length, key_length) - 1 and not self.front and not self.is_decoding
+    return dataclasses.replace(self, window=0) if self.window and idle else self
+
   def key_positions(self, key_length: int) -> np.ndarray:
     """Position of each of a row's own keys, int [key]: its index; with beams the last ones have a key of every beam.
 

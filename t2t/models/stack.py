@@ -253,21 +253,24 @@ class Stack(nnx.Module):
   def _bias(
     self, batch: int, query_length: int, key_length: int, mask: AttentionMask, *, drops: bool
   ) -> kernels.DistanceBias | jax.Array:
-    """By distance where a kernel takes it so; else of all pairs, once for all layers."""
+    """By distance where a kernel of any layer takes it so; else of all pairs, once for all layers."""
     config, reach = self.config, self.config.bias_reach(key_length)
     bias = attention.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
     if not mask.is_decoding:
       shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
-      chosen = attention.choose(
-        shape(config.num_heads, query_length),
-        shape(config.kv_heads, key_length),
-        dataclasses.replace(mask, window=config.attention_window),
-        bias="soft cap" if config.attention_softcap else "distance",
-        reach=reach,
-        dropout=config.attention_dropout if drops else "",
-        kernel=config.attention_kernel,
-      )
-      if chosen.kernel == "distance":
+      chosen = [
+        attention.choose(
+          shape(config.num_heads, query_length),
+          shape(config.kv_heads, key_length),
+          dataclasses.replace(mask, window=window),
+          bias="soft cap" if config.attention_softcap else "distance",
+          reach=reach,
+          dropout=config.attention_dropout if drops else "",
+          kernel=config.attention_kernel,
+        )
+        for window in config.windows(key_length)
+      ]
+      if any(each.kernel == "distance" for each in chosen):
         return bias
     # Beams are all at one position.
     return attention.bias_of(bias, mask, query_length if mask.ancestors is None else 1, key_length)
@@ -289,7 +292,7 @@ class Stack(nnx.Module):
         local_angles = turn(config.local_rotary_base)
 
     def of_layer(index: jax.Array) -> attention.Positions:
-      is_local, chosen = self._is_local(index), angles
+      is_local, chosen = config.is_local(index), angles
       if local_angles is not None:
         chosen = jax.tree.map(lambda local, far: jnp.where(is_local, local, far), local_angles, angles)
       return attention.Positions(bias, chosen, is_local)
@@ -302,12 +305,6 @@ class Stack(nnx.Module):
     if not self.front or mask.positions is None:
       return attention.rotary_angles(query_length, head_dim, base, mask.query_offset + self.front)
     return attention.angles_at((self.front + mask.positions)[:, None], head_dim, base)
-
-  def _is_local(self, index: jax.Array) -> jax.Array | bool:
-    """Whether the layer of this number has the attention window."""
-    if not self.config.attention_window or not self.config.global_attention_every:
-      return bool(self.config.attention_window)
-    return index % self.config.global_attention_every != self.config.global_attention_first
 
   def _is_normed(self, index: jax.Array) -> jax.Array | bool:
     """Whether the layer of this number is given what a norm made: ModernBERT's first (Warner et al. 2024)."""

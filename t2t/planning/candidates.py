@@ -1,10 +1,10 @@
 """What a search for a config's best plan may try, and how good it looks before anything is compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -77,16 +77,31 @@ class Candidate:
       and self.offload_optimizer <= other.offload_optimizer
     )
 
-  def is_slower(self, other: "Candidate") -> bool:
-    """Whether it certainly computes at least as much as `other` for the same batch, which waits for no host."""
+  def is_slower(self, other: "Candidate", plan: Mapping[str, Any]) -> bool:
+    """Whether it takes at least as long as `other` for the same batch, which waits for no host.
+
+    What is computed again is not kept and read: that may save all that a step takes but its products and its waiting.
+
+    Args:
+      other: whose batch is to be the same.
+      plan: of `other`.
+    """
     # In all else that a candidate may have, they must be alike.
     ordered = {name: getattr(other, name) for name in ("microbatches", "remat", "offload_optimizer")}
-    return other.remat != ATTENTION_ON_HOST and (
-      dataclasses.replace(self, **ordered) == other
-      and self.microbatches >= other.microbatches
-      and _recomputes(self.remat) >= _recomputes(other.remat)
-      and self.offload_optimizer >= other.offload_optimizer
-    )
+    more = (1 + _recomputes(self.remat)) / (1 + _recomputes(other.remat))
+    if (
+      other.remat == ATTENTION_ON_HOST
+      or dataclasses.replace(self, **ordered) != other
+      or self.microbatches < other.microbatches
+      or self.offload_optimizer < other.offload_optimizer
+      or more < 1
+    ):
+      return False
+    same = self.remat == other.remat or (self.remat, other.remat) == (ATTENTION_ON_HOST, ATTENTION_KEPT)
+    if same or plan["seconds_at_peak"] is None:
+      return True
+    least = plan["seconds_at_peak"]["compute"] / roofline.MATMUL_SHARE * more + plan["exposed_seconds"]
+    return least >= plan["predicted_step_seconds"]
 
   def flags(self) -> str:
     """What to type for it."""
@@ -154,7 +169,7 @@ class Estimate:
         with jax.set_mesh(mesh):
           _, state, _ = recipe.make(self._config).state(mesh)
         chosen = program.attention_kernels(self._config, mesh)
-        plain = {side for side, choice in chosen.items() if choice.kernel == "plain"}
+        plain = {part.split()[0] for part, choice in chosen.items() if choice.kernel == "plain"}
         params = program.bytes_per_device((state.params, state.frozen_params))
         self._parts[mesh_sizes] = _Parts(mesh, params, program.bytes_per_device(state.opt_state), plain)
       except UserError:
@@ -233,6 +248,8 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
       continue
     mesh, params, optimizer, _ = state
     shards = sharding.num_shards("batch", mesh)
+    if config.eval.batch_size % shards:
+      continue
     for offload in (False, True):
       # A small optimizer in the host's memory costs time and gives next to nothing.
       if offload and optimizer < _WORTH_OFFLOADING * (capacity or math.inf):

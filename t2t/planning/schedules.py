@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from t2t.models import kernels
+from t2t.models.architecture import is_padded
 from t2t.models.kernels import blocks, distance, splash
 from t2t.planning import roofline
 from t2t.sections import Config
@@ -58,7 +59,7 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
     apart = config.data.pack or model.bidirectional_prefix or config.mesh.sequence != 1
     causal = side == "decoder" and not model.attention_window and not apart
     return splash.bounds(model.attention_block, (length, length), model.head_dim, model.dtype, causal=causal)
-  skips = side == "decoder" or config.data.pack or model.attention_window > 0
+  skips = side == "decoder" or model.attention_window > 0 or not is_padded(recipe.batch(config))
   largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":
     return largest

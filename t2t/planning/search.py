@@ -134,7 +134,7 @@ def run(
   for candidate in ordered:
     if any(candidate == each.candidate for each in seen):
       continue
-    if any(candidate.is_slower(each.candidate) if each.fits else _fails_too(candidate, each) for each in seen):
+    if any(_is_no_better(candidate, each) for each in seen):
       continue
     changed = candidate.apply(config)
     path = plan.cache_path(changed, where)
@@ -168,7 +168,10 @@ def refined(config: Config, results: Sequence[Result], devices: Sequence[jax.Dev
   return found + [dataclasses.replace(own, order=order) for order in others]
 
 
-def _fails_too(candidate: Candidate, result: Result) -> bool:
+def _is_no_better(candidate: Candidate, result: Result) -> bool:
+  """Whether it fails as well, or is slower."""
+  if result.fits:
+    return candidate.is_slower(result.candidate, result.plan)
   return result.plan is not None and candidate.needs_more(result.candidate)
 
 
@@ -222,8 +225,9 @@ def search(config: Config, options: argparse.Namespace) -> None:
     ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes)
   if not ordered:
     raise UserError(
-      f"--search: no mesh of {len(devices)} device(s) divides the model and config.train.batch_size="
-      f"{config.train.batch_size} and has room for parameters and optimizer; give more chips or another batch size"
+      f"--search: no mesh of {len(devices)} device(s) divides the model, config.train.batch_size="
+      f"{config.train.batch_size} and config.eval.batch_size={config.eval.batch_size}, and has room for parameters and"
+      " optimizer; give more chips or other batch sizes"
     )
   results: list[Result] = []
   with contextlib.ExitStack() as stack:

@@ -83,6 +83,7 @@ def choose(
   """
   batch, heads, query_length, head_dim = query_shape
   key_length = key_shape[2]
+  mask = mask.without_idle_window(query_length, key_length)
   dtype = jnp.dtype(dtype).name
   refusals = [
     (asked == "plain", "as config.model.attention_kernel says"),

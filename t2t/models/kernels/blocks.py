@@ -27,9 +27,16 @@ def bounds(asked: int, *, skips: bool) -> tuple[int, int]:
   return (asked, asked) if asked else LARGEST if skips else LARGEST_OF_ALL
 
 
-def largest(mask: AttentionMask, asked: int) -> tuple[int, int]:
-  """Bounds of a block of queries and one of keys, where a kernel has a bias by distance; `asked`: of both, or 0."""
-  skips = mask.causal or mask.window or mask.ranks is not None or (mask.query_segments is not None and not mask.padded)
+def largest(mask: AttentionMask, asked: int, *, has_ranks: bool = False) -> tuple[int, int]:
+  """Bounds of a block of queries and one of keys, where a kernel has a bias by distance.
+
+  Args:
+    mask: what it has matters, not the numbers in it.
+    asked: of both, or 0.
+    has_ranks: the kernel is given ranks apart from the mask.
+  """
+  has_segments = mask.query_segments is not None and not mask.padded
+  skips = mask.causal or mask.window or mask.ranks is not None or has_ranks or has_segments
   return bounds(asked, skips=bool(skips))
 
 

@@ -147,7 +147,7 @@ def attend(
     *(query_length, key_length, head_dim, query.dtype),
     reach=reach,
     device_kind=device_kind,
-    largest=blocks_lib.largest(mask, largest_block),
+    largest=blocks_lib.largest(mask, largest_block, has_ranks=ranks is not None),
   )
   if blocks is None:
     raise ValueError(f"queries of {query.shape} do not fit into a core of {device_kind or 'a TPU'}")

@@ -92,7 +92,8 @@ _SPLASH_MATMULS = {"fwd": 2, "dq": 3, "dkv": 4, "all": 5}
 
 
 def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float | None:
-  """Splash attention: the blocks of its grid, of which a causal mask leaves out those above the diagonal."""
+  """Splash attention: the blocks of its grid, of which a causal mask leaves out those above the diagonal, a window the
+  first rows' beyond the text."""
   part = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", instruction.name)
   blocks = dict(re.findall(r"\b(block_\w+)\W+(\d+)", instruction.attributes))
   arrays = [each[0] for each in operands if each]
@@ -111,10 +112,13 @@ def splash(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]
   lanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-1] == 128 for array in arrays)
   sublanes = sum(array.dtype == "s32" and len(array.dims) >= 2 and array.dims[-2] == 8 for array in arrays)
   products = "all" if any(len(array.dims) > len(query) for array in instruction.arrays) else part[1]
-  side = min(rows, columns)
   causal = sublanes > lanes if part[1] == "dkv" else lanes > sublanes
-  share = (side + 1) / (2 * side) if causal else 1.0
-  return 2.0 * _SPLASH_MATMULS[products] * math.prod(query[:-2]) * rows * columns * block * query[-1] * share
+  # Of a window the grid has no more blocks in a row than see each other somewhere; the first rows have fewer, as those
+  # of a causal mask alone have.  It may reach to both sides, which nothing here says: then as many are missing at both
+  # ends, together half of these, of few.
+  side = min(rows, columns)
+  run = rows * columns - (side * (side - 1) // 2 if causal else 0)
+  return 2.0 * _SPLASH_MATMULS[products] * math.prod(query[:-2]) * run * block * query[-1]
 
 
 def cudnn(instruction: hlo.Instruction, operands: Sequence[Sequence[hlo.Array]]) -> float:
