@@ -78,6 +78,25 @@ def test_attention_and_its_gradients(batch, heads, queries, keys, kv, biased, hi
     assert_near(one, other)
 
 
+@pytest.mark.parametrize("alike", [(), (1,), (2,), (1, 2)])
+@pytest.mark.parametrize("queries", [1, 2, 3, 4, 5])
+def test_gradients_of_few_queries(queries, alike):
+  """Of arrays that lie as they are read, and of a bias that heads or queries share."""
+  arrays = [normal(2, 2, length, 16, seed=i, dtype="float32") for i, length in enumerate((queries, 7, 7))]
+  bias = normal(*(1 if axis in alike else size for axis, size in enumerate((1, 2, queries, 7))), dtype="float32")
+  allowed = np.arange(7) < 5
+  read_out = normal(2, 2, queries, 16, seed=4, dtype="float32")
+
+  def formula(query, keys, values, bias):
+    scores = jnp.where(allowed, jnp.einsum("bhqk,bhsk->bhqs", query, keys) + bias, -jnp.inf)
+    return jnp.einsum("bhqs,bhsk->bhqk", jax.nn.softmax(scores, axis=-1), values)
+
+  gradient = lambda attend: jax.jit(jax.grad(lambda *x: jnp.sum(read_out * attend(*x)), argnums=(0, 1, 2, 3)))
+  found = gradient(lambda *x: cpu.attend(*x, allowed))(*arrays, bias)
+  for one, other in zip(found, gradient(formula)(*arrays, bias), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 @given(
   groups=st.integers(1, 4),
   queries=st.integers(1, 3),
