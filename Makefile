@@ -63,6 +63,7 @@ docs: .venv-docs/installed
 	  --conf-dir docs/site docs docs/_build
 
 $(VENV)/installed: requirements.lock pyproject.toml
+	@echo "installing 3.5 GB of packages, which says nothing for some minutes ..."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --no-compile --requirement requirements.lock
 	$(PIP_INSTALL) --no-deps --editable .

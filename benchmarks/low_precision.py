@@ -84,6 +84,7 @@ def main(argv: list[str]) -> None:
     for seed in range(options.seeds):
       own = ["--config.train.log_every=1", "--config.model.dtype=bfloat16", f"--config.model.quantization={kind}"]
       workdir = options.output / options.config / f"{name}_{seed}"
+      print(f"{name}, seed {seed}: trains, see {workdir / 'log.txt'}", file=sys.stderr)
       curve, loss = train(workdir, options.config, [*own, f"--config.train.seed={seed}", *overrides])
       curves[kind].append(curve)
       held_out[kind].append(loss)

@@ -12,6 +12,7 @@ Prints a row of the table in docs/first_minutes.md, which any command may beat.
 
 import argparse
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ from t2t.settings import load_config, override, records
 from t2t.training import meshes, writers
 
 _ALL = 1_000  # held-out batches: more than there are
+_LOG = "log.txt"
 
 
 def bytes_per_target(name: str, overrides: list[str]) -> float:
@@ -66,11 +68,11 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[flo
   workdir.mkdir(parents=True)
   command = [sys.executable, "-m", "t2t", "train", "--config", config, "--workdir", str(workdir), *overrides]
   started = time.perf_counter()
-  with (workdir / "log.txt").open("w") as log:
+  with (workdir / _LOG).open("w") as log:
     ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
   seconds = time.perf_counter() - started
   if ended.returncode:
-    raise UserError(f"{' '.join(command)} failed:\n{(workdir / 'log.txt').read_text()[-2_000:]}")
+    raise UserError(f"{' '.join(command)} failed:\n{(workdir / _LOG).read_text()[-2_000:]}")
   found = writers.read_metrics(epath.Path(workdir) / "metrics.jsonl", "eval/loss")
   return seconds, found[max(found)]
 
@@ -80,24 +82,26 @@ def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser("python benchmarks/speedrun.py", description=__doc__)
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("--config", default="tiny", help="the recipe")
-  parser.add_argument("--name", default="as it is", help="of what is tried, in the table")
+  parser.add_argument("--name", help="of what is tried, in the table; without: the overrides, or none: as it is")
   parser.add_argument("--seeds", type=int, default=3, help="runs")
   parser.add_argument("--seconds", type=float, default=240.0, help="that a run may take, start and end included")
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
   options, overrides = parser.parse_known_args(argv)
+  tried = " ".join(each.removeprefix("--config.") for each in overrides)
+  name = options.name or tried or "as it is"
+  folder = options.workdir / re.sub(r"[^\w.=-]+", "_", name)
   size = bytes_per_target(options.config, overrides)
   losses, times = [], []
   for seed in range(options.seeds):
     own = [*overrides, f"--config.train.seed={seed}", f"--config.eval.batches={_ALL}"]
-    seconds, loss = train(options.workdir / options.name.replace(" ", "_") / str(seed), options.config, own)
+    print(f"seed {seed}: trains up to {options.seconds:.0f} s, see {folder / str(seed) / _LOG}", file=sys.stderr)
+    seconds, loss = train(folder / str(seed), options.config, own)
     print(f"seed {seed}: {loss:.4f} nats a target, {loss / size:.4f} a byte, {seconds:.0f} s", flush=True)
     losses.append(loss / size)
     times.append(seconds)
   spread = f" ± {statistics.stdev(losses):.4f}" if len(losses) > 1 else ""
   late = " (too late)" if max(times) > options.seconds else ""
-  print(
-    f"| {options.name} | {statistics.mean(losses):.4f}{spread} | {max(times):.0f}{late} | `{' '.join(overrides)}` |"
-  )
+  print(f"| {name} | {statistics.mean(losses):.4f}{spread} | {max(times):.0f}{late} | `{' '.join(overrides)}` |")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def get_config() -> ConfigDict:
   config.optimizer = ConfigDict()
   config.optimizer.name = "adafactor"  # adafactor, adamw, lamb, lion, muon, sgd, stable_adamw
   config.optimizer.learning_rate = 0.01  # at the top of the schedule
-  config.optimizer.schedule = "t5_inverse_sqrt"  # inverse_sqrt,cosine,linear,constant,wsd,slanted_triangle,one_cycle
+  config.optimizer.schedule = "t5_inverse_sqrt"  # or inverse_sqrt,cosine,linear,constant,wsd,slanted_triangle,one_cycle
   config.optimizer.warmup_steps = 10_000  # updates before the learning rate falls
   config.optimizer.warmup_ratio = 0.0  # the same as a share of all steps; 0: warmup_steps count
   config.optimizer.layer_decay = 1.0  # times the rate of each layer below: 0.9 for fine-tuning (Clark et al. 2020)

@@ -36,6 +36,11 @@ class SourceConfig:
   share: float = 0.0  # of all examples, whatever the others' rates and sizes are
 
 
+# Keys of `DataConfig` that say how `files` become examples, and nothing of registered tasks.
+OF_FILES = ("eval_files", "field", "annotations", "translation", "both_directions", "malformed", "objective")
+OF_FILES += ("noise_density", "mean_noise_span_length")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
   """What is read, and how it becomes examples."""

@@ -74,8 +74,8 @@ def mesh_sizes(shape: Mapping[str, int], num_devices: int) -> dict[str, int]:
     if num_devices % fixed:
       divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
       raise UserError(
-        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices};"
-        f" the sizes without -1 must multiply to one of {divisors}"
+        f"config.mesh: {text} does not fit {num_devices} device(s): {fixed} does not divide {num_devices}; the sizes"
+        f" beside {free[0]}, which takes the rest, must multiply to {' or '.join(map(str, divisors))}"
       )
     sizes[free[0]] = num_devices // fixed
   elif fixed != num_devices:

@@ -68,7 +68,8 @@ class Patience:
     if now + self._wait - self._since > self._seconds:
       raise UserError(
         f"{what}; what was saved before is as it was. Make room, or mend what is wrong: the same command again goes on"
-        " from the last checkpoint (config.checkpoint.retry_seconds says how long is waited for that, inf for ever)"
+        " from the last checkpoint that there is, or begins (config.checkpoint.retry_seconds says how long is waited"
+        " for that, inf for ever)"
       ) from error
     self._next = now + self._wait
     hosts.say(f"{what}; what was saved before is as it was, and it is tried again in {self._wait:.0f} s")

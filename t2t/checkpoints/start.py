@@ -81,12 +81,14 @@ def start(
   """
   step, config = checkpoints.latest_step(), stage.config
   if step is not None:
-    if step > config.train.steps:
-      raise UserError(
-        f"--workdir {checkpoints.directory.parent} is at step {step}, beyond config.train.steps={config.train.steps};"
-        " give more steps to go on, or another workdir"
-      )
     before, base = checkpoints.config(step), config.init.checkpoint
+    if step > config.train.steps:
+      width = before["model"]["embed_dim"]
+      other = "" if width == config.model.embed_dim else f" (whose model has embed_dim={width}, and is another one)"
+      raise UserError(
+        f"--workdir {checkpoints.directory.parent} is at step {step}{other}, beyond config.train.steps="
+        f"{config.train.steps}; give {'' if other else 'more steps to go on, or '}another workdir"
+      )
     _check_stage(before, stage, step)
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
@@ -97,8 +99,12 @@ def start(
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.
     changes = _changes(before, json.loads(json.dumps(config.to_dict())))
+    if moved_to and not config.adapters:
+      changes = [change for change in changes if not change.startswith("config.init.")]
     told = [f"with another {change}" for change in changes[:_SHOWN]]
     told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
+    if moved_to and not config.adapters:
+      told.append(f"without config.init.checkpoint={base}: the run has parameters of its own by now")
     hosts.say("\n  ".join([f"resuming from step {step}", *told]))
     return state, step, saved
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.

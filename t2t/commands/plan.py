@@ -63,7 +63,10 @@ def main(argv: list[str]) -> None:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
   run = _stages(records(inherited(config, parser, argv)))
   for stage in run:
+    recipe.check_positive(stage.config)
     recipe.check_positions(stage.config)
+  if options.hlo:
+    _check_writable(options.hlo)
   largest = recipe.largest(run)
   if options.search:
     if largest.name:
@@ -95,7 +98,7 @@ def main(argv: list[str]) -> None:
     print(plan_lib.sum_of_stages(found))
   flags = xla_flags.as_options(devices[0].platform) if largest.config.train.xla_flags else {}
   if flags:
-    print("\ncompiled with these flags of XLA, as `t2t train` sets them (t2t/runtime/xla_flags.py):", file=sys.stderr)
+    print("\ncompiled with flags of XLA that `t2t train` sets (t2t/runtime/xla_flags.py):", file=sys.stderr)
     print("\n".join(f"  --{name}={value}" for name, value in flags.items()), file=sys.stderr)
   if options.json:
     print(json.dumps(_of_all(found)))
@@ -109,6 +112,14 @@ def _stages(config: Config) -> tuple[stages.Stage, ...]:
 
     found = runs.resolved_stages(config)
   return found
+
+
+def _check_writable(path: str) -> None:
+  """Refuses a file of `--hlo` that cannot be written, before minutes are spent on what it is for."""
+  try:
+    pathlib.Path(path).open("a").close()
+  except OSError as error:
+    raise UserError(f"--hlo {path}: cannot be written ({error.strerror})") from error
 
 
 def _hlo(path: str | None, stage: stages.Stage) -> str | None:

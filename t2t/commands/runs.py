@@ -23,7 +23,7 @@ _EXAMPLES = """\
 examples:
   t2t runs
   t2t runs gs://BUCKET/experiments --json"""
-_DEFAULT, _WIDTH = "runs", 80
+_DEFAULT, _WIDTH, _WIDEST_CONFIG = "runs", 80, 24
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +70,9 @@ def main(argv: list[str]) -> None:
   console.width = min(console.width, _WIDTH) if console.is_terminal else _WIDTH
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
-  table.add_column("config", overflow="fold")
+  # Whole, unless it is very long: otherwise rich makes both as narrow.
+  whole = min(_WIDEST_CONFIG, max(len(run.config_name) for run in found))
+  table.add_column("config", overflow="fold", min_width=whole)
   for name in ("step", "train", "held out", "written"):
     table.add_column(name, justify="right", no_wrap=True)
   table.add_column("state", no_wrap=True)

@@ -125,7 +125,8 @@ def _check_fills_a_batch(data: DataConfig, examples: tf.data.Dataset, *, batch_s
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if count < batch_size:
+    smaller = f", or set config.train.batch_size={count} or less" if count else ""
     raise UserError(
       f"config.data.files: {found.documents} document(s) with {found.characters:,} characters make {count} example(s),"
-      f" fewer than one batch; give more text, or set config.train.batch_size={max(count, 1)} or less"
+      f" fewer than one batch; give more text{smaller}"
     )

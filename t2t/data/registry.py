@@ -112,10 +112,11 @@ def task_or_mixture(
   known = names()
   if name in known:
     return seqio.get_mixture_or_task(name)
-  near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:10]
+  near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+  others = f"there are {', '.join(known[:10])}{', ...: `t2t tasks` lists them' if len(known) > 10 else ''}"
   raise UserError(
     f"{where}{name}: no task or mixture of that name;"
-    f" {'the nearest are ' + ', '.join(near) if near else 'none is registered'}."
+    f" {'the nearest are ' + ', '.join(near) if near else others if known else 'none is registered'}."
     f" Imported: {', '.join(modules) or 'nothing'}; {modules_where} names modules"
   )
 

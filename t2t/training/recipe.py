@@ -354,11 +354,11 @@ def share_predicted(config: Config) -> float:
 # ---- What must divide what -------------------------------------------------------------------------------------------
 
 
-def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """What must divide what, and be positive, before anything is built.
+def check_positive(config: Config) -> None:
+  """What must be at least 1, whatever the devices.
 
   Raises:
-    UserError: what does not; names the keys, and values that would do.
+    UserError: names the key that is not.
   """
   for name, key in (
     ("train", "steps"),
@@ -366,6 +366,8 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
     ("train", "microbatches"),
     ("train", "chunk_tokens"),
     ("train", "log_every"),
+    ("data", "inputs_length"),
+    ("data", "targets_length"),
     ("eval", "every"),
     ("eval", "batches"),
     ("checkpoint", "every"),
@@ -374,6 +376,15 @@ def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
     value = getattr(getattr(config, name), key)
     if value < 1:
       raise UserError(f"config.{name}.{key}={value}: must be at least 1")
+
+
+def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """What must divide what, and be positive, before anything is built.
+
+  Raises:
+    UserError: what does not; names the keys, and values that would do.
+  """
+  check_positive(config)
   shards = sharding.num_shards("batch", mesh)
   rows = shards * config.train.microbatches
   if config.train.batch_size % rows:
