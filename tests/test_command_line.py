@@ -12,7 +12,7 @@ from t2t import UserError
 from t2t import __main__ as t2t_main
 from t2t.configs import default
 from t2t.sections import OPTIONAL
-from t2t.settings import config_names, for_architecture, load_config, override, records, with_current_keys
+from t2t.settings import config_names, for_architecture, load_config, overridden, override, records, with_current_keys
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -169,6 +169,21 @@ def test_keys_of_before_are_read():
   new = {"data": {"files": "x", "folders": {"superglue": "S", "squad": "Q"}}, "model": {"heads": []}}
   assert with_current_keys(old) == with_current_keys(new) == new
   assert old["data"]["superglue_dir"] == "S"
+
+
+@pytest.mark.parametrize("key", ["objective=prefix_lm", "objective=nonsense", "noise_density=0.5", "field=body"])
+def test_keys_of_files_are_refused_where_none_are_read(key):
+  """A registered task says itself how it is made; typed they would change nothing."""
+  message = rf"^--config.data.{key}: says how config.data.files become examples, which config.data.mixture=docs_span_"
+  with pytest.raises(UserError, match=message):
+    overridden("tiny", [f"--config.data.{key}"])
+  source = "--config.data.sources.a.mixture=docs_span_corruption"
+  with pytest.raises(UserError, match=r"which config.data.sources \(a\) says itself"):
+    overridden("tiny", ["--config.data.mixture=", source, f"--config.data.{key}"])
+  for files in ("data.files=a.txt", "data.sources.a.files=a.txt"):
+    name, _, value = key.partition("=")
+    made = overridden("tiny", ["--config.data.mixture=", f"--config.{files}", f"--config.data.{key}"])
+    assert str(made.data[name]) == value
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,14 @@ def test_a_corpus_smaller_than_a_batch(data):
     check(data, batch_size=512)
 
 
+def test_a_corpus_of_no_example(tmp_path):
+  """No size of a batch would do."""
+  (tmp_path / "a.txt").write_text("word\n")
+  data = DataConfig(files=str(tmp_path / "a.txt"), vocabulary="bytes", inputs_length=32, targets_length=16)
+  with pytest.raises(UserError, match="make 0 example.s., fewer than one batch; give more text$"):
+    check(data, batch_size=2)
+
+
 def test_an_unknown_architecture(data, mesh):
   with pytest.raises(UserError, match="'decoder': there are encoder_decoder, decoder_only"):
     pipeline.train_batches(data, "decoder", mesh, batch_size=8, seed=0)

@@ -120,7 +120,8 @@ def test_what_has_a_loss_is_what_the_objective_hides():
   """Of an encoder alone as much as is masked, of a decoder alone what stands behind its inputs."""
   share = lambda *keys, name: recipe.share_predicted(config(*keys, name=name))
   assert share(name="tiny_bert") == 0.15
-  assert share("--config.data.noise_density=0.4", name="tiny_bert") == 0.4
+  files = ("--config.data.files=a.txt", "--config.data.mixture=", "--config.data.vocabulary=bytes")
+  assert share("--config.data.noise_density=0.4", *files, name="tiny_bert") == 0.4
   lengths = ("--config.data.inputs_length=96", "--config.data.targets_length=32")
   assert share(*lengths, name="tiny_prefix_lm") == 0.25
   assert share(*lengths, name="tiny_gpt") == share(*lengths, name="tiny") == 1.0
@@ -355,6 +356,9 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
     (["--search", "--max_compiles", "0"], "--max_compiles 0: must be above 0"),
     (["--config.model.positions=learned", "--config.model.max_length=64"], "config.model.max_length=64 positions"),
     (["--search", "--config.model.positions=learned", "--config.model.max_length=64"], "of 512 in the encoder"),
+    (["--config.data.inputs_length=0"], "config.data.inputs_length=0: must be at least 1"),
+    (["--search", "--config.data.targets_length=-5"], "config.data.targets_length=-5: must be at least 1"),
+    (["--hlo", "/proc/none/step.txt"], "--hlo /proc/none/step.txt: cannot be written (No such file or directory)"),
   ],
 )
 def test_bad_options_are_refused(capsys, arguments, message):

@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
     ),
   )
   parser.set_defaults(config="finetune_superglue")
-  parser.usage = "t2t superglue --checkpoint PATH --workdir DIR [options] [--config.SECTION.KEY=VALUE ...]"
+  parser.usage = "t2t superglue [options] [--config.SECTION.KEY=VALUE ...]"
   parser.add_argument("--checkpoint", help="where fine-tuning starts: a workdir that t2t trained in, or a checkpoint")
   parser.add_argument("--workdir", help="folder or gs:// bucket for fine-tuning, results and leaderboard files")
   options, config, source = parse_with_checkpoint(parser, argv)
