@@ -15,7 +15,8 @@ from t2t import UserError, chips, sharding
 from t2t.models import kernels
 from t2t.models.kernels import splash
 from t2t.models.masks import AttentionMask
-from t2t.planning import plan, program
+from t2t.models.remat import ATTENTION_KEPT
+from t2t.planning import candidates, plan, program
 from t2t.planning.hlo import cost
 from t2t.settings import load_config, override, records
 
@@ -72,6 +73,14 @@ def test_a_matrix_is_made_orthogonal_on_one_device():
   )
   assert few["collective_bytes"] == many["collective_bytes"]
   assert many["executed_flops_per_step"] > few["executed_flops_per_step"]
+
+
+def test_a_search_begins_with_what_reads_little():
+  """Layers that keep all of it write and read so much that recomputing a little is tried first, and a lot later."""
+  config = records(override(load_config("t5_1_1_base"), ["--config.train.batch_size=256"]))
+  ordered = candidates.candidates(config, list(program.devices("v5e:4x4")), capacity=16e9)
+  own = [each.remat for each in ordered if each.mesh == ordered[0].mesh and each.batch_size == 256]
+  assert own[0] == "minimal" and own.index("none") > own.index(ATTENTION_KEPT)
 
 
 def test_several_slices():

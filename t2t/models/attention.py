@@ -220,6 +220,12 @@ def choose(
     asked=kernel,
   )
   if kernel and chosen.kernel != kernel:
+    needed, here = kernels.PLATFORMS.get(kernel), sharding.platform()
+    if needed not in (None, here):
+      raise UserError(
+        f"config.model.attention_kernel={kernel}: cannot be had on a {here.upper()}, it runs on {needed.upper()}s;"
+        " leave it empty, and each attention runs on what it can"
+      )
     raise UserError(
       f"config.model.attention_kernel={kernel}: cannot be had for queries of {list(query.shape)} and keys of"
       f" {list(keys.shape)}, which run {chosen}; leave it empty, and each attention runs on what it can"

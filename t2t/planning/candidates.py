@@ -178,8 +178,13 @@ class Estimate:
 
   def memory(self, candidate: Candidate) -> float:
     """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
-    mesh, params, optimizer, plain = self.state(candidate.mesh)
+    _, params, optimizer, _ = self.state(candidate.mesh)
     optimizer = 0 if candidate.offload_optimizer else optimizer
+    return 2 * params + optimizer + sum(self._activations(candidate))
+
+  def _activations(self, candidate: Candidate) -> tuple[float, float]:
+    """Bytes of what a device's layers keep, and of what the one that is worked on needs besides."""
+    mesh, _, _, plain = self.state(candidate.mesh)
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
     width = 2 if model.dtype == "bfloat16" else 4
@@ -192,18 +197,19 @@ class Estimate:
     kept[ATTENTION_ON_HOST] = joined / tensor
     sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-    total = 0.0
+    total, working = 0.0, 0.0
     for side, length in sides.items():
       # Where no kernel runs, logits of all pairs.
       scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
       total += rows * length * width * layers[side] * (kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra)
       # One layer is worked on at a time.
-      total = max(total, total + rows * length * width * (kept["none"] + scores))
-    return 2 * params + optimizer + total
+      working = max(working, rows * length * width * (kept["none"] + scores))
+    return total, working
 
   def seconds(self, candidate: Candidate) -> float:
-    """Of one step, rough: matmuls, the traffic of the axes that matters most, and the optimizer's way to its host."""
+    """Of one step, rough: matmuls, what layers keep on its way to memory and back, the traffic of the axes that matters
+    most, and the optimizer's way to its host."""
     mesh, params, optimizer, _ = self.state(candidate.mesh)
     model, sizes = self._model, dict(candidate.mesh)
     sides = recipe.positions(self._config)
@@ -211,6 +217,8 @@ class Estimate:
     compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:
       return compute
+    kept, _ = self._activations(candidate)
+    compute += 2 * kept * candidate.microbatches / (self._chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE)
     passes = 3 if candidate.remat == "full" else 2
 
     def send(axis: str, number: float) -> float:

@@ -237,6 +237,7 @@ def search(config: Config, options: argparse.Namespace) -> None:
       stack.callback(worker.close)
       make_plan = worker.make_plan
     print(f"compiling up to {options.max_compiles} of {len(ordered)} candidates for {where}", file=sys.stderr)
+    print(f"    {table([])}", file=sys.stderr)
     # What was found is told whatever ends the search.
     stack.callback(_finish, config, options, results)
     started = time.monotonic()

@@ -21,7 +21,10 @@ from t2t.models.kernels.blocks import SAVED, SMALLEST, positions_seen
 from t2t.models.kernels.distance import DistanceBias
 from t2t.models.masks import AttentionMask
 
-__all__ = ["SAVED", "Choice", "DistanceBias", "attend", "choose", "compute_capability", "described"]
+__all__ = ["PLATFORMS", "SAVED", "Choice", "DistanceBias", "attend", "choose", "compute_capability", "described"]
+
+# kernel -> `sharding.platform` that has it.
+PLATFORMS = {"splash": "tpu", "distance": "tpu", "cudnn": "gpu", "triton": "gpu"}
 
 # What may be added to the logits or done to them, and how probabilities may be dropped: "rows", all of a key's at once,
 # as T5, which is to drop rows of values and any kernel's; or "each" by itself.
