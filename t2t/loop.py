@@ -249,6 +249,8 @@ def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
 def _begin(leg: course.Leg, throughput: Throughput) -> Any:
   """Has what is measured be that of a stage; returns what its tasks are measured by."""
   hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
+  if bits := leg.stage.config.model.quantization:
+    hosts.say(f"layers multiply in {bits}, parameters are saved as they are")
   throughput.begin(leg.flops)
   return leg.tasks
 

@@ -295,7 +295,7 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
   ("times", "what"),
   [
     (10, "knows how often each token occurs in these 40 targets"),
-    (9, "knows these 36 targets, which are too few to judge by"),
+    (9, "was made from these 36 targets: too few to be fair"),
   ],
 )
 def test_a_unigram_model_of_few_targets_says_so(times, what):

@@ -348,7 +348,7 @@ def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
   is_fair = number >= _OFTEN * int(jnp.sum(counts > 0))
   knows = f"knows how often each token occurs in these {number:,} targets"
   if not is_fair:
-    knows = f"knows these {number:,} targets, which are too few to judge by"
+    knows = f"was made from these {number:,} targets: too few to be fair"
   return Baseline("unigram model", float(_entropy(counts)), knows, is_fair)
 
 

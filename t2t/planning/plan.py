@@ -75,6 +75,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
     "remat": config.model.remat,
+    "quantization": config.model.quantization,
     "attention": {part: str(choice) for part, choice in chosen.items()},
     "optimizer": config.optimizer.name,
     "lengths": lengths,
@@ -262,7 +263,8 @@ def report(plan: Plan) -> str:
   lines = [
     f"{number} x {chips.sold_as(kind)}, {mesh}",
     *textwrap.wrap(f"mesh: {plan['mesh_chosen']}" if plan["mesh_chosen"] else "", 80),
-    f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}",
+    f"{plan['parameters']:,} parameters, {plan['optimizer']}, remat {plan['remat']}"
+    + (f", products in {plan['quantization']}" if plan["quantization"] else ""),
     f"batch {plan['batch_size']:,} x ({sides}) positions"
     + (f", in {plan['microbatches']} microbatches" if plan["microbatches"] > 1 else ""),
     *textwrap.wrap(kernels.described(plan["attention"]), 80),

@@ -375,7 +375,9 @@ def check_positive(config: Config) -> None:
   ):
     value = getattr(getattr(config, name), key)
     if value < 1:
-      raise UserError(f"config.{name}.{key}={value}: must be at least 1")
+      # 0 stood for the steps of an epoch, and is that number by now.
+      epoch = ", or 0: once an epoch" if key == "every" else ""
+      raise UserError(f"config.{name}.{key}={value}: must be at least 1{epoch}")
 
 
 def check_sizes(config: Config, mesh: jax.sharding.Mesh) -> None:
