@@ -76,6 +76,14 @@ def test_a_share_is_that_of_the_blocks_that_a_core_has_room_for():
     assert schedules.share(a_t5(length), "TPU v4", on("distance")) == own
 
 
+def test_a_window_that_hides_nothing_is_none():
+  """And of layers that take turns those without one count."""
+  share = lambda of: schedules.share(of, _V6E, on("distance"))
+  assert share(a_t5(4096, "--config.model.attention_window=5000")) == share(a_t5(4096))
+  turns = ("--config.model.attention_window=100", "--config.model.global_attention_every=2")
+  assert share(a_t5(4096, *turns)) == share(a_t5(4096)) != share(a_t5(4096, turns[0]))
+
+
 def a_gpt(length: int, *more: str):
   return config(f"--config.data.targets_length={length}", "--config.model.dtype=bfloat16", *more, name="gpt2_small")
 

@@ -55,15 +55,17 @@ def _longest(config: Config) -> tuple[str, int]:
 def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: str) -> tuple[int, int]:
   """Of the blocks of queries and of keys of a side's attention to itself."""
   model = config.model
+  # Of layers that take turns those that see all, which take longest.
+  window = min(model.windows(length))
   if kernel == "splash":
     apart = config.data.pack or model.bidirectional_prefix or config.mesh.sequence != 1
-    causal = side == "decoder" and not model.attention_window and not apart
+    causal = side == "decoder" and not window and not apart
     return splash.bounds(model.attention_block, (length, length), model.head_dim, model.dtype, causal=causal)
-  skips = side == "decoder" or model.attention_window > 0 or not is_padded(recipe.batch(config))
+  skips = side == "decoder" or window > 0 or not is_padded(recipe.batch(config))
   largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":
     return largest
-  reach = max(model.bias_reach(length) if model.biased else 1, model.attention_window + 1)
+  reach = max(model.bias_reach(length) if model.biased else 1, window + 1)
   sizes = (length, length, model.head_dim, model.dtype)
   return distance.bounds_for(*sizes, reach=reach, device_kind=device_kind, largest=largest) or largest
 
@@ -102,7 +104,7 @@ def saved(config: Config, device_kind: str, chosen: Mapping[str, kernels.Choice]
     seconds: that the step's kernels of attention take.
   """
   side, length = _longest(config)
-  if config.data.pack or config.model.attention_window:
+  if config.data.pack or any(config.model.windows(length)):
     return {}
 
   bounds = lambda of: _bounds(of, side, length, chosen[side].kernel, device_kind)
