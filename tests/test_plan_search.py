@@ -103,6 +103,28 @@ def test_meshes_that_evaluation_does_not_divide_over_are_no_candidates():
   assert shards("--config.eval.batch_size=4") == {2, 4}
 
 
+def test_what_is_as_large_as_what_did_not_fit_is_left_out(cache):
+  """By an estimate, as wrong as it was of the one that was compiled; and by parts of as many rows for certain."""
+  first, second, smaller = candidate(batch_size=16), candidate(batch_size=16, fsdp=4, data=2), candidate(fsdp=2, data=4)
+  sizes = {first: 8.0, second: 7.0, smaller: 6.0, candidate(remat="full"): 7.9}
+  compiled = []
+
+  def make_plan(changed):
+    compiled.append((changed.mesh.sizes["fsdp"], changed.model.remat))
+    return planned(12.0, 1.0)  # half as much again as was estimated, of 10
+
+  run(list(sizes), make_plan, memory=sizes.get)
+  assert compiled == [(8, "none"), (2, "none"), (8, "full")]  # 12.0, 9.0 and another policy; not 10.5
+  assert candidate(batch_size=32, microbatches=2).needs_more(candidate(batch_size=16))
+  assert not candidate(batch_size=32, microbatches=4).needs_more(candidate(batch_size=16))
+  assert not candidate(batch_size=16).needs_more(candidate(batch_size=32, microbatches=2))
+
+
+def test_larger_batches_are_tried_in_larger_parts():
+  found = candidates.candidates(config(*T5), jax.devices(), capacity=None)
+  assert {(each.batch_size, each.microbatches) for each in found if each.batch_size > 16} == {(32, 1), (64, 1), (64, 2)}
+
+
 def test_what_waits_on_the_host_is_its_own_way_out():
   """It may fit where all else is too large, and may be slower than what computes as much again on the device."""
   on_host, kept = candidate(remat=ATTENTION_ON_HOST), candidate(remat=ATTENTION_KEPT)

@@ -68,11 +68,14 @@ class Candidate:
       kept = [_REMATS.index(each.remat) for each in (self, other)]
     else:
       return False
+    larger = self.batch_size >= other.batch_size and self.microbatches <= other.microbatches
+    # Of as many rows at a time more parts need more, for their gradients are added up.
+    rows, others = self.batch_size / self.microbatches, other.batch_size / other.microbatches
+    larger = larger or (rows >= others and self.microbatches >= other.microbatches)
     return (
       self.mesh == other.mesh
       and self.remat != ATTENTION_ON_HOST  # which even "full" may need more for: what layers read
-      and self.batch_size >= other.batch_size
-      and self.microbatches <= other.microbatches
+      and larger
       and kept[0] <= kept[1]
       and self.offload_optimizer <= other.offload_optimizer
     )
@@ -180,10 +183,12 @@ class Estimate:
     """Bytes of one device: state, gradients, and what the layers keep for the backward pass; rough."""
     _, params, optimizer, _ = self.state(candidate.mesh)
     optimizer = 0 if candidate.offload_optimizer else optimizer
-    return 2 * params + optimizer + sum(self._activations(candidate))
+    kept, working, away = self._activations(candidate)
+    return 2 * params + optimizer + kept - away + working
 
-  def _activations(self, candidate: Candidate) -> tuple[float, float]:
-    """Bytes of what a device's layers keep, and of what the one that is worked on needs besides."""
+  def _activations(self, candidate: Candidate) -> tuple[float, float, float]:
+    """Bytes of what a device's layers keep, of what the one that is worked on needs besides, and of the first what lies
+    in the host's memory."""
     mesh, _, _, plain = self.state(candidate.mesh)
     model, tensor = self._model, dict(candidate.mesh)["tensor"]
     rows = candidate.batch_size / sharding.num_shards("batch", mesh) / candidate.microbatches
@@ -194,18 +199,27 @@ class Estimate:
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
-    kept[ATTENTION_ON_HOST] = joined / tensor
+    kept[ATTENTION_ON_HOST] = kept[ATTENTION_KEPT]
+    left = joined / tensor if candidate.remat == ATTENTION_ON_HOST else math.inf  # on the device
     sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-    total, working = 0.0, 0.0
+    total, working, away = 0.0, 0.0, 0.0
     for side, length in sides.items():
       # Where no kernel runs, logits of all pairs.
       scores = model.num_heads / tensor * length * 3 if side in plain else 0
       extra = {"none": scores}.get(candidate.remat, 0.0)
-      total += rows * length * width * layers[side] * (kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra)
+      features = kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra
+      total += rows * length * width * layers[side] * features
+      away += rows * length * width * layers[side] * max(0.0, features - left)
+      if side == "decoder" and "encoder" in sides and candidate.remat != "full":
+        # Queries and what attention finds, and of the encoder's positions keys and values.
+        both = 2 * length * joined + 2 * sides["encoder"] * model.kv_heads * model.head_dim
+        total += rows * width * layers[side] * both / tensor
+        if candidate.remat == ATTENTION_ON_HOST:
+          away += rows * width * layers[side] * (both - length * joined) / tensor
       # One layer is worked on at a time.
       working = max(working, rows * length * width * (kept["none"] + scores))
-    return total, working
+    return total, working, away
 
   def seconds(self, candidate: Candidate) -> float:
     """Of one step, rough: matmuls, what layers keep on its way to memory and back, the traffic of the axes that matters
@@ -217,7 +231,7 @@ class Estimate:
     compute = flops * (1 + _recomputes(candidate.remat)) / mesh.size / (self._peak * roofline.MATMUL_SHARE)
     if self._chip is None:
       return compute
-    kept, _ = self._activations(candidate)
+    kept, _, away = self._activations(candidate)
     compute += 2 * kept * candidate.microbatches / (self._chip.hbm_bandwidth * roofline.BANDWIDTH_SHARE)
     passes = 3 if candidate.remat == "full" else 2
 
@@ -234,8 +248,10 @@ class Estimate:
     sums = model.num_encoder_layers * 2 * sides.get("encoder", 0)
     sums += model.num_decoder_layers * (3 if model.num_encoder_layers else 2) * sides.get("decoder", 0)
     tensor = send("tensor", 2 * passes * rows * sums * model.embed_dim * 2)
-    host = 2 * optimizer / self._chip.host_bandwidth if candidate.offload_optimizer else 0.0
-    return max(compute, fsdp) + data + tensor + host
+    to_host = lambda number: 2 * number / (self._chip.host_bandwidth * roofline.BANDWIDTH_SHARE)
+    # Of what is gathered ahead and added up behind, about so much does not hide.
+    step = compute + 0.6 * fsdp + data + tensor + (to_host(optimizer) if candidate.offload_optimizer else 0.0)
+    return max(step, to_host(away * candidate.microbatches))
 
 
 def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
@@ -266,7 +282,8 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
         continue
       for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, remats):
         batch_size = config.train.batch_size * times
-        if batch_size % (shards * parts) == 0:
+        # Larger batches that are computed in no larger parts gain next to nothing.
+        if batch_size % (shards * parts) == 0 and (times == 1 or times > parts):
           kept = Candidate(mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block)
           (own if times == 1 else larger).append(kept)
 

@@ -6,7 +6,7 @@ the compiled program.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import json
@@ -22,7 +22,7 @@ import jax
 from t2t import UserError, chips, sharding
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, plan, program, schedules
-from t2t.planning.candidates import Candidate, candidates
+from t2t.planning.candidates import Candidate, Estimate, candidates
 from t2t.runtime import amounts
 from t2t.sections import Config
 
@@ -118,6 +118,7 @@ def run(
   max_compiles: int,
   budget: float | None = None,
   seen: Sequence[Result] = (),
+  memory: Callable[[Candidate], float] | None = None,
 ) -> Iterator[Result]:
   """Compiles candidates one after another and yields what came of each.
 
@@ -129,12 +130,16 @@ def run(
     max_compiles: how many may be compiled; what is in the cache does not count.
     budget: seconds after which no other compilation is started.
     seen: what came of others before, which are not tried again.
+    memory: estimate of a device's bytes: what was too small by so much for one candidate is taken to be so for others
+      that keep the same, and those that are too large by that are left out; None: none is.
   """
   started, compiled, seen = time.monotonic(), 0, list(seen)
   for candidate in ordered:
     if any(candidate == each.candidate for each in seen):
       continue
     if any(_is_no_better(candidate, each) for each in seen):
+      continue
+    if memory is not None and any(_is_as_large(candidate, each, memory) for each in seen):
       continue
     changed = candidate.apply(config)
     path = plan.cache_path(changed, where)
@@ -173,6 +178,14 @@ def _is_no_better(candidate: Candidate, result: Result) -> bool:
   if result.fits:
     return candidate.is_slower(result.candidate, result.plan)
   return result.plan is not None and candidate.needs_more(result.candidate)
+
+
+def _is_as_large(candidate: Candidate, result: Result, memory: Callable[[Candidate], float]) -> bool:
+  """Whether it should be too large, by how wrong the estimate was of one that keeps the same and is."""
+  if result.fits or result.plan is None or candidate.remat != result.candidate.remat:
+    return False
+  found = result.plan["memory_per_chip"]
+  return memory(candidate) / memory(result.candidate) * found["total"] > found["capacity"]
 
 
 # ---- Report ----------------------------------------------------------------------------------------------------------
@@ -242,9 +255,11 @@ def search(config: Config, options: argparse.Namespace) -> None:
     stack.callback(_finish, config, options, results)
     started = time.monotonic()
 
+    estimate = Estimate(config, devices)
+
     def compile_some(proposed: Iterable[Candidate], number: int) -> None:
       left = None if options.budget is None else options.budget - (time.monotonic() - started)
-      known = {"where": where, "seen": tuple(results)}
+      known = {"where": where, "seen": tuple(results), "memory": estimate.memory}
       for result in run(config, proposed, make_plan, max_compiles=number, budget=left, **known):
         results.append(result)
         _say(len(results), result)
