@@ -120,6 +120,20 @@ def test_what_is_as_large_as_what_did_not_fit_is_left_out(cache):
   assert not candidate(batch_size=16).needs_more(candidate(batch_size=32, microbatches=2))
 
 
+def test_batch_sizes_take_turns_though_some_are_left_out(cache):
+  """What is skipped does not cost a turn."""
+  own = [candidate(batch_size=16, microbatches=n) for n in (1, 2, 4)]
+  larger = [candidate(batch_size=32, fsdp=n) for n in (8, 4, 2)]
+  compiled = []
+
+  def make_plan(changed):
+    compiled.append(changed.train.batch_size)
+    return planned(1.0, 1.0)
+
+  run([own[0], *own[1:], candidate(batch_size=16, data=2, fsdp=4), *larger], make_plan)
+  assert compiled == [16, 32, 16, 32, 32]  # in more parts the first is slower for certain
+
+
 def test_larger_batches_are_tried_in_larger_parts():
   found = candidates.candidates(config(*T5), jax.devices(), capacity=None)
   assert {(each.batch_size, each.microbatches) for each in found if each.batch_size > 16} == {(32, 1), (64, 1), (64, 2)}

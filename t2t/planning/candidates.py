@@ -255,7 +255,7 @@ class Estimate:
 
 
 def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
-  """What may be compiled, the most promising first: own batch size and larger ones take turns.
+  """What may be compiled, the most promising first: of the own batch size, then of larger ones.
 
   Args:
     config: what is searched around.
@@ -292,5 +292,4 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
     too_large = capacity is not None and estimate.memory(candidate) > capacity * 1.3
     return too_large, estimate.seconds(candidate) / candidate.batch_size
 
-  turns = itertools.zip_longest(sorted(own, key=key), sorted(larger, key=key))
-  return [each for pair in turns for each in pair if each is not None]
+  return sorted(own, key=key) + sorted(larger, key=key)

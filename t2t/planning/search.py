@@ -124,7 +124,7 @@ def run(
 
   Args:
     config: what is searched around.
-    ordered: see `candidates`.
+    ordered: see `candidates`; those of the config's own batch size and others take turns.
     make_plan: config -> plan; raises a UserError if the compiler fails.
     where: names the devices, for the cache.
     max_compiles: how many may be compiled; what is in the cache does not count.
@@ -134,13 +134,16 @@ def run(
       that keep the same, and those that are too large by that are left out; None: none is.
   """
   started, compiled, seen = time.monotonic(), 0, list(seen)
-  for candidate in ordered:
-    if any(candidate == each.candidate for each in seen):
-      continue
-    if any(_is_no_better(candidate, each) for each in seen):
-      continue
-    if memory is not None and any(_is_as_large(candidate, each, memory) for each in seen):
-      continue
+
+  def is_worth_it(candidate: Candidate) -> bool:
+    return not any(
+      candidate == each.candidate
+      or _is_no_better(candidate, each)
+      or (memory is not None and _is_as_large(candidate, each, memory))
+      for each in seen
+    )
+
+  for candidate in _in_turns(ordered, is_worth_it, own=config.train.batch_size):
     changed = candidate.apply(config)
     path = plan.cache_path(changed, where)
     if not path.exists():
@@ -153,6 +156,21 @@ def run(
       result = Result(candidate, None, str(error).splitlines()[0])
     seen.append(result)
     yield result
+
+
+def _in_turns(
+  ordered: Iterable[Candidate], is_worth_it: Callable[[Candidate], bool], *, own: int
+) -> Iterator[Candidate]:
+  """Those of the config's own batch size and others by turns, each kind in its order; one is asked when it is its turn."""
+  ordered = list(ordered)
+  kinds = [iter([each for each in ordered if (each.batch_size == own) == is_own]) for is_own in (True, False)]
+  while kinds:
+    for kind in list(kinds):
+      found = next(filter(is_worth_it, kind), None)
+      if found is None:
+        kinds.remove(kind)
+      else:
+        yield found
 
 
 def refined(config: Config, results: Sequence[Result], devices: Sequence[jax.Device]) -> list[Candidate]:
