@@ -161,7 +161,7 @@ def run(
 def _in_turns(
   ordered: Iterable[Candidate], is_worth_it: Callable[[Candidate], bool], *, own: int
 ) -> Iterator[Candidate]:
-  """Those of the config's own batch size and others by turns, each kind in its order; one is asked when it is its turn."""
+  """Those of the config's own batch size and others by turns, each kind in its order; asked when it is their turn."""
   ordered = list(ordered)
   kinds = [iter([each for each in ordered if (each.batch_size == own) == is_own]) for is_own in (True, False)]
   while kinds:
