@@ -174,8 +174,10 @@ def test_long_sequences_of_t5_on_a_small_core(tmp_path):
 
 
 def test_gradients_travel_in_their_dtype():
-  """Matrices' in half the bytes of float32, which the rest has anyway, and the activations' memory does not change."""
+  """Matrices' in half the bytes of float32, which the rest has anyway, and layers keep about as much."""
   overrides = ("--config.mesh.fsdp=1", "--config.mesh.tensor=1", "--config.mesh.data=4")
+  # So many layers that they are scanned, and what they keep piles up.
+  overrides += ("--config.model.num_encoder_layers=6", "--config.model.num_decoder_layers=6")
   found = [
     compiled("v5e", "tiny_t5", *overrides, f"--config.model.gradient_dtype={dtype}")
     for dtype in ("bfloat16", "float32")
@@ -186,7 +188,8 @@ def test_gradients_travel_in_their_dtype():
   config = load_config("tiny_t5").model
   assert sent[1] - sent[0] > 0.9 * 2 * 1.5 * (found[1]["parameters"] - 2 * config.vocab_size * config.embed_dim)
   memory = [each["memory_per_chip"]["activations"] for each in found]
-  assert memory[1] == pytest.approx(memory[0], rel=0.1)
+  # What a product reads is kept once: twice would be half as much again.
+  assert 1e6 < memory[0] <= memory[1] < 1.15 * memory[0]
 
 
 @pytest.mark.parametrize(
