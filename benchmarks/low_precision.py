@@ -25,6 +25,7 @@ from t2t.training import writers
 
 # config.model.quantization -> name, colour
 ARMS = {"": ("bfloat16", "#1f5fa8"), "int8": ("int8", "#c8442e"), "fp8": ("fp8", "#e39a3b")}
+_LOG = "log.txt"
 _SMOOTH = 25  # steps that a point of the curve is the mean of
 
 
@@ -36,10 +37,10 @@ def train(workdir: pathlib.Path, config: str, overrides: list[str]) -> tuple[dic
   """
   workdir.mkdir(parents=True, exist_ok=True)
   command = [sys.executable, "-m", "t2t", "train", "--config", config, "--workdir", str(workdir), *overrides]
-  with (workdir / "log.txt").open("w") as log:
+  with (workdir / _LOG).open("w") as log:
     ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT)
   if ended.returncode:
-    raise UserError(f"{' '.join(command)} failed:\n{(workdir / 'log.txt').read_text()[-2_000:]}")
+    raise UserError(f"{' '.join(command)} failed:\n{(workdir / _LOG).read_text()[-2_000:]}")
   path = epath.Path(workdir) / "metrics.jsonl"
   held_out = writers.read_metrics(path, "eval/loss")
   return writers.read_metrics(path, "train/loss"), held_out[max(held_out)]
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> None:
     for seed in range(options.seeds):
       own = ["--config.train.log_every=1", "--config.model.dtype=bfloat16", f"--config.model.quantization={kind}"]
       workdir = options.output / options.config / f"{name}_{seed}"
-      print(f"{name}, seed {seed}: trains, see {workdir / 'log.txt'}", file=sys.stderr)
+      print(f"{name}, seed {seed}: trains, see {workdir / _LOG}", file=sys.stderr)
       curve, loss = train(workdir, options.config, [*own, f"--config.train.seed={seed}", *overrides])
       curves[kind].append(curve)
       held_out[kind].append(loss)

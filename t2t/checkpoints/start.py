@@ -99,13 +99,13 @@ def start(
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.
     changes = _changes(before, json.loads(json.dumps(config.to_dict())))
+    unread = []
     if moved_to and not config.adapters:
       changes = [change for change in changes if not change.startswith("config.init.")]
+      unread = [f"without config.init.checkpoint={base}: the run has parameters of its own by now"]
     told = [f"with another {change}" for change in changes[:_SHOWN]]
     told += [f"and {len(changes) - _SHOWN} more keys that are not as they were"] if len(changes) > _SHOWN else []
-    if moved_to and not config.adapters:
-      told.append(f"without config.init.checkpoint={base}: the run has parameters of its own by now")
-    hosts.say("\n  ".join([f"resuming from step {step}", *told]))
+    hosts.say("\n  ".join([f"resuming from step {step}", *told, *unread]))
     return state, step, saved
   # Of a run whose checkpoints are gone: this one has not gone back, when it comes to their steps.
   going_back.since(checkpoints.directory.parent, 0)

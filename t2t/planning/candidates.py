@@ -199,8 +199,8 @@ class Estimate:
     matmuls = 2 * residual + (2 * joined + 2 * model.kv_heads * model.head_dim + inner) / tensor
     kept = {"full": residual, "minimal": residual + matmuls, "none": 4 * model.embed_dim + 2 * matmuls}
     kept[ATTENTION_KEPT] = residual + 2 * (joined + model.kv_heads * model.head_dim) / tensor
-    kept[ATTENTION_ON_HOST] = kept[ATTENTION_KEPT]
-    left = joined / tensor if candidate.remat == ATTENTION_ON_HOST else math.inf  # on the device
+    # In the host's memory is all of it but what attention finds.
+    is_away = candidate.remat == ATTENTION_ON_HOST
     sides = recipe.positions(self._config)
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     total, working, away = 0.0, 0.0, 0.0
@@ -210,13 +210,12 @@ class Estimate:
       extra = {"none": scores}.get(candidate.remat, 0.0)
       features = kept.get(candidate.remat, kept[ATTENTION_KEPT]) + extra
       total += rows * length * width * layers[side] * features
-      away += rows * length * width * layers[side] * max(0.0, features - left)
+      away += is_away * rows * length * width * layers[side] * (features - joined / tensor)
       if side == "decoder" and "encoder" in sides and candidate.remat != "full":
         # Queries and what attention finds, and of the encoder's positions keys and values.
         both = 2 * length * joined + 2 * sides["encoder"] * model.kv_heads * model.head_dim
         total += rows * width * layers[side] * both / tensor
-        if candidate.remat == ATTENTION_ON_HOST:
-          away += rows * width * layers[side] * (both - length * joined) / tensor
+        away += is_away * rows * width * layers[side] * (both - length * joined) / tensor
       # One layer is worked on at a time.
       working = max(working, rows * length * width * (kept["none"] + scores))
     return total, working, away
@@ -254,7 +253,9 @@ class Estimate:
     return max(step, to_host(away * candidate.microbatches))
 
 
-def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float | None) -> list[Candidate]:
+def candidates(
+  config: Config, devices: Sequence[jax.Device], *, capacity: float | None, estimate: Estimate | None = None
+) -> list[Candidate]:
   """What may be compiled, the most promising first: of the own batch size, then of larger ones.
 
   Args:
@@ -262,8 +263,9 @@ def candidates(config: Config, devices: Sequence[jax.Device], *, capacity: float
     devices: of the slice.
     capacity: bytes of one device; a mesh is left out whose parameters alone do not fit, or with their optimizer, where
       that stays on the device.
+    estimate: of this config on these devices, which keeps what it finds of meshes; None: one is made.
   """
-  estimate, own, larger = Estimate(config, devices), [], []
+  estimate, own, larger = estimate or Estimate(config, devices), [], []
   remats = list(dict.fromkeys([*reversed(_REMATS), config.model.remat]))
   for sizes in meshes(config, len(devices)):
     mesh_sizes = tuple(sizes.items())

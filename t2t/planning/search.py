@@ -253,7 +253,8 @@ def search(config: Config, options: argparse.Namespace) -> None:
   devices, where = plan.find_devices(options.topology, slices=options.slices)
   chip = chips.CHIPS.get(devices[0].device_kind)
   with plan.working("estimating which meshes may do"):
-    ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes)
+    estimate = Estimate(config, devices)
+    ordered = candidates(config, devices, capacity=None if chip is None else chip.hbm_bytes, estimate=estimate)
   if not ordered:
     raise UserError(
       f"--search: no mesh of {len(devices)} device(s) divides the model, config.train.batch_size="
@@ -272,8 +273,6 @@ def search(config: Config, options: argparse.Namespace) -> None:
     # What was found is told whatever ends the search.
     stack.callback(_finish, config, options, results)
     started = time.monotonic()
-
-    estimate = Estimate(config, devices)
 
     def compile_some(proposed: Iterable[Candidate], number: int) -> None:
       left = None if options.budget is None else options.budget - (time.monotonic() - started)
