@@ -201,8 +201,9 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
       key = argument.lstrip("-").partition("=")[0].replace("-", "_")
-      same = " or ".join(f"--config.{each}" for each in keys if key in (each, each.partition(".")[2]))
-      raise UserError(f"unknown option {argument}; {f'did you mean {same}?' if same else '`--help` lists them'}")
+      near = difflib.get_close_matches(key, [each.partition(".")[2] for each in keys], n=1)
+      meant = " or ".join(f"--config.{each}" for each in keys if each == key or each.partition(".")[2] in near)
+      raise UserError(f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists them'}")
     if match:
       _check_key(argument, match[1], there=[*keys, *named], mappings=mappings, known=[*keys, *mappings, *optional])
       if not re.fullmatch(r"[\w.-]+", name := argument.partition("=")[0]):

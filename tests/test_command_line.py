@@ -205,7 +205,8 @@ def test_keys_of_files_are_refused_where_none_are_read(key):
     ("--config.stages=({'share': 0.5},", r"^--config.stages=\({'share': 0.5},: cannot be read \("),
     ("--steps=7", r"unknown option --steps=7; did you mean --config.train.steps\?"),
     ("--batch-size", r"did you mean --config.(train|eval).batch_size or --config.(train|eval).batch_size\?"),
-    ("--stpes=7", r"unknown option --stpes=7; `--help` lists them"),
+    ("--stpes=7", r"unknown option --stpes=7; did you mean --config.train.steps\?"),
+    ("--zebra=7", r"unknown option --zebra=7; `--help` lists them"),
     ("--config.lora.rank}2", r"--config.lora.rank}2: no such key; a key is of"),
     ("--config.train.steps[}=2", r"--config.train.steps\[}: no such key; a key is of"),
     ("tiny", r"unexpected argument 'tiny'"),
@@ -346,6 +347,20 @@ def test_help_of_every_command_is_looked_at(capsys, monkeypatch):
     found = re.search(r"^usage: t2t \S+ .*?([\w-]+(?: ?\| ?[\w-]+)+) \.\.\.$", capsys.readouterr().out, re.MULTILINE)
     own = {words[1] for words in COMMANDS if words[0] == name and words[1:]}
     assert {word.strip() for word in (found[1] if found else "").split("|")} <= {"", *own}
+
+
+@pytest.mark.parametrize(
+  ("words", "meant"),
+  [
+    (["train", "--config=tiny", "--workdirr=x"], "--workdirr; did you mean --workdir?"),
+    (["plan", "--config=tiny", "--serch", "--config.data.files=a b"], "--serch; did you mean --search?"),
+    (["train", "--config=tiny", "--sed=3"], "--sed=3; did you mean --config.train.seed?"),
+  ],
+)
+def test_the_option_that_was_meant_is_told(capsys, words, meant):
+  """One of the command's, or a key."""
+  assert t2t_main.main(words) == 2
+  assert capsys.readouterr().err.strip().endswith(f"error: unknown option {meant}")
 
 
 def test_an_unknown_command_is_told(capsys):

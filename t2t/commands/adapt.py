@@ -12,14 +12,6 @@ from t2t.checkpoints import merging
 from t2t.convert import output
 from t2t.storage import bucket
 
-_DESCRIPTION = """\
-What is done with an adapter once it is trained.
-
-  merge RUN --output DIR   a checkpoint by itself of the adapter in the workdir
-                           RUN and of what it lies on top of, merged: a model
-                           without an adapter, which every command takes;
-                           parameter by parameter, so that none but the largest
-                           must fit in memory"""
 _EXAMPLES = """\
 examples:
   t2t adapt merge runs/lora --output runs/merged
@@ -29,10 +21,18 @@ examples:
 def _parser() -> argparse.ArgumentParser:
   form = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser(
-    prog="t2t adapt", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
+    prog="t2t adapt",
+    description="What is done with an adapter once it is trained.",
+    epilog=_EXAMPLES,
+    formatter_class=form,
+    allow_abbrev=False,
   )
   commands = parser.add_subparsers(dest="command", required=True, metavar="merge")
-  text = "A checkpoint by itself of an adapter and of what it lies on top of."
+  text = (
+    "A checkpoint by itself of the adapter in a workdir and of what it lies on top of, merged: a model without an"
+    " adapter, which every command takes.  It is made parameter by parameter, so that none but the largest must fit in"
+    " memory."
+  )
   merge = commands.add_parser(
     "merge", help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
   )

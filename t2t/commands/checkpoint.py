@@ -25,17 +25,17 @@ _WIDEST = 120  # columns
 _SHOWN = 20  # differences
 _DESCRIPTION = """\
 What a run has saved.  DIR is a workdir that t2t trained in, or its folder
-`checkpoints`; local or gs://.
-
-  list DIR    the steps: when, how large, held-out loss, best by which metric,
-              and whether they look whole: small files, and the sizes of all
-  verify DIR  reads every file and compares it with what was saved (in a bucket
-              with the checksums that it keeps), and of an adapter the model
-              below it; exit code 1 if one is damaged, or none is left
-  prune DIR   deletes all but the last --keep steps, the best by each metric,
-              and the last that is sound
-  diff A B    which parameters and config keys differ; A and B are workdirs,
-              whose last step counts, or steps: runs/a/checkpoints/500"""
+`checkpoints`; local or gs://."""
+# Subcommand -> what it does.
+_ABOUT = {
+  "list": "The steps: when, how large, held-out loss, best by which metric, and whether they look whole: small files, and"
+  " the sizes of all.",
+  "verify": "Reads every file and compares it with what was saved (in a bucket with the checksums that it keeps), and of"
+  " an adapter the model below it; exit code 1 if one is damaged, or none is left.",
+  "prune": "Deletes all but the last --keep steps, the best by each metric, and the last that is sound.",
+  "diff": "Which parameters and config keys of two checkpoints differ: of workdirs, whose last step counts, or of steps,"
+  " runs/a/checkpoints/500.",
+}
 _EXAMPLES = """\
 examples:
   t2t checkpoint list runs/tiny
@@ -49,18 +49,11 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="t2t checkpoint", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=form, allow_abbrev=False
   )
-  commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|prune|diff")
+  commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(_ABOUT))
   add = lambda name, text: commands.add_parser(
     name, help=text, description=textwrap.fill(text, 80), formatter_class=form, allow_abbrev=False
   )
-  parsers = {
-    "list": add("list", "The steps of a run."),
-    "verify": add(
-      "verify", "Compares every file of every step with what was saved; exit code 1: one is damaged, or none is left."
-    ),
-    "prune": add("prune", "Deletes steps: neither the last, nor the best by a metric, nor the last that is sound."),
-    "diff": add("diff", "Which parameters and config keys of two checkpoints differ."),
-  }
+  parsers = {name: add(name, text) for name, text in _ABOUT.items()}
   for name in ("list", "verify", "prune"):
     parsers[name].add_argument("dir", metavar="DIR", help="workdir that t2t trained in, local or gs://")
   parsers["verify"].add_argument("--step", type=int, metavar="N", help="this one alone; default: all")

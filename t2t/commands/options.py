@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator
 import dataclasses
+import difflib
 import inspect
 import pathlib
 import re
@@ -138,9 +139,16 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
 
   argparse takes what has a space in it for a positional, even if it begins with two dashes: a key's value is hidden
   from it.  No argument of a process has a NUL of its own.
+
+  Raises:
+    UserError: an option that is nearly one of the parser's.
   """
   is_key = re.compile(r"--(?:(?:no)?config|gin)\.").match
   options, rest = parser.parse_known_args([x.replace(" ", "\0") if is_key(x) else x for x in argv])
+  for name in (x.partition("=")[0] for x in rest if x.startswith("--") and not is_key(x)):
+    # What is but alike may be a key, which `override` knows.
+    if near := difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.85):
+      raise UserError(f"unknown option {name}; did you mean {near[0]}?")
   return options, [x.replace("\0", " ") for x in rest]
 
 
