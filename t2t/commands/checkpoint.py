@@ -28,13 +28,13 @@ What a run has saved.  DIR is a workdir that t2t trained in, or its folder
 `checkpoints`; local or gs://."""
 # Subcommand -> what it does.
 _ABOUT = {
-  "list": "The steps: when, how large, held-out loss, best by which metric, and whether they look whole: small files, and"
-  " the sizes of all.",
-  "verify": "Reads every file and compares it with what was saved (in a bucket with the checksums that it keeps), and of"
-  " an adapter the model below it; exit code 1 if one is damaged, or none is left.",
+  "list": "The steps: when, how large, held-out loss, best by which metric, and whether they look whole: small files,"
+  " and the sizes of all.",
+  "verify": "Reads every file and compares it with what was saved (in a bucket with the checksums that it keeps), and"
+  " of an adapter the model below it; exit code 1 if one is damaged, or none is left.",
   "prune": "Deletes all but the last --keep steps, the best by each metric, and the last that is sound.",
-  "diff": "Which parameters and config keys of two checkpoints differ: of workdirs, whose last step counts, or of steps,"
-  " runs/a/checkpoints/500.",
+  "diff": "Which parameters and config keys of two checkpoints differ: of workdirs, whose last step counts, or of"
+  " steps, runs/a/checkpoints/500.",
 }
 _EXAMPLES = """\
 examples:

@@ -233,6 +233,37 @@ def choose(
   return chosen
 
 
+def choose_in(
+  config: TransformerConfig,
+  batch: int,
+  query_length: int,
+  key_length: int,
+  mask: AttentionMask,
+  *,
+  biased: bool,
+  drops: bool = True,
+) -> kernels.Choice:
+  """`choose` for a kind of attention that layers of this config have.
+
+  Args:
+    config: of the model.
+    batch, query_length, key_length: sizes of queries and keys.
+    mask: with the window of these layers.
+    biased: something is added by distance.
+    drops: as in training.
+  """
+  shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
+  return choose(
+    shape(config.num_heads, query_length),
+    shape(config.kv_heads, key_length),
+    mask,
+    bias="soft cap" if config.attention_softcap else "distance" if biased else "",
+    reach=config.bias_reach(key_length) if biased else 0,
+    dropout=config.attention_dropout if drops else "",
+    kernel=config.attention_kernel,
+  )
+
+
 def attend(
   query: jax.Array,
   keys: jax.Array,

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 
-import jax
-
 from t2t.models import attention, kernels, transformer
 from t2t.models.architecture import Batch, is_padded, sides
 from t2t.models.config import TransformerConfig
@@ -28,29 +26,16 @@ def attention_kernels(
   """
   tokens = {side: batch[f"{side}_input_tokens"] for side in sides(batch)}
   added = {config.kind.answers: prompt}
+  length = lambda side: tokens[side].shape[1] + added.get(side, 0)
 
   def choose(queries: str, keys: str, mask: AttentionMask, window: int = 0) -> kernels.Choice:
-    def array(side: str, heads: int) -> jax.ShapeDtypeStruct:
-      rows, length = tokens[side].shape
-      return jax.ShapeDtypeStruct((rows, heads, length + added.get(side, 0), config.head_dim), config.dtype)
-
-    has_bias = config.biased and queries == keys
-    return attention.choose(
-      array(queries, config.num_heads),
-      array(keys, config.kv_heads),
-      dataclasses.replace(
-        mask,
-        window=window,
-        front=(prefix or {}).get(keys, 0) if queries == keys else 0,
-      ),
-      bias="soft cap" if config.attention_softcap else "distance" if has_bias else "",
-      reach=config.bias_reach(tokens[keys].shape[1] + added.get(keys, 0)) if has_bias else 0,
-      dropout=config.attention_dropout,
-      kernel=config.attention_kernel,
-    )
+    front = (prefix or {}).get(keys, 0) if queries == keys else 0
+    mask = dataclasses.replace(mask, window=window, front=front)
+    biased, rows = config.biased and queries == keys, tokens[queries].shape[0]
+    return attention.choose_in(config, rows, length(queries), length(keys), mask, biased=biased)
 
   def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, kernels.Choice]:
-    windows = config.windows(tokens[side].shape[1] + added.get(side, 0))
+    windows = config.windows(length(side))
     first, *others = (choose(side, side, mask, window) for window in windows)
     # Where layers with a window take turns with others, and run on something else.
     return {side: first} | {f"{side} window": other for other in others if str(other) != str(first)}

@@ -257,19 +257,8 @@ class Stack(nnx.Module):
     config, reach = self.config, self.config.bias_reach(key_length)
     bias = attention.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
     if not mask.is_decoding:
-      shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
-      chosen = [
-        attention.choose(
-          shape(config.num_heads, query_length),
-          shape(config.kv_heads, key_length),
-          dataclasses.replace(mask, window=window),
-          bias="soft cap" if config.attention_softcap else "distance",
-          reach=reach,
-          dropout=config.attention_dropout if drops else "",
-          kernel=config.attention_kernel,
-        )
-        for window in config.windows(key_length)
-      ]
+      choose = functools.partial(attention.choose_in, config, batch, query_length, key_length, biased=True, drops=drops)
+      chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(key_length)]
       if any(each.kernel == "distance" for each in chosen):
         return bias
     # Beams are all at one position.
