@@ -19,7 +19,7 @@ from t2t import UserError
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import imports
-from t2t.sections import OF_FILES, OPTIONAL, Config, SourceConfig
+from t2t.sections import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
 
 T = TypeVar("T")
 
@@ -222,7 +222,6 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   if len(rest) > 1:
     raise UserError(f"unexpected argument {rest[1]!r}; options have the form --config.SECTION.KEY=VALUE")
   _check_stages(values.config, arguments)
-  _check_of_files(values.config, arguments)
   for name in OPTIONAL:
     mine = next((argument for argument in arguments if argument.startswith(f"--config.{name}.")), None)
     if mine and not _is_used(values.config, name):
@@ -275,16 +274,28 @@ def _check_stages(config: ConfigDict, arguments: Sequence[str]) -> None:
       )
 
 
-def _check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
-  """Refuses a typed key that says how files become examples, where registered tasks say it themselves."""
+def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
+  """Refuses a typed key that says how files become examples, where registered tasks say it themselves.
+
+  Args:
+    config: a whole one: what reads files may not be added to it any more.
+    arguments: what was typed for it, see `override`.
+
+  Raises:
+    UserError: the key, and what would be right.
+  """
   data = config.data
-  reads_files = data.files or any(source.get("files") for source in data.sources.values())
-  if reads_files or not (data.mixture or data.sources):
+  in_stages = {key for stage in config[_STAGES] if isinstance(stage, Mapping) for key in stage}
+  if data.files or any(source.get("files") for source in data.sources.values()):
+    return
+  if any(key.startswith(("data.files", "data.sources")) for key in in_stages) or not (data.mixture or data.sources):
     return
   named = f"config.data.mixture={data.mixture}" if data.mixture else f"config.data.sources ({', '.join(data.sources)})"
   for argument in arguments:
     section, _, key = argument.partition("=")[0].rpartition(".")
-    if section in ("--config.data", "--noconfig.data") and key in OF_FILES:
+    if section not in ("--config.data", "--noconfig.data") or key not in OF_FILES:
+      continue
+    if data[key] != getattr(DataConfig, key):
       raise UserError(
         f"{argument}: says how config.data.files become examples, which {named} says itself; leave it out, name another"
         " task (`t2t tasks` lists them), or give --config.data.mixture= with files and a vocabulary"

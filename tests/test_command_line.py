@@ -8,11 +8,13 @@ import sys
 from ml_collections import ConfigDict
 import pytest
 
+import t2t
 from t2t import UserError
 from t2t import __main__ as t2t_main
+from t2t.commands import options
 from t2t.configs import default
 from t2t.sections import OPTIONAL
-from t2t.settings import config_names, for_architecture, load_config, overridden, override, records, with_current_keys
+from t2t.settings import config_names, for_architecture, load_config, override, records, with_current_keys
 
 T5_SIZES = ("small", "base", "large", "xl", "xxl")
 FAMILIES = {
@@ -171,19 +173,42 @@ def test_keys_of_before_are_read():
   assert old["data"]["superglue_dir"] == "S"
 
 
+def typed(*arguments):
+  """The config of a command line."""
+  return options.parse(options.config_parser("t2t train", ""), ["--config=tiny", *arguments])[1]
+
+
 @pytest.mark.parametrize("key", ["objective=prefix_lm", "objective=nonsense", "noise_density=0.5", "field=body"])
 def test_keys_of_files_are_refused_where_none_are_read(key):
   """A registered task says itself how it is made; typed they would change nothing."""
   message = rf"^--config.data.{key}: says how config.data.files become examples, which config.data.mixture=docs_span_"
   with pytest.raises(UserError, match=message):
-    overridden("tiny", [f"--config.data.{key}"])
+    typed(f"--config.data.{key}")
   source = "--config.data.sources.a.mixture=docs_span_corruption"
   with pytest.raises(UserError, match=r"which config.data.sources \(a\) says itself"):
-    overridden("tiny", ["--config.data.mixture=", source, f"--config.data.{key}"])
-  for files in ("data.files=a.txt", "data.sources.a.files=a.txt"):
-    name, _, value = key.partition("=")
-    made = overridden("tiny", ["--config.data.mixture=", f"--config.{files}", f"--config.data.{key}"])
-    assert str(made.data[name]) == value
+    typed("--config.data.mixture=", source, f"--config.data.{key}")
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ["--config.data.mixture=", "--config.data.files=a.txt", "--config.data.field=body"],
+    ["--config.data.mixture=", "--config.data.sources.a.files=a.txt", "--config.data.field=body"],
+    ['--config.stages={"name": "a"}, {"name": "b", "data.files": "a.txt"}', "--config.data.field=body"],
+    ['--config.stages={"name": "b", "data.sources.a.files": "a.txt"},', "--config.data.field=body"],
+    ["--config.data.field=text", "--config.data.eval_files=", "--config.data.malformed=0.0"],
+  ],
+  ids=["files", "a source", "a stage", "a source of a stage", "as it would be"],
+)
+def test_keys_of_files_are_taken_where_they_change_something(arguments):
+  """Or where they say what holds without them."""
+  key, _, value = arguments[-1].removeprefix("--config.data.").partition("=")
+  assert str(typed(*arguments).data[key]) == value
+
+
+def test_a_config_in_python_may_be_given_its_files_later():
+  """The keys that say how they become examples come first then."""
+  assert t2t.config("tiny", data={"objective": "prefix_lm", "field": "body"}).data.objective == "prefix_lm"
 
 
 @pytest.mark.parametrize(

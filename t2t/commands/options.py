@@ -19,7 +19,7 @@ from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.runtime import hosts
 from t2t.sections import OPTIONAL
-from t2t.settings import config_names, families, overridden, override, records
+from t2t.settings import check_of_files, config_names, families, overridden, override, records
 from t2t.storage import bucket
 
 # Of a field of a record: behind it, or in lines of their own above it, as Sphinx reads them.
@@ -163,7 +163,7 @@ def parse(
     prepare: changes the config before its keys are overridden.
 
   Raises:
-    UserError: see `gin_files.take` and `overridden`.
+    UserError: see `gin_files.take`, `overridden` and `check_of_files`.
   """
   options, rest = parse_known(parser, argv)
   options.gin = None
@@ -175,10 +175,13 @@ def parse(
       setattr(options, name, getattr(options, name) or getattr(options.gin, name))
     if prepare is not None:
       prepare(config)
-    return options, override(config, rest)
-  if options.config is None:
+    config = override(config, rest)
+  elif options.config is None:
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
-  return options, overridden(options.config, rest, prepare=prepare)
+  else:
+    config = overridden(options.config, rest, prepare=prepare)
+  check_of_files(config, rest)
+  return options, config
 
 
 def inherited(config: ConfigDict, parser: argparse.ArgumentParser, argv: list[str]) -> ConfigDict:
