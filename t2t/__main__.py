@@ -116,6 +116,9 @@ def _run(command: str, rest: list[str]) -> int:
   # At the end it would look through all of them again, for two seconds.
   atexit.register(gc.freeze)
   try:
+    if command.startswith("-"):
+      named = next((word for word in rest if word in SUBCOMMANDS), "COMMAND")
+      raise UserError(f"{command}: options stand behind the command, t2t {named} {command} ...")
     if command not in SUBCOMMANDS:
       near = did_you_mean(command, SUBCOMMANDS)
       raise UserError(f"no such command {command!r}{near or ';'} there are {', '.join(SUBCOMMANDS)}")

@@ -176,7 +176,10 @@ def _sound_before(directory: epath.Path, there: list[int], step: int) -> int:
       return each
     hosts.say(f"{directory / str(each)} is damaged ({found[0]}); looking at the one before it")
   listed = ", ".join(map(str, there)) or "none"
-  raise UserError(f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step")
+  raise UserError(
+    f"--step {step}: no sound checkpoint before it; {directory} has {listed}; give a later step, or have a run keep"
+    " more of them, config.checkpoint.keep"
+  )
 
 
 def _shards(x: jax.Array) -> list[tuple[jax.Device, np.ndarray]]:

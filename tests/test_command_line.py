@@ -197,8 +197,9 @@ def test_keys_of_files_are_refused_where_none_are_read(key):
     ['--config.stages={"name": "a"}, {"name": "b", "data.files": "a.txt"}', "--config.data.field=body"],
     ['--config.stages={"name": "b", "data.sources.a.files": "a.txt"},', "--config.data.field=body"],
     ["--config.data.field=text", "--config.data.eval_files=", "--config.data.malformed=0.0"],
+    ["--config.model.architecture=encoder_only", "--config.data.noise_density=0.3"],
   ],
-  ids=["files", "a source", "a stage", "a source of a stage", "as it would be"],
+  ids=["files", "a source", "a stage", "a source of a stage", "as it would be", "an encoder's FLOPs"],
 )
 def test_keys_of_files_are_taken_where_they_change_something(arguments):
   """Or where they say what holds without them."""
@@ -386,6 +387,19 @@ def test_the_option_that_was_meant_is_told(capsys, words, meant):
   """One of the command's, or a key."""
   assert t2t_main.main(words) == 2
   assert capsys.readouterr().err.strip().endswith(f"error: unknown option {meant}")
+
+
+@pytest.mark.parametrize(
+  ("words", "told"),
+  [
+    (["--debug", "train", "--config=tiny"], "--debug: options stand behind the command, t2t train --debug ..."),
+    (["train", "tiny"], "--config is missing; did you mean --config tiny?"),
+  ],
+)
+def test_words_that_stand_elsewhere_are_told(capsys, words, told):
+  """With where they should."""
+  assert t2t_main.main(words) == 2
+  assert capsys.readouterr().err.strip().endswith(f"error: {told}")
 
 
 def test_an_unknown_command_is_told(capsys):

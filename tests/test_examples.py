@@ -169,6 +169,14 @@ def test_a_decoder_goes_on_behind_its_inputs(kind):
     assert prediction == words(written(model, row[:length], number=14 - 5))
 
 
+def test_of_long_inputs_both_ends_are_shown():
+  """What decides may stand at either."""
+  model, batch = toy.model(toy.KINDS["modern_t5"], seed=2), toy.batch((70, 64), (3, 3), padded_to=(70, 4))
+  (long, _, _), (whole, _, _) = held_out(model, batch, hidden_ids=())
+  tokens = np.asarray(batch["encoder_input_tokens"])
+  assert long == f"{words(tokens[0, :32])} ... {words(tokens[0, 38:70])}" and whole == words(tokens[1, :64])
+
+
 def test_a_language_model_goes_on_behind_half_of_a_text():
   """Where there are no inputs."""
   model, batch = toy.model(toy.KINDS["llama"], seed=2), toy.batch((5, 3), (4, 4), architecture="decoder_only")
@@ -202,7 +210,7 @@ def test_a_decoder_writes_no_further_than_its_positions():
   tokens = np.asarray(batch["decoder_target_tokens"])
   # Beyond them a model would write what is likeliest of not-a-number: 0.
   (given, prediction, _), _ = held_out(model, batch, hidden_ids=(toy.EOS,))
-  assert given == "... " + words(tokens[0, 3:36])
+  assert given == words(tokens[0, :36])
   assert len(prediction.split()) == 4
   assert prediction == words(written(model, tokens[0, :36], number=4))
 

@@ -1,8 +1,10 @@
+import dataclasses
 import html.parser
 import json
 import math
 import os
 import re
+import shutil
 import xml.etree.ElementTree
 
 from etils import epath
@@ -303,12 +305,38 @@ def test_runs_are_listed(tmp_path, capsys):
   ]
 
 
+def test_runs_of_long_names_are_listed_with_their_state(tmp_path, capsys):
+  """Whatever else has to be narrower."""
+  made(tmp_path / "finetune_a_model_with_a_long_name_and_another_learning_rate", falling(100))
+  config = tmp_path / "short" / "config.json"
+  made(config.parent, falling(30))
+  config.write_text(json.dumps(json.loads(config.read_text()) | {"name": "finetune_docs_summary_as_t5"}))
+  assert command.main(["runs", str(tmp_path)]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert all(len(line) <= 80 for line in lines)
+  assert lines[1].split()[-1] == "state" and "finished" in " ".join(lines) and "stopped" in " ".join(lines)
+
+
+def test_a_score_that_is_another_metric_is_left_out(tmp_path):
+  """It is the mean of all that a task is measured by."""
+  values = {"eval/one/accuracy": {5: 50.0}, "eval/one/score": {5: 50.0}}
+  values |= {f"eval/two/{name}": {5: value} for name, value in (("f1", 40.0), ("accuracy", 60.0), ("score", 50.0))}
+  run = dataclasses.replace(runs.read(str(made(tmp_path / "run", falling(10)))), metrics=values)
+  assert {task: [*metrics] for task, metrics in single.by_task(run).items()} == {
+    "one": ["accuracy"],
+    "two": ["f1", "accuracy", "score"],
+  }
+
+
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path, capsys):
   made(tmp_path / "whole", falling(20))
   (tmp_path / "broken" / "metrics.jsonl").mkdir(parents=True)
   assert command.main(["runs", str(tmp_path)]) == 0
   said = capsys.readouterr()
   assert "whole" in said.out and "broken: cannot be read" in said.err
+  shutil.rmtree(tmp_path / "whole")
+  assert command.main(["runs", str(tmp_path)]) == 0
+  assert "broken: cannot be read" in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_is_told(tmp_path, capsys):

@@ -128,6 +128,16 @@ def test_keys_of_a_block_are_more_where_none_can_be_skipped():
 
 
 def test_blocks_can_be_halved_down_to_whole_lanes():
-  for wrong in (100, 64, 384, 2_048):
-    with pytest.raises(UserError, match=f"config.model.attention_block={wrong}: must be 128, 256, 512, 1024, or 0"):
+  for wrong in (100, 64, 384, 4_096):
+    with pytest.raises(UserError, match=f"attention_block={wrong}: must be 128, 256, 512, 1024, 2048, or 0"):
       a_t5(512, f"--config.model.attention_block={wrong}")
+
+
+def test_blocks_of_2048_are_taken_where_a_core_has_the_room():
+  """Of half the positions elsewhere, where libtpu has none left."""
+  bounds = lambda kind, head_dim=128, dtype="bfloat16": splash.bounds(
+    2_048, (8_192, 8_192), head_dim, dtype, causal=True, device_kind=kind
+  )
+  assert bounds(_V6E) == (2_048, 2_048)
+  smaller = [bounds("TPU v5 lite"), bounds("TPU7x"), bounds(_V6E, head_dim=256), bounds(_V6E, dtype="float32")]
+  assert smaller == 4 * [(1_024, 1_024)]

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -388,3 +390,12 @@ def test_winogender_pairs():
   assert len(pairs) == 178
   for first, second in pairs.values():
     assert first[:2] == second[:2] and first[2] != second[2]
+
+
+def test_a_task_that_comes_with_t2t_is_named_with_its_module():
+  """Where nothing has imported it yet, which a new process shows."""
+  program = "from t2t.data import selection; selection.named('udpos', modules=())"
+  told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
+  assert (
+    "mixture=udpos: is a task of t2t.tasks.udpos, which is not imported; add it to config.data.task_modules" in told
+  )

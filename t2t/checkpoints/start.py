@@ -200,7 +200,8 @@ def _pieces(source: pretrained.Source, vocabulary: Any) -> Pieces:
 
 def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any, initial: Params) -> None:
   """Tells, or refuses, a checkpoint whose ids stand for other pieces, where their embeddings are taken."""
-  tables = [path for path in traverse_util.flatten_dict(initial, sep="/") if path.endswith("embed/table")]
+  paths = traverse_util.flatten_dict(initial, sep="/")
+  tables = [path for path in paths if path.endswith("embed/table")]
   if all(matches(config.init.fresh, path) for path in tables):
     return
   where = f"config.init.checkpoint={config.init.checkpoint}"
@@ -218,7 +219,8 @@ def _check_vocabulary(source: pretrained.Source, config: Config, vocabulary: Any
     hosts.say(f"{where}: whether its vocabulary is the run's is not known ({error})")
     return
   # Hugging Face's and t2t's files of one vocabulary differ, and their pieces do not.
-  if said := vocabularies.compare_start(trained, vocabulary, where=where):
+  by_ids = ["embed/table", *(["head"] if any(path.startswith("head/") for path in paths) else [])]
+  if said := vocabularies.compare_start(trained, vocabulary, where=where, by_ids=by_ids):
     hosts.say(said)
 
 

@@ -177,6 +177,8 @@ def parse(
       prepare(config)
     config = override(config, rest)
   elif options.config is None:
+    if named := set(rest) & set(config_names()):
+      raise UserError(f"--config is missing; did you mean --config {min(named)}?")
     raise UserError(f"--config is missing; a .py file, or one of these (see --help):\n{families()}")
   else:
     config = overridden(options.config, rest, prepare=prepare)

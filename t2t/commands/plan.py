@@ -116,10 +116,14 @@ def _stages(config: Config) -> tuple[stages.Stage, ...]:
 
 def _check_writable(path: str) -> None:
   """Refuses a file of `--hlo` that cannot be written, before minutes are spent on what it is for."""
+  file = pathlib.Path(path)
+  is_new = not file.exists()
   try:
-    pathlib.Path(path).open("a").close()
+    file.open("a").close()
   except OSError as error:
     raise UserError(f"--hlo {path}: cannot be written ({error.strerror})") from error
+  if is_new:
+    file.unlink()
 
 
 def _hlo(path: str | None, stage: stages.Stage) -> str | None:

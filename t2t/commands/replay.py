@@ -23,7 +23,7 @@ the first one arises. Nothing is written to RUN. Exit code 1 if the loss is not
 the one that was recorded, to the last bit."""
 _EXAMPLES = """\
 examples:
-  t2t replay runs/tiny --step 1200
+  t2t replay runs/looked_at --step 4
   t2t replay gs://BUCKET/base --step 31415 --rows 4"""
 _WIDTH = 80  # columns of a text
 

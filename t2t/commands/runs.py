@@ -71,11 +71,11 @@ def main(argv: list[str]) -> None:
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   table.add_column("run", overflow="fold")
   # Whole, unless it is very long: otherwise rich makes both as narrow.
-  whole = min(_WIDEST_CONFIG, max(len(run.config_name) for run in found))
+  whole = min(_WIDEST_CONFIG, max((len(run.config_name) for run in found), default=0))
   table.add_column("config", overflow="fold", min_width=whole)
   for name in ("step", "train", "held out", "written"):
     table.add_column(name, justify="right", no_wrap=True)
-  table.add_column("state", no_wrap=True)
+  table.add_column("state", no_wrap=True, min_width=max((len(run.state) for run in found), default=0))
   now = datetime.datetime.now(datetime.UTC)
   for run in found:
     losses = (run.last(name) for name in ("train/loss", "eval/loss"))

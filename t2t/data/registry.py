@@ -112,6 +112,10 @@ def task_or_mixture(
   known = names()
   if name in known:
     return seqio.get_mixture_or_task(name)
+  load_shipped()
+  for module, registered in _loaded.items():
+    if name in registered:
+      raise UserError(f"{where}{name}: is a task of {module}, which is not imported; add it to {modules_where}")
   near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
   others = f"there are {', '.join(known[:10])}{', ...: `t2t tasks` lists them' if len(known) > 10 else ''}"
   raise UserError(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import json
+import sys
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ import rich.box
 import rich.console
 import rich.progress
 import rich.table
+
+_SECONDS = 10.0  # between lines on how far it is, where these are not drawn over one another
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +156,8 @@ def print_table(
     facts = [f"{len(result.answers):,}", f"{result.unparseable:,}", *([f"{steps[result.task]:,}"] if steps else [])]
     task = [result.task, result.split]
     for name, value in result.metrics.items() or [("no labels", None)]:
-      table.add_row(*task, name, "" if value is None else f"{value:.2f}", *facts)
+      unit = " %" if name in result.percentages else ""
+      table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
       task, facts = ["", ""], []
   scores = [result.score for result in results if result.score is not None]
   if len(scores) > 1:
@@ -173,7 +177,10 @@ def _note_unparseable(results: Sequence[Result], console: rich.console.Console) 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
-  """A line on standard error that says how far `Evaluation.run` is, of one process; gives its `on_batch`."""
+  """A line on standard error that says how far `Evaluation.run` is, of one process; gives its `on_batch`.
+
+  Where that is no terminal, a line every so many seconds.
+  """
   columns = (
     rich.progress.TextColumn("{task.description}"),
     rich.progress.BarColumn(),
@@ -183,13 +190,17 @@ def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
   console, others = rich.console.Console(stderr=True), jax.process_index() != 0
   with rich.progress.Progress(*columns, console=console, transient=True, disable=others) as bar:
     line = bar.add_task("compiling", total=total, speed="")
-    start, tokens = time.monotonic(), 0
+    start, tokens, done = time.monotonic(), 0, 0.0
+    said = start
 
     def on_batch(task: str, number: float, written: int) -> None:
-      nonlocal tokens
-      tokens += written
-      speed = f"{tokens / (time.monotonic() - start):,.0f} tokens/s"
+      nonlocal tokens, done, said
+      tokens, done, now = tokens + written, done + number, time.monotonic()
+      speed = f"{tokens / (now - start):,.0f} tokens/s"
       bar.update(line, advance=number, description=task, speed=speed)
+      if now - said >= _SECONDS and not console.is_terminal and not others:
+        print(f"{done:,.0f}/{total:,} examples, {speed}; at {task}", file=sys.stderr, flush=True)
+        said = now
 
     yield on_batch
 

@@ -18,7 +18,9 @@ from t2t.training.train_state import TrainState
 
 Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there
 
-_PROMPT = 32  # tokens shown to a causal language model, and tokens that it then writes
+_PROMPT = (
+  32  # tokens shown to a causal language model, tokens that it then writes, and of longer texts those of each end
+)
 
 
 class Vocabulary(Protocol):
@@ -134,14 +136,12 @@ def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
   return " ".join(vocabulary.decode([int(token) for token in tokens]).split())
 
 
-def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: bool = False) -> str:
-  """The first `_PROMPT` tokens as text, or the last."""
+def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: int = 0) -> str:
+  """The first `_PROMPT` tokens as text, and the last `end` of them all."""
   tokens = [token for token in tokens.tolist() if token not in hidden_ids]
-  if len(tokens) <= _PROMPT:
+  if len(tokens) <= _PROMPT + end:
     return _text(tokens, vocabulary)
-  if end:
-    return "... " + _text(tokens[-_PROMPT:], vocabulary)
-  return _text(tokens[:_PROMPT], vocabulary) + " ..."
+  return f"{_text(tokens[:_PROMPT], vocabulary)} ... {_text(tokens[len(tokens) - end :], vocabulary)}".rstrip()
 
 
 def answered(
@@ -172,7 +172,7 @@ def answered(
     places = np.flatnonzero(first & is_asked)
     head = heads[int(host["answer_heads"][i, places[0]]) - 1]
     found, right = answerer.sample(head, logits[head.name][i, places], host["answer_targets"][i, places])
-    shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids), found, right))
+    shown.append((_shortened(host["input_tokens"][i][first], vocabulary, hidden_ids, end=_PROMPT), found, right))
   return shown
 
 
@@ -269,7 +269,9 @@ def _written(
       for i in rows
     ]
   text = lambda tokens: _shortened(tokens, vocabulary, hidden_ids)
-  return [(_shortened(inputs[i], vocabulary, hidden_ids, end=True), text(written[i]), text(targets[i])) for i in rows]
+  return [
+    (_shortened(inputs[i], vocabulary, hidden_ids, end=_PROMPT), text(written[i]), text(targets[i])) for i in rows
+  ]
 
 
 def first_sequence(host: dict[str, np.ndarray], side: str) -> np.ndarray:

@@ -163,7 +163,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       pass  # the other side has gone, or says nothing more
 
   def _reply_json(self, status: int, value: Mapping[str, Any]) -> None:
-    self._reply(status, "application/json", json.dumps(value).encode(), {})
+    self._reply(status, "application/json", f"{json.dumps(value)}\n".encode(), {})
 
   def _reply(self, status: int, content_type: str, content: bytes, headers: Mapping[str, str]) -> None:
     self._start(status, content_type, headers | {"Content-Length": str(len(content))})

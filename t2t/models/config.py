@@ -193,7 +193,7 @@ class TransformerConfig:
   quantization: str = ""  # layers' products in 8 bits, int8 or fp8, but for the gradients of matrices; "": in dtype
   #: splash, distance, cudnn, triton or plain, an error where it cannot be had; "": the best there is
   attention_kernel: str = ""
-  attention_block: int = 0  # positions of the largest blocks of TPUs' kernels, 128, 256, 512 or 1024; 0: t2t's choice
+  attention_block: int = 0  # positions of the largest blocks of TPUs' kernels, 128 to 2048, if there is room; 0: t2t's
   #: what the backward pass computes again: none, minimal (all but matmuls), full; offload: minimal, kept by the host;
   #: or all but what is named: query,key,value,attention,input@host (see remat.py)
   remat: str = "none"
@@ -309,9 +309,9 @@ class TransformerConfig:
       self._check_number(field)
     if self.norm_epsilon < 0.0:
       raise UserError(f"config.model.norm_epsilon={self.norm_epsilon}: must be at least 0")
-    if self.attention_block not in (0, 128, 256, 512, 1024):
-      # Larger ones have no room in a core.
-      raise UserError(f"config.model.attention_block={self.attention_block}: must be 128, 256, 512, 1024, or 0")
+    if self.attention_block not in (0, 128, 256, 512, 1024, 2048):
+      # Of larger ones no TPU's core has room.
+      raise UserError(f"config.model.attention_block={self.attention_block}: must be 128, 256, 512, 1024, 2048, or 0")
     if not 0.0 <= self.dropout_rate < 1.0:
       raise UserError(f"config.model.dropout_rate={self.dropout_rate}: must be at least 0 and below 1")
     if self.relative_position_buckets % 4:

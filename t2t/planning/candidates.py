@@ -253,6 +253,14 @@ class Estimate:
     return max(step, to_host(away * candidate.microbatches))
 
 
+def without_evaluation(config: Config, estimate: Estimate, num_devices: int) -> list[dict[str, int]]:
+  """Meshes that are no candidates because config.eval.batch_size is not divided among them."""
+  states = ((sizes, estimate.state(tuple(sizes.items()))) for sizes in meshes(config, num_devices))
+  return [
+    sizes for sizes, state in states if state and config.eval.batch_size % sharding.num_shards("batch", state.mesh)
+  ]
+
+
 def candidates(
   config: Config, devices: Sequence[jax.Device], *, capacity: float | None, estimate: Estimate | None = None
 ) -> list[Candidate]:
@@ -284,8 +292,8 @@ def candidates(
         continue
       for times, parts, remat in itertools.product(_BATCHES, _MICROBATCHES, remats):
         batch_size = config.train.batch_size * times
-        # Larger batches that are computed in no larger parts gain next to nothing.
-        if batch_size % (shards * parts) == 0 and (times == 1 or times > parts):
+        # Larger batches that are computed in no larger parts gain next to nothing, unless they wait for the host.
+        if batch_size % (shards * parts) == 0 and (times == 1 or times > parts or offload):
           kept = Candidate(mesh_sizes, batch_size, parts, remat, offload, attention_block=config.model.attention_block)
           (own if times == 1 else larger).append(kept)
 

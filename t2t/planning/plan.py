@@ -155,7 +155,7 @@ def _capacity(device: jax.Device, chip: chips.Chip | None) -> int | None:
 
 
 def would_fit(plan: Plan) -> list[str]:
-  """Changes of the config after which the step should fit, by arithmetic; the first is the one that costs least.
+  """Changes of the config after which the step should fit, by arithmetic; last what layers keep, which is not known.
 
   Args:
     plan: one whose total is above its capacity.
@@ -175,8 +175,6 @@ def would_fit(plan: Plan) -> list[str]:
     if plan["optimizer"] == "adamw":
       found.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
     return found
-  if plan["remat"] != "full":
-    found.append("--config.model.remat=full: keeps one array per layer, computes a third more")
   # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
   rest, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - 2 * gradients
   parts = next((n for n in range(2, rows + 1) if rows % n == 0 and rest / n <= room), None)
@@ -186,6 +184,8 @@ def would_fit(plan: Plan) -> list[str]:
     found.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
   else:
     found.append("more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip")
+  if plan["remat"] != "full":
+    found.append("--config.model.remat=full: keeps one array per layer, computes a third more; may not be enough")
   return found
 
 

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import multiprocessing
@@ -22,7 +23,7 @@ import jax
 from t2t import UserError, chips, sharding
 from t2t.models.remat import ATTENTION_KEPT, ATTENTION_ON_HOST
 from t2t.planning import orders, plan, program, schedules
-from t2t.planning.candidates import Candidate, Estimate, candidates
+from t2t.planning.candidates import Candidate, Estimate, candidates, without_evaluation
 from t2t.runtime import amounts
 from t2t.sections import Config
 
@@ -131,19 +132,20 @@ def run(
     budget: seconds after which no other compilation is started.
     seen: what came of others before, which are not tried again.
     memory: estimate of a device's bytes: what was too small by so much for one candidate is taken to be so for others
-      that keep the same, and those that are too large by that are left out; None: none is.
+      that keep the same, and those that are too large by that come last; None: none does.
   """
   started, compiled, seen = time.monotonic(), 0, list(seen)
 
   def is_worth_it(candidate: Candidate) -> bool:
-    return not any(
-      candidate == each.candidate
-      or _is_no_better(candidate, each)
-      or (memory is not None and _is_as_large(candidate, each, memory))
-      for each in seen
-    )
+    return not any(candidate == each.candidate or _is_no_better(candidate, each) for each in seen)
 
-  for candidate in _in_turns(ordered, is_worth_it, own=config.train.batch_size):
+  def may_fit(candidate: Candidate) -> bool:
+    return is_worth_it(candidate) and not any(_is_as_large(candidate, each, memory) for each in seen)
+
+  ordered = list(ordered)
+  passes = [is_worth_it] if memory is None else [may_fit, is_worth_it]
+  in_turns = (_in_turns(ordered, each, own=config.train.batch_size) for each in passes)
+  for candidate in itertools.chain.from_iterable(in_turns):
     changed = candidate.apply(config)
     path = plan.cache_path(changed, where)
     if not path.exists():
@@ -261,6 +263,11 @@ def search(config: Config, options: argparse.Namespace) -> None:
       f"{config.train.batch_size} and config.eval.batch_size={config.eval.batch_size}, and has room for parameters and"
       " optimizer; give more chips or other batch sizes"
     )
+  if undivided := without_evaluation(config, estimate, len(devices)):
+    meshes = f"{len(undivided)} mesh{'es' if len(undivided) > 1 else ''}"
+    print(
+      f"without {meshes} that config.eval.batch_size={config.eval.batch_size} does not divide over", file=sys.stderr
+    )
   results: list[Result] = []
   with contextlib.ExitStack() as stack:
     make_plan = lambda changed: plan.make_plan(changed, devices)
@@ -274,9 +281,11 @@ def search(config: Config, options: argparse.Namespace) -> None:
     stack.callback(_finish, config, options, results)
     started = time.monotonic()
 
-    def compile_some(proposed: Iterable[Candidate], number: int) -> None:
+    def compile_some(
+      proposed: Iterable[Candidate], number: int, memory: Callable[[Candidate], float] | None = estimate.memory
+    ) -> None:
       left = None if options.budget is None else options.budget - (time.monotonic() - started)
-      known = {"where": where, "seen": tuple(results), "memory": estimate.memory}
+      known = {"where": where, "seen": tuple(results), "memory": memory}
       for result in run(config, proposed, make_plan, max_compiles=number, budget=left, **known):
         results.append(result)
         _say(len(results), result)
@@ -285,7 +294,7 @@ def search(config: Config, options: argparse.Namespace) -> None:
     compile_some(ordered, options.max_compiles - kept_back)
     # Only what came of these says of which candidate other blocks and another order are worth trying.
     again = refined(config, results, devices)[:kept_back]
-    compile_some(again, kept_back)
+    compile_some(again, kept_back, memory=None)  # of which it is known what they need
     compile_some(ordered, kept_back - len(again))
 
 

@@ -169,6 +169,9 @@ def by_task(run: runs.Run) -> dict[str, dict[str, dict[float, float]]]:
     task, slash, metric = name.rpartition("/")
     if slash and not name.startswith("loss/"):
       found.setdefault(task, {})[metric] = values
+  for metrics in found.values():
+    if len(metrics) == 2:  # the score is the mean of the others, and here it is the other
+      metrics.pop("score", None)
   return found
 
 

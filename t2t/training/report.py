@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import sys
+import textwrap
 from typing import Any, Protocol
 
 from etils import epath
@@ -301,10 +302,12 @@ def summarise(
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
   if any(loss > baseline.loss for baseline in baselines if baseline.is_fair):
-    print(f"{'':<15}It is above that of who knows only so much. Look at the curve: if it")
-    print(f"{'':<15}still falls, more config.train.steps help; if it has hardly fallen, another")
-    print(f"{'':<15}config.optimizer.learning_rate, larger for small models; if the training")
-    print(f"{'':<15}loss alone has fallen, more text, or fewer steps.")
+    advice = (
+      "It is above that of who knows only so much. Look at the curve: if it still falls, more config.train.steps help;"
+      " if it has hardly fallen, another config.optimizer.learning_rate, larger for small models; if the training loss"
+      " alone has fallen, more text, or fewer steps."
+    )
+    print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
   for number, lines in enumerate(shown, start=1):
     print(f"\nexample {number}, held out")
     for label, text in lines:

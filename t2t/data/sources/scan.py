@@ -81,7 +81,7 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
   *sums, smallest = zip(*counts, strict=True)
   documents, characters, held_out, size = map(sum, sums)
   if not documents:
-    raise UserError(f"{where}: {_listing(paths)} hold no text: every record is blank, or there is none")
+    raise UserError(f"{where}: no text in {_listing(paths)}: every record is blank, or there is none")
   found = Scan(complete, documents, characters, min(smallest), held_out, size)
   try:
     cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(found)).encode())

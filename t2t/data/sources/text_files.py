@@ -201,7 +201,7 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   if not text or text.isspace():
     return ""
   try:
-    value = json.loads(text)
+    value = json.loads(text.rstrip("\r\n"))
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."

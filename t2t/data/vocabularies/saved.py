@@ -1,5 +1,6 @@
 """The vocabulary that is kept beside a model, and whether another is the same: by content, whatever it is called."""
 
+from collections.abc import Sequence
 import hashlib
 
 from etils import epath
@@ -130,13 +131,14 @@ def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec
   )
 
 
-def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: str) -> str:
+def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: str, by_ids: Sequence[str]) -> str:
   """What is to be said of a model that goes on in another vocabulary, whose embedding it keeps; "": nothing.
 
   Args:
     trained: the vocabulary of the checkpoint.
     given: the one of the run.
     where: what the user named the checkpoint with, for messages.
+    by_ids: what the model has a row of for each id, as config.init.fresh names it.
 
   Raises:
     UserError: more ids stand for other pieces than a few that were given away.
@@ -151,8 +153,8 @@ def compare_start(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, where: 
   what = f"{where}: was trained with another vocabulary than the run's ({difference})"
   if others > _OTHER_PIECES * len(pairs):
     raise UserError(
-      f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; leave"
-      " out config.data.vocabulary, and the run takes the checkpoint's, or find them by their pieces:"
-      " config.init.by_piece=True, or have them begin fresh, the head with them: config.init.fresh=embed/table"
+      f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces, whose embeddings would be taken; take"
+      " the checkpoint's vocabulary, config.init.inherit=True without config.data.vocabulary, or find them by their"
+      f" pieces, config.init.by_piece=True, or have them begin fresh, config.init.fresh={','.join(by_ids)}"
     )
   return f"{what}: {others:,} of {len(pairs):,} ids stand for other pieces"

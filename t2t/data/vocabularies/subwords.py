@@ -337,15 +337,15 @@ def _wordpiece(path: epath.Path, where: str) -> tokenizers.Tokenizer:
   if pieces == [""]:
     raise UserError(f"{where}: is empty; a vocab.txt has one piece a line, [PAD] first")
   ids = {piece: i for i, piece in enumerate(pieces)}
+  missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
+  if missing:
+    raise UserError(f"{where}: not a WordPiece vocabulary: it has no {' and no '.join(missing)}, as BERT's has")
   if len(ids) < len(pieces):
     first = next(i for i, piece in enumerate(pieces) if ids[piece] != i)
     raise UserError(
       f"{where}: line {first + 1} and line {ids[pieces[first]] + 1} are the same piece, {pieces[first]!r};"
       " an id is a line's number, each piece must stand once"
     )
-  missing = [piece for piece in ("[PAD]", "[UNK]", "[SEP]") if piece not in ids]
-  if missing:
-    raise UserError(f"{where}: not a WordPiece vocabulary: it has no {' and no '.join(missing)}, as BERT's has")
   settings = _settings(path)
   lower_case = settings.get("do_lower_case")
   if lower_case is None:

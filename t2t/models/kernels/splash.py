@@ -13,21 +13,33 @@ LONG, LARGEST_OF_LONG, WIDEST = 4_096, (1_024, 1_024), 128
 # Backwards one kernel computes logits once where two would do it twice, and leaves a part of the queries' gradient for
 # each block of keys, to be summed: of so many at most, for each has the size of the queries.
 MOST_PARTS = 8
+# Of 2,048 positions blocks compile here alone, and for heads of `WIDEST` features at most (libtpu 0.0.42).
+_ROOMY, _LARGEST = ("TPU v6 lite",), 1_024
 
 
 def bounds(
-  asked: int, lengths: tuple[int, int], head_dim: int, dtype: jax.typing.DTypeLike, *, causal: bool
+  asked: int,
+  lengths: tuple[int, int],
+  head_dim: int,
+  dtype: jax.typing.DTypeLike,
+  *,
+  causal: bool,
+  device_kind: str,
 ) -> tuple[int, int]:
   """Of a block of queries and one of keys, see `blocks.bounds`.
 
   Args:
-    asked: of both, or 0.
+    asked: of both, or 0; where a core has no room for so many, as many as it has.
     lengths: of queries and of keys.
     head_dim, dtype: of both.
     causal: nothing else hides any, so that it is known before which blocks are left out.
+    device_kind: of the TPU.
   """
-  if not asked and causal and min(lengths) >= LONG and head_dim <= WIDEST and jnp.dtype(dtype).itemsize == 2:
+  is_small = head_dim <= WIDEST and jnp.dtype(dtype).itemsize == 2
+  if not asked and causal and min(lengths) >= LONG and is_small:
     return LARGEST_OF_LONG
+  if not (is_small and device_kind in _ROOMY):
+    asked = min(asked, _LARGEST)
   return blocks_lib.bounds(asked, skips=True)
 
 
@@ -88,7 +100,8 @@ def attend(
     raise ValueError("splash attention has no window with a prefix")
   end_to_end = goes_end_to_end(mask, is_split=reach is not None)
   alone = mask.causal and not mask.window and not end_to_end
-  largest = bounds(largest_block, (query_length, key_length), query.shape[3], query.dtype, causal=alone)
+  of_query = {"head_dim": query.shape[3], "dtype": query.dtype, "device_kind": sharding.device_kind()}
+  largest = bounds(largest_block, (query_length, key_length), causal=alone, **of_query)
   blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
