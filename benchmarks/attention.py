@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t.models import attention, kernels
+from t2t.models import attention, kernel_choice, kernels
 from t2t.models.masks import AttentionMask
 
 
@@ -97,7 +97,7 @@ def measure(case: Case, *, batch: int, heads: int, head_dim: int, calls: int) ->
     own = mask.query_segments[:, None, :, None] > 0
     inputs = (*inputs[:3], jnp.where(own, inputs[3], 0), inputs[4])
   bias = "distance" if case.biased else ""
-  best = attention.choose(query, key, mask, bias=bias, dropout="", reach=128).kernel
+  best = kernel_choice.choose(query, key, mask, bias=bias, dropout="", reach=128).kernel
   exact = jax.device_get(_attend(case, mask, "plain", jnp.float32)(*inputs))
   rows = []
   for kernel in dict.fromkeys((best, "plain")):

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_flags
 from t2t import UserError
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
+from t2t.models.architecture import ARCHITECTURES
 from t2t.runtime import imports
 from t2t.sections import OF_FILES, OPTIONAL, Config, DataConfig, SourceConfig
 
@@ -291,7 +292,8 @@ def check_of_files(config: ConfigDict, arguments: Sequence[str]) -> None:
   if any(key.startswith(("data.files", "data.sources")) for key in in_stages) or not (data.mixture or data.sources):
     return
   # Of registered masked language models it says how much of a text is guessed, which the FLOPs depend on.
-  said = {"noise_density"} if config.model.architecture == "encoder_only" else set()
+  kind = ARCHITECTURES.get(config.model.architecture)
+  said = {"noise_density"} if kind is not None and not kind.writes else set()
   named = f"config.data.mixture={data.mixture}" if data.mixture else f"config.data.sources ({', '.join(data.sources)})"
   for argument in arguments:
     section, _, key = argument.partition("=")[0].rpartition(".")

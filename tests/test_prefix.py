@@ -11,7 +11,7 @@ import toy
 from t2t import UserError
 from t2t.configs import default
 from t2t.generation import decoding
-from t2t.models import adapt, attention, chosen_kernels, kernels
+from t2t.models import adapt, attention, chosen_kernels, kernel_choice, kernels
 from t2t.models.adapt import prefix
 from t2t.settings import override, records
 from t2t.training import recipe
@@ -139,7 +139,7 @@ def test_no_kernel_takes_it():
   tokens = {side: jax.ShapeDtypeStruct((8, 1024), jnp.int32) for side in prefix.SIDES}
   masks = []
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(attention, "choose", lambda query, keys, mask, **options: masks.append(mask.front))
+    patch.setattr(kernel_choice, "choose", lambda query, keys, mask, **options: masks.append(mask.front))
     features = {f"{side}_input_tokens": x for side, x in tokens.items()}
     chosen_kernels.attention_kernels(config.model, features, prefix={"decoder": LENGTH})
   assert masks == [0, LENGTH, 0]  # encoder, decoder, cross

@@ -149,7 +149,7 @@ def print_table(
   """
   columns = {"task": "left", "split": "left", "metric": "left", "value": "right", "examples": "right"}
   columns |= {"unparseable": "right"} | ({"step": "right"} if steps else {})
-  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
   for heading, side in columns.items():
     table.add_column(heading, justify=side)
   for result in results:

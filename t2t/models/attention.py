@@ -9,8 +9,8 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from t2t import UserError, sharding
-from t2t.models import cpu, kernels, layers
+from t2t import sharding
+from t2t.models import cpu, kernel_choice, kernels, layers
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
 
@@ -181,89 +181,6 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
   return (x32 * cos + jnp.roll(x32, x.shape[-1] // 2, axis=-1) * sin).astype(x.dtype)
 
 
-def choose(
-  query: jax.Array | jax.ShapeDtypeStruct,
-  keys: jax.Array | jax.ShapeDtypeStruct,
-  mask: AttentionMask,
-  *,
-  bias: str,
-  dropout: str,
-  reach: int = 0,
-  kernel: str = "",
-) -> kernels.Choice:
-  """The kernel that `attend` runs on under the mesh that is set; shapes will do.
-
-  Args:
-    query, keys: see `attend`.
-    mask: what it has matters, not the numbers in it.
-    bias, dropout: see `kernels.BIASES` and `kernels.DROPOUTS`.
-    reach: of a bias by distance.
-    kernel: the one that is asked for; "": the best.
-
-  Raises:
-    UserError: it cannot be had; says why not.
-  """
-  chosen = kernels.choose(
-    query.shape,
-    keys.shape,
-    query.dtype,
-    mask,
-    platform=sharding.platform(),
-    bias=bias,
-    reach=reach,
-    dropout=dropout,
-    device_kind=sharding.device_kind(),
-    compute_capability=kernels.compute_capability(),
-    batch_shards=sharding.num_shards("batch"),
-    head_shards=sharding.num_shards("heads"),
-    length_shards=sharding.num_shards("length"),
-    asked=kernel,
-  )
-  if kernel and chosen.kernel != kernel:
-    needed, here = kernels.PLATFORMS.get(kernel), sharding.platform()
-    if needed not in (None, here):
-      raise UserError(
-        f"config.model.attention_kernel={kernel}: cannot be had on a {here.upper()}, it runs on {needed.upper()}s;"
-        " leave it empty, and each attention runs on what it can"
-      )
-    raise UserError(
-      f"config.model.attention_kernel={kernel}: cannot be had for queries of {list(query.shape)} and keys of"
-      f" {list(keys.shape)}, which run {chosen}; leave it empty, and each attention runs on what it can"
-    )
-  return chosen
-
-
-def choose_in(
-  config: TransformerConfig,
-  batch: int,
-  query_length: int,
-  key_length: int,
-  mask: AttentionMask,
-  *,
-  biased: bool,
-  drops: bool = True,
-) -> kernels.Choice:
-  """`choose` for a kind of attention that layers of this config have.
-
-  Args:
-    config: of the model.
-    batch, query_length, key_length: sizes of queries and keys.
-    mask: with the window of these layers.
-    biased: something is added by distance.
-    drops: as in training.
-  """
-  shape = lambda heads, length: jax.ShapeDtypeStruct((batch, heads, length, config.head_dim), config.dtype)
-  return choose(
-    shape(config.num_heads, query_length),
-    shape(config.kv_heads, key_length),
-    mask,
-    bias="soft cap" if config.attention_softcap else "distance" if biased else "",
-    reach=config.bias_reach(key_length) if biased else 0,
-    dropout=config.attention_dropout if drops else "",
-    kernel=config.attention_kernel,
-  )
-
-
 def attend(
   query: jax.Array,
   keys: jax.Array,
@@ -288,7 +205,7 @@ def attend(
       that takes it by distance.
     softcap: see `TransformerConfig.attention_softcap`; no kernel has it.
     dropout_rate, dropout_key, t5_dropout: on the probabilities; T5's is one draw for all queries.
-    kernel: see `choose`.
+    kernel: see `kernel_choice.choose`.
     largest_block: of a kernel of TPUs, see `kernels.attend`.
 
   Returns:
@@ -310,7 +227,9 @@ def attend(
   if not mask.is_decoding:
     added = "soft cap" if softcap else "" if bias is None else "distance" if by_distance else "array"
     reach = bias.reach if by_distance else 0
-    choice = choose(query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel)
+    choice = kernel_choice.choose(
+      query, keys, mask, bias=added, reach=reach, dropout="each" if dropped else "", kernel=kernel
+    )
     if choice.kernel != "plain":
       if by_distance and choice.kernel in ("cudnn", "triton"):
         bias = bias_of(bias, mask, query.shape[2], keys.shape[2])

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 
-from t2t.models import attention, kernels, transformer
+from t2t.models import kernel_choice, kernels, transformer
 from t2t.models.architecture import Batch, is_padded, sides
 from t2t.models.config import TransformerConfig
 from t2t.models.masks import AttentionMask
@@ -32,7 +32,7 @@ def attention_kernels(
     front = (prefix or {}).get(keys, 0) if queries == keys else 0
     mask = dataclasses.replace(mask, window=window, front=front)
     biased, rows = config.biased and queries == keys, tokens[queries].shape[0]
-    return attention.choose_in(config, rows, length(queries), length(keys), mask, biased=biased)
+    return kernel_choice.choose_in(config, rows, length(queries), length(keys), mask, biased=biased)
 
   def choose_for_layers(side: str, mask: AttentionMask) -> dict[str, kernels.Choice]:
     windows = config.windows(length(side))

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from t2t import sharding
-from t2t.models import attention, kernels, layers, remat
+from t2t.models import attention, kernel_choice, kernels, layers, remat
 from t2t.models.config import TransformerConfig
 from t2t.models.kernels import gpu
 from t2t.models.masks import AttentionMask
@@ -257,7 +257,9 @@ class Stack(nnx.Module):
     config, reach = self.config, self.config.bias_reach(key_length)
     bias = attention.alibi(config.num_heads, reach) if config.positions == "alibi" else self.position_bias()
     if not mask.is_decoding:
-      choose = functools.partial(attention.choose_in, config, batch, query_length, key_length, biased=True, drops=drops)
+      choose = functools.partial(
+        kernel_choice.choose_in, config, batch, query_length, key_length, biased=True, drops=drops
+      )
       chosen = [choose(dataclasses.replace(mask, window=window)) for window in config.windows(key_length)]
       if any(each.kernel == "distance" for each in chosen):
         return bias

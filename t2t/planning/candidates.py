@@ -255,10 +255,12 @@ class Estimate:
 
 def without_evaluation(config: Config, estimate: Estimate, num_devices: int) -> list[dict[str, int]]:
   """Meshes that are no candidates because config.eval.batch_size is not divided among them."""
-  states = ((sizes, estimate.state(tuple(sizes.items()))) for sizes in meshes(config, num_devices))
-  return [
-    sizes for sizes, state in states if state and config.eval.batch_size % sharding.num_shards("batch", state.mesh)
-  ]
+  found, number = [], config.eval.batch_size
+  for sizes in meshes(config, num_devices):
+    state = estimate.state(tuple(sizes.items()))
+    if state is not None and number % sharding.num_shards("batch", state.mesh):
+      found.append(sizes)
+  return found
 
 
 def candidates(

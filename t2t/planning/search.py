@@ -264,10 +264,8 @@ def search(config: Config, options: argparse.Namespace) -> None:
       " optimizer; give more chips or other batch sizes"
     )
   if undivided := without_evaluation(config, estimate, len(devices)):
-    meshes = f"{len(undivided)} mesh{'es' if len(undivided) > 1 else ''}"
-    print(
-      f"without {meshes} that config.eval.batch_size={config.eval.batch_size} does not divide over", file=sys.stderr
-    )
+    which = f"config.eval.batch_size={config.eval.batch_size} does not divide over"
+    print(f"without {len(undivided)} mesh{'es' * (len(undivided) > 1)} that {which}", file=sys.stderr)
   results: list[Result] = []
   with contextlib.ExitStack() as stack:
     make_plan = lambda changed: plan.make_plan(changed, devices)
