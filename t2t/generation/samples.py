@@ -18,9 +18,7 @@ from t2t.training.train_state import TrainState
 
 Example = tuple[str, str, str]  # what is given, what the model makes of it, what was there
 
-_PROMPT = (
-  32  # tokens shown to a causal language model, tokens that it then writes, and of longer texts those of each end
-)
+_PROMPT = 32  # tokens shown to a causal language model, tokens that it then writes, and those of either end of a text
 
 
 class Vocabulary(Protocol):
