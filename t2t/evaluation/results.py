@@ -190,16 +190,16 @@ def progress(total: int) -> Iterator[Callable[[str, float, int], None]]:
   console, others = rich.console.Console(stderr=True), jax.process_index() != 0
   with rich.progress.Progress(*columns, console=console, transient=True, disable=others) as bar:
     line = bar.add_task("compiling", total=total, speed="")
-    start, tokens, done = time.monotonic(), 0, 0.0
+    start, tokens = time.monotonic(), 0
     said = start
 
     def on_batch(task: str, number: float, written: int) -> None:
-      nonlocal tokens, done, said
-      tokens, done, now = tokens + written, done + number, time.monotonic()
+      nonlocal tokens, said
+      tokens, now = tokens + written, time.monotonic()
       speed = f"{tokens / (now - start):,.0f} tokens/s"
       bar.update(line, advance=number, description=task, speed=speed)
       if now - said >= _SECONDS and not console.is_terminal and not others:
-        print(f"{done:,.0f}/{total:,} examples, {speed}; at {task}", file=sys.stderr, flush=True)
+        print(f"{bar.tasks[line].completed:,.0f}/{total:,} examples, {speed}; at {task}", file=sys.stderr, flush=True)
         said = now
 
     yield on_batch

@@ -255,12 +255,12 @@ class Estimate:
 
 def without_evaluation(config: Config, estimate: Estimate, num_devices: int) -> list[dict[str, int]]:
   """Meshes that are no candidates because config.eval.batch_size is not divided among them."""
-  found, number = [], config.eval.batch_size
-  for sizes in meshes(config, num_devices):
-    state = estimate.state(tuple(sizes.items()))
-    if state is not None and number % sharding.num_shards("batch", state.mesh):
-      found.append(sizes)
-  return found
+  states = ((sizes, estimate.state(tuple(sizes.items()))) for sizes in meshes(config, num_devices))
+  return [sizes for sizes, state in states if state is not None and not _evaluates(config, state.mesh)]
+
+
+def _evaluates(config: Config, mesh: jax.sharding.Mesh) -> bool:
+  return config.eval.batch_size % sharding.num_shards("batch", mesh) == 0
 
 
 def candidates(
@@ -284,7 +284,7 @@ def candidates(
       continue
     mesh, params, optimizer, _ = state
     shards = sharding.num_shards("batch", mesh)
-    if config.eval.batch_size % shards:
+    if not _evaluates(config, mesh):
       continue
     for offload in (False, True):
       # A small optimizer in the host's memory costs time and gives next to nothing.

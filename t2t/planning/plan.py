@@ -192,6 +192,7 @@ def would_fit(plan: Plan) -> list[str]:
 # ---- Cache -----------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def _version(distribution: str) -> str | None:
   try:
     return importlib.metadata.version(distribution)
@@ -199,6 +200,7 @@ def _version(distribution: str) -> str | None:
     return None
 
 
+@functools.cache
 def _sources() -> str:
   """A hash of t2t itself: another model, optimizer or loss makes another program."""
   found = hashlib.sha256()

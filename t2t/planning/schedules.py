@@ -60,8 +60,8 @@ def _bounds(config: Config, side: str, length: int, kernel: str, device_kind: st
   if kernel == "splash":
     apart = config.data.pack or model.bidirectional_prefix or config.mesh.sequence != 1
     causal = side == "decoder" and not window and not apart
-    of_model = {"head_dim": model.head_dim, "dtype": model.dtype, "device_kind": device_kind}
-    return splash.bounds(model.attention_block, (length, length), causal=causal, **of_model)
+    sizes = (length, length), model.head_dim, model.dtype
+    return splash.bounds(model.attention_block, *sizes, causal=causal, device_kind=device_kind)
   skips = side == "decoder" or window > 0 or not is_padded(recipe.batch(config))
   largest = blocks.bounds(model.attention_block, skips=skips)
   if kernel != "distance":

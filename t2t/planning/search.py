@@ -112,7 +112,7 @@ class Worker:
 
 def run(
   config: Config,
-  ordered: Iterable[Candidate],
+  ordered: Sequence[Candidate],
   make_plan,
   *,
   where: str,
@@ -142,7 +142,6 @@ def run(
   def may_fit(candidate: Candidate) -> bool:
     return is_worth_it(candidate) and not any(_is_as_large(candidate, each, memory) for each in seen)
 
-  ordered = list(ordered)
   passes = [is_worth_it] if memory is None else [may_fit, is_worth_it]
   in_turns = (_in_turns(ordered, each, own=config.train.batch_size) for each in passes)
   for candidate in itertools.chain.from_iterable(in_turns):
@@ -161,10 +160,9 @@ def run(
 
 
 def _in_turns(
-  ordered: Iterable[Candidate], is_worth_it: Callable[[Candidate], bool], *, own: int
+  ordered: Sequence[Candidate], is_worth_it: Callable[[Candidate], bool], *, own: int
 ) -> Iterator[Candidate]:
   """Those of the config's own batch size and others by turns, each kind in its order; asked when it is their turn."""
-  ordered = list(ordered)
   kinds = [iter([each for each in ordered if (each.batch_size == own) == is_own]) for is_own in (True, False)]
   while kinds:
     for kind in list(kinds):
@@ -280,7 +278,7 @@ def search(config: Config, options: argparse.Namespace) -> None:
     started = time.monotonic()
 
     def compile_some(
-      proposed: Iterable[Candidate], number: int, memory: Callable[[Candidate], float] | None = estimate.memory
+      proposed: Sequence[Candidate], number: int, memory: Callable[[Candidate], float] | None = estimate.memory
     ) -> None:
       left = None if options.budget is None else options.budget - (time.monotonic() - started)
       known = {"where": where, "seen": tuple(results), "memory": memory}

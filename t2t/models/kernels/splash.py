@@ -100,8 +100,8 @@ def attend(
     raise ValueError("splash attention has no window with a prefix")
   end_to_end = goes_end_to_end(mask, is_split=reach is not None)
   alone = mask.causal and not mask.window and not end_to_end
-  of_query = {"head_dim": query.shape[3], "dtype": query.dtype, "device_kind": sharding.device_kind()}
-  largest = bounds(largest_block, (query_length, key_length), causal=alone, **of_query)
+  sizes, kind = (query_length, key_length), sharding.device_kind()
+  largest = bounds(largest_block, sizes, query.shape[3], query.dtype, causal=alone, device_kind=kind)
   blocks = query_block, key_block = tuple(map(blocks_lib.block, (query_length, key_length), largest))
   query = blocks_lib.pad(query, query_block, axis=2)
   keys, values = blocks_lib.pad(keys, key_block, axis=2), blocks_lib.pad(values, key_block, axis=2)
