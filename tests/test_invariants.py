@@ -143,8 +143,8 @@ def test_architectures_are_asked_not_compared(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_stay_small(name):
-  """Past about 500 lines a file probably owns two things."""
-  assert len((ROOT / "t2t" / name).read_text().splitlines()) <= 500
+  """A file over 900 lines probably has two subjects."""
+  assert len((ROOT / "t2t" / name).read_text().splitlines()) <= 900
 
 
 @pytest.mark.parametrize("name", NAMES)
