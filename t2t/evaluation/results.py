@@ -16,6 +16,8 @@ import rich.console
 import rich.progress
 import rich.table
 
+from t2t.evaluation import benchmarks, classification_report
+
 _SECONDS = 10.0  # between lines on how far it is, where these are not drawn over one another
 
 
@@ -29,6 +31,8 @@ class Answer:
   target: the value that was right; None where the split has no labels.
   score: log-probability of what was written or chosen, or of the target where a task only scores.
   parseable: whether the text is a value of the task; what is not counts as wrong.
+  tied: values of all answers that are as good as this one, this one among them; empty where no other is.
+  has_gold: whether the example has a gold answer; without one it is left out of the metrics.
   """
 
   example: Mapping[str, Any]
@@ -37,6 +41,8 @@ class Answer:
   target: Any
   score: float
   parseable: bool = True
+  tied: Sequence[Any] = ()
+  has_gold: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Result:
 
   metrics: name -> value; empty where the split has no labels.
   percentages: names of those that are known to be such; of a function of the user's own nobody knows.
+  classes: how well each class is predicted; None: the task has no classes, or the split no labels.
   """
 
   task: str
@@ -52,6 +59,17 @@ class Result:
   metrics: Mapping[str, float]
   answers: Sequence[Answer]
   percentages: Collection[str] = ()
+  classes: classification_report.ClassificationReport | None = None
+
+  @property
+  def tied(self) -> int:
+    """Number of answers that tie with another one; in a metric each of k that tie counts 1/k."""
+    return sum(bool(answer.tied) for answer in self.answers)
+
+  @property
+  def without_gold(self) -> int:
+    """Number of answers that the metrics leave out because there is no gold answer; 0 where no answer has one."""
+    return sum(not answer.has_gold for answer in self.answers) if self.metrics else 0
 
   @property
   def unparseable(self) -> int:
@@ -124,6 +142,9 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       "score": result.score,
       "examples": len(result.answers),
       "unparseable": result.unparseable,
+      **({"tied": result.tied} if result.tied else {}),
+      **({"without_gold": result.without_gold} if result.without_gold else {}),
+      **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
       **about,
     }
   _replace(path, json.dumps(record, indent=2) + "\n")
@@ -140,7 +161,7 @@ def _replace(path: epath.Path, text: str) -> None:
 def print_table(
   results: Sequence[Result], console: rich.console.Console, *, steps: Mapping[str, int] | None = None
 ) -> None:
-  """A line for each metric of each task, and the mean over tasks that benchmarks call their score.
+  """A line for each metric of each task, and the mean over tasks that benchmarks call their score, see `benchmarks`.
 
   Args:
     results: one of each task.
@@ -159,11 +180,39 @@ def print_table(
       unit = " %" if name in result.percentages else ""
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
       task, facts = ["", ""], []
-  scores = [result.score for result in results if result.score is not None]
-  if len(scores) > 1:
-    table.add_row("mean of tasks", "", "", f"{sum(scores) / len(scores):.2f}", style="bold")
+  means = benchmarks.means({each.task: each.score for each in results if each.score is not None})
+  for mean in means:
+    table.add_row(mean.name, "", "", f"{mean.value:.2f}", style="bold")
   console.print(table)
+  for note in filter(None, (mean.note for mean in means)):
+    console.print(note)
+  note_items(results, console)
+
+
+def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
+  """Prints which tasks have answers that tie, examples without a gold answer, or mostly unparseable answers."""
+  for result in results:
+    if result.tied:
+      console.print(
+        f"{result.task}: {result.tied:,} of {len(result.answers):,} answers tie with others; each of k that tie counts"
+        " 1/k, and the first is the prediction",
+        soft_wrap=True,
+      )
+    if result.without_gold:
+      console.print(
+        f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer, and are left"
+        " out of its metrics",
+        soft_wrap=True,
+      )
   _note_unparseable(results, console)
+
+
+def print_classes(results: Sequence[Result], console: rich.console.Console) -> None:
+  """Prints accuracy, the scores of each class and the confusion matrix of tasks that have classes, at 80 columns."""
+  for result in results:
+    if result.classes is not None and result.classes.n:
+      console.print(f"{result.task}, {result.split}", style="bold")
+      print(result.classes.to_text(width=80), end="\n\n")
 
 
 def _note_unparseable(results: Sequence[Result], console: rich.console.Console) -> None:
@@ -240,12 +289,13 @@ def publish(
   found = languages.parted(results)
   for (benchmark, split), by_language in found.items():
     languages.print_table(benchmark, split, by_language, console)
-    _note_unparseable(list(by_language.values()), console)
+    note_items(list(by_language.values()), console)
   tabled = {id(each) for by_language in found.values() for each in by_language.values()}
   # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
   others = [each for each in results if id(each) not in tabled]
   for split in dict.fromkeys(each.split for each in others):
     print_table([each for each in others if each.split == split], console, steps=steps)
+  print_classes(others, console)
   if found:
     together = folder / "languages.json"
     there = json.loads(together.read_text()) if together.exists() else {}

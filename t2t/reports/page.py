@@ -124,6 +124,30 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
   return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
+def heat_table(
+  caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], heat: Sequence[Sequence[float]]
+) -> str:
+  """A table of numbers whose cells are coloured; the numbers say all that the colours do.
+
+  Args:
+    caption: what it is of.
+    columns: their heads.
+    rows: a name, and a number for each further column.
+    heat: of each number how much colour its cell has, in percent.
+  """
+  heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  lines = []
+  for (name, *cells), shares in zip(rows, heat, strict=True):
+    found = "".join(
+      f'<td{_NUMBER} style="background:color-mix(in srgb,var(--c0) {share:.0f}%,var(--paper))">{_cell(x)}</td>'
+      for x, share in zip(cells, shares, strict=True)
+    )
+    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
+  head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
+  where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
+  return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
 def pairs(found: Iterable[tuple[str, Any]]) -> str:
   """Names and what they are; nothing where there are none, and those that are "" or None left out."""
   lines = [f"<dt>{escaped(name)}</dt><dd>{_cell(x)}</dd>" for name, x in found if x not in ("", None)]
