@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from t2t.evaluation import classification_report
 from t2t.reports import page
+from t2t.training import class_files
 
 _WIDTH = 120  # characters of a matrix; classes that have no room are added up
 _MOST_TASKS = 12
-_DARKEST = 60  # percent of colour in a cell that holds all of its row
+_MOST_BYTES = 100_000  # of all of them
 
 
 def parts(found: Mapping[str, Any]) -> Iterator[str]:
@@ -17,13 +20,18 @@ def parts(found: Mapping[str, Any]) -> Iterator[str]:
   Args:
     found: see `class_files.read`.
   """
+  room = _MOST_BYTES
   for task, record in list(found.get("tasks", {}).items())[:_MOST_TASKS]:
     try:
       report = classification_report.from_dict(record)
     except (KeyError, TypeError, ValueError):  # of another version, or changed by hand
       continue
-    if report.n:
-      yield from _of_task(f"{task}, step {found['step']:,}", report)
+    own = list(_of_task(f"{task}, step {found['step']:,}", report)) if report.n else []
+    room -= sum(len(part.encode()) for part in own)
+    if room < 0:
+      yield page.paragraph(f"{task}: its table has no room here; see {class_files.NAME}.", soft=True)
+      return
+    yield from own
 
 
 def _of_task(name: str, report: classification_report.ClassificationReport) -> Iterator[str]:
@@ -42,10 +50,14 @@ def _of_task(name: str, report: classification_report.ClassificationReport) -> I
   columns = ("class", "precision", "recall", "F1", "gold", "predicted")
   yield page.table(f"{name}: scores of each class, in percent", columns, rows, right=True)
   names, columns, counts = report.matrix(_WIDTH)
-  heat = [[count / max(int(row.sum()), 1) for count in row.tolist()] for row in counts]
+  if sum(map(len, columns)) > _WIDTH:
+    numbers = [str(place + 1) for place in range(len(names))]
+    columns = [*numbers, *columns[len(numbers) :]]
+    names = [f"{number} {own}" for number, own in zip(numbers, names, strict=True)]
+  heat = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
   yield page.heat_table(
     f"{name}: confusion matrix (rows: gold, columns: predicted)",
     ("", *columns),
     [(own, *row.tolist()) for own, row in zip(names, counts, strict=True)],
-    [[_DARKEST * share for share in row] for row in heat],
+    heat.tolist(),
   )
