@@ -85,11 +85,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
-  """Names of classes that are numbers from 0 on."""
+  """Names of classes that are numbers from 0 on; numbers that are more than the answers count something else."""
   if not all(_is_number(gold) and 0 <= gold < _MOST for gold, _ in pairs):
     return ()
   largest = max(max(gold, said if _is_number(said) and said < _MOST else 0) for gold, said in pairs)
-  return tuple(str(number) for number in range(int(largest) + 1)) if largest else ()
+  return tuple(str(number) for number in range(int(largest) + 1)) if 0 < largest < max(2, len(pairs)) else ()
 
 
 def _texts(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:

@@ -195,14 +195,12 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
     if result.tied:
       console.print(
         f"{result.task}: {result.tied:,} of {len(result.answers):,} answers tie with others; each of k that tie counts"
-        " 1/k, and the first is the prediction",
-        soft_wrap=True,
+        " 1/k, and the first is the prediction"
       )
     if result.without_gold:
       console.print(
         f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer, and are left"
-        " out of its metrics",
-        soft_wrap=True,
+        " out of its metrics"
       )
   _note_unparseable(results, console)
 
