@@ -100,7 +100,7 @@ def test_what_heads_say_that_tie(head, example, logits, first, tied):
   assert answerer.tied(head, example, logits) == tied
 
 
-def test_spans_that_tie_are_told_and_the_first_is_said():
+def test_spans_that_tie_are_told():
   window = {
     "answer_heads": np.array([1, 0, 1, 1]),
     "context_starts": np.array([-1, -1, 0, 4]),
@@ -109,8 +109,8 @@ def test_spans_that_tie_are_told_and_the_first_is_said():
   example = {"context": "Ann Bob", "windows": [window]}
   head = HeadConfig("h", 2, "span")
   logits = np.array([[0.0, 0.0], [1.0, 1.0], [1.0 + 1e-6, 1.0]], np.float32)
-  assert answerer.answer(head, example, logits)[0] == "Ann"
-  assert set(answerer.tied(head, example, logits)) == {"Ann", "Bob", "Ann Bob"}
+  assert answerer.answer(head, example, logits)[0] in ("Ann Bob", "Bob")  # the likeliest, of which rounding decides
+  assert answerer.tied(head, example, logits) == ("Ann", "Ann Bob", "Bob")
   assert "none" in answerer.tied(head, example | {"no_answer": "none"}, np.zeros((3, 2), np.float32))
 
 

@@ -17,6 +17,7 @@ class Answer(Protocol):
   text: str
   value: Any
   target: Any
+  tied: Sequence[Any]
 
 
 def of_answers(found: Sequence[Answer], *, without_gold: int = 0) -> classification_report.ClassificationReport | None:
@@ -33,9 +34,9 @@ def of_answers(found: Sequence[Answer], *, without_gold: int = 0) -> classificat
     return None
   labels = _options(found)
   if labels:
-    pairs = [(_gold(answer, labels), _class(answer.value, answer.text, labels)) for answer in found]
+    pairs = [(_gold(answer, labels), _class(_value(answer), answer.text, labels)) for answer in found]
   else:
-    pairs = [(_bare(answer.target), _bare(answer.value)) for answer in found]
+    pairs = [(_bare(answer.target), _bare(_value(answer))) for answer in found]
     labels = _numbers(pairs) or _texts(pairs)
   if not labels or any(gold is None for gold, _ in pairs):
     return None
@@ -53,6 +54,11 @@ def _options(found: Sequence[Answer]) -> tuple[str, ...]:
     return ()
   texts = tuple(text.decode() if isinstance(text, bytes) else str(text) for text in first)
   return texts if len(set(texts)) == len(texts) > 1 else ()
+
+
+def _value(answer: Answer) -> Any:
+  """The value that counts: of answers that tie the first, whichever of them rounding has put ahead."""
+  return answer.tied[0] if answer.tied else answer.value
 
 
 def _gold(answer: Answer, labels: Sequence[str]) -> int | str | None:

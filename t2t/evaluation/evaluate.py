@@ -166,7 +166,7 @@ class Evaluation:
     target_scores = None
     if task.score_metric_fns:
       target_scores = self._method.log_likelihood(examples, params, done)
-      said = said if task.predict_metric_fns else said._replace(scores=target_scores)
+      said = said if task.predict_metric_fns else methods.Answers(said.texts, target_scores, said.tied)
     labelled = not all(_is_unlabelled(example) for example in examples)
     found = [
       self._answer(task, example, text, float(score), labelled=labelled, tied=tied)

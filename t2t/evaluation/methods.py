@@ -187,10 +187,9 @@ class Ranks(Writes):
     ends = np.cumsum([len(texts) for texts in options])
     chosen, best, tied = [], [], []
     for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
-      places = ties.best(of_texts)
-      chosen.append(texts[places[0]])
-      best.append(float(of_texts[places[0]]))
-      own = tuple(texts[place] for place in places)
+      chosen.append(texts[int(np.argmax(of_texts))])
+      best.append(float(np.max(of_texts)))
+      own = tuple(texts[place] for place in ties.best(of_texts))
       tied.append(own if len(set(own)) > 1 else ())
     return Answers(chosen, best, tied)
 

@@ -195,7 +195,7 @@ def note_items(results: Sequence[Result], console: rich.console.Console) -> None
     if result.tied:
       console.print(
         f"{result.task}: {result.tied:,} of {len(result.answers):,} answers tie with others; each of k that tie counts"
-        " 1/k, and the first is the prediction"
+        " 1/k, and the classes below count the first"
       )
     if result.without_gold:
       console.print(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -122,7 +123,7 @@ def _classes(head: HeadConfig, example: Example) -> Sequence:
 
 def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   texts = _classes(head, example)
-  best = int(ties.best(logits[0])[0])
+  best = int(np.argmax(logits[0]))
   return _text(texts[best]), float(_log_softmax(logits[0])[best])
 
 
@@ -130,7 +131,7 @@ def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str
   del head
   if not len(logits):
     return "", 0.0  # of an example none of whose candidates is mentioned
-  best = int(ties.best(logits[:, 0])[0])
+  best = int(np.argmax(logits[:, 0]))
   return _text(_candidates(example)[best]), float(_log_softmax(logits[:, 0])[best])
 
 
@@ -147,7 +148,7 @@ def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[
   """The tag of each word and its log-probability; of words that are not asked O and 0."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, own in zip(example["asked_words"], logits, strict=True):
-    best = int(ties.best(own)[0])
+    best = int(np.argmax(own))
     tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(own)[best]
   return tags, log_p
 
@@ -199,13 +200,9 @@ def _spans(example: Example, logits: np.ndarray) -> _Spans:
     nothing.append(float(own[np.asarray(window["context_starts"])[asked] < 0].sum()))
   scores, starts, ends = (np.concatenate(column) for column in zip(*found, strict=True))
   best = np.argsort(-scores, kind="stable")[:_BEST]
-  if len(best):
-    # Of spans that tie for the best the first in the context, whatever rounding has made of their order.
-    number = len(ties.best(scores[best]))
-    best[:number] = sorted(best[:number], key=lambda place: (starts[place], ends[place]))
   # The window that has most reason to hold an answer says whether there is one.
   withheld = [min(nothing)] if "no_answer" in example else []
-  is_none = not len(best) or bool(withheld and 0 not in ties.best(np.array([scores[best[0]], *withheld])))
+  is_none = not len(best) or bool(withheld and withheld[0] > scores[best[0]])
   return _Spans(_log_softmax(np.array([*scores[best], *withheld])), starts[best], ends[best], is_none)
 
 
@@ -267,7 +264,8 @@ def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[
     return []
   texts = [_text(example["context"])[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
   texts += [_text(example["no_answer"])] if "no_answer" in example else []
-  return [texts[place] for place in ties.best(found.log_p)]
+  bounds = [*zip(found.starts, found.ends, strict=True), *([(math.inf, math.inf)] if "no_answer" in example else [])]
+  return [texts[place] for place in sorted(ties.best(found.log_p), key=lambda place: bounds[place])]
 
 
 _TIED: dict[str, Callable[[HeadConfig, Example, np.ndarray], list[str]]] = {
@@ -296,14 +294,14 @@ def _rounded(value: float) -> float:
 
 def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   del given
-  log_p, best = _log_softmax(logits[0]), int(ties.best(logits[0])[0])
+  log_p, best = _log_softmax(logits[0]), int(np.argmax(logits[0]))
   probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
   return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
 def _choice_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   del head
-  log_p, best = _log_softmax(logits[:, 0]), int(ties.best(logits[:, 0])[0])
+  log_p, best = _log_softmax(logits[:, 0]), int(np.argmax(logits[:, 0]))
   probabilities = [_rounded(np.exp(x)) for x in log_p]
   return {"prediction": given["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
 

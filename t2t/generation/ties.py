@@ -12,7 +12,7 @@ MOST = 1_000  # alternatives of one answer
 
 
 def best(scores: np.ndarray) -> np.ndarray:
-  """Indices of all scores that are as high as the highest, up to `TOLERANCE`, in rising order; the first is chosen.
+  """Indices of all scores that are as high as the highest, up to `TOLERANCE`, in rising order.
 
   In:  [1.0, 3.0, 3.000001, 2.0]
   Out: [1, 2]
