@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompting
+from t2t.generation import answerer, line_files, lines, predictor, prompting, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 
@@ -160,7 +160,7 @@ class Filling:
     filled = list(ids)
     for place, likeliest in zip(places, found, strict=False):
       filled[place] = int(likeliest[0])
-    text = self._vocabulary.decode([token for token in filled if token not in self._hidden])
+    text = samples.named_text(self._vocabulary, [token for token in filled if token not in self._hidden])
     fillings = [
       [
         {"text": self._texts[token].strip(), "id": int(token), "probability": prompting.rounded(float(np.exp(x)))}
