@@ -99,7 +99,7 @@ def load_task(
     )
   if not data.files:
     found = adapted(data, registered(data, alone=where == _ALL))
-    return _guarded(data, answering.for_heads(found, architecture, heads)) if heads else found
+    return answering.for_heads(found, architecture, heads) if heads else found
   for name, folder in data.folders.items():
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:

@@ -24,6 +24,11 @@ def guarded(found: selection.Found) -> selection.Found:
   return selection.copy(found, _guarded, lambda rate: rate)
 
 
+def is_guarded(task: seqio.Task) -> bool:
+  """Whether a task is one of `guarded` whose records are protected."""
+  return any(text_formats.function_of(step) in STEPS for step in task.preprocessors)
+
+
 def _guarded(task: seqio.Task) -> seqio.Task:
   written = not _is_text_alone(task)
   encoder = vocabularies.as_formatted if written else vocabularies.as_text

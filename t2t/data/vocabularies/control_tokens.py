@@ -263,13 +263,22 @@ class _Reader:
     return re.compile(_any_of(self.names) if self.names else r"(?!)")
 
   @functools.cached_property
+  def _firsts(self) -> frozenset[str]:
+    return frozenset(name[0] for name in self.names)
+
+  def spells(self, text: str) -> bool:
+    """Whether a text contains one of the names."""
+    # Characters are found ten times as fast as a pattern.
+    return any(first in text for first in self._firsts) and self.literal.search(text) is not None
+
+  @functools.cached_property
   def unusual(self) -> str:
     """What a text contains that is not encoded by the fast way, for TensorFlow: a name, or protection."""
     return f"(?s).*(?:{self.literal.pattern}|[{''.join(_PLAIN)}]).*" if self.names else "(?!)"
 
   def encode(self, text: str, *, accept: Collection[str], protected: bool = False) -> list[int]:
     """Ids of a text; names in `accept` are control tokens, except for protected ones, which are text."""
-    if not accept or not self.literal.search(text):
+    if not accept or not self.spells(text):
       return self._encode_text(_plain(text) if protected else text)
     return self._encode_mixed(text, accept, protected)
 
@@ -377,7 +386,7 @@ class _SentencePieces(_Reader):
 
   def encode_with_offsets(self, text, *, accept, protected=False):
     processor, marked, marks = self._text, text, []
-    if accept and self.literal.search(text):
+    if accept and self.spells(text):
       processor, marked, marks = self._mixed(text, accept, protected)
     elif protected:
       marked = _plain(text)
@@ -485,9 +494,12 @@ class _Subwords(_Reader):
       pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
       # Of letters that would be merged into a control token.
       model["merges"] = [merge for merge, (a, b) in pairs if not {a, b, a + b.removeprefix(prefix)} & names.keys()]
+    normalizer = self._published.normalizer
     for token in content["added_tokens"]:
-      if token["content"] in names:
-        token |= {"content": names[token["content"]], "normalized": False}
+      if name := names.get(token["content"]):
+        # Where the normalizer would drop the mark, the name is found before it.
+        keeps = normalizer is None or _MARK in normalizer.normalize_str(name)
+        token |= {"content": name, "normalized": token["normalized"] and keeps}
     content["post_processor"] = _without_special(content.get("post_processor"))
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
@@ -518,7 +530,7 @@ class _Subwords(_Reader):
   def _part(self, text: str, at: int, accept: Collection[str], protected: bool) -> list[tuple[int, int, int]]:
     """Tokens of a part of a text without sentinels of ours."""
     places = []
-    if accept and self.literal.search(text):
+    if accept and self.spells(text):
       encoding = self._published.encode(text, add_special_tokens=False)
       for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         name = self._control.get(i)
