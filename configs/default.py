@@ -54,6 +54,7 @@ def get_config() -> ConfigDict:
   config.data.most_epochs = 0.0  # passes over a source or a task of a mixture at which a run warns; 0: never
   config.data.vocabulary = ""  # "bytes", a file or folder of SentencePiece, WordPiece or BPE; empty: the task's
   config.data.extra_ids = 100  # sentinels on top of the vocabulary
+  config.data.special_tokens = False  # [MASK], <extra_id_0>, ... spelled in records are control tokens, not text
   config.data.inputs_length = 512  # positions
   config.data.targets_length = 114  # positions; 512 inputs at the density and span below make 114 targets
   config.data.noise_density = 0.0  # share of the tokens that is masked; 0: as the objective was published (0.15)

@@ -47,6 +47,7 @@ def load(
   inputs_length: int = 0,
   task_modules: str = "",
   vocabulary: str = "",
+  special_tokens: str = "blanks",
 ) -> "Model":
   """Reads a checkpoint onto this process's devices.
 
@@ -60,6 +61,8 @@ def load(
     task_modules: modules of tasks that you trust, comma-separated, where the checkpoint's vocabulary is one of theirs.
     vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
       named none.
+    special_tokens: which letters of texts that spell control tokens are these, and not text: "none"; "blanks",
+      sentinels and masks, which a model is asked to fill; "all".  What `answer` and `embed` read is text.
 
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
@@ -68,7 +71,9 @@ def load(
     source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
     source = _with_vocabulary(source, vocabulary) if vocabulary else source
     pretrained.trust(task_modules)
-    return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
+    return Model(
+      source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length, special_tokens=special_tokens
+    )
 
 
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
@@ -89,15 +94,26 @@ class Model:
 
   Args:
     source: its checkpoint.
-    tensor, batch_size, inputs_length: see `load`.
+    tensor, batch_size, inputs_length, special_tokens: see `load`.
 
   Raises:
     UserError: it cannot be read, or `tensor` does not divide the devices.
   """
 
-  def __init__(self, source: pretrained.Source, *, tensor: int = 1, batch_size: int = 32, inputs_length: int = 0):
+  def __init__(
+    self,
+    source: pretrained.Source,
+    *,
+    tensor: int = 1,
+    batch_size: int = 32,
+    inputs_length: int = 0,
+    special_tokens: str = "blanks",
+  ):
     if batch_size < 1:
       raise UserError(f"batch_size={batch_size}: must be at least 1")
+    if special_tokens not in prompting.SPECIAL_TOKENS:
+      raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompting.SPECIAL_TOKENS)}")
+    self._special_tokens = special_tokens
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
     self._mesh = lines.make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
@@ -124,9 +140,19 @@ class Model:
 
   # ---- Tokens --------------------------------------------------------------
 
-  def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text by itself: nothing is set around it."""
-    return [self._vocabulary.encode(text) for text in _texts(texts)]
+  def tokenize(self, texts: Sequence[str], *, special_tokens: str = "none") -> list[list[int]]:
+    """The ids of each text by itself: nothing is set around it.
+
+    Args:
+      texts: of any length.
+      special_tokens: as in `load`; by default letters that spell a control token are text.
+    """
+    return [self._encode(text, special_tokens) for text in _texts(texts)]
+
+  def _encode(self, text: str, special_tokens: str) -> list[int]:
+    from t2t.data import vocabularies
+
+    return vocabularies.encode_text(self._vocabulary, text, special_tokens=special_tokens)
 
   def detokenize(self, ids: Sequence[Sequence[int]]) -> list[str]:
     """The text of each sequence of ids."""
@@ -264,10 +290,14 @@ class Model:
     with in_python():
       if not kind.writes:
         predictor.check_predicts_tokens(self._source.model, where=repr(self))
-        blanks = filling.Blanks(self._vocabulary, self.config.architecture)
+        blanks = filling.Blanks(self._vocabulary, self.config.architecture, special_tokens=self._special_tokens)
         read = [blanks(text, self._longest_text())[0] for text in _texts(inputs)]
         return [self._of_encoder(ids) for ids in read]
-      pairs = self._pairs(inputs, targets) if targets is not None else [([], x) for x in self.tokenize(inputs)]
+      pairs = (
+        self._pairs(inputs, targets)
+        if targets is not None
+        else [([], x) for x in self.tokenize(inputs, special_tokens=self._special_tokens)]
+      )
       return [self._of_decoder(pair) for pair in pairs]
 
   # ---- How it is asked -----------------------------------------------------
@@ -279,7 +309,10 @@ class Model:
       length = options["decode"].max_length
       longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=length)
       ends = prompting.ends_prompts(source)[0]
+      options["special_tokens"] = self._special_tokens
       return writing.Writing(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
+    if asks == "fill":
+      options["special_tokens"] = self._special_tokens
     make = {"fill": filling.Filling, "embed": embedding.Embedding}.get(asks) or marking.way_of(options["head"])
     return make(source, mesh, longest=self._longest_text(), batch_size=size, **options)
 
@@ -333,12 +366,13 @@ class Model:
     kind = self.config.kind
     longest = self._inputs_length or self._source.run["data"]["inputs_length"]
     read = prompting.Prompts(
-      self._vocabulary, ends=kind.writes and prompting.ends_prompts(self._source)[0], longest=longest
+      self._vocabulary,
+      ends=kind.writes and prompting.ends_prompts(self._source)[0],
+      longest=longest,
+      special_tokens=self._special_tokens,
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
-    return [
-      (read(text)[0], [*self._vocabulary.encode(target), *end]) for text, target in zip(inputs, targets, strict=True)
-    ]
+    return [(read(text)[0], [*read.encode(target), *end]) for text, target in zip(inputs, targets, strict=True)]
 
   def _of_decoder(self, pair: tuple[list[int], list[int]]) -> np.ndarray:
     prompt, target = pair

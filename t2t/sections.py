@@ -70,6 +70,7 @@ class DataConfig:
   most_epochs: float = 0.0
   vocabulary: str = ""
   extra_ids: int = 100
+  special_tokens: bool = False
   inputs_length: int = 512
   targets_length: int = 114
   noise_density: float = 0.0

@@ -41,6 +41,7 @@ FLOORS = (
   "data.filled",
   "data.mixed",
   "data.task_numbers",
+  "data.raw_text",
   "data.answering",
   "data.draws",
   "data.rows",

@@ -157,6 +157,13 @@ def _parser() -> argparse.ArgumentParser:
   )
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
+  add(
+    "--special_tokens",
+    choices=prompting.SPECIAL_TOKENS,
+    default="blanks",
+    help="which letters of an input that spell control tokens are these, and not text: none; blanks, <extra_id_0> and"
+    " [MASK]; all, as <s> and [SEP]; what heads are asked is text; default: blanks",
+  )
   add("--prompt_eos", choices=("yes", "no"), default="", help="EOS behind each input; default: as in training")
   add("--batch_size", type=int, default=32, metavar="N", help="lines at a time, over all devices; default: 32")
   add("--tensor", type=int, default=1, metavar="N", help="devices that share one copy of the model; default: 1")
@@ -322,11 +329,19 @@ def _way(
       longest=longest,
       ends_prompts=_ends_prompts(options, source),
       batch_size=options.batch_size,
+      special_tokens=options.special_tokens,
     )
   longest = prompting.longest_text(source, inputs_length=options.inputs_length)
   if asks == "fill":
     top = _TOP if options.top is None else options.top
-    return functools.partial(filling.Filling, source, top=top, longest=longest, batch_size=options.batch_size)
+    return functools.partial(
+      filling.Filling,
+      source,
+      top=top,
+      longest=longest,
+      batch_size=options.batch_size,
+      special_tokens=options.special_tokens,
+    )
   head = answering.choose_head(source.model, options.head, where=f"--checkpoint {options.checkpoint}")
   if options.no_answer:
     if head.kind != "span":
@@ -416,5 +431,6 @@ def _service(
     inputs_length=options.inputs_length,
     ends_prompts=_ends_prompts(options, source),
     tensor=options.tensor,
+    special_tokens=options.special_tokens,
     defaults=decode,
   )

@@ -256,7 +256,7 @@ def _tell_written(written: pathlib.Path, lines: Iterable[str], examples: list[st
     print(line)
   print(f"unknown     {_unknown(vocabulary, lines)}")
   for text in examples:
-    shown = " ".join(pieces[i] for i in vocabulary.encode(text))
+    shown = " ".join(pieces[i] for i in vocabularies.encode_text(vocabulary, text))
     indented = {"initial_indent": " " * 4, "subsequent_indent": " " * 4}
     print(f"  {text}\n{textwrap.fill(shown, _WIDEST, break_on_hyphens=False, **indented)}")
   return 0
@@ -302,6 +302,6 @@ def _unknown(vocabulary, lines: Iterable[str]) -> str:
     return "nothing: every byte has a piece"
   tokens = unknown = 0
   for line in progress.track(lines, "looking for unknown tokens"):
-    ids = vocabulary.encode(line)
+    ids = vocabularies.encode_text(vocabulary, line)
     tokens, unknown = tokens + len(ids), unknown + ids.count(vocabulary.unk_id)
   return f"{unknown:,} of {tokens:,} tokens of the text ({unknown / max(tokens, 1):.2%})"

@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import offline_cache, registry, selection, vocabularies
+from t2t.data import offline_cache, raw_text, registry, selection, vocabularies
 from t2t.runtime import amounts
 
 
@@ -85,9 +85,10 @@ def _task_or_mixture(name: str, job: Job) -> selection.Found:
   """A task or mixture, in the user's vocabulary."""
   found = registry.task_or_mixture(name, modules=job.modules, where="--mixture ", modules_where="--task_modules")
   if not job.vocabulary:
-    return found
+    return raw_text.guarded(found)
   try:
-    return selection.adapt(found, vocabulary=vocabularies.load(job.vocabulary, extra_ids=job.extra_ids))
+    vocabulary = vocabularies.load(job.vocabulary, extra_ids=job.extra_ids)
+    return raw_text.guarded(selection.adapt(found, vocabulary=vocabulary))
   except UserError as error:
     raise UserError(str(error).replace("config.data.vocabulary=", "--vocabulary ")) from error
 

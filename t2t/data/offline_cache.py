@@ -22,7 +22,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import selection, text_formats, vocabularies
+from t2t.data import raw_text, selection, text_formats, vocabularies
 from t2t.data.objectives import annotated, pairs, pieces
 
 RECORD, COMPLETED = "t2t.json", "COMPLETED"
@@ -70,7 +70,12 @@ def record(task: seqio.Task) -> dict[str, Any]:
     if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
   }
   return {
-    "preprocessors": [seqio.utils.function_name(text_formats.function_of(step)) for step in before],
+    "preprocessors": [
+      seqio.utils.function_name(function)
+      for step in before
+      # An older cache, without these, is read: what it holds are tokens already.
+      if (function := text_formats.function_of(step)) not in raw_text.STEPS
+    ],
     "vocabulary": {name: _vocabulary_record(vocabulary) for name, vocabulary in texts.items()},
   }
 

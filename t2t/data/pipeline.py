@@ -23,6 +23,7 @@ from t2t.data import (
   identity,
   mixed,
   offline_cache,
+  raw_text,
   rows,
   selection,
   sources,
@@ -103,7 +104,12 @@ def load_task(
     raise UserError(f"config.data.folders.{name}={folder}: holds tasks, not config.data.files; leave out one of them")
   if data.cache_dir:
     raise UserError(f"config.data.cache_dir={data.cache_dir}: holds tasks, not config.data.files; register a task")
-  return file_task.make(data, vocabulary(data), where=where)
+  return _guarded(data, file_task.make(data, vocabulary(data), where=where))
+
+
+def _guarded(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
+  """Records' letters are text, whatever they spell, unless the user says otherwise."""
+  return found if data.special_tokens else raw_text.guarded(found)
 
 
 def registered(data: DataConfig, *, alone: bool = True) -> seqio.Task | seqio.Mixture:
@@ -129,6 +135,7 @@ def adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task |
     folders=data.folders,
     train_split=data.train_split,
   )
+  adapted = _guarded(data, adapted)
   splits = (data.train_split, data.eval_split)
   return offline_cache.read(adapted, data.cache_dir, splits=splits) if data.cache_dir else adapted
 
@@ -281,6 +288,7 @@ def train_batches(
     files=identity.files(data, task, evaluated=measured),
     files_may_change=data.files_may_change,
     tally=_tally(data, task),
+    spelled=lambda: raw_text.described(raw_text.spelled(task, split=split_of(data, train=True))),
     num_streams=total,
     batch_size=batch_size,
     batch_sharding=batch_sharding,

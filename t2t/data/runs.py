@@ -18,6 +18,7 @@ from t2t.data import (
   mixed,
   objectives,
   pipeline,
+  raw_text,
   selection,
   sources,
   staged,
@@ -28,7 +29,7 @@ from t2t.data import (
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
-from t2t.runtime import hosts
+from t2t.runtime import hosts, telling
 from t2t.sections import Config
 
 _CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
@@ -247,6 +248,17 @@ def check(config: Config) -> None:
   )
   if heads:
     _check_examples(config, heads)
+  _tell_spelled(config)
+
+
+def _tell_spelled(config: Config) -> None:
+  """Tells which control tokens the text to train on spells."""
+  data = config.data
+  if not data.is_named or data.cache_dir or jax.process_index():
+    return
+  found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+  if found:
+    telling.tell(f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}")
 
 
 def _check_loss(config: Config) -> None:

@@ -5,7 +5,7 @@ batch of B, and a host reads the streams whose rows its devices hold.  Each stre
 own seed and its own position, which is a few integers, see rows.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import json
 import time
 from typing import Any
@@ -40,6 +40,7 @@ def stream_name(stream: int, num_streams: int) -> str:
 
 
 _CONTENT = ", content "
+_SPECIAL_TOKENS = "data.special_tokens"
 _KEPT = "vocabulary"  # how a run names the folder with a copy of its own
 
 
@@ -179,6 +180,7 @@ class BatchIterator:
     files: Mapping[str, contents.Contents] | None = None,
     files_may_change: bool = False,
     tally: faults.Tally | None = None,
+    spelled: Callable[[], str] = lambda: "",
   ):
     """An iterator at the beginning of the data; use `train_batches`.
 
@@ -194,6 +196,7 @@ class BatchIterator:
         when a position is restored.
       files_may_change: whether one may go on with others than it began with.
       tally: of the records that are read, if they are counted; it is saved with the positions.
+      spelled: returns the control tokens that the text spells, in words; called for a position of an older version.
     """
     self.num_streams = num_streams
     self.wait_seconds = 0.0
@@ -205,7 +208,7 @@ class BatchIterator:
     self._batch_sharding = batch_sharding
     self._identity = dict(identity)
     self._files, self._files_may_change = dict(files or {}), files_may_change
-    self._tally = tally
+    self._tally, self._spelled = tally, spelled
     self._positions = {stream: rows_lib.beginning(plan) for stream in streams}
     self._epochs = self._begun()
     # tf.data asks late where the tasks of a mixture begin, when others have moved on.
@@ -324,6 +327,17 @@ class BatchIterator:
     }
     self._epochs = self._begun()
     self._iterator = None
+    self._tell_spelled(state)
+
+  def _tell_spelled(self, state: Mapping[str, bytes]) -> None:
+    """Tells that the text of a run of an older version is read otherwise from now on, where it is."""
+    saved = state[self.stream_names[0]]
+    is_older = saved.startswith(b"1 ") or _SPECIAL_TOKENS not in json.loads(saved)["identity"]
+    if is_older and self._identity.get(_SPECIAL_TOKENS) is False and (found := self._spelled()):
+      telling.tell(
+        f"the text spells control tokens ({found}): up to the checkpoint an older version of t2t read them as control"
+        " tokens, from here on they are text; --config.data.special_tokens=True goes on as the run began"
+      )
 
   def _check_files(self, state: Mapping[str, bytes]) -> None:
     """Whether this host's files are those of its streams; older checkpoints do not say it, or of the first stream."""
@@ -395,6 +409,8 @@ class BatchIterator:
       identity = {key: value for key, value in identity.items() if key not in OF_FILES}
     for key in {**identity, **self._identity}:
       old, new = identity.get(key), self._identity.get(key)
+      if key == _SPECIAL_TOKENS and old is None:  # older versions read letters of records as control tokens
+        continue
       if key == "data.vocabulary" and _is_same_vocabulary(old or "", new or ""):
         continue
       if old != new and not (_is_of_files(key) and self._files_may_change):

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError, did_you_mean
-from t2t.data import answering, pipeline, sources
+from t2t.data import answering, pipeline, raw_text, sources
 from t2t.sections import DataConfig
 
 POOL = 1_000  # training examples that shots are drawn from
@@ -84,13 +84,15 @@ def with_shots(
 
   def encoded(index: int) -> list[int]:
     if index not in solved:
-      solved[index] = vocabulary.encode(f"{text(train[index], 'inputs')}\n{text(train[index], 'targets')}\n\n")
+      ids = [i for side in ("inputs", "targets") for i in train[index].get(side, ())]
+      shown = f"{text(train[index], 'inputs')}\n{text(train[index], 'targets')}\n\n"
+      solved[index] = raw_text.encode_again(vocabulary, shown, ids)
     return solved[index]
 
   found = []
   for example in examples:
     chosen = random.choice(len(train), shots, replace=False)
-    own = vocabulary.encode(f"{text(example, 'inputs')}\n")
+    own = raw_text.encode_again(vocabulary, f"{text(example, 'inputs')}\n", example.get("inputs", ()))
     room, parts = max_inputs - len(own) - 1, []
     for index in reversed(chosen):
       if len(encoded(index)) > room:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from t2t import UserError, did_you_mean, losses
-from t2t.data import answering
+from t2t.data import answering, raw_text
 from t2t.generation import answerer, decoding, predictor, ties
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -172,7 +172,11 @@ class Ranks(Writes):
     kind = self._asked.config.kind
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     options = [[text(option) for option in example["options"]] for example in examples]
-    encoded = {each: self._vocabulary.encode(each) for texts in options for each in texts}
+    encoded = {
+      each: raw_text.encode_again(self._vocabulary, each, example.get("targets", ()))
+      for example, texts in zip(examples, options, strict=True)
+      for each in texts
+    }
     pairs = [
       (example["inputs"], [*encoded[each], *end])
       for example, texts in zip(examples, options, strict=True)

@@ -83,9 +83,9 @@ def asked(
   source: pretrained.Source, mesh: jax.sharding.Mesh, *, head: HeadConfig, longest: int, batch_size: int
 ) -> tuple["answering.Questions", answerer.Answerer]:
   """How texts become what a head is asked, and who answers; see `Answering` for the arguments."""
-  from t2t.data import answering
+  from t2t.data import answering, vocabularies
 
-  vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+  vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
   number = [each.name for each in model.config.heads].index(head.name)
   questions = answering.Questions(vocabulary, model.config.architecture, head=head, number=number, length=longest)
   pad_id = max(vocabulary.pad_id, 0)

@@ -155,9 +155,9 @@ class Embedding:
   def __init__(
     self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, pool: str, layer: str, longest: int, batch_size: int
   ):
-    from t2t.data import answering
+    from t2t.data import answering, vocabularies
 
-    vocabulary, model = pretrained.vocabulary(source), pretrained.abstract(source, mesh)
+    vocabulary, model = vocabularies.as_text(pretrained.vocabulary(source)), pretrained.abstract(source, mesh)
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     layers = layers_of(model.config, layer)
     self._questions = answering.Questions(vocabulary, model.config.architecture, head=None, length=longest)

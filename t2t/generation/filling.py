@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t import UserError, sharding
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines, predictor, prompting
+from t2t.generation import answerer, line_files, lines, predictor, prompting, samples
 from t2t.models.architecture import Batch
 from t2t.params import Params
 
@@ -28,15 +28,20 @@ class Blanks:
   Args:
     vocabulary: of the model.
     architecture: of the model.
+    special_tokens: "all": other letters that spell control tokens are these, too; else they are text.
 
   Raises:
     UserError: the vocabulary has no mask.
   """
 
-  def __init__(self, vocabulary, architecture: str):
+  def __init__(self, vocabulary, architecture: str, *, special_tokens: str = "blanks"):
     from t2t.data import answering, vocabularies
 
     self._vocabulary, self._mask_id = vocabulary, vocabularies.mask_id(vocabulary)
+    # A blank is always one: without it there is nothing to fill.
+    self._encode = functools.partial(
+      vocabularies.encode_text, vocabulary, special_tokens="all" if special_tokens == "all" else "blanks"
+    )
     framing = answering.Framing.of(vocabulary, architecture)
     self._begin, self._end = list(framing.begin), list(framing.end)
     names = {self._mask_id: vocabularies.token_texts(vocabulary)[self._mask_id].strip()}
@@ -44,9 +49,6 @@ class Blanks:
       names = {vocabularies.sentinel_ids(vocabulary, 1)[0]: "<extra_id_0>"} | names
     # Only such as the vocabulary itself finds in a text.
     self._names = {token: name for token, name in names.items() if self._encode(name).count(token) == 1}
-
-  def _encode(self, text: str) -> list[int]:
-    return [int(token) for token in self._vocabulary.encode(text)]
 
   def __call__(self, text: str, longest: int) -> tuple[list[int], int]:
     """Ids with special tokens around them, cut to `longest`, and how many were cut."""
@@ -90,6 +92,7 @@ class Filling:
     top: fillings of each blank.
     longest: tokens of a line at most, special tokens included.
     batch_size: lines of a batch, over all devices.
+    special_tokens: see `Blanks`.
 
   Raises:
     UserError: there is no such number of fillings, or no mask.
@@ -99,7 +102,16 @@ class Filling:
   form, pairs = line_files.TEXTS, False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None, "fillings": None}
 
-  def __init__(self, source: pretrained.Source, mesh: jax.sharding.Mesh, *, top: int, longest: int, batch_size: int):
+  def __init__(
+    self,
+    source: pretrained.Source,
+    mesh: jax.sharding.Mesh,
+    *,
+    top: int,
+    longest: int,
+    batch_size: int,
+    special_tokens: str = "blanks",
+  ):
     from t2t.data import vocabularies
 
     model = pretrained.abstract(source, mesh)
@@ -109,7 +121,7 @@ class Filling:
       raise UserError(f"--top {top}: give 1 to {len(self._texts):,}, the size of the vocabulary")
     self.longest, self.cut_to = longest, f"{longest:,} tokens"
     self._config, self._mesh = model.config, mesh
-    self._blanks = Blanks(self._vocabulary, model.config.architecture)
+    self._blanks = Blanks(self._vocabulary, model.config.architecture, special_tokens=special_tokens)
     self._hidden = vocabularies.framing_ids(self._vocabulary)
     self._pad_id = max(self._vocabulary.pad_id, 0)
     self._sharding = sharding.batch_sharding(mesh)
@@ -117,7 +129,7 @@ class Filling:
     self._rows = -(-batch_size // shards) * shards
     most = min(len(self._texts), model.config.vocab_size)
     self._program: Callable = jax.jit(functools.partial(_likeliest, model.graphdef, top, most))
-    self.options = {"inputs_length": longest, "top": top}
+    self.options = {"inputs_length": longest, "top": top} | prompting.said(special_tokens)
 
   def check(self, line: line_files.Line, where: str) -> None:
     """Any text will do; one without a blank is answered with an error."""
@@ -160,7 +172,7 @@ class Filling:
     filled = list(ids)
     for place, likeliest in zip(places, found, strict=False):
       filled[place] = int(likeliest[0])
-    text = self._vocabulary.decode([token for token in filled if token not in self._hidden])
+    text = samples.named_text(self._vocabulary, [token for token in filled if token not in self._hidden])
     fillings = [
       [
         {"text": self._texts[token].strip(), "id": int(token), "probability": prompting.rounded(float(np.exp(x)))}

@@ -9,6 +9,8 @@ from t2t.checkpoints import pretrained
 from t2t.generation import predictor
 from t2t.sections import DataConfig
 
+# Which letters of a prompt that spell control tokens are these: none, those of missing text, all.
+SPECIAL_TOKENS = ("none", "blanks", "all")
 _FILLING = "span_corruption"  # an objective; its tasks' names end in it
 
 
@@ -19,17 +21,29 @@ class Prompts:
     vocabulary: of the model.
     ends: whether EOS comes last, see `ends_prompts`.
     longest: tokens at most, EOS included.
+    special_tokens: which letters that spell control tokens are these, see `vocabularies.encode_text`.
   """
 
-  def __init__(self, vocabulary, *, ends: bool, longest: int):
-    self._vocabulary = vocabulary
+  def __init__(self, vocabulary, *, ends: bool, longest: int, special_tokens: str = "blanks"):
+    self._vocabulary, self._special_tokens = vocabulary, special_tokens
     self._end = [vocabulary.eos_id] if ends else []
     self._room = longest - len(self._end)
 
   def __call__(self, text: str) -> tuple[list[int], int]:
     """The tokens of a text, and how many of them were cut from its end."""
-    tokens = self._vocabulary.encode(text)
+    tokens = self.encode(text)
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
+
+  def encode(self, text: str) -> list[int]:
+    """The tokens of a text, all of them, with nothing around them."""
+    from t2t.data import vocabularies
+
+    return vocabularies.encode_text(self._vocabulary, text, special_tokens=self._special_tokens)
+
+
+def said(special_tokens: str) -> dict[str, str]:
+  """What rows depend on, where it is not the default."""
+  return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}
 
 
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:

@@ -48,6 +48,7 @@ class Ready:
     ends_prompts: whether EOS ends an input, see `prompting.ends_prompts`.
     inputs_length: tokens of an input at most; 0: as in training.
     tensor: devices that the model is split over.
+    special_tokens: see `prompting.Prompts`.
   """
 
   def __init__(
@@ -58,6 +59,7 @@ class Ready:
     ends_prompts: bool,
     inputs_length: int = 0,
     tensor: int = 1,
+    special_tokens: str = "blanks",
   ):
     from t2t.data import vocabularies
 
@@ -72,7 +74,9 @@ class Ready:
     most = self.room(MAX_LENGTH)
     self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
-    self.prompt = prompting.Prompts(self.vocabulary, ends=ends_prompts, longest=self.max_inputs)
+    self.prompt = prompting.Prompts(
+      self.vocabulary, ends=ends_prompts, longest=self.max_inputs, special_tokens=special_tokens
+    )
     self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}

@@ -131,7 +131,13 @@ def masked_tokens(
 
 
 def _text(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
-  return " ".join(vocabulary.decode([int(token) for token in tokens]).split())
+  return " ".join(named_text(vocabulary, tokens).split())
+
+
+def named_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+  """Returns the text of ids as a person is shown it: masks and unknown pieces by their names, where it has such."""
+  decode = getattr(vocabulary, "decode_named", vocabulary.decode)
+  return decode([int(token) for token in tokens])
 
 
 def _shortened(tokens: np.ndarray, vocabulary: Vocabulary, hidden_ids: Collection[int], *, end: int = 0) -> str:

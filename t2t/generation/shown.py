@@ -141,7 +141,7 @@ def likeliest(
   chances, tokens = map(gather, found_there)
 
   def line(row: int, blank: int) -> str:
-    text = lambda token: NOTHING if token in ends else in_words(vocabulary.decode([token]))
+    text = lambda token: NOTHING if token in ends else in_words(samples.named_text(vocabulary, [token]))
     pairs = zip(tokens[row, blank].tolist(), chances[row, blank].tolist(), strict=True)
     return f"[{blank + 1}] " + ", ".join(f"{text(token)} {in_percent(chance)}" for token, chance in pairs)
 

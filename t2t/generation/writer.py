@@ -320,7 +320,7 @@ class Writer:
     yield from endpoints.waiting(self._ready.device)
     try:
       prompt, _ = self._ready.prompt(request.inputs)
-      targets = self._ready.vocabulary.encode(request.targets)
+      targets = self._ready.prompt.encode(request.targets)
       yield self._ready.attention_map(prompt, list(map(int, targets)), request.place, request.adapter)
     finally:
       self._ready.device.release()

@@ -22,6 +22,7 @@ class Writing:
     longest: tokens of a line at most, EOS included.
     ends_prompts: whether EOS ends what the model is given.
     batch_size: lines of a batch, over all devices.
+    special_tokens: see `prompting.Prompts`.
   """
 
   asks, unit = "write", "new tokens"
@@ -38,10 +39,13 @@ class Writing:
     longest: int,
     ends_prompts: bool,
     batch_size: int,
+    special_tokens: str = "blanks",
   ):
     self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
-    self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=longest)
+    self._prompts = prompting.Prompts(
+      self._vocabulary, ends=ends_prompts, longest=longest, special_tokens=special_tokens
+    )
     model = pretrained.abstract(source, mesh)
     framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
     self._predictor = predictor.Predictor(
@@ -53,6 +57,7 @@ class Writing:
     # Only what departs from what outputs were written with before it could be chosen.
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
+    self.options |= prompting.said(special_tokens)
     if decode.min_length:
       self.options["min_length"] = decode.min_length
     self.options["temperature"] = decode.temperature

@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import selection
+from t2t.data import raw_text, selection
 from t2t.data.answering import kinds, needs, spans
 from t2t.data.answering.kinds import ANSWER_FEATURES
 from t2t.data.answering.reading import Reading
@@ -44,7 +44,8 @@ def for_heads(found: selection.Found, architecture: str, heads: Sequence[HeadCon
       order=needs.order_of(heads[number], need),
     )
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)} | dict.fromkeys(ANSWER_FEATURES, as_it_is)
-    return task.replace(preprocessors=[*needs.formats_of(task), step], output_features=features)
+    asked = task.replace(preprocessors=[*needs.formats_of(task), step], output_features=features)
+    return raw_text.guarded(asked) if raw_text.is_guarded(task) else asked
 
   return selection.copy(found, answered, lambda rate: rate)
 

@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives, selection, sources, text_formats, vocabularies
+from t2t.data import objectives, raw_text, selection, sources, text_formats, vocabularies
 from t2t.data.answering import kinds
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
@@ -18,6 +18,7 @@ _WRITING = (
   *text_formats.TOKENIZERS,
   seqio.preprocessors.append_eos,
   seqio.preprocessors.append_eos_after_trim,
+  *raw_text.STEPS,
 )
 
 

@@ -54,7 +54,9 @@ def ul2(
   Source: Tay et al. 2023, section 3.1.2 and table 1.
   """
   vocabulary = output_features["targets"].vocabulary
-  modes = [list(vocabulary.encode(denoiser.mode)) for denoiser in denoisers]
+  # Not text of a record: where the vocabulary has a piece for it, it is that piece.
+  published = vocabularies.as_published(vocabulary)
+  modes = [list(published.encode(denoiser.mode)) for denoiser in denoisers]
   lengths = corruption.check_mixture(
     sequence_length["inputs"],
     sequence_length["targets"],

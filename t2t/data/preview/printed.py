@@ -10,7 +10,7 @@ import rich.console
 import rich.text
 import seqio
 
-from t2t.data import objectives, sources, vocabularies
+from t2t.data import objectives, raw_text, sources, text_formats, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import released
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
@@ -71,7 +71,7 @@ def print_preview(
     _print_rule(console, "Packed")
     _print_sequence(console, shown.sequences[0], f"the model ({shown.architecture}) gets, of several examples")
   if summary:
-    _print_summary(console, shown, packed=data.pack)
+    _print_summary(console, shown, packed=data.pack, special_tokens=data.special_tokens)
 
 
 def _print_facts(console: rich.console.Console, shown: examples.Preview, data: DataConfig) -> None:
@@ -81,7 +81,9 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
   tasks = examples.tasks_of(task, shown.split)
   if isinstance(task, seqio.Mixture):
     facts["mixture"] = ", ".join(f"{each.name} {task.get_rate(each):g}" for each in tasks)
-  names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each.preprocessors] for each in tasks]
+  # Those of the task itself: what protects its records is in front of and behind every task.
+  steps = [[f for f in each.preprocessors if text_formats.function_of(f) not in raw_text.STEPS] for each in tasks]
+  names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each] for each in steps]
   facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if not data.files else "files"
   facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"
   objective = objectives.of(task)
@@ -296,7 +298,9 @@ def _ends(values: np.ndarray, real: np.ndarray, *, first: int = 5, last: int = 3
   return text
 
 
-def _print_summary(console: rich.console.Console, shown: examples.Preview, *, packed: bool) -> None:
+def _print_summary(
+  console: rich.console.Console, shown: examples.Preview, *, packed: bool, special_tokens: bool
+) -> None:
   summary = examples.summarize(shown)
   number = len(shown.examples)
   which = f"all {number}" if shown.complete else f"the first {number}"
@@ -317,6 +321,8 @@ def _print_summary(console: rich.console.Console, shown: examples.Preview, *, pa
     words, share = summary.hidden
     facts["hidden"] = f"{share:.1%} {words}"
   facts["unknown"] = f"{summary.unknown:.2%} of the tokens"
+  if spelled := raw_text.spelled(shown.task, split=shown.split):
+    facts["control tokens"] = raw_text.told(spelled, special_tokens=special_tokens)
   _print_labelled(console, facts)
 
 

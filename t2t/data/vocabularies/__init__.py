@@ -1,5 +1,21 @@
 """Vocabularies: found and loaded, saved beside a model, asked for the ids that mean something, trained."""
 
+from t2t.data.vocabularies.continuation import continuation_texts, decode_continuation
+from t2t.data.vocabularies.control_tokens import (
+  CHOICES,
+  as_formatted,
+  as_published,
+  as_text,
+  encode_text,
+  plain,
+  protect,
+)
+from t2t.data.vocabularies.control_tokens import (
+  control_tokens as control_tokens_of,
+)
+from t2t.data.vocabularies.control_tokens import (
+  count as count_control_tokens,
+)
 from t2t.data.vocabularies.ids import (
   DOCS_SIZE,
   bos_id,
@@ -27,16 +43,25 @@ from t2t.data.vocabularies.offsets import Tokens, tokens_of
 from t2t.data.vocabularies.saved import check_same, check_saved, compare_start, digest, save, saved_extra_ids
 
 __all__ = [
+  "CHOICES",
   "DOCS_SIZE",
   "Tokens",
+  "as_formatted",
+  "as_published",
+  "as_text",
   "bos_id",
   "check",
   "check_same",
   "check_saved",
   "cls_id",
   "compare_start",
+  "continuation_texts",
+  "control_tokens_of",
+  "count_control_tokens",
+  "decode_continuation",
   "digest",
   "docs_vocabulary",
+  "encode_text",
   "ends_sentence",
   "find_mask_id",
   "framing_ids",
@@ -46,6 +71,8 @@ __all__ = [
   "old_pieces",
   "ordinary_ids",
   "pads_with_zero",
+  "plain",
+  "protect",
   "save",
   "saved_extra_ids",
   "sentinel_ids",

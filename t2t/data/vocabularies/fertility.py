@@ -5,6 +5,8 @@ import dataclasses
 
 import seqio
 
+from t2t.data.vocabularies import control_tokens
+
 
 @dataclasses.dataclass(frozen=True)
 class Division:
@@ -51,15 +53,16 @@ def measure(vocabulary: seqio.Vocabulary, lines: Iterable[str]) -> Division:
   In:  "a bc", of a vocabulary of the pieces " a", " b" and "c"
   Out: 4 characters, 2 words, 3 pieces, 0 unknown, 1 split
   """
+  encode = control_tokens.as_text(vocabulary).encode
   sizes: dict[str, int] = {}  # word -> its pieces: a text has few of many
   number = characters = words = pieces = unknown = split = 0
   for line in lines:
-    ids = vocabulary.encode(line)
+    ids = encode(line)
     own = line.split()
     for word in own:
       if word not in sizes:
         # Of byte-level BPE a word is another at the beginning of a text than behind a space, where most words stand.
-        sizes[word] = min(len(vocabulary.encode(text)) for text in (word, f" {word}"))
+        sizes[word] = min(len(encode(text)) for text in (word, f" {word}"))
       split += sizes[word] > 1
     if len(sizes) > _REMEMBERED:
       sizes.clear()

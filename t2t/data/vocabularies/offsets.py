@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from sentencepiece import sentencepiece_pb2
 import seqio
 
 from t2t import UserError
-from t2t.data.vocabularies import subwords
+from t2t.data.vocabularies import control_tokens
 
 
 class Tokens(NamedTuple):
@@ -35,10 +34,10 @@ def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
   Raises:
     UserError: a vocabulary of the user's own class.
   """
-  if isinstance(vocabulary, subwords.SubwordVocabulary):
+  if hasattr(vocabulary, "encode_with_offsets"):
     found = vocabulary.encode_with_offsets(text)
   elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    found = _of_sentencepiece(vocabulary, text)
+    found = control_tokens.sentencepiece_offsets(vocabulary.tokenizer, text)
   elif isinstance(vocabulary, seqio.ByteVocabulary):
     own = [(number, number + 1) for number, character in enumerate(text) for _ in character.encode()]
     found = [(i, *range_) for i, range_ in zip(vocabulary.encode(text), own, strict=True)]
@@ -53,18 +52,6 @@ def tokens_of(vocabulary: seqio.Vocabulary, text: str) -> Tokens:
 
 
 _NOTHING = (np.zeros(0, np.int32),) * 3
-
-
-def _of_sentencepiece(vocabulary: seqio.SentencePieceVocabulary, text: str) -> list[tuple[int, int, int]]:
-  # Its offsets are in bytes of UTF-8.
-  encoded = vocabulary.tokenizer.encode(text, out_type="serialized_proto")
-  character = [number for number, each in enumerate(text) for _ in each.encode()] + [len(text)]
-  found = []
-  for piece in sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces:
-    start, is_empty = character[piece.begin], piece.begin == piece.end
-    # A part of a character (a piece for one byte of it) is the whole.
-    found.append((piece.id, start, start if is_empty else character[piece.end - 1] + 1))
-  return found
 
 
 def _without_spaces(spaces: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

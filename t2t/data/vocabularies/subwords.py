@@ -47,7 +47,7 @@ class SubwordVocabulary(seqio.Vocabulary):
 
   The file is read when it is first needed. Texts are encoded as they are: nothing is cut and no [CLS], [SEP] or BOS is
   added. A special piece that is spelled out in the text ("[MASK]", "<|endoftext|>") gives its id, as in the published
-  tokenizers: who reads untrusted text and minds must take them out.
+  tokenizers; `control_tokens` encodes these letters as text, which all reading of data does.
 
   Args:
     path: a file `is_subword_file` knows; of pieces and merges one, the other lies beside it.
@@ -107,6 +107,11 @@ class SubwordVocabulary(seqio.Vocabulary):
   def tokenizer(self) -> tokenizers.Tokenizer:
     """The library's object, of the file's own ids."""
     return self._file.tokenizer
+
+  @property
+  def content(self) -> str:
+    """The tokenizer as JSON."""
+    return self._file.content
 
   @property
   def _base_vocab_size(self) -> int:
@@ -220,20 +225,32 @@ class SubwordVocabulary(seqio.Vocabulary):
   # ---- Decoding ------------------------------------------------------------
 
   def decode(self, ids) -> str:
-    """The text up to the first EOS: sentinels as <extra_id_N>, mask and unknown ids by name, other special ids unseen.
+    """Returns the text up to the first EOS, as the library decodes it without special tokens; sentinels by name.
 
-    Ids beyond the last one are unknown ones; without an unknown piece they are left out.
+    The library leaves out masks and unknown pieces where its file calls them special; `decode_named` names them.  Ids
+    beyond the last one have no text.
     """
+    return self._decode(self._up_to_eos(ids))
+
+  def decode_named(self, ids) -> str:
+    """Returns the text up to the first EOS, with masks and unknown pieces by their names; other ids beyond are unknown.
+
+    In:  the ids of "a", [MASK], [UNK], [SEP]
+    Out: "a [MASK] [UNK]"
+    """
+    return self._decode(self._up_to_eos(ids), named=True)
+
+  def _up_to_eos(self, ids) -> list[int]:
     # The base class makes sentinels unknown ids.
     ids = np.asarray(ids).tolist()
-    return self._decode(ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids)
+    return ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
 
-  def _decode(self, ids: Sequence[int]) -> str:
+  def _decode(self, ids: Sequence[int], *, named: bool = False) -> str:
     shown, run = [], []
 
     def end_run():
       if run:
-        text = self.tokenizer.decode(run, skip_special_tokens=False)
+        text = self.tokenizer.decode(run, skip_special_tokens=not named)
         # Some decoders take the space off what they believe to be the beginning of the text.
         lacks_space = shown and self._file.texts[run[0]].startswith(" ") and not text.startswith(" ")
         shown.append(f" {text}" if lacks_space else text)
@@ -246,7 +263,7 @@ class SubwordVocabulary(seqio.Vocabulary):
         shown.append(f"{' ' if shown else ''}<extra_id_{self.vocab_size - 1 - i}>")
         continue
       if not 0 <= i < self._file.size:
-        i = self.unk_id
+        i = self.unk_id if named else None
       if i is not None and i not in self._file.unseen_ids:
         run.append(i)
     end_run()

@@ -1,0 +1,157 @@
+"""Letters of a record that spell a control token are text; what a task's format adds to the record is as it wrote it.
+
+The record, as its source yields it, is the boundary.  Of a pre-training objective all text is the record's.  Of a task
+with a format of its own, the records' letters are protected before its first preprocessor and given back behind its
+last, so that a format may write <extra_id_0>, and a record that contains these letters has no sentinel.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t.data import objectives, selection, text_formats, vocabularies
+
+_SAMPLE = 1000  # records
+
+
+def guarded(found: selection.Found) -> selection.Found:
+  """Returns the task or mixture, in which letters of records are text; the registry stays as it was."""
+  return selection.copy(found, _guarded, lambda rate: rate)
+
+
+def is_guarded(task: seqio.Task) -> bool:
+  """Whether a task is one of `guarded` whose records are protected."""
+  return any(text_formats.function_of(step) in STEPS for step in task.preprocessors)
+
+
+def _guarded(task: seqio.Task) -> seqio.Task:
+  written = not _is_text_alone(task)
+  encoder = vocabularies.as_formatted if written else vocabularies.as_text
+  features = {
+    name: dataclasses.replace(feature, vocabulary=encoder(feature.vocabulary))
+    for name, feature in task.output_features.items()
+  }
+  steps = [step for step in task.preprocessors if text_formats.function_of(step) not in STEPS]
+  if written:
+    steps = [protect_records, *steps, give_back]
+  return task.replace(preprocessors=steps, output_features=features)
+
+
+def _is_text_alone(task: seqio.Task) -> bool:
+  """Whether nothing is written into the text of the records: an objective behind steps that are known."""
+  steps = [text_formats.function_of(step) for step in task.preprocessors]
+  known = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
+  made = objectives.of(task)
+  return known and bool(made) and not any(map(objectives.is_parallel, made))
+
+
+# ---- Steps -----------------------------------------------------------------------------------------------------------
+
+
+def protect_records(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+  """Protects the letters of records; see `vocabularies.protect`."""
+  protect = vocabularies.protect([feature.vocabulary for feature in output_features.values()])
+  return dataset if protect is None else _of_strings(dataset, protect)
+
+
+def give_back(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+  """Gives texts beside the tokens their letters back."""
+  if vocabularies.protect([feature.vocabulary for feature in output_features.values()]) is None:
+    return dataset
+  return _of_strings(dataset, vocabularies.plain)
+
+
+STEPS = (protect_records, give_back)
+
+
+def _of_strings(dataset: tf.data.Dataset, change) -> tf.data.Dataset:
+  def changed(x: Any) -> Any:
+    if x.dtype != tf.string:
+      return x
+    return x.with_flat_values(change(x.flat_values)) if isinstance(x, tf.RaggedTensor) else change(x)
+
+  strings = [spec for spec in tf.nest.flatten(dataset.element_spec) if getattr(spec, "dtype", None) == tf.string]
+  if not strings:
+    return dataset
+  single = not isinstance(dataset.element_spec, tuple)
+  return dataset.map(
+    tf.autograph.experimental.do_not_convert(
+      lambda *parts: tf.nest.map_structure(changed, parts[0] if single else parts)
+    ),
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+
+
+# ---- What the text contains ------------------------------------------------------------------------------------------
+
+
+def spelled(task: selection.Found, *, split: str) -> dict[str, int]:
+  """Counts the control tokens that the first 1,000 records of each task spell, by name, the most frequent first."""
+  found: dict[str, int] = {}
+  for each in selection.tasks_of(task):
+    if split in each.splits:
+      records = each.source.get_dataset(split=split, shuffle=False, seed=0)
+      texts = texts_of(itertools.islice(records.as_numpy_iterator(), _SAMPLE))
+      for name, number in count(each, texts).items():
+        found[name] = found.get(name, 0) + number
+  return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def count(task: seqio.Task, texts: Sequence[str]) -> dict[str, int]:
+  """Counts the control tokens of a task's vocabularies that texts spell; see `vocabularies.count_control_tokens`."""
+  own = [feature.vocabulary for feature in task.output_features.values()]
+  distinct = [vocabulary for at, vocabulary in enumerate(own) if vocabulary not in own[:at]]
+  found: dict[str, int] = {}
+  for vocabulary in distinct:
+    found = {**vocabularies.count_control_tokens(vocabulary, texts), **found}
+  return found
+
+
+def texts_of(records) -> list[str]:
+  """The texts of records, whatever their fields are called."""
+
+  def texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+      return [text for each in value.values() for text in texts(each)]
+    if isinstance(value, bytes):
+      return [value.decode(errors="replace")]
+    if isinstance(value, tuple | list):
+      return [text for each in value for text in texts(each)]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+      return [text for each in value.reshape(-1) for text in texts(each)]
+    if hasattr(value, "flat_values"):
+      return texts(np.asarray(value.flat_values))
+    return []
+
+  return [text for record in records for text in texts(record)]
+
+
+def encode_again(vocabulary: seqio.Vocabulary, text: str, ids: Sequence[int]) -> list[int]:
+  """Returns the ids of a text that a task's example has already, or of a part of it, joined with others.
+
+  Args:
+    vocabulary: of both.
+    text: of the example.
+    ids: of the example; if control tokens are among them, the task's format wrote these, and the text spells them.
+  """
+  has_control = bool(set(vocabularies.control_tokens_of(vocabulary).values()) & {int(i) for i in ids})
+  return vocabularies.encode_text(vocabulary, text, special_tokens="all" if has_control else "none")
+
+
+def told(found: Mapping[str, int], *, special_tokens: bool) -> str:
+  """Says what records spell, and how it is read."""
+  what = f"the first {_SAMPLE:,} records of a task at most spell {described(found)}"
+  if special_tokens:
+    return f"{what}, read as control tokens; config.data.special_tokens=False reads them as text"
+  return f"{what}, read as text; config.data.special_tokens=True reads them as control tokens"
+
+
+def described(found: Mapping[str, int], *, most: int = 5) -> str:
+  """Names with their counts, the first few: "[PAD] 12, [MASK] 3, 4 others"."""
+  listed = [f"{name} {number:,}" for name, number in list(found.items())[:most]]
+  return ", ".join(listed + ([f"{len(found) - most} others"] if len(found) > most else []))
