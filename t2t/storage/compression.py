@@ -49,7 +49,10 @@ class _Raw(io.RawIOBase):
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
       if getattr(error, "errno", None) is not None:
         raise  # the system's, and not the content's
-      raise Damaged((str(error).splitlines() or [type(error).__name__])[0]) from error
+      reason = (str(error).splitlines() or [type(error).__name__])[0]
+      if "too much memory" in reason:
+        reason = "it needs a window of more than 128 MiB; unpack it with `zstd -d --long=31`"
+      raise Damaged(reason) from error
     buffer[: len(content)] = content
     return len(content)
 
