@@ -34,6 +34,7 @@ from t2t.generation import (
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.storage import encoding
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
@@ -380,6 +381,8 @@ def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
   for number, text in enumerate(texts):
     if not isinstance(text, str):
       raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
+    if reason := encoding.unpaired_surrogate(text):
+      raise UserError(f"{called}[{number}]: {reason}")
   return texts
 
 

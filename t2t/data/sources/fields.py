@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import re
 from typing import Any
 
+from t2t.storage import encoding
+
 _INDEX = re.compile(r"-?\d+")
 _DEPTH = 4  # names of a path that a message suggests
 
@@ -44,14 +46,8 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
     raise Unreadable(is_null(field, key))
   if not isinstance(value, str):
     raise Unreadable(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
-  try:
-    value.encode("utf-8")  # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
-  except UnicodeEncodeError as error:
-    half = value[error.start]
-    raise Unreadable(
-      f"field {field!r} is not valid Unicode (an unpaired surrogate escape, \\u{ord(half):04x}, at character"
-      f" {error.start + 1})"
-    ) from error
+  if reason := encoding.unpaired_surrogate(value):
+    raise Unreadable(f"field {field!r} {reason}")
   return value
 
 

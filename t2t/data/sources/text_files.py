@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import functools
 import glob
-import gzip
 import io
 import itertools
 import json
@@ -19,7 +18,6 @@ import os
 import pathlib
 import re
 from typing import Any
-import zlib
 
 from etils import epath
 import numpy as np
@@ -475,7 +473,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   try:
     for number, line in faults.patiently(lambda: _lines(path, start, stop, where), path):
       yield number, line
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+  except compression.DAMAGED as error:
     packed = compression.FORMATS[compression.ending(path)]
     raise UserError(
       f"{where}: {path}: truncated or corrupt {packed.name} after line {number} ({error}); check it with"
