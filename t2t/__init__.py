@@ -37,6 +37,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 _FOUND = {"load": "t2t.loaded", "config": "t2t.followed", "train": "t2t.followed"}
 
 
+__all__ = ["UserError", "config", "load", "train"]
+
+
+def __dir__() -> list[str]:
+  """Names for tab completion, without helpers."""
+  return sorted([*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))])
+
+
 def __getattr__(name: str) -> Any:
   if name not in _FOUND:
     raise AttributeError(f"module 't2t' has no attribute {name!r}")
