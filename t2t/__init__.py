@@ -6,6 +6,8 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from t2t.runtime import quiet
+
 if TYPE_CHECKING:
   from t2t.followed import config as config
   from t2t.followed import train as train
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "pyproject.toml").exists() and (_CHECKOUT / "configs" / "default.py").exists():
   __path__.append(str(_CHECKOUT))
+
+
+# Before a library of C++ is loaded, by whichever door.
+quiet.set_log_levels()
 
 
 class UserError(ValueError):

@@ -59,7 +59,8 @@ def load(
     tensor: devices that share one copy of the model.
     batch_size: texts at a time, over all devices.
     inputs_length: tokens of a text at most; 0: as in training.
-    task_modules: modules of tasks that you trust, comma-separated or a list, where the checkpoint's vocabulary is one of theirs.
+    task_modules: modules of tasks that you trust, comma-separated or a list, where they have the checkpoint's
+      vocabulary.
     vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
       named none.
 

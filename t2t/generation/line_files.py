@@ -71,7 +71,8 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
 
   Args:
     path: a .txt file, with an input on each line, or a .jsonl file, with an object on each, either also compressed;
-      local or gs://; "-" is standard input, whose lines are text, or objects if there is a `field`, or more than a text is needed.
+      local or gs://; "-" is standard input, whose lines are text, or objects if there is a `field`, or more than a
+      text is needed.
     field: of an object, where its text is; "": where the form has it.
     form: of the lines.
 
