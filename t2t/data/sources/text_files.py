@@ -172,6 +172,7 @@ def _folders(base: str) -> Iterator[str]:
 def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
   """The first name of each file; links, and folders that are links, lead to files which have another name already."""
   kept: dict[str, str] = {}
+  again: list[tuple[str, str]] = []
   folder_of = functools.cache(os.path.realpath)
   for path in paths:
     real = path
@@ -179,9 +180,12 @@ def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
       folder, name = os.path.split(path)
       real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folder_of(folder), name)
     if real in kept:
-      _tell_once(f"{where}: {path} is the same file as {kept[real]}; it is read once")
+      again.append((path, kept[real]))
     else:
       kept[real] = path
+  if again:
+    others = f" (and {len(again) - 1:,} others are found twice)" if len(again) > 1 else ""
+    _tell_once(f"{where}: {again[0][0]} is the same file as {again[0][1]}{others}; each is read once")
   return tuple(kept.values())
 
 
