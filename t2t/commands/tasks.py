@@ -237,7 +237,7 @@ def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str
 def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
-    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
+    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, trains=False, **model)
   except Exception as error:  # whatever the user's preprocessors raise
     cause = error.__cause__ if isinstance(error, checks.PreprocessorsFail) else error
     if isinstance(cause, UserError):
