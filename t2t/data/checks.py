@@ -61,8 +61,8 @@ def check(
       raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
   if batch_size < 1:
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
-  if not 0.0 <= data.malformed < 1.0:
-    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
+  if not 0.0 <= data.malformed <= 1.0:
+    raise UserError(f"config.data.malformed={data.malformed}: must be a share, from 0 to 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):

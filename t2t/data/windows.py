@@ -347,7 +347,7 @@ class SeqioRecords:
       try:
         columns = next(batches, None)
       except tf.errors.OpError as error:
-        raise self._failure(error, f"{what}, after record {number}") from error
+        raise self._failure(error, what + (f", after record {number}" if number else "")) from error
       finally:
         waiting.end()
       if columns is None:

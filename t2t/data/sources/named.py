@@ -79,9 +79,8 @@ def failure(error: Exception, task: str, *, what: str) -> UserError:
     what: that it is an error of.
   """
   found = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
-  if isinstance(found, UserError):
+  if isinstance(found, UserError) and "UserError: " in str(error):
     return found
-  lines = [line.strip() for line in str(found).splitlines() if line.strip()]
-  return UserError(
-    f"{task}: {what}: {type(found).__name__}: {lines[0] if lines else 'no message'}; --debug prints the whole traceback"
-  )
+  lines = [line.strip() for line in str(found).splitlines() if line.strip()] or ["no message"]
+  kind = "" if isinstance(found, UserError) else f"{type(found).__name__}: "
+  return UserError(f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback")
