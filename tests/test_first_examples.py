@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import test_rows
 from t2t import UserError, task_metrics
 from t2t.data import answering, answers, checks, first_examples, pipeline, rows, selection, text_formats, vocabularies
 from t2t.data.preview import examples as previews
-from t2t.data.sources import faults
+from t2t.data.sources import faults, slices
 from t2t.sections import DataConfig
 from t2t.settings import load_config, records
 
@@ -291,3 +292,76 @@ def test_a_data_set_that_is_not_there_names_its_task(register):
 def test_the_vocabulary_decides_what_is_unknown():
   """An id that ends texts is no text that is lacking."""
   assert first_examples._unknown_id(vocabularies.load("bytes", extra_ids=0)) in (-1, 2)
+
+
+# ---- Slices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("split", "expected"),
+  [
+    ("train[:100]", range(100)),
+    ("train[-20:]", range(480, 500)),
+    ("train[10%:20%]", range(50, 100)),
+    ("train[:-90%]", range(50)),
+    ("train[490:]+train[:5]", [*range(490, 500), *range(5)]),
+  ],
+)
+def test_slices_of_a_split_are_those_of_tensorflow_datasets(split, expected):
+  parts = slices.parts(split, {"train": 500}.__getitem__, where="here")
+  assert [i for part in parts for i in range(part.start, part.stop)] == list(expected)
+
+
+@pytest.mark.parametrize("split", ["train[:900]", "train[5:5]", "train[x]", "train[::2]"])
+def test_a_slice_that_is_none_is_refused(split):
+  with pytest.raises(UserError, match=r"^here: split 'train\["):
+    slices.parts(split, {"train": 500}.__getitem__, where="here")
+
+
+@pytest.fixture
+def released_cb(tmp_path):
+  """CB as released, 40 records to train on."""
+  (tmp_path / "CB").mkdir()
+  labels = ("entailment", "contradiction", "neutral")
+  line = lambda i: json.dumps({"premise": f"p{i}", "hypothesis": f"h{i}", "label": labels[i % 3], "idx": i})
+  for name, number in (("train", 40), ("val", 10)):
+    (tmp_path / "CB" / f"{name}.jsonl").write_text("\n".join(map(line, range(number))) + "\n")
+  return DataConfig(
+    mixture="super_glue_cb",
+    task_modules=("t2t.tasks.superglue",),
+    folders={"superglue": str(tmp_path)},
+    vocabulary="bytes",
+    inputs_length=128,
+    targets_length=24,
+    num_streams=2,
+    shuffle_buffer=4,
+  )
+
+
+def test_released_files_are_read_in_slices(released_cb):
+  data = dataclasses.replace(released_cb, train_split="train[:25%]", eval_split="validation[-4:]")
+  check(data)
+  task = pipeline.load_task(data)
+  assert [task.num_input_examples(split) for split in (data.train_split, data.eval_split)] == [10, 4]
+  numbers = lambda split: [int(x["idx"]) for x in pipeline.task_examples(data, "encoder_decoder", task, split=split)]
+  assert numbers(data.train_split) == list(range(10)) and numbers(data.eval_split) == list(range(6, 10))
+  read = functools.partial(task.source.get_dataset, data.train_split, shuffle=True, seed=1)
+  shards = [read(shard_info=seqio.ShardInfo(i, 3)) for i in range(3)]
+  assert sorted(int(x["idx"]) for shard in shards for x in shard) == list(range(10))
+  with pytest.raises(UserError, match=r"split 'train\[:900\]': .*900"):
+    check(dataclasses.replace(data, train_split="train[:900]"))
+
+
+@pytest.mark.parametrize("objective", ["mass", "mass_in_place", "token_masking", "bert_style", "masked_lm"])
+def test_all_of_a_text_may_be_noise(small, tmp_path, objective):
+  """Then a model predicts all of it; spans of noise need text between them."""
+  (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghi"]))
+  data = files_of(tmp_path, *[" ".join("abcdefghi"[i % 5 :]) for i in range(9)], objective=objective, noise_density=1.0)
+  data = dataclasses.replace(data, vocabulary=f"{tmp_path}/vocab.txt")
+  architecture = "encoder_only" if objective == "masked_lm" else "encoder_decoder"
+  batch = pipeline.eval_rows(data, architecture, batch_size=8, max_batches=1)[0]
+  side = "encoder" if objective == "masked_lm" else "decoder"
+  counted = batch[f"{side}_target_tokens"][batch[f"{side}_loss_weights"] > 0]
+  assert set(counted.tolist()) - {3} == set(range(5, 14))
+  with pytest.raises(UserError, match="noise_density=1.0: .* below 1 for spans"):
+    pipeline.load_task(dataclasses.replace(data, objective="span_corruption"))

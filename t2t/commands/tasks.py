@@ -177,6 +177,8 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
   """What is to be shown of a run, or of a stage; `given` has the keys that are typed, or that the stage changes."""
   data = config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
+  if "[" in options.split:  # a slice is a split where it is named
+    data = dataclasses.replace(data, eval_split=options.split)
   if options.name:
     _check_registered(options.name, data.task_modules)
     data = dataclasses.replace(data, mixture=options.name, files="", eval_files="", sources={})
