@@ -18,6 +18,7 @@ _OF_OBJECTIVES = 200  # examples of text that has no answers
 _MOST_TOKENS = 200_000  # of long examples fewer are read
 # Above this share of examples without an answer, most likely a lookup of labels has failed.
 MOST_UNANSWERED = 0.1
+_LEAST_EXAMPLES = 10  # of fewer, one is no share
 # Above this share of unknown tokens, the vocabulary does not fit the text.
 _MANY_UNKNOWN = 0.005
 _FEW_EXAMPLES = 32  # of fewer, all of one class, chance may be the reason
@@ -191,7 +192,7 @@ def check(found: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio
       f"{found.task}: none of the first examples of split {found.split!r} has an answer to learn from; name another"
       " split, config.data.train_split, or correct the labels (-1 reads as: not given)"
     )
-  if found.unanswered > MOST_UNANSWERED * found.examples:
+  if found.unanswered > MOST_UNANSWERED * max(found.examples, _LEAST_EXAMPLES):
     raise UserError(
       f"{where}: {found.unanswered:,} of {found.read} have no answer (a label of -1 reads as: not given), which is more"
       f" than {MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task:"
