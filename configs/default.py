@@ -44,7 +44,7 @@ def get_config() -> ConfigDict:
   config.data.switching_rate = 0.0  # with which probability, of words that the dictionary has
   config.data.mixture = ""  # a registered seqio task or mixture, instead of `files`; "a,b,c": by numbers of examples
   config.data.task_modules = ()  # modules or .py files that register it: ("t2t.tasks.c4", "my_tasks.py")
-  config.data.train_split = "train"  # of the mixture
+  config.data.train_split = "train"  # of the mixture; of a benchmark a slice, too: train[:100]
   config.data.eval_split = "validation"  # of the mixture
   config.data.cache_dir = ""  # folder that `t2t cache` wrote: the mixture's tasks are read from it
   config.data.folders = ConfigDict()  # a benchmark's files as released (superglue=FOLDER); without: TensorFlow Datasets

@@ -110,6 +110,22 @@ class Leg:
     """Held-out batches, made from the stage's own data."""
     return (self._data or from_config()).eval_batches(self.stage.config, self._mesh)
 
+  def check_counts(self) -> None:
+    """Refuses held-out batches in which no position counts: their loss would be 0, whatever the model is.
+
+    Raises:
+      UserError: so it is.
+    """
+    weights = self.made.loss.weights
+    if not any(float(weight) > 0 for batch in self.eval_batches for weight in weights(batch).values()):
+      config = self.stage.config
+      where = config.data.named if config.data.is_named else "eval_batches"
+      raise UserError(
+        f"{where}: no position of the held-out batches counts in the loss (config.train.loss={config.train.loss}: all"
+        " weights are 0). Give other held-out data, or a loss that goes with what it has; `t2t tasks show` prints what"
+        " the data makes"
+      )
+
   @functools.cached_property
   def by_source(self) -> dict[str, list[Batch]]:
     """Those of each source that names its language."""

@@ -225,6 +225,7 @@ def train(
 
     # ---- What came out -----------------------------------------------------
     baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
+    baselines = [baseline for baseline in baselines if baseline.is_fair]
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
@@ -248,6 +249,7 @@ def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
 
 def _begin(leg: course.Leg, throughput: Throughput) -> Any:
   """Has what is measured be that of a stage; returns what its tasks are measured by."""
+  leg.check_counts()
   hosts.say(kernels.described(recipe.attention_kernels(leg.stage.config, leg.eval_batches[0])))
   if bits := leg.stage.config.model.quantization:
     hosts.say(f"layers multiply in {bits}, parameters are saved as they are")

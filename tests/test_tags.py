@@ -47,6 +47,7 @@ def test_docstring_example(tmp_path):
     "answer_heads": [0, 1, 1, 0, 1, 0],
     "answer_targets": [0, 1, 2, 0, 0, 0],
     "asked_words": [0, 1, 2],
+    "inputs_uncut": 6,
     "has_answer": True,
   }
 

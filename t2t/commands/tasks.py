@@ -177,6 +177,8 @@ def _choose_of(config: Config, options: argparse.Namespace, given: Collection[st
   """What is to be shown of a run, or of a stage; `given` has the keys that are typed, or that the stage changes."""
   data = config.data
   data = dataclasses.replace(data, task_modules=(*data.task_modules, *options.task_modules))
+  if "[" in options.split:  # a slice is a split where it is named
+    data = dataclasses.replace(data, eval_split=options.split)
   if options.name:
     _check_registered(options.name, data.task_modules)
     data = dataclasses.replace(data, mixture=options.name, files="", eval_files="", sources={})
@@ -237,7 +239,7 @@ def _split(name: str, task: seqio.Task | seqio.Mixture, data: DataConfig) -> str
 def _check(choice: _Choice, **model: int) -> None:
   """As training does before it starts; an error of the user's preprocessors is explained."""
   try:
-    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, **model)
+    checks.check(choice.data, architecture=choice.architecture, heads=choice.answers, trains=False, **model)
   except Exception as error:  # whatever the user's preprocessors raise
     cause = error.__cause__ if isinstance(error, checks.PreprocessorsFail) else error
     if isinstance(cause, UserError):

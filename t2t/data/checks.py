@@ -1,12 +1,14 @@
 """What of the data cannot be used, found before any work on a device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 
+import seqio
 import tensorflow as tf
 
 from t2t import UserError, features
 from t2t.data import (
+  first_examples,
   languages,
   mixed,
   objectives,
@@ -17,7 +19,8 @@ from t2t.data import (
   sources,
   vocabularies,
 )
-from t2t.data.sources import scan, text_files
+from t2t.data.sources import faults, scan, text_files
+from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
@@ -34,7 +37,8 @@ def check(
   architecture: str = "encoder_decoder",
   model_max_length: int = 0,
   heads: Sequence[HeadConfig] = (),
-) -> None:
+  trains: bool = True,
+) -> list[str]:
   """Finds what is wrong with the data, before any work on a device.
 
   Args:
@@ -44,6 +48,10 @@ def check(
     architecture: a key of `converters.FEATURE_CONVERTERS`.
     model_max_length: positions that the model has learned; 0: any number.
     heads: see `load_task`.
+    trains: whether a model is to be trained on the data, whose first examples are read then.
+
+  Returns:
+    Sentences on what of the first examples is cut, unanswered, unknown or of one class.
 
   Raises:
     UserError: what was wrong, where, and what would be right.
@@ -53,8 +61,8 @@ def check(
       raise UserError(f"config.data.{key}={getattr(data, key)}: must be 1 or more")
   if batch_size < 1:
     raise UserError(f"config.train.batch_size={batch_size}: must be 1 or more")
-  if not 0.0 <= data.malformed < 1.0:
-    raise UserError(f"config.data.malformed={data.malformed}: must be a share, at least 0 and below 1")
+  if not 0.0 <= data.malformed <= 1.0:
+    raise UserError(f"config.data.malformed={data.malformed}: must be a share, from 0 to 1")
   if data.num_streams < 0:
     raise UserError(f"config.data.num_streams={data.num_streams}: must be 0 (to have it chosen) or more")
   if (data.dictionary or data.switching_rate) and not (data.files or any(x.files for x in data.sources.values())):
@@ -97,15 +105,83 @@ def check(
       f"{data.named}: its preprocessors fail: {type(error).__name__}: {_last_line(error)};"
       f" `t2t tasks show {data.mixture or 'NAME'}` says which, and what it is given"
     ) from error
+  notes = list(
+    itertools.chain.from_iterable(
+      _check_documents(each, where=f"config.data.sources.{name}" if name else "config.data")
+      for name, each in (own or {"": data}).items()
+    )
+  )
   _check_fills_a_batch(data, examples, batch_size=batch_size)
-  tasks = {each.name: each for each in selection.tasks_of(task)}
-  of_source = lambda name: pipeline.task_examples(data, architecture, tasks[name], split="train")
-  mixed.check_yields(own, lambda name: of_source(name).with_options(rows.options()))
+  training = pipeline.plan(data, architecture, task, train=True, seed=pipeline.EVAL_SEED)
+  if trains:
+    notes += _check_first_examples(data, own, training, architecture)
   if data.mixture or data.sources:
     try:
-      repeatable.check(pipeline.plan(data, architecture, task, train=True, seed=0))
+      repeatable.check(training)
     except tf.errors.OpError as error:
       raise sources.user_error(error) or error from None
+  return notes
+
+
+def _check_first_examples(
+  data: DataConfig, own: Mapping[str, DataConfig], training: rows.Plan, architecture: str
+) -> list[str]:
+  """Reads the first examples of each task that is trained on; what is to be said of them."""
+  writes, notes = ARCHITECTURES[architecture].writes, []
+  vocabulary = selection.vocabulary_of(training.task)
+  for task in training.tasks:
+    if isinstance(training.task, seqio.Mixture) and not training.task.get_rate(task):
+      notes.append(f"{data.named}: {task.name} has rate 0, and is never drawn")
+      continue
+    files = own[task.name].files if task.name in own else data.files
+    where = f"config.data.sources.{task.name}" if task.name in own else "config.data"
+    try:
+      found = first_examples.read(training, task)
+    except faults.NoExamples as error:
+      if not files:
+        raise
+      objective = own.get(task.name, data).objective
+      raise UserError(
+        f"{where}.files: config.data.objective={objective} makes no example of this text ({error.num_records:,}"
+        " documents were read); give other text" + (", or leave the source out" if task.name in own else "")
+      ) from None
+    drawn = any(map(objectives.needs_other_documents, objectives.of(task)))
+    first_examples.check(found, writes=writes, draws_classes=drawn, vocabulary=vocabulary)
+    notes += first_examples.notes(found)
+  return notes
+
+
+def _check_documents(data: DataConfig, *, where: str) -> list[str]:
+  """Refuses one document where an objective draws a second text from another; what is to be said of a held-out one.
+
+  Raises:
+    UserError: all examples would be of one class.
+  """
+  if not data.files or not objectives.needs_other_documents(data.objective):
+    return []
+  look = lambda key: scan.scan(
+    text_files.find_files(getattr(data, key)), field=data.field, where=f"{where}.{key}", malformed=data.malformed
+  )
+  looked = {key: look(key) for key in ("files", "eval_files") if getattr(data, key)}
+  if not all(found.complete for found in looked.values()):
+    return []
+  documents = scan.documents_by_split(looked["files"])
+  if data.eval_files:
+    documents = {"train": looked["files"].documents, "validation": looked["eval_files"].documents}
+  pairs = f"config.data.objective={data.objective} draws some second texts from other documents"
+  if documents["train"] < 2:
+    held_out = "" if data.eval_files else f" ({documents['validation']:,} more are held out)"
+    instead = "more documents" if data.eval_files else f"more documents, or text to evaluate on as {where}.eval_files"
+    raise UserError(
+      f"{where}.files={data.files}: one document is left to train on{held_out}, and {pairs}: all examples would be of"
+      f" one class. Give {instead} (a line of a text file is a document)"
+    )
+  if documents["validation"] > 1:
+    return []
+  return [
+    f"{where}: one document is held out, and {pairs}: held-out examples are all of one class; give several as"
+    f" {where}.eval_files"
+  ]
 
 
 def _last_line(error: Exception) -> str:

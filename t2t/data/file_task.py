@@ -4,6 +4,7 @@ import itertools
 
 import seqio
 
+from t2t import UserError
 from t2t.data import languages, objectives, sources
 from t2t.data.sources import parallel, scan, text_files
 from t2t.sections import DataConfig
@@ -39,6 +40,16 @@ def make(data: DataConfig, vocabulary: seqio.Vocabulary, *, where: str) -> seqio
     )
   else:
     looked = scan.scan(files, field=data.field, where=f"{where}.files", malformed=data.malformed)
+    if looked.complete and not scan.documents_by_split(looked)["train"]:
+      what = (
+        "its only document is"
+        if looked.documents == 1
+        else f"its {looked.documents:,} documents have one text, and are"
+      )
+      raise UserError(
+        f"{where}.files={data.files}: {what} held out, and nothing is left to train on; give text to evaluate on as"
+        f" {where}.eval_files, or more documents (a line of a text file is a document)"
+      )
     source = sources.FileSource(
       {"train": files, "validation": files},
       where=dict.fromkeys(("train", "validation"), f"{where}.files"),

@@ -17,6 +17,10 @@ class Framing:
   between: tuple[int, ...]
   end: tuple[int, ...]
 
+  def size(self, number: tf.Tensor | int) -> tf.Tensor | int:
+    """Ids around so many texts together."""
+    return len(self.begin) + len(self.between) * (number - 1) + len(self.end)
+
   @classmethod
   def of(cls, vocabulary: seqio.Vocabulary, architecture: str) -> "Framing":
     """As models of an architecture are pre-trained.

@@ -8,7 +8,7 @@ import seqio
 
 from t2t.data import languages, mixed, objectives, selection, streams, vocabularies
 from t2t.data.objectives import switching
-from t2t.data.sources import contents, parallel, text_files
+from t2t.data.sources import contents, named, parallel, text_files
 from t2t.sections import DataConfig
 
 
@@ -111,7 +111,7 @@ def files(
 
 def _of_source(source: seqio.DataSource, splits: Sequence[str], *, where: str) -> dict[str, contents.Contents]:
   """What the files of a task of the user's own hold, where its source is one of seqio's that says which they are."""
-  if not isinstance(source, seqio.FileDataSource):
+  if not isinstance(named.own(source), seqio.FileDataSource):
     return {}
   listed = selection.shards([source], splits)
   return {where: contents.Contents(listed, where=where)} if listed else {}

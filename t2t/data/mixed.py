@@ -9,10 +9,9 @@ import dataclasses
 import math
 
 import seqio
-import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import filled, languages, selection, sources
+from t2t.data import filled, languages, selection
 from t2t.data.sources import scan
 from t2t.sections import DataConfig
 
@@ -166,28 +165,6 @@ def parts(data: DataConfig, mixture: seqio.Mixture) -> dict[str, selection.Found
       rated = [(task, mixture.get_rate(task)) for task in mine]
       found[name] = mine[0] if len(mine) == 1 else seqio.Mixture(name, rated)
   return found
-
-
-def check_yields(own: Mapping[str, DataConfig], examples: Callable[[str], tf.data.Dataset]) -> None:
-  """Refuses files of which an objective makes nothing: whoever drew from them would wait for ever.
-
-  Args:
-    own: see `each`.
-    examples: name of a source -> what it yields.
-
-  Raises:
-    UserError: names the source; or a record that cannot be used.
-  """
-  for name in (name for name, source in own.items() if source.files):
-    try:
-      found = next(iter(examples(name)), None)
-    except tf.errors.OpError as error:
-      raise sources.user_error(error) or error from None
-    if found is None:
-      raise UserError(
-        f"{_KEY}.{name}.files: config.data.objective={own[name].objective} makes no example of this text; give other"
-        " text, or leave the source out"
-      )
 
 
 def _size(data: DataConfig, name: str, own: DataConfig, part: selection.Found) -> float:

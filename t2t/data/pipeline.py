@@ -29,10 +29,12 @@ from t2t.data import (
   sources,
   streams,
   task_numbers,
+  uncut,
   vocabularies,
 )
 from t2t.data.sources import faults, scan, text_files
 from t2t.models.config import HeadConfig
+from t2t.runtime import telling
 from t2t.sections import DataConfig
 
 _ALL = "config.data"  # the section that says what is read
@@ -134,6 +136,7 @@ def adapted(data: DataConfig, found: seqio.Task | seqio.Mixture) -> seqio.Task |
     vocabulary=vocabulary(data) if data.vocabulary else None,
     folders=data.folders,
     train_split=data.train_split,
+    eval_split=data.eval_split,
   )
   adapted = _guarded(data, adapted)
   splits = (data.train_split, data.eval_split)
@@ -181,12 +184,15 @@ def task_examples(
     task: see `load_task`.
     split: of the task.
     seed: of the preprocessors' noise.
-    trim: cut to `feature_lengths`, as training does.
+    trim: cut to `feature_lengths`, as training does; a task alone may cut them itself, and says how long they were
+      (`uncut.measured`).
   """
   of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
   if isinstance(task, seqio.Task):
+    of_task = dataclasses.replace(of_task, task=uncut.measured(of_task.task))
     return rows.in_order(of_task, trim=trim)
-  return of_task.task.get_dataset(
+  whole = of_task.task if trim else selection.copy(of_task.task, uncut.untrimmed, lambda rate: rate)
+  return whole.get_dataset(
     sequence_length={name: length for name, length in of_task.lengths.items() if name in task.output_features},
     split=split,
     shuffle=False,
@@ -351,8 +357,9 @@ def _eval_parts(
   number = _eval_streams(batch_size)
   of_task = plan(data, architecture, task, train=False, seed=EVAL_SEED)
   beginning = rows.beginning(of_task)
+  read = rows.sources_of(of_task, number)
   dataset = rows.of_streams(
-    of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches
+    of_task, own, lambda _: beginning, num_streams=number, rows=batch_size // number, parts=max_batches, read=read
   )
   parts = []
   filled = 0
@@ -370,11 +377,26 @@ def _eval_parts(
     for name, spec in dataset.element_spec.items()
     if name != rows.POSITION
   }
-  most = int(multihost_utils.process_allgather(np.array(filled)).max()) if jax.process_count() > 1 else filled
+  own_counts = np.array([[filled, *(len(source.progress.yields) for source in read)]])
+  own_records = np.array([[source.progress.num_records for source in read]])
+  counts, records = own_counts, own_records
+  if jax.process_count() > 1:
+    counts, records = (multihost_utils.process_allgather(x, tiled=True) for x in (own_counts, own_records))
+  most, read_of = int(counts[:, 0].max()), records.sum(axis=0)
   if not most:
     of = f"config.data.sources.{task.name}" if task.name in data.sources else data.named
     where = "config.data.eval_files" if data.files else f"split {data.eval_split!r} of {of}"
-    raise UserError(f"{where}: no held-out example; give text to evaluate on")
+    number = int(read_of.sum())
+    names = ", ".join(source.task.name for source in read)
+    why = f"{names} makes none of the {number:,} records that were read" if number else f"{names} has no record"
+    instead = "" if data.files else f", or another split (config.data.eval_split={data.eval_split})"
+    raise UserError(f"{where}: no held-out example: {why}; give text to evaluate on{instead}")
+  for source, number, streams_with in zip(read, read_of, counts[:, 1:].sum(axis=0), strict=True):
+    if number and not streams_with and jax.process_index() == 0:
+      telling.tell(
+        f"{source.task.name}: split {of_task.split!r} has no held-out example, of {number:,} records that were read;"
+        " the held-out loss is of the other tasks"
+      )
   return parts + [streams.as_batch(blank)] * (most - filled)
 
 

@@ -23,6 +23,7 @@ from tensorflow.python.autograph.impl.api import call_with_unspecified_conversio
 from t2t import UserError
 from t2t import features as of_models
 from t2t.data import answering, draws, selection, sources, windows
+from t2t.data.sources import faults, named
 
 not_converted = tf.autograph.experimental.do_not_convert
 
@@ -189,6 +190,34 @@ def examples_of_window(
   return examples
 
 
+# Windows that are read ahead of the examples that are handed out: in the generator, its prefetch, and being made.
+_AHEAD = 3
+
+
+@dataclasses.dataclass
+class Progress:
+  """Counts of what a task's records have come to, updated while they are read; counts are of windows read ahead, too.
+
+  records: stream -> records read.
+  made: streams with an example since their last window was read.
+  yields: streams with an example.
+  """
+
+  records: dict[int, int] = dataclasses.field(default_factory=dict)
+  made: set[int] = dataclasses.field(default_factory=set)
+  yields: set[int] = dataclasses.field(default_factory=set)
+
+  def note(self, stream: int) -> None:
+    """Notes that a window of a stream has an example."""
+    self.made.add(stream)
+    self.yields.add(stream)
+
+  @property
+  def num_records(self) -> int:
+    """Records that all streams have read."""
+    return sum(self.records.values())
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
   """A task of a plan, and how its records are read."""
@@ -197,6 +226,7 @@ class Source:
   task: seqio.Task
   records: windows.Records
   shares: Sequence[tuple[windows.Piece, ...]]
+  progress: Progress = dataclasses.field(default_factory=Progress, compare=False)
 
   def order(self, stream: int) -> windows.Order:
     """How a stream goes through the records."""
@@ -206,15 +236,37 @@ class Source:
     seed = (self.plan.seed, stream, zlib.crc32(self.task.name.encode()))
     return windows.Order(share, seed, self.plan.window_bytes, shuffled=self.plan.train, forever=self.plan.train)
 
-  def windows(self, stream: int, place: windows.Place) -> Iterator[windows.Window]:
-    """The windows of a stream; one whose share has no record goes through all of them, in an order of its own."""
-    found = False
-    for window in self.order(stream).windows(self.records, place):
-      found = True
+  def _used(self, stream: int, order: windows.Order, place: windows.Place) -> Iterator[windows.Window]:
+    """The windows of an order up to an epoch without an example, or from its beginning `MOST_UNUSED` records."""
+    begins, progress = place == windows.Place(), self.progress
+    unused: list[int] = []  # records of each window since the last example
+    epoch = epochs = count = whole = 0  # windows of this epoch, and of the last that was read from its beginning
+    for window in order.windows(self.records, place):
+      if window.place.epoch != epoch or not epochs:
+        whole = count if epochs > (0 if begins else 1) else whole
+        epoch, epochs, count = window.place.epoch, epochs + 1, 0
+      if stream in progress.made:
+        progress.made.discard(stream)
+        unused.clear()
+      if whole and len(unused) >= whole + _AHEAD:
+        return
+      if begins and stream not in progress.yields and sum(unused[:-_AHEAD]) >= faults.MOST_UNUSED:
+        return
+      unused.append(len(window.records))
+      count += 1
+      progress.records[stream] = progress.records.get(stream, 0) + len(window.records)
       yield window
-    if self.plan.train and not found:
+
+  def windows(self, stream: int, place: windows.Place) -> Iterator[windows.Window]:
+    """The windows of a stream; training on a share without any example reads all shares, in an order of its own."""
+    yield from self._used(stream, self.order(stream), place)
+    if self.plan.train:
       (whole,) = windows.shares(self.records.shards(), 1)
-      yield from self._order(stream, whole).windows(self.records, place)
+      yield from self._used(stream, self._order(stream, whole), place)
+
+  def yields_nothing(self) -> UserError:
+    """The error of a split of which no example comes."""
+    return faults.NoExamples(self.task.name, self.plan.split, self.progress.num_records)
 
   def dataset(
     self, stream: tf.Tensor, start: Callable[[int], np.ndarray], make: Callable, behind: Callable
@@ -234,11 +286,22 @@ class Source:
       for window in self.windows(int(number), place):
         yield window.columns, dataclasses.astuple(window.place), window.seed, taken if window.place == place else 0
       if self.plan.train:
-        raise UserError(f"{self.task.name}, split {self.plan.split}: none of the source's records has a text")
+        raise self.yields_nothing()
+
+    def note(stream: int, number: np.int64) -> np.int64:
+      self.progress.note(int(stream))
+      return number
 
     def rows(columns: tuple[tf.Tensor, ...], place: tf.Tensor, seed: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
       found = make(self.records.features(columns), seed).enumerate(1).skip(skip)
-      return found.map(not_converted(lambda number, element: behind(element, tf.concat([place, [number]], 0))))
+
+      def placed(number: tf.Tensor, element: Any) -> Any:
+        # Python is called once for each window.
+        noted = lambda: tf.ensure_shape(tf.numpy_function(note, [stream, number], tf.int64), [])
+        number = tf.cond(number == skip + 1, noted, lambda: number)
+        return behind(element, tf.concat([place, [number]], 0))
+
+      return found.map(not_converted(placed))
 
     signature = (
       (tf.TensorSpec([None], tf.string),) * self.records.num_columns,
@@ -253,7 +316,10 @@ class Source:
 def records_of(task: seqio.Task, split: str) -> windows.Records:
   """The records of a task's source as streams read them."""
   source = task.source
-  return source.records(split) if isinstance(source, sources.FileSource) else windows.SeqioRecords(source, split)
+  if isinstance(source, sources.FileSource):
+    return source.records(split)
+  failure = lambda error, where: named.failure(error, task.name, what=f"its source fails in {where}")
+  return windows.SeqioRecords(source, split, kind=type(named.own(source)).__name__, failure=failure)
 
 
 def sources_of(plan: Plan, num_streams: int) -> list[Source]:
@@ -363,14 +429,16 @@ def mixing_rates(plan: Plan) -> list[float]:
   return [float(mixture.get_rate(task)) for task in plan.tasks]
 
 
-def in_order(plan: Plan, *, trim: bool) -> Examples:
+def in_order(plan: Plan, *, trim: bool, progress: Progress | None = None) -> Examples:
   """The examples of a plan of one task, as `of_streams` makes them of one stream before they are converted.
 
   Args:
-    plan: not one to train on.
+    plan: of one task; one to train on is read in the order of its first epoch.
     trim: cut to `lengths`.
+    progress: counts what is read.
   """
   (source,) = sources_of(plan, 1)
+  source = dataclasses.replace(source, progress=progress or source.progress)
   make = lambda records, seed: examples_of_window(plan, source.task, records, seed, trim=trim)
   first = lambda _: np.zeros(TASK, np.int64)
   return source.dataset(tf.constant(0, tf.int64), first, make, lambda features, position: features)
@@ -387,6 +455,7 @@ def of_streams(
   num_streams: int,
   rows: int,
   parts: int | None = None,
+  read: Sequence[Source] = (),
 ) -> tf.data.Dataset:
   """Parts of batches: each feature, and `POSITION`, as [len(streams), rows, ...].
 
@@ -397,8 +466,9 @@ def of_streams(
     num_streams: of all hosts.
     rows: of a batch that come from one stream.
     parts: so many, filled up with rows of zeros, whose position is -1; None: for ever.
+    read: from `sources_of`, for whoever counts what is read; none: made here.
   """
-  found = sources_of(plan, num_streams)
+  found = read or sources_of(plan, num_streams)
   make = _of_task if len(found) == 1 else lambda source, stream, start: _of_mixture(found, stream, start)
 
   def one(stream: tf.Tensor) -> tf.data.Dataset:

@@ -20,19 +20,19 @@ from t2t.data import (
   pipeline,
   raw_text,
   selection,
-  sources,
   staged,
   streams,
   task_numbers,
   vocabularies,
 )
+from t2t.data.sources import named
 from t2t.losses import ASKED_KINDS, answered_by_heads, compares_texts
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
-from t2t.runtime import hosts, telling
+from t2t.runtime import hosts
 from t2t.sections import Config
 
-_CHECKED = 1_000  # examples of each task that are made before training: a few seconds for all of SuperGLUE
+_COUNTED = 1_000  # records of a task by which epochs count
 
 
 def resolved(config: Config) -> Config:
@@ -118,7 +118,7 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   data, model = config.data, config.model
   if not answered_by_heads(config.train.loss) or not answering.is_answered(task):
     return 1.0
-  records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_CHECKED)
+  records = task.source.get_dataset(split=data.train_split, shuffle=False, seed=0).take(_COUNTED)
   made = answering.for_heads(task, model.architecture, model.heads)
   examples = made.preprocess_postcache(
     made.preprocess_precache(records, seed=0), sequence_length={"inputs": data.inputs_length}, seed=0
@@ -126,7 +126,7 @@ def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
   try:
     rows, number = (x.reduce(0, lambda n, _: n + 1) for x in (answering.labelled(examples), records))
   except tf.errors.OpError as error:
-    raise sources.user_error(error) or error from None
+    raise named.failure(error, task.name, what="its source or its formats fail") from error
   return int(rows) / max(int(number), 1)
 
 
@@ -216,18 +216,24 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
     UserError: see there; names the stage.
   """
   first = pipeline.vocabulary(run[0].config.data)
+  said: dict[str, None] = {}
   for stage in run:
     with stage.told():
-      check(stage.config)
+      said |= dict.fromkeys(check(stage.config))
       if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
         raise UserError(
           f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, and there is one embedding;"
           " set config.data.vocabulary, and all stages are read in it"
         )
+  for note in said:
+    hosts.say(note)
 
 
-def check(config: Config) -> None:
-  """`checks.check` for the data, the model and the batch of a run; and the first examples that heads are asked.
+def check(config: Config) -> list[str]:
+  """`checks.check` for the data, the model and the batch of a run.
+
+  Returns:
+    See there.
 
   Raises:
     UserError: see there; or examples that the loss makes nothing of.
@@ -238,7 +244,7 @@ def check(config: Config) -> None:
   _check_sees(config)
   task_numbers_of(config)
   heads = heads_asked(config)
-  checks.check(
+  notes = checks.check(
     config.data,
     architecture=config.model.architecture,
     batch_size=config.train.batch_size,
@@ -246,19 +252,16 @@ def check(config: Config) -> None:
     model_max_length=adapt.as_asked(config.model, config.adapters).most_positions,
     heads=heads,
   )
-  if heads:
-    _check_examples(config, heads)
-  _tell_spelled(config)
+  return [*notes, *_spelled(config)]
 
 
-def _tell_spelled(config: Config) -> None:
-  """Tells which control tokens the text to train on spells."""
+def _spelled(config: Config) -> list[str]:
+  """Notes on control tokens that the text to train on spells."""
   data = config.data
   if not data.is_named or data.cache_dir or jax.process_index():
-    return
+    return []
   found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
-  if found:
-    telling.tell(f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}")
+  return [f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}"] if found else []
 
 
 def _check_loss(config: Config) -> None:
@@ -323,24 +326,6 @@ def _asks_heads(task: seqio.Task) -> bool:
   """Whether heads are asked by a task's objective, or could be by what it is about, where it has none."""
   names = objectives.of(task)
   return not names or any(map(objectives.heads_of, names))
-
-
-def _check_examples(config: Config, heads: tuple[HeadConfig, ...]) -> None:
-  """Makes the first examples of each task: labels and candidates are checked as they are made."""
-  data, architecture = config.data, config.model.architecture
-  for task in selection.tasks_of(pipeline.load_task(data, architecture, heads=heads)):
-    if data.train_split not in task.splits:
-      continue
-    found = pipeline.task_examples(data, architecture, task, split=data.train_split).take(_CHECKED)
-    try:
-      answers = found.reduce(0, lambda number, example: number + tf.cast(example["has_answer"], tf.int32))
-    except tf.errors.OpError as error:
-      raise sources.user_error(error) or error from None
-    if not answers:
-      raise UserError(
-        f"{task.name}: none of the first examples of split {data.train_split!r} has an answer to learn from; name"
-        " another split, config.data.train_split"
-      )
 
 
 def vocabulary(config: Config) -> seqio.Vocabulary:

@@ -11,7 +11,8 @@ import seqio
 
 from t2t import UserError, did_you_mean
 from t2t.data import objectives, registry
-from t2t.data.sources import released
+from t2t.data.sources import named as named_sources
+from t2t.data.sources import released, slices
 from t2t.models.architecture import architecture_of
 
 Found = seqio.Task | seqio.Mixture
@@ -52,7 +53,7 @@ def named(mixture: str, *, modules: Sequence[str]) -> Found:
     UserError: no such name; or they cannot be mixed.
   """
   names = [name.strip() for name in mixture.split(",")]
-  parts = [registry.task_or_mixture(name, modules=modules) for name in names]
+  parts = [_guarded(registry.task_or_mixture(name, modules=modules)) for name in names]
   for part in parts:
     if not {"targets", "texts"} & set(part.output_features):
       raise UserError(
@@ -63,6 +64,16 @@ def named(mixture: str, *, modules: Sequence[str]) -> Found:
   tasks = list(dict.fromkeys(task for part in parts for task in tasks_of(part)))
   check_yields({task.name: tuple(task.output_features) for task in tasks}, f"config.data.mixture={mixture}: tasks")
   return seqio.Mixture(mixture, [(task, by_number_of_examples) for task in tasks])
+
+
+def _guarded(found: Found) -> Found:
+  """The task or mixture whose sources' errors name their tasks."""
+
+  def guarded(task: seqio.Task) -> seqio.Task:
+    source = named_sources.named(task.source, task.name)
+    return task if source is task.source else task.replace(source=source)
+
+  return copy(found, guarded, lambda rate: rate)
 
 
 def check_yields(features: Mapping[str, Sequence[str]], where: str) -> None:
@@ -96,7 +107,7 @@ def select(mixture: Found, names: Sequence[str], *, where: str = "config.eval.ta
   own = {task.name: task for task in tasks_of(mixture)}
   if not names:
     return list(own.values())
-  others = {name: seqio.TaskRegistry.get(name) for name in _siblings(list(own))}
+  others = {name: _guarded(seqio.TaskRegistry.get(name)) for name in _siblings(list(own))}
   return list(dict.fromkeys(_select(name, own, others, where=where) for name in names))
 
 
@@ -136,6 +147,7 @@ def adapt(
   vocabulary: seqio.Vocabulary | None = None,
   folders: Mapping[str, str] | None = None,
   train_split: str = "train",
+  eval_split: str = "validation",
 ) -> Found:
   """The task or mixture with other text features and sources.
 
@@ -143,8 +155,10 @@ def adapt(
     found: stays as it is.
     vocabulary: of the features of text; None: each keeps its own.
     folders: key of a source -> the folder of its released files, "" for TensorFlow Datasets.
-    train_split: whose examples rates count.
+    train_split: whose examples rates count; as `eval_split`, it may be a slice of released files, train[:100].
+    eval_split: see above.
   """
+  sliced = [split for split in (train_split, eval_split) if slices.bases(split) != [split]]
 
   def adapted(task: seqio.Task) -> seqio.Task:
     changes = {}
@@ -152,10 +166,13 @@ def adapt(
       features = _with_vocabulary(task.output_features, vocabulary)
       if features != dict(task.output_features):
         changes["output_features"] = features
-    if isinstance(task.source, released.BenchmarkSource) and (folders or {}).get(task.source.folder_key):
-      changes["source"] = task.source.at(folders[task.source.folder_key])
-      if task.shuffle_buffer_size is not None:
-        changes["shuffle_buffer_size"] = min(task.shuffle_buffer_size, _SHUFFLE_BUFFER)
+    folder = (folders or {}).get(task.source.folder_key) if isinstance(task.source, released.BenchmarkSource) else None
+    if sliced and isinstance(task.source, released.BenchmarkSource):
+      changes["source"] = task.source.at(folder or None, sliced=sliced)
+    elif folder:
+      changes["source"] = task.source.at(folder)
+    if folder and task.shuffle_buffer_size is not None:
+      changes["shuffle_buffer_size"] = min(task.shuffle_buffer_size, _SHUFFLE_BUFFER)
     return task.replace(**changes) if changes else task
 
   def rate(old: seqio.dataset_providers.MixtureRate) -> seqio.dataset_providers.MixtureRate:
@@ -314,6 +331,6 @@ def num_examples(found: Found, split: str) -> int | None:
 
 
 def _count(source: seqio.DataSource, split: str) -> int | None:
-  known = isinstance(source, seqio.FunctionDataSource)  # a number that was given along, or None
+  known = isinstance(named_sources.own(source), seqio.FunctionDataSource)  # a number that was given along, or None
   known |= isinstance(source, released.BenchmarkSource) and bool(source.folder)
   return source.num_input_examples(split) if known else None

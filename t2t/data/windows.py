@@ -6,7 +6,7 @@ the other, and every so many bytes of it are a window.  So (epoch, group, window
 go on there costs no more than to read one group up to it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import heapq
@@ -248,13 +248,23 @@ class Order:
 class SeqioRecords:
   """A split of any seqio source: its shards are read one by one, unshuffled, and their records turned into bytes."""
 
-  def __init__(self, source: seqio.DataSource, split: str):
+  def __init__(
+    self,
+    source: seqio.DataSource,
+    split: str,
+    *,
+    kind: str = "",
+    failure: Callable[[tf.errors.OpError, str], Exception] = lambda error, where: error,
+  ):
     """Reads nothing yet but which shards there are.
 
     Args:
       source: need only do what seqio asks of one.
       split: of it.
+      kind: what it is called in messages.
+      failure: TensorFlow's error, and where it was -> what is raised.
     """
+    self._kind, self._failure = kind or type(source).__name__, failure
     self._source, self._split = source, split
     self._number = len(source.list_shards(split))
     first = self._dataset(0)
@@ -328,11 +338,16 @@ class SeqioRecords:
       )
 
     batches = dataset.map(components).batch(64).as_numpy_iterator()
-    number, what = 0, f"shard {piece.shard} of {self._number} of split {self._split} of {type(self._source).__name__}"
+    number, what = (
+      0,
+      f"shard {piece.shard} of {self._number} of split {self._split} of {self._kind}",
+    )
     while True:
       waiting.begin(what, number)
       try:
         columns = next(batches, None)
+      except tf.errors.OpError as error:
+        raise self._failure(error, what + (f", after record {number}" if number else "")) from error
       finally:
         waiting.end()
       if columns is None:

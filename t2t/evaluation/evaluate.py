@@ -14,12 +14,13 @@ import numpy as np
 
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
-from t2t.data import answers, pipeline, registry, selection, task_numbers, vocabularies
+from t2t.data import answers, first_examples, pipeline, registry, selection, task_numbers, vocabularies
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
 from t2t.models import adapt
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.runtime import hosts
 from t2t.sections import Config, DataConfig, EvalConfig
 from t2t.storage import bucket
 from t2t.training import meshes
@@ -46,6 +47,9 @@ def find_tasks(data: DataConfig, architecture: str, names: Sequence[str]) -> "li
 
 class Evaluation:
   """The tasks of a mixture, their examples in memory, ready to be asked of any parameters of one model.
+
+  Attributes:
+    notes: sentences on texts that are cut.
 
   Args:
     data: whose `mixture` has the tasks.
@@ -98,6 +102,7 @@ class Evaluation:
       self._numbers = task_numbers.check(data, self._adapters, pipeline.registered(data), asked=asked)
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
+    self.notes: list[str] = []
     self._examples = {task.name: self._load(task, settings) for task in self._tasks}
 
   @property
@@ -140,6 +145,13 @@ class Evaluation:
   def _load(self, task: "seqio.Task", settings: EvalConfig) -> list[dict[str, Any]]:
     examples = few_shot.read(self._data, self._architecture, task, self._split_of(task), limit=settings.max_examples)
     self._method.check(task, examples[0])
+    limits = pipeline.feature_lengths(self._data, self._architecture, task)
+    counts = first_examples.counted(
+      examples, task, self._split_of(task), limits, most=first_examples.MOST_EXAMPLES, whole=not settings.max_examples
+    )
+    if self.method == "write":
+      first_examples.check_options(counts, self._vocabulary)
+    self.notes += first_examples.cuts(counts)
     if settings.shots:
       train = few_shot.read(self._data, self._architecture, task, self._data.train_split, limit=few_shot.POOL)
       examples = few_shot.with_shots(
@@ -337,6 +349,8 @@ def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[re
     ends, reason = pretrained.ends_prompts(source)
     if ends:
       print(f"prompts end in EOS, as in training: {reason}", file=sys.stderr)
+  for note in evaluation.notes:
+    hosts.say(note)
   params = pretrained.load(source, evaluation.mesh).params
   with results.progress(evaluation.num_examples) as on_batch:
     found = evaluation.run(params, on_batch=on_batch)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean
 from t2t.data import answering, pipeline, raw_text, sources
+from t2t.data.sources import faults
 from t2t.sections import DataConfig
 
 POOL = 1_000  # training examples that shots are drawn from
@@ -40,8 +41,14 @@ def read(data: DataConfig, architecture: str, task: seqio.Task, split: str, *, l
   except tf.errors.OpError as error:
     raise sources.user_error(error) or error from None
   if not found:
-    raise UserError(f"{task.name}: split {split!r} has no example")
+    raise faults.NoExamples(task.name, split, _num_records(task, split))
   return found
+
+
+def _num_records(task: seqio.Task, split: str) -> int:
+  """Records of a split of which no example comes, as far as they are looked through."""
+  records = task.source.get_dataset(split=split, shuffle=False, seed=_SEED).take(faults.MOST_UNUSED)
+  return int(records.reduce(0, lambda number, _: number + 1))
 
 
 def with_shots(

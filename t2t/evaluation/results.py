@@ -111,6 +111,7 @@ _NOT_WRITTEN = (
   # What is there for heads: the same texts, apart, and what is asked of each token.
   *("head", "parts", "candidates", "classes", "token_types", "texts", "answer_heads", "answer_targets", "has_answer"),
   *("passage", "query", "training", "words", "tags", "asked_words"),
+  *("inputs_uncut", "targets_uncut"),
   *("context", "answer_texts", "answer_starts", "no_answer", "windows", "window", "context_starts", "context_ends"),
 )
 

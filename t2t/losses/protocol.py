@@ -23,7 +23,7 @@ class Baseline:
   """The loss of who has learned nothing, or next to nothing.
 
   knows: what that is, in a few words.
-  is_fair: whether a model that has learned something is below it.
+  is_fair: whether a model that has learned something is below it; others are not shown.
   """
 
   name: str

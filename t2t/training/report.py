@@ -13,6 +13,7 @@ from etils import epath
 import jax
 import optax
 
+from t2t import UserError
 from t2t import metrics as metrics_lib
 from t2t.losses import Baseline
 from t2t.models.architecture import Batch
@@ -60,6 +61,9 @@ def means(metrics: metrics_lib.Metrics) -> dict[str, float]:
   return {name: float(metric.total / max(metric.weight, 1e-8)) for name, metric in found.items()}
 
 
+_UNCOUNTED = 10  # batches in which nothing counts, after which a run ends
+
+
 class Report:
   """Brings metrics of steps and evaluations to the terminal and the files, and has the numbers of each step judged.
 
@@ -100,6 +104,7 @@ class Report:
     self._outcome = trackers.FAILED
     self._warned, self._start, self._workdir, self._followed = False, start, workdir, followed
     self._repeated: set[str] = set()  # tasks that were warned of
+    self._uncounted: int | None = 0  # steps in which nothing has counted, since a stage began; None: something has
     self._rows: list[dict[str, float]] = []
     self.shown_at: int | None = None
     self.shown: Sequence[Sequence[tuple[str, str]]] = ()
@@ -134,6 +139,7 @@ class Report:
     host.pop("skipped", None)
     values = means(host)
     values |= self._throughput.step(tokens=float(host["tokens"].total), wait_seconds=made.wait_seconds)
+    self._check_counts(step, float(host["loss"].weight))
     found = self._watch.judge(step, values, squares, made.batch)
     if found.back:
       return found.why
@@ -162,6 +168,24 @@ class Report:
       self._write(step, told)
     return ""
 
+  def _check_counts(self, step: int, weight: float) -> None:
+    """Ends a run in whose first batches no position counts: their loss is 0, and nothing is learned.
+
+    Raises:
+      UserError: so it is.
+    """
+    if self._uncounted is None or weight > 0:
+      self._uncounted = None
+      return
+    self._uncounted += 1
+    if self._uncounted >= _UNCOUNTED or step == self._config.train.steps:
+      raise UserError(
+        f"step {step}: in the {self._uncounted} batch(es) since training began no position counts in the loss"
+        f" (config.train.loss={self._config.train.loss or 'cross_entropy'}: all weights are 0), so that nothing is"
+        " learned. Look at the targets, loss weights and questions of heads that the data makes, with `t2t tasks show`"
+        " or in the batches themselves, and give a task or a loss that goes with them"
+      )
+
   def _write(self, step: int, values: Mapping[str, float]) -> None:
     """Records numbers, here and with the tracker; those that stand there already stay."""
     if self._writer.write(step, values):
@@ -177,6 +201,7 @@ class Report:
 
   def stage(self, stage: Stage) -> None:
     """Tells which stage is run from here on; of a run that has none, nothing."""
+    self._uncounted = 0
     if stage.described and self._line is not None:
       self._line.say(f"{stage.described}: {stage.changes or 'as the config has it'}")
 
@@ -311,7 +336,7 @@ def summarise(
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
-  if any(loss > baseline.loss for baseline in baselines if baseline.is_fair):
+  if any(loss > baseline.loss for baseline in baselines):
     advice = (
       "It is above that of who knows only so much. Look at the curve: if it still falls, more config.train.steps help;"
       " if it has hardly fallen, another config.optimizer.learning_rate, larger for small models; if the training loss"

@@ -35,10 +35,12 @@ def _label(example: Features) -> tf.Tensor:
 
 
 def _of_text(example: Features, reading: Reading, target: tf.Tensor) -> Features:
-  tokens, types = reading.frame(_parts(example, reading))
+  parts = reading.encode(_parts(example, reading))
+  tokens, types = framing_lib.framed(parts, reading.framing, reading.length)
   at, length = reading.place(tokens), tf.size(tokens)
   return {
     "inputs": tokens,
+    "inputs_uncut": tf.size(parts.flat_values) + reading.framing.size(parts.nrows(out_type=tf.int32)),
     "token_types": types,
     "texts": tf.zeros_like(tokens),
     "answer_heads": framing_lib.one_hot(at, length, reading.number + 1),
@@ -50,8 +52,9 @@ def _class(example: Features, reading: Reading) -> Features:
   """A text, and its class.
 
   In:  {"parts": ["a b", "c"], "label": 2, "options": ["x", "y", "z"]}      head 0, with [CLS] 101 and [SEP] 102
-  Out: {"inputs": [101, 5, 6, 102, 7, 102], "token_types": [0, 0, 0, 0, 1, 1], "texts": [0, 0, 0, 0, 0, 0],
-        "answer_heads": [1, 0, 0, 0, 0, 0], "answer_targets": [2, 0, 0, 0, 0, 0], "has_answer": True}
+  Out: {"inputs": [101, 5, 6, 102, 7, 102], "inputs_uncut": 6, "token_types": [0, 0, 0, 0, 1, 1],
+        "texts": [0, 0, 0, 0, 0, 0], "answer_heads": [1, 0, 0, 0, 0, 0], "answer_targets": [2, 0, 0, 0, 0, 0],
+        "has_answer": True}
   """
   label = _label(example)
   return _of_text(example, reading, tf.maximum(label, 0)) | {"has_answer": label >= 0}
@@ -78,7 +81,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   In:  {"parts": ["a"], "candidates": ["b", "c"], "label": 1}               head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 102, 6, 102, 101, 5, 102, 7, 102], "token_types": [0, 0, 0, 1, 1, 0, 0, 0, 1, 1],
         "texts": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "answer_heads": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0],
-        "answer_targets": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0], "has_answer": True}
+        "answer_targets": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0], "inputs_uncut": 10, "has_answer": True}
   """
   parts, candidates = (reading.encode(example[name]) for name in ("parts", "candidates"))
   number, right, framing = candidates.nrows(out_type=tf.int32), _right_candidates(example), reading.framing
@@ -104,7 +107,7 @@ def _choice(example: Features, reading: Reading) -> Features:
   )
   names = ("inputs", "token_types", "texts", "answer_heads", "answer_targets")
   found = {name: row.flat_values for name, row in zip(names, rows, strict=True)}
-  return found | {"has_answer": tf.reduce_any(right)}
+  return found | {"inputs_uncut": tf.reduce_sum(lengths), "has_answer": tf.reduce_any(right)}
 
 
 def _checked(room: tf.Tensor, fits: tf.Tensor, number: tf.Tensor, length: int) -> tf.Tensor:

@@ -52,7 +52,8 @@ def make(example: Features, reading: Reading) -> Features:
   Out: {"inputs": [101, 5, 6, 7, 8, 5, 9, 102, 10, 11, 12, 13, 102],
         "token_types": [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "texts": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         "answer_heads": [0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        "answer_targets": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "options": ["Ann", "Bob"], "has_answer": True}
+        "answer_targets": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "options": ["Ann", "Bob"], "inputs_uncut": 13,
+        "has_answer": True}
 
   "options" are those that are asked, in the order of the passage.  Of a passage that does not fit the end is cut; in
   training, where that would leave no right answer, the beginning.
@@ -62,7 +63,8 @@ def make(example: Features, reading: Reading) -> Features:
     passage, names = passage.decode(), [entity.decode() for entity in entities]
     framing, vocabulary = reading.framing, reading.vocabulary
     tokens, asks = (vocabularies.tokens_of(vocabulary, text) for text in (passage, query.decode()))
-    room = reading.length - len(framing.begin) - len(framing.between) - len(framing.end)
+    uncut = len(tokens.ids) + len(asks.ids) + framing.size(2)
+    room = reading.length - framing.size(2)
     # The query is short: where it is not, the passage keeps half of the room.
     behind = asks.ids[: room - min(len(tokens.ids), room // 2)]
     room -= len(behind)
@@ -82,12 +84,12 @@ def make(example: Features, reading: Reading) -> Features:
     for token, number in asked:
       heads[before + token] = reading.number + 1
       targets[before + token] = is_right[number]
-    return inputs, types, heads, targets, np.array([entities[number] for _, number in asked], object)
+    options = np.array([entities[number] for _, number in asked], object)
+    return inputs, types, heads, targets, options, np.int32(uncut)
 
   given = [example[name] for name in ("passage", "query", "options", "answers", "training")]
-  inputs, types, heads, targets, options = (
-    tf.ensure_shape(x, [None]) for x in tf.numpy_function(row, given, [tf.int32] * 4 + [tf.string], stateful=False)
-  )
+  *columns, uncut = tf.numpy_function(row, given, [tf.int32] * 4 + [tf.string, tf.int32], stateful=False)
+  inputs, types, heads, targets, options = (tf.ensure_shape(x, [None]) for x in columns)
   return {
     "inputs": inputs,
     "token_types": types,
@@ -95,5 +97,6 @@ def make(example: Features, reading: Reading) -> Features:
     "answer_heads": heads,
     "answer_targets": targets,
     "options": options,
+    "inputs_uncut": tf.ensure_shape(uncut, []),
     "has_answer": tf.reduce_any(targets > 0),
   }

@@ -1,6 +1,6 @@
 """Which head a task needs: read off the first example that its formats make of its records."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import re
 
@@ -8,8 +8,9 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import objectives, raw_text, selection, sources, text_formats, vocabularies
+from t2t.data import objectives, raw_text, selection, text_formats, vocabularies
 from t2t.data.answering import kinds
+from t2t.data.sources import faults, named
 from t2t.models.architecture import ARCHITECTURES
 from t2t.models.config import HeadConfig, TransformerConfig
 
@@ -63,8 +64,8 @@ def need_of(task: seqio.Task) -> Need:
   Raises:
     UserError: no head could answer it, or there is no record.
   """
-  split = "train" if "train" in task.splits else task.splits[0]
-  records = task.source.get_dataset(split=split, shuffle=False, seed=0)
+  split = _split(task)
+  records = task.source.get_dataset(split=split, shuffle=False, seed=0).take(faults.MOST_UNUSED)
   dataset = formatted(task, records)
   kind = kinds.kind_of(dataset.element_spec)
   if not kind:
@@ -77,10 +78,10 @@ def need_of(task: seqio.Task) -> Need:
   try:
     # To its end: an iterator that is left open is closed when the process ends, and says so.
     first = next(iter(list(dataset.take(1).as_numpy_iterator())), None)
+    if first is None:
+      raise faults.NoExamples(task.name, split, int(records.reduce(0, lambda number, _: number + 1)))
   except tf.errors.OpError as error:
-    raise sources.user_error(error) or error from None
-  if first is None:
-    raise UserError(f"{task.name}: split {split!r} has no example")
+    raise named.failure(error, task.name, what="its source or its formats fail") from error
   name = first["head"].decode() if "head" in first else re.sub(r"\W", "_", task.name)
   name = name if re.match(r"[A-Za-z]", name) else f"head_{name}"
   question = kinds.KINDS[kind]
@@ -208,5 +209,16 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
 
 
 def is_answered(found: selection.Found) -> bool:
-  """Whether all tasks have answers, and none is a pre-training objective."""
-  return all(task.metric_fns and not objectives.of(task) for task in selection.tasks_of(found))
+  """Whether all tasks have answers, by what they measure or by the fields of their examples, and no objective."""
+  return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in selection.tasks_of(found))
+
+
+def asks(task: seqio.Task) -> bool:
+  """Whether the examples of a task have the fields of a question that a head answers; no record is read."""
+  records = task.source.get_dataset(split=_split(task), shuffle=False, seed=0)
+  spec = formatted(task, records).element_spec
+  return isinstance(spec, Mapping) and bool(kinds.kind_of(spec))
+
+
+def _split(task: seqio.Task) -> str:
+  return "train" if "train" in task.splits else task.splits[0]

@@ -36,10 +36,6 @@ class Reading:
     """Ids of texts, string [texts]; nothing around them."""
     return framing_lib.encode(self.vocabulary, texts)
 
-  def frame(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Ids and token types of texts, string [texts]."""
-    return framing_lib.framed(self.encode(texts), self.framing, self.length)
-
   def place(self, tokens: tf.Tensor) -> tf.Tensor:
     """The position that answers for a text."""
     return tf.size(tokens) - 1 if self.reads == "last" else tf.constant(0)

@@ -95,19 +95,18 @@ def make(example: Features, reading: Reading) -> Features:
   In:  {"words": ["Ann", "Lees", "won"], "tags": [1, 2, 0]}             head 0, with [CLS] 101 and [SEP] 102
   Out: {"inputs": [101, 5, 6, 7, 8, 102], "token_types": [0, 0, 0, 0, 0, 0], "texts": [0, 0, 0, 0, 0, 0],
         "answer_heads": [0, 1, 1, 0, 1, 0], "answer_targets": [0, 1, 2, 0, 0, 0], "asked_words": [0, 1, 2],
-        "has_answer": True}
+        "inputs_uncut": 6, "has_answer": True}
   """
 
   def row(words, tags) -> tuple[np.ndarray, ...]:
-    inputs, heads, asked, _ = read([word.decode() for word in words], reading)
+    inputs, heads, asked, cut = read([word.decode() for word in words], reading)
     targets = np.zeros(len(inputs), np.int32)
     targets[heads > 0] = np.maximum(tags[asked], 0)
-    return inputs, heads, targets, asked
+    return inputs, heads, targets, asked, np.int32(cut)
 
   tags = tf.cast(example["tags"], tf.int32)
-  inputs, heads, targets, numbers = (
-    tf.ensure_shape(x, [None]) for x in tf.numpy_function(row, [example["words"], tags], [tf.int32] * 4, stateful=False)
-  )
+  *columns, cut = tf.numpy_function(row, [example["words"], tags], [tf.int32] * 5, stateful=False)
+  inputs, heads, targets, numbers = (tf.ensure_shape(x, [None]) for x in columns)
   return {
     "inputs": inputs,
     "token_types": tf.zeros_like(inputs),
@@ -115,5 +114,6 @@ def make(example: Features, reading: Reading) -> Features:
     "answer_heads": heads,
     "answer_targets": targets,
     "asked_words": numbers,
+    "inputs_uncut": tf.size(inputs) + tf.ensure_shape(cut, []),
     "has_answer": tf.reduce_all(tags >= 0),
   }

@@ -67,11 +67,18 @@ def span_lengths(inputs_length: int, *, noise_density: float, mean_noise_span_le
 def check_noise(noise_density: float, mean_noise_span_length: float | None = None) -> None:
   """Densities lie between 0 and 1, and spans hold at least a token.
 
+  A density of 1, of which a model predicts all tokens, is for noise without spans: text stands between these.
+
   Raises:
     UserError: names the configuration key and the published value.
   """
-  if not 0 < noise_density < 1:
-    raise UserError(f"config.data.noise_density={noise_density}: must lie between 0 and 1; T5 has 0.15")
+  all_is_noise = noise_density == 1 and mean_noise_span_length is None
+  if not 0 < noise_density < 1 and not all_is_noise:
+    raise UserError(
+      f"config.data.noise_density={noise_density}: must lie between 0 and 1"
+      + (", and be below 1 for spans of noise" if noise_density == 1 else "")
+      + "; T5 has 0.15"
+    )
   if mean_noise_span_length is not None and mean_noise_span_length < 1:
     raise UserError(f"config.data.mean_noise_span_length={mean_noise_span_length}: must be 1 or more; T5 has 3.0")
 

@@ -470,6 +470,15 @@ def heads_of(name: str) -> tuple[HeadConfig, ...]:
   return _objective(name).heads
 
 
+def needs_other_documents(name: str) -> bool:
+  """Whether a class of an objective's examples is made of two documents.
+
+  Raises:
+    UserError: no such objective; names the nearest.
+  """
+  return any("random" in head.labels for head in _objective(name).heads)
+
+
 def is_annotated(name: str) -> bool:
   """Whether an objective reads what records mark in their text, "entities", int [n, 2].
 

@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import pipeline, rows, selection, sources, streams, vocabularies
+from t2t.data import pipeline, rows, selection, sources, streams, uncut, vocabularies
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.runtime import quiet
@@ -36,7 +36,7 @@ class Preview:
   records: Mapping[str, list[Features]]
   # The i-th example was made of the i-th record.
   one_to_one: bool
-  # What the preprocessors yield, not yet cut to `lengths`.
+  # What the preprocessors yield, not yet cut to `lengths` but where they cut themselves; with the lengths of `uncut`.
   examples: list[Features]
   # There are no more examples in the split.
   complete: bool
@@ -112,6 +112,8 @@ def _preview(
   examples = _take(dataset, num_examples + 1)
   complete = len(examples) <= num_examples
   examples = examples[:num_examples]
+  if isinstance(task, seqio.Mixture):
+    examples = [uncut.trimmed(example, lengths, task.output_features) for example in examples]
   one_to_one = isinstance(task, seqio.Task) and _is_one_to_one(task, split, lengths, examples[:num_records])
   if not examples:
     read = any(_read(each, split, 1) for each in tasks_of(task, split))
@@ -207,7 +209,7 @@ def summarize(preview: Preview) -> Summary:
   task = preview.task
   of_ids = [name for name in task.output_features if is_text(task.output_features[name])]
   lengths = {
-    name: np.array([np.shape(example[name])[0] for example in preview.examples])
+    name: np.array([uncut.length(example, name) for example in preview.examples])
     for name in of_ids
     if all(np.ndim(example.get(name, 0)) == 1 for example in preview.examples)
   }

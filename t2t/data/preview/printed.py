@@ -10,9 +10,9 @@ import rich.console
 import rich.text
 import seqio
 
-from t2t.data import objectives, raw_text, sources, text_formats, vocabularies
+from t2t.data import objectives, raw_text, sources, text_formats, uncut, vocabularies
 from t2t.data.preview import examples
-from t2t.data.sources import released
+from t2t.data.sources import named, released
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
@@ -144,6 +144,7 @@ class _Tokens:
     example = self._shown.trimmed(number)
     weights = self._loss_weights(example)
     asked = self._asked(example)
+    example = {name: x for name, x in example.items() if not name.endswith(uncut.SUFFIX)}
     if asked:
       example = {name: x for name, x in example.items() if name not in _ASKED}
     others = {}
@@ -151,7 +152,7 @@ class _Tokens:
       if name == "loss_weights" and weights is not None:
         others[name] = f"{int(weights.sum())} of {len(weights)} positions count in the loss (^)"
       elif name in self._texts and np.ndim(example.get(name, 0)) == 1:
-        self._print_feature(name, example[name], weights, uncut=len(self._shown.examples[number][name]))
+        self._print_feature(name, example[name], weights, uncut=uncut.length(self._shown.examples[number], name))
       elif name in example:
         others[name] = example[name]
     others |= {"asked": asked} if asked else {}
@@ -328,6 +329,7 @@ def _print_summary(
 
 def source_name(source: seqio.DataSource) -> str:
   """A source in a few words: the data set, or the files."""
+  source = named.own(source)
   if isinstance(source, seqio.TfdsDataSource):
     return str(source.tfds_dataset.name)
   if isinstance(source, released.BenchmarkSource):

@@ -19,6 +19,30 @@ _SHOWN = 10  # malformed records that are told one by one; of more every tenth, 
 _WAITS = (1.0, 5.0, 15.0)
 
 
+# Records that are looked through where none of them has made an example.
+MOST_UNUSED = 100_000
+
+
+class NoExamples(UserError):
+  """The error of a task that makes no example of its records.
+
+  Args:
+    task: name of the task that was read.
+    split: of it.
+    num_records: that were read.
+  """
+
+  def __init__(self, task: str, split: str, num_records: int):
+    self.num_records = num_records
+    why = (
+      f"its preprocessors keep none of the {num_records:,} records that were read. Check its filters, and the lengths"
+      " that it needs, with `t2t tasks show`"
+      if num_records
+      else "its source has no record. Check what it reads"
+    )
+    super().__init__(f"{task}: split {split!r} has no example: {why}; or give another split, or leave the task out")
+
+
 class Damaged(bytes):
   """A record that cannot be what was written: what is there of it, and why."""
 

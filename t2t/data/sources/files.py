@@ -270,7 +270,7 @@ def user_error(error: tf.errors.OpError) -> Exception | None:
     return UserError(raised.group(1))
   broken = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.PermissionDeniedError
   if isinstance(error, broken):
-    reason = message.splitlines()[0].removeprefix("{{function_node __wrapped__IteratorGetNext}}").strip()
+    reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", message.splitlines()[0]).strip()
     return UserError(f"the data cannot be read any further: {reason}")
   python = re.search(r"(\w+): (.*?)\n(Traceback \(most recent call last\):.*)", message, re.DOTALL)
   if not python:

@@ -1,6 +1,6 @@
 """Benchmarks as a seqio source, from TensorFlow Datasets or from the files as released."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import fnmatch
 import functools
@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data.sources import prepared, released_records
+from t2t.data.sources import prepared, released_records, slices
 
 # ---- Where a task's files lie ----------------------------------------------------------------------------------------
 
@@ -244,6 +244,7 @@ class BenchmarkSource(seqio.DataSource):
     splits: Sequence[str] | Mapping[str, str] = ("train", "validation", "test"),
     folder_key: str = "",
     folder: str = "",
+    sliced: Sequence[str] = (),
   ):
     """A source that has read nothing yet.
 
@@ -255,19 +256,33 @@ class BenchmarkSource(seqio.DataSource):
       splits: of TFDS; a mapping where TFDS calls them otherwise.
       folder_key: config.data.folders has the folder of its files by this name; "": by that of the benchmark.
       folder: which holds the released files; "" to read from TFDS.
+      sliced: further splits, slices of these, see `slices.parts`.
     """
     super().__init__(splits=tuple(splits))
+    self._slices = tuple(sliced)
     self.folder_key, self.folder, self.labels = folder_key or benchmark, folder, tuple(labels)
     self._benchmark, self._name, self._tfds_name, self._tfds_splits = benchmark, name, tfds, splits
     self._layout = _LAYOUTS[benchmark][name]
     self._key = f"config.data.folders.{self.folder_key}"
     instead = f"{self._key} to the folder of the released files"
-    self._of_tfds = prepared.TfdsSource(tfds, splits, instead=instead) if tfds else None
+    names = dict(splits) if isinstance(splits, Mapping) else {split: split for split in splits}
+    names |= {split: self._of_known(split, names) for split in self._slices if self._is_known(split, names)}
+    self._of_tfds = prepared.TfdsSource(tfds, names if self._slices else splits, instead=instead) if tfds else None
     self._where = f"{self._key}={folder}"
     self._task = f"{benchmark}_{name}" if name else benchmark
 
-  def at(self, folder: str) -> "BenchmarkSource":
-    """The same task, read from the released files in a folder."""
+  @staticmethod
+  def _is_known(split: str, names: Iterable[str]) -> bool:
+    return set(slices.bases(split)) <= set(names)
+
+  @staticmethod
+  def _of_known(split: str, names: Mapping[str, str]) -> str:
+    """A slice in the words of TFDS, which may call splits otherwise."""
+    bases = zip(split.split("+"), slices.bases(split), strict=True)
+    return "+".join(names[base] + part.removeprefix(base) for part, base in bases)
+
+  def at(self, folder: str | None = None, *, sliced: Sequence[str] = ()) -> "BenchmarkSource":
+    """The same task with other slices as splits, read from the released files in a folder; None: from where it is."""
     return BenchmarkSource(
       self._benchmark,
       self._name,
@@ -275,7 +290,8 @@ class BenchmarkSource(seqio.DataSource):
       labels=self.labels,
       splits=self._tfds_splits,
       folder_key=self.folder_key,
-      folder=folder,
+      folder=self.folder if folder is None else folder,
+      sliced=sliced,
     )
 
   @property
@@ -293,7 +309,8 @@ class BenchmarkSource(seqio.DataSource):
   @property
   def splits(self) -> Sequence[str]:
     """Those of TFDS, or the released files that are there."""
-    return tuple(self._files) if self.folder else super().splits
+    names = tuple(self._files) if self.folder else super().splits
+    return (*names, *(split for split in self._slices if split not in names and self._is_known(split, names)))
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
@@ -355,8 +372,18 @@ class BenchmarkSource(seqio.DataSource):
 
   def files_of(self, split: str) -> list[str]:
     """The released files that a split is read from, where it has a folder the texts in it; sorted."""
-    path = epath.Path(self.file(split))
-    return sorted(map(str, path.glob("*/*.txt"))) if path.is_dir() else [str(path)]
+    paths = [epath.Path(self.file(base)) for base in self._bases(split)]
+    found = ([*path.glob("*/*.txt")] if path.is_dir() else [path] for path in paths)
+    return sorted({str(path) for each in found for path in each})
+
+  def _bases(self, split: str) -> list[str]:
+    """The splits with files of their own that a split is made of."""
+    return [split] if split in self._files or split not in self.splits else slices.bases(split)
+
+  def _parts(self, split: str) -> list[slices.Part]:
+    if self._bases(split) == [split]:
+      return [slices.Part(split, 0, self._read(split)[0])]
+    return slices.parts(split, lambda base: self._read(base)[0], where=self._where)
 
   def _read(self, split: str) -> tuple[int, Mapping[str, Any]]:
     path = self.file(split)
@@ -366,11 +393,13 @@ class BenchmarkSource(seqio.DataSource):
 
   def list_shards(self, split: str) -> Sequence[str]:
     """The files of a split."""
-    return [self.file(split)] if self.folder else self._tfds.list_shards(split)
+    return [self.file(base) for base in self._bases(split)[:1]] if self.folder else self._tfds.list_shards(split)
 
   def num_input_examples(self, split: str) -> int | None:
     """Records of a split."""
-    return self._read(split)[0] if self.folder else self._tfds.num_input_examples(split)
+    if not self.folder:
+      return self._tfds.num_input_examples(split)
+    return sum(part.stop - part.start for part in self._parts(split))
 
   def get_dataset(
     self,
@@ -408,9 +437,17 @@ class BenchmarkSource(seqio.DataSource):
   def _records(
     self, split: str, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None
   ) -> tf.data.Dataset:
-    total, columns = self._read(split)
+    first, *others = (
+      self._records_of(part, shuffle=shuffle, seed=seed, shard_info=shard_info) for part in self._parts(split)
+    )
+    return functools.reduce(lambda records, more: records.concatenate(more), others, first)
+
+  def _records_of(
+    self, part: slices.Part, *, shuffle: bool, seed: int | None, shard_info: seqio.ShardInfo | None
+  ) -> tf.data.Dataset:
+    columns = self._read(part.split)[1]
     num_shards, shard = (shard_info.num_shards, shard_info.index) if shard_info else (1, 0)
-    number = len(range(shard, total, num_shards))
+    number = len(range(part.start + shard, part.stop, num_shards))
     indices = tf.data.Dataset.range(number)
     if shuffle and number:
       seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
@@ -423,7 +460,7 @@ class BenchmarkSource(seqio.DataSource):
       )
 
     def record(i: tf.Tensor) -> dict[str, tf.Tensor]:
-      return tf.nest.map_structure(lambda column: column[shard + num_shards * i], columns)
+      return tf.nest.map_structure(lambda column: column[part.start + shard + num_shards * i], columns)
 
     return indices.map(record)
 

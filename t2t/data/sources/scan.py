@@ -20,7 +20,7 @@ from t2t.runtime import cache_folder, progress
 READ_WHOLE_BYTES = 256 * 2**20
 SAMPLED_FILES = 8
 SAMPLED_RECORDS = 1000
-_VERSION = 4  # of what is remembered
+_VERSION = 5  # of what is remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Scan:
   characters: int
   smallest_hash: int  # of the documents' `sources.text_hash`
   held_out: int  # documents with a hash below `HELD_OUT_BELOW`
+  smallest: int  # documents with the smallest hash: copies of one
   size: int  # bytes of the records, with what else stands in them than the text
 
 
@@ -41,7 +42,18 @@ HELD_OUT_BELOW = 2**32 // 100
 
 def held_out_below(scan: Scan) -> int:
   """The threshold for `sources.FileSource`: about 1 % of the documents, but at least one of a small corpus."""
-  return HELD_OUT_BELOW if scan.held_out or not scan.complete else scan.smallest_hash + 1
+  some = 0 < scan.held_out < scan.documents
+  return HELD_OUT_BELOW if some or not scan.complete else scan.smallest_hash + 1
+
+
+def documents_by_split(scan: Scan) -> dict[str, int]:
+  """Documents of a corpus that are trained on and held out, where all of it was read; else about how many.
+
+  In:  600 documents, all of them read, of which 7 are held out
+  Out: {"train": 593, "validation": 7}
+  """
+  held_out = scan.held_out if held_out_below(scan) == HELD_OUT_BELOW else scan.smallest
+  return {"train": scan.documents - held_out, "validation": held_out}
 
 
 def scan(files: Sequence[str], *, field: str, where: str = "config.data.files", malformed: float = 0.0) -> Scan:
@@ -78,11 +90,12 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
     tally = faults.Tally(malformed)
     counted = pool.map(lambda path: _count(path, number, tally, field=field, where=where), paths)
     counts = list(progress.track(counted, f"checking {len(paths)} file(s) of {where}", total=len(paths)))
-  *sums, smallest = zip(*counts, strict=True)
+  *sums, hashes, copies = zip(*counts, strict=True)
   documents, characters, held_out, size = map(sum, sums)
+  smallest = sum(number for number, each in zip(copies, hashes, strict=True) if each == min(hashes))
   if not documents:
     raise UserError(f"{where}: no text in {_listing(paths)}: every record is blank, or there is none")
-  found = Scan(complete, documents, characters, min(smallest), held_out, size)
+  found = Scan(complete, documents, characters, min(hashes), held_out, smallest, size)
   try:
     cache_folder.write_atomically(remembered, json.dumps(dataclasses.asdict(found)).encode())
   except OSError as error:
@@ -91,8 +104,8 @@ def _scan(stats: tuple[tuple[str, int, int], ...], field: str, where: str, malfo
 
 
 def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, where: str) -> tuple[int, ...]:
-  """Of the first texts of a file, or of all: documents, characters, those held out, bytes, and the smallest hash."""
-  documents = characters = held_out = size = 0
+  """Counts over the first texts of a file, or all: documents, characters, held out, bytes; smallest hash, how often."""
+  documents = characters = held_out = size = smallest = 0
   smallest_hash = 2**32 - 1
 
   def counted() -> Iterator[tuple[int, bytes]]:
@@ -107,8 +120,9 @@ def _count(path: str, number: int | None, tally: faults.Tally, *, field: str, wh
     documents += 1
     characters += len(text)
     held_out += text_hash < HELD_OUT_BELOW
+    smallest = 1 if text_hash < smallest_hash else smallest + (text_hash == smallest_hash)
     smallest_hash = min(smallest_hash, text_hash)
-  return documents, characters, held_out, size, smallest_hash
+  return documents, characters, held_out, size, smallest_hash, smallest
 
 
 def _listing(paths: Sequence[str]) -> str:

@@ -1,0 +1,264 @@
+"""Counts over the first examples of each task: whether there are any, and what is cut, unanswered or unknown."""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data import answering, objectives, rows, sources, uncut
+from t2t.data.sources import faults
+
+MOST_EXAMPLES = 1_000
+_OF_OBJECTIVES = 200  # examples of text that has no answers
+_MOST_TOKENS = 200_000  # of long examples fewer are read
+# Above this share of examples without an answer, most likely a lookup of labels has failed.
+MOST_UNANSWERED = 0.1
+_LEAST_EXAMPLES = 10  # of fewer, one is no share
+# Above this share of unknown tokens, the vocabulary does not fit the text.
+_MANY_UNKNOWN = 0.005
+_FEW_EXAMPLES = 32  # of fewer, all of one class, chance may be the reason
+
+
+@dataclasses.dataclass
+class Counts:
+  """Counts over the first examples of a split of a task.
+
+  limits: feature -> most tokens.
+  examples: that were read; of contexts that are read in windows, windows.
+  complete: whether these are all examples of the split.
+  cut: feature -> examples of which it is longer than its limit.
+  longest: feature -> tokens of the longest, before it is cut.
+  tokens, unknown: tokens that are read, and those of them that stand for text that the vocabulary lacks.
+  unanswered: examples without an answer.
+  classes: class -> examples; of questions of which each has one class.
+  options: texts of the classes, where all examples have the same; None: they differ, or there are none.
+  """
+
+  task: str
+  split: str
+  limits: Mapping[str, int]
+  examples: int = 0
+  complete: bool = False
+  cut: dict[str, int] = dataclasses.field(default_factory=dict)
+  longest: dict[str, int] = dataclasses.field(default_factory=dict)
+  tokens: int = 0
+  unknown: int = 0
+  unanswered: int = 0
+  classes: dict[str | int, int] = dataclasses.field(default_factory=dict)
+  options: tuple[str, ...] | None = None
+
+  def add(self, example: Mapping[str, Any], unknown_ids: Mapping[str, int]) -> None:
+    """Counts an example.
+
+    Args:
+      example: NumPy values and bytes, with the lengths of `uncut.measured` where it is cut already.
+      unknown_ids: feature of text -> the id of what the vocabulary lacks, -1: there is none.
+    """
+    for name, unknown_id in unknown_ids.items():
+      if name not in example or np.ndim(example[name]) != 1:
+        continue
+      length, limit = uncut.length(example, name), self.limits.get(name)
+      self.longest[name] = max(self.longest.get(name, 0), length)
+      self.cut[name] = self.cut.get(name, 0) + (limit is not None and length > limit)
+      ids = np.asarray(example[name])[:limit]
+      self.tokens += ids.size
+      self.unknown += int(np.count_nonzero(ids == unknown_id))
+    has_answer = answering.has_answer(example)
+    self.unanswered += not has_answer
+    found = _class_of(example)
+    if has_answer and found is not None:
+      self.classes[found] = self.classes.get(found, 0) + 1
+    options = tuple(_text(x) for x in np.ravel(example.get("options", ())))
+    self.options = options if not self.examples or options == self.options else None
+    self.examples += 1
+
+  @property
+  def read(self) -> str:
+    """The examples in words."""
+    return f"all {self.examples:,} examples" if self.complete else f"the first {self.examples:,} examples"
+
+
+def _text(value: Any) -> str:
+  return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _class_of(example: Mapping[str, Any]) -> str | int | None:
+  """The class of an example that has one: as a head numbers it, or as it is written."""
+  if "answer_heads" in example:
+    (asked,) = np.nonzero(np.asarray(example["answer_heads"]))
+    return int(example["answer_targets"][asked[0]]) if len(asked) == 1 and "candidates" not in example else None
+  if "options" in example and "candidates" not in example and "targets_pretokenized" in example:
+    return _text(example["targets_pretokenized"])
+  return None
+
+
+def counted(
+  examples: Iterable[Mapping[str, Any]],
+  task: seqio.Task,
+  split: str,
+  limits: Mapping[str, int],
+  *,
+  most: int,
+  whole: bool = False,
+) -> Counts:
+  """Counts over the first of some examples.
+
+  Args:
+    examples: NumPy values and bytes.
+    task: that they are of.
+    split: of it.
+    limits: feature -> most tokens.
+    most: examples.
+    whole: whether these are all examples of the split.
+  """
+  found = Counts(task.name, split, limits)
+  texts = {name: task.output_features[name].vocabulary for name in uncut.TEXTS if name in task.output_features}
+  unknown_ids = {name: _unknown_id(vocabulary) for name, vocabulary in texts.items()}
+  iterator = iter(examples)
+  for example in itertools.islice(iterator, most):
+    found.add(example, unknown_ids)
+    if found.tokens >= _MOST_TOKENS:
+      break
+  found.complete = whole and next(iterator, None) is None
+  return found
+
+
+def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
+  """The id of what has no token; -1 where everything has one, or where that id says something else."""
+  unknown = vocabulary.unk_id
+  return -1 if unknown is None or unknown in (vocabulary.eos_id, vocabulary.pad_id) else unknown
+
+
+def read(plan: rows.Plan, task: seqio.Task) -> Counts:
+  """Counts over the first examples of a task, in the order of its source.
+
+  Args:
+    plan: of it, or of a mixture that it is of.
+    task: one of `plan.tasks`.
+
+  Raises:
+    UserError: there is none among the records that are looked through; or a record that cannot be used.
+  """
+  progress, most = rows.Progress(), _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
+  # Where the first of very many records make nothing, those that training begins with may.
+  for train in (False, True):
+    of_task = dataclasses.replace(plan, task=uncut.measured(task), train=train)
+    examples = rows.in_order(of_task, trim=False, progress=progress).with_options(rows.options())
+    try:
+      # One more tells whether these are all.
+      found = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)
+    except tf.errors.OpError as error:
+      raise sources.user_error(error) or error from None
+    if found.examples:
+      return found
+    if progress.num_records < faults.MOST_UNUSED:
+      break
+  raise faults.NoExamples(task.name, plan.split, progress.num_records)
+
+
+_COUNTED = ("answer_heads", "answer_targets", "has_answer", "options", "candidates", "label", "targets_pretokenized")
+
+
+def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
+  """What is counted of each example."""
+  names = {*uncut.TEXTS, *(name + uncut.SUFFIX for name in uncut.TEXTS), *_COUNTED}
+  kept = examples.map(rows.not_converted(lambda example: {name: x for name, x in example.items() if name in names}))
+  return kept.as_numpy_iterator()
+
+
+# ---- What is said of them --------------------------------------------------------------------------------------------
+
+
+def check(found: Counts, *, writes: bool, draws_classes: bool, vocabulary: seqio.Vocabulary) -> None:
+  """Refuses examples from which a model cannot learn what they ask.
+
+  Args:
+    found: of the split to train on.
+    writes: whether the answer is written.
+    draws_classes: whether an objective has drawn the class of each, so that there are all kinds.
+    vocabulary: of the targets.
+
+  Raises:
+    UserError: too many have no answer, the text of a class does not fit, or all are of one class.
+  """
+  where = f"{found.task}: split {found.split!r}"
+  if found.unanswered == found.examples:
+    raise UserError(
+      f"{found.task}: none of the first examples of split {found.split!r} has an answer to learn from; name another"
+      " split, config.data.train_split, or correct the labels (-1 reads as: not given)"
+    )
+  if found.unanswered > MOST_UNANSWERED * max(found.examples, _LEAST_EXAMPLES):
+    raise UserError(
+      f"{where}: {found.unanswered:,} of {found.read} have no answer (a label of -1 reads as: not given), which is more"
+      f" than {MOST_UNANSWERED:.0%}. Correct the labels, or leave these examples out in the task:"
+      " dataset.filter(lambda example: example['label'] >= 0)"
+    )
+  if draws_classes and len(found.classes) == 1 and found.examples >= _FEW_EXAMPLES:
+    raise UserError(
+      f"{where}: {found.read} are of one class: there is no other document to draw a second text from. Give more"
+      " documents"
+    )
+  if writes:
+    check_options(found, vocabulary)
+
+
+def check_options(found: Counts, vocabulary: seqio.Vocabulary) -> None:
+  """Refuses texts of classes that do not fit the targets, where all examples have the same.
+
+  Raises:
+    UserError: names the longest, and the length that it needs.
+  """
+  limit = found.limits.get("targets")
+  lengths = {text: len(vocabulary.encode(text)) + 1 for text in found.options or ()}
+  if limit is None or not lengths:
+    return
+  longest = max(lengths, key=lengths.__getitem__)
+  if lengths[longest] > limit:
+    raise UserError(
+      f"config.data.targets_length={limit}: the answer {longest!r} of {found.task} has {lengths[longest]} tokens with"
+      f" EOS, and would be cut; set config.data.targets_length={lengths[longest]}"
+    )
+
+
+def notes(found: Counts) -> list[str]:
+  """Sentences on what is cut, unanswered, unknown or of one class among the examples."""
+  said = cuts(found)
+  if found.unanswered:
+    said.append(
+      f"{found.task}: {found.unanswered:,} of {found.read} of split {found.split!r} have no answer, and training leaves"
+      " them out"
+    )
+  share = found.unknown / max(found.tokens, 1)
+  if share:
+    advice = ": the vocabulary lacks a part of this text; set config.data.vocabulary to another"
+    said.append(
+      f"{found.task}: {_percent(share)} of the tokens of {found.read} are unknown"
+      + (advice if share > _MANY_UNKNOWN else "")
+    )
+  if len(found.classes) == 1 and (found.complete or found.examples >= _FEW_EXAMPLES) and found.examples > 1:
+    said.append(
+      f"{found.task}: {found.read} of split {found.split!r} are of one class, {next(iter(found.classes))!r}"
+      + ("" if found.complete else "; if its records are sorted by class, shuffle them")
+    )
+  return said
+
+
+def cuts(found: Counts) -> list[str]:
+  """Sentences on features of which texts are cut."""
+  return [
+    f"{found.task}: {name}: {_percent(number / found.examples)} of {found.read} are cut at {found.limits[name]} tokens;"
+    f" the longest has {found.longest[name]} (config.data.{name}_length)"
+    for name, number in found.cut.items()
+    if number
+  ]
+
+
+def _percent(share: float) -> str:
+  """In:  0.714, 0.0213, 0.0004.  Out: "71 %", "2.1 %", "0.04 %"."""
+  percent = 100 * share
+  return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"

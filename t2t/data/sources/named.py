@@ -1,0 +1,86 @@
+"""Sources of a user's own tasks, whose errors name the task."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from t2t import UserError
+from t2t.data.sources import files
+
+
+class NamedSource(seqio.DataSource):
+  """A source whose errors, whatever it raises, are sentences with the name of its task.
+
+  Args:
+    source: that is read.
+    task: name of its task.
+  """
+
+  def __init__(self, source: seqio.DataSource, task: str):
+    super().__init__(splits=(), caching_permitted=source.caching_permitted)
+    self.source, self.task = source, task
+
+  def __getattr__(self, name: str) -> Any:
+    """What else the source has."""
+    if name in ("source", "task"):
+      raise AttributeError(name)
+    return getattr(self.source, name)
+
+  def _ask(self, question: Callable[[], Any], *passes: type[Exception]) -> Any:
+    try:
+      return question()
+    except (UserError, *passes):
+      raise
+    except Exception as error:  # whatever the source raises
+      raise failure(error, self.task, what=f"its source ({type(self.source).__name__}) fails") from error
+
+  @property
+  def splits(self) -> Sequence[str]:
+    """The splits of the source."""
+    return self._ask(lambda: self.source.splits)
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    """Whether any number of shards can read it."""
+    return self.source.supports_arbitrary_sharding
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    """The files of a split."""
+    return self._ask(lambda: self.source.list_shards(split))
+
+  def num_input_examples(self, split: str) -> int | None:
+    """Records of a split; KeyError where the source does not know it."""
+    return self._ask(lambda: self.source.num_input_examples(split), KeyError)
+
+  def get_dataset(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
+    """One pass over a shard of a split; arguments are seqio's."""
+    return self._ask(lambda: self.source.get_dataset(*arguments, **options))
+
+
+def named(source: seqio.DataSource, task: str) -> seqio.DataSource:
+  """The source as `NamedSource`; one of t2t, whose errors are sentences already, as it is."""
+  ours = isinstance(source, NamedSource) or type(source).__module__.startswith("t2t.")
+  return source if ours else NamedSource(source, task)
+
+
+def own(source: seqio.DataSource) -> seqio.DataSource:
+  """The inverse of `named`."""
+  return source.source if isinstance(source, NamedSource) else source
+
+
+def failure(error: Exception, task: str, *, what: str) -> UserError:
+  """The error of a user's own code as a sentence.
+
+  Args:
+    error: what was raised.
+    task: name of the task.
+    what: that it is an error of.
+  """
+  found = (files.user_error(error) if isinstance(error, tf.errors.OpError) else None) or error
+  if isinstance(found, UserError) and "UserError: " in str(error):
+    return found
+  lines = [line.strip() for line in str(found).splitlines() if line.strip()] or ["no message"]
+  kind = "" if isinstance(found, UserError) else f"{type(found).__name__}: "
+  return UserError(f"{task}: {what}: {kind}{lines[0].rstrip('.')}; --debug prints the whole traceback")

@@ -1,0 +1,58 @@
+"""Slices of splits, train[:100], by the rules of TensorFlow Datasets."""
+
+from collections.abc import Callable
+import re
+import types
+from typing import NamedTuple
+
+import tensorflow_datasets as tfds
+
+from t2t import UserError
+
+
+class Part(NamedTuple):
+  """Records of a split from `start` to `stop`."""
+
+  split: str
+  start: int
+  stop: int
+
+
+def bases(split: str) -> list[str]:
+  """The splits that a split is a slice of, or the sum of slices.
+
+  In:  "train[:100]+test"
+  Out: ["train", "test"]
+  """
+  return [re.sub(r"\[[^\[\]]*\]$", "", part) for part in split.split("+")]
+
+
+def parts(split: str, count: Callable[[str], int], *, where: str) -> list[Part]:
+  """The records of a slice of a split, or of a sum of slices.
+
+  In:  "train[-20%:]", of 50 records
+  Out: [Part("train", 40, 50)]
+
+  Args:
+    split: in the words of TensorFlow Datasets.
+    count: name of a split -> its records.
+    where: what names it, for messages.
+
+  Raises:
+    UserError: it is no slice of them, or has no record.
+  """
+  found = []
+  for spec, base in zip(split.split("+"), bases(split), strict=True):
+    info = types.SimpleNamespace(num_examples=count(base), shard_lengths=[count(base)])
+    try:
+      for each in tfds.core.ReadInstruction.from_spec(spec).to_absolute({base: info}):
+        part = Part(base, each.from_ or 0, info.num_examples if each.to is None else each.to)
+        found += [part] if part.stop > part.start else []
+    except (ValueError, NotImplementedError, AssertionError) as error:
+      raise UserError(
+        f"{where}: split {split!r}: {str(error).splitlines()[0] if str(error) else 'cannot be read'}; give a slice as"
+        f" '{base}[:100]' or '{base}[10%:20%]'"
+      ) from error
+  if not found:
+    raise UserError(f"{where}: split {split!r} has no record; give a larger slice")
+  return found

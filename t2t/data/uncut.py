@@ -1,0 +1,80 @@
+"""Lengths of texts before they are cut, which examples carry along so that cut ones can be counted."""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t.data import text_formats
+
+SUFFIX = "_uncut"
+TEXTS = ("inputs", "targets")
+
+
+def _cuts(step: Any) -> bool:
+  return text_formats.function_of(step) is seqio.preprocessors.append_eos_after_trim
+
+
+def measured(task: seqio.Task) -> seqio.Task:
+  """The task with a step that adds the number of tokens of each text before it is cut, EOS included.
+
+  In:  {"inputs": [5, 6, 7], "targets": [8]}                of a task whose next step cuts and adds EOS
+  Out: {"inputs": [5, 6, 7], "targets": [8], "inputs_uncut": 4, "targets_uncut": 2}
+
+  Args:
+    task: stays as it is; numbers that its own steps have added stay, too.
+  """
+  steps = list(task.preprocessors)
+  cuts = [_cuts(step) for step in steps]
+  at = cuts.index(True) if any(cuts) else len(steps)
+  texts = {name: feature for name, feature in task.output_features.items() if name in TEXTS and feature.rank == 1}
+
+  def measure(dataset: tf.data.Dataset, ends: bool) -> tf.data.Dataset:
+    spec = dataset.element_spec
+    if not isinstance(spec, Mapping):
+      return dataset
+    is_list = lambda name: isinstance(spec.get(name), tf.TensorSpec) and spec[name].shape.rank == 1
+    lacking = {name: ends and texts[name].add_eos for name in texts if is_list(name) and name + SUFFIX not in spec}
+    if not lacking:
+      return dataset
+    count = lambda example, name: tf.size(example[name]) + int(lacking[name])
+    return dataset.map(lambda example: {**example, **{name + SUFFIX: count(example, name) for name in lacking}})
+
+  # A later step may leave out what it does not know.
+  steps = [*steps[:at], functools.partial(measure, ends=any(cuts)), *steps[at:], functools.partial(measure, ends=False)]
+  return task.replace(preprocessors=steps)
+
+
+def untrimmed(task: seqio.Task) -> seqio.Task:
+  """The task whose texts are not cut; of a mixture, which leaves out what `measured` adds."""
+  whole = lambda step: seqio.preprocessors.append_eos if _cuts(step) else step
+  return task.replace(preprocessors=[whole(step) for step in task.preprocessors])
+
+
+def trimmed(
+  example: Mapping[str, Any], lengths: Mapping[str, int], features: Mapping[str, seqio.Feature]
+) -> dict[str, Any]:
+  """An example of `untrimmed` as its task cuts it, with the lengths that `measured` adds.
+
+  Args:
+    example: NumPy values.
+    lengths: feature -> most tokens.
+    features: of the task.
+  """
+  found = dict(example)
+  for name in TEXTS:
+    if np.ndim(example.get(name, 0)) == 1:
+      ids, limit = example[name], lengths.get(name, np.shape(example[name])[0])
+      found[name + SUFFIX] = len(ids)
+      if len(ids) > limit:
+        ends = features[name].add_eos and ids[-1] == features[name].vocabulary.eos_id
+        found[name] = np.append(ids[: limit - 1], ids[-1:]) if ends else ids[:limit]
+  return found
+
+
+def length(example: Mapping[str, Any], name: str) -> int:
+  """The number of tokens of a text of an example before it was cut, as far as the example says so."""
+  return int(example.get(name + SUFFIX, np.shape(example[name])[0]))
