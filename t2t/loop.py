@@ -23,7 +23,7 @@ from t2t.reports import history, seen, written
 from t2t.runtime import hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
-from t2t.training import finite, histograms, numbers, recipe
+from t2t.training import finite, histograms, ineffective, numbers, recipe
 from t2t.training import report as reports
 from t2t.training.early import EarlyStop
 from t2t.training.throughput import Throughput
@@ -68,6 +68,9 @@ def train(
   run = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run}):
     hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
+  begins = not damage.steps(bucket.absolute(workdir) / store.CHECKPOINTS)
+  for note in ineffective.check(config, run, begins=begins):
+    hosts.say(note)
   config = run[-1].config
   hosts.check_number(config.train.hosts)
   mesh, why = course.make_mesh(run)
