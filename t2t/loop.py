@@ -135,7 +135,7 @@ def train(
     spread = histograms.Histograms(config.logging.histograms, mesh, report.histograms)
     tasks = _begin(leg, throughput)
     if not batches.begins_stage:
-      report.stage(leg.stage)
+      report.stage(leg.stage, leg.made.loss, leg.made.schedule)
     early = EarlyStop(config.eval, saved)
     why_here = lambda: early.why or batches.ended
 
@@ -162,7 +162,7 @@ def train(
         leg = legs[batches.stage]
         tasks = _begin(leg, throughput)
       if begins:
-        report.stage(leg.stage)
+        report.stage(leg.stage, leg.made.loss, leg.made.schedule)
         steps.resume()
       batch = next(batches)
       if last_step == leg.stage.begin and vocabulary is not None:
@@ -205,6 +205,7 @@ def train(
         found = measured if measured_step == last_step else None
         checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
+      _note(report, workdir)
       if looks:
         steps.resume()
       if follower is not None and (rows := report.rows()):
@@ -218,6 +219,7 @@ def train(
     stop.finish(functools.partial(_stopped, report, workdir, last_step))
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
+    _note(report, workdir)
     if report.shown_at != last_step:
       report.samples(last_step, leg.samples(state, vocabulary))
     if follower is not None and (rows := report.rows()):
@@ -227,7 +229,7 @@ def train(
       hosts.say(why)
 
     # ---- What came out -----------------------------------------------------
-    baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
+    baselines = leg.baselines
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
@@ -243,6 +245,12 @@ def _stopped(report: reports.Report, workdir: epath.Path, step: int) -> None:
   report.stopped(step)
   history.ended(workdir, step, history.STOPPED)
   written.at_end(workdir, ends=False)
+
+
+def _note(report: reports.Report, workdir: epath.Path) -> None:
+  """Keeps what was reported of a collapse, for the report of the run."""
+  for step, text in report.remarks():
+    history.noted(workdir, step, text)
 
 
 def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
@@ -278,7 +286,8 @@ def _measure(
   def of(found: Sequence[Batch]) -> metrics_lib.Metrics:
     return functools.reduce(metrics_lib.merge, (leg.program.eval_step(state, x) for x in stop.abandonable(found)))
 
-  loss = report.evaluation(step, of(leg.eval_batches), {name: of(found) for name, found in leg.by_source.items()})
+  by_source = {name: of(found) for name, found in leg.by_source.items()}
+  loss = report.evaluation(step, of(leg.eval_batches), by_source, baselines=leg.baselines)
   if leg.stage.config.logging.texts:
     stop.saving()  # the first time it is compiled
     report.samples(step, leg.samples(state, vocabulary))
