@@ -61,6 +61,7 @@ def test_a_warmup_as_long_as_a_stage_is_refused():
     ("optimizer.no_decay=norm", "config.optimizer.no_decay=norm has no effect"),
     ("eval.every=501", "config.eval.every=501: more than the run's 500 steps; only the last step is evaluated"),
     ("eval.every=600 checkpoint.every=700", "every=600, config.checkpoint.every=700: more .* is evaluated and saved"),
+    ("train.log_every=501", "only the last step of the run is logged"),
     ("logging.histograms=501", "no histogram is written"),
     ("eval.patience=4 eval.every=100", "have 4 evaluations before the last .* early stopping needs 5"),
     ("numbers.spike_deviations=4 numbers.spike_window=500", "no loss counts as a spike; give fewer steps"),

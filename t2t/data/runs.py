@@ -49,7 +49,7 @@ def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
-  config = _with_heads(config, found)
+  config = _with_heads(_with_vocabulary(config), found)
   number = _number_of_examples(config, found)
   return _with_steps(config, number), number
 
@@ -69,6 +69,13 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
     with stage.told():
       found.append(dataclasses.replace(stage, config=resolved(stage.config)))
   return tuple(found)
+
+
+def _with_vocabulary(config: Config) -> Config:
+  """The run whose embedding has the vocabulary's rows, up to a multiple of 128, where its config says 0."""
+  if config.model.vocab_size:
+    return config
+  return config.with_(model={"vocab_size": features.rows_of(pipeline.vocabulary(config.data).vocab_size)})
 
 
 def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:

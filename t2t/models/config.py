@@ -133,7 +133,7 @@ class TransformerConfig:
   """
 
   architecture: str  # encoder_decoder, decoder_only, encoder_only
-  vocab_size: int  # rows of the embedding; at least the vocabulary's, best a multiple of 128
+  vocab_size: int  # rows of the embedding, best a multiple of 128; 0: the vocabulary's size, up to a multiple of 128
   embed_dim: int  # width of the residual stream
   num_heads: int  # of each attention
   head_dim: int  # num_heads * head_dim need not be embed_dim

@@ -172,6 +172,8 @@ def _cadence(stage: Stage) -> Iterator[str]:
   if at_end:
     done = " and ".join({"eval": "evaluated", "checkpoint": "saved"}[key.split(".")[1]] for key in at_end)
     yield f"{', '.join(at_end)}: more than {what}; only the last step is {done}"
+  if config.train.log_every > stage.end and not stage.begin:
+    yield f"config.train.log_every={config.train.log_every}: more than {what}; only the last step of the run is logged"
   if config.logging.histograms > stage.end:
     yield f"config.logging.histograms={config.logging.histograms}: more than {what}; no histogram is written"
   evaluations = len([step for step in range(1, steps) if not (stage.begin + step) % config.eval.every])

@@ -269,9 +269,9 @@ def task_features(config: Config) -> tuple[str, ...]:
 
 
 def asks_data(config: Config) -> bool:
-  """Whether only the tasks say what is trained: which heads, or how many steps an epoch has; see `runs.resolved`."""
+  """Whether the data alone says what is trained: heads, steps of an epoch, rows of the embedding; see `resolved`."""
   train, data = config.train, config.data
-  if train.epochs or not (config.eval.every and config.checkpoint.every):
+  if train.epochs or not (config.eval.every and config.checkpoint.every and config.model.vocab_size):
     return True
   if data.files or not data.mixture or config.model.heads:
     return False

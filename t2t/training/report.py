@@ -154,7 +154,7 @@ class Report:
     self._warn_of_repeats(step, made.epochs)
     if self._collapse is not None:
       self._remark(step, self._collapse.step(step, values))
-    if step % self._config.train.log_every == 0:
+    if step % self._config.train.log_every == 0 or step == self._config.train.steps:
       values["learning_rate"] = float(self._schedule(step - 1))
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
       values |= memory.used(jax.local_devices())
