@@ -39,7 +39,7 @@ examples:
     --config.data.mixture=docs_match --task_modules t2t.tasks.docs
   t2t train --config finetune_docs_match --workdir runs/new \\
     --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/fisher \\
-    --config.optimizer.paths='.: anchor=1000'"""
+    --config.optimizer.paths='.: anchor=300'"""
 _EXAMPLES_READ = 1024
 
 

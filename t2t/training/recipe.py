@@ -206,7 +206,7 @@ def _check_fisher(config: Config) -> None:
   if not paths.sets(config.optimizer, "anchor"):
     raise UserError(
       f"{where}: says how fast each parameter is held, and no rule of config.optimizer.paths says which: add one,"
-      " '.: anchor=1000', or leave it out"
+      " '.: anchor=NUMBER' (`t2t fisher` prints one that suits what it measured), or leave it out"
     )
   for name in config.adapters:
     raise UserError(f"{where}: config.{name} leaves what the checkpoint has learned as it is; leave one of them out")
