@@ -28,6 +28,7 @@ _MOST = {"num_encoder_layers": 10_000, "num_decoder_layers": 10_000, "num_heads"
 
 # May be 0: that means without, or the number that another field implies.
 _MAY_BE_ZERO = (
+  "vocab_size",
   "num_encoder_layers",
   "num_decoder_layers",
   "num_kv_heads",

@@ -10,7 +10,7 @@ from t2t.configs import default
 from t2t.sections import Config, OptimizerConfig
 from t2t.settings import records
 from t2t.stages import Stage
-from t2t.training import schedules, tracking
+from t2t.training import paths, schedules, tracking
 
 # Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
 _BY_OPTIMIZER = {
@@ -213,7 +213,12 @@ def _sections(config: Config) -> Iterator[str]:
   plain, numbers = _defaults(), config.numbers
   spikes = numbers.spike_deviations > 0
   goes_back = numbers.not_finite == "back" or (spikes and numbers.spike == "back")
+  positions = config.model.positions
+  relative = ("relative_position_buckets", "relative_position_max_distance")
   reads = [
+    ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
+    ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
+    ("model", relative, positions == "relative", f"config.model.positions={positions}"),
     ("numbers", ("spike", "spike_window"), spikes, "config.numbers.spike_deviations=0.0: no loss counts as a spike"),
     (
       "numbers",
@@ -223,6 +228,7 @@ def _sections(config: Config) -> Iterator[str]:
     ),
     ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
     ("logging", ("project",), config.logging.tracker != tracking.NONE, "config.logging.tracker=none"),
+    ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
     ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
     (
       "init",
@@ -239,6 +245,12 @@ def _sections(config: Config) -> Iterator[str]:
       value = getattr(getattr(config, section), key)
       if value != getattr(getattr(plain, section), key):
         yield f"config.{section}.{key}={value} has no effect: {why}"
+  by_depth = [rule for rule in paths.parse(tuple(config.optimizer.paths)) if "depth" in rule.settings]
+  if config.optimizer.layer_decay < 1.0 and any(rule.pattern in (".", ".*") for rule in by_depth):
+    yield (
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of config.optimizer.paths has"
+      " a depth for every parameter"
+    )
   decays = config.optimizer.weight_decay or any("decay=" in rule for rule in config.optimizer.paths)
   if config.optimizer.no_decay != plain.optimizer.no_decay and not decays and config.optimizer.name != "lamb":
     no_decay = ",".join(config.optimizer.no_decay)

@@ -176,6 +176,10 @@ def make(config: Config) -> Recipe:
     UserError: a loss, an optimizer, a schedule or something done about numbers that there is not, or that does not go
       with the rest.
   """
+  if not config.model.vocab_size:
+    raise UserError(
+      "config.model.vocab_size=0 is the size of the vocabulary, which only a run with data knows; give a number"
+    )
   loss = losses.make(config)
   if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
     raise UserError(
