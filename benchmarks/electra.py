@@ -128,6 +128,7 @@ def with_budget(config: ConfigDict, flops: float, *, points: int) -> ConfigDict:
   every = max(1, round(flops / step_flops(config) / points))
   config.train.steps = every * points
   config.optimizer.warmup_steps = config.train.steps // 10
+  config.optimizer.warmup_ratio = 0.0
   config.eval.every = config.checkpoint.every = every
   config.checkpoint.keep = points
   return config

@@ -75,6 +75,7 @@ def cell(row: str, objective: str, *, steps: int, positions: int) -> ConfigDict:
   config.train.batch_size = max(1, positions // length)
   config.train.steps = steps
   config.optimizer.warmup_steps = min(50, steps // 4)
+  config.optimizer.warmup_ratio = 0.0
   config.eval.every = config.checkpoint.every = max(1, steps // 10)
   config.eval.examples = 0
   return config

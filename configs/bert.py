@@ -2,9 +2,10 @@
 
   t2t train --config bert_base --workdir gs://BUCKET/bert_base --config.data.vocabulary=gs://BUCKET/vocab.txt
 
-Sizes: base 110 M, large 336 M parameters.  A million steps of 256 sequences on English Wikipedia, as published: of 128
-tokens for 90 % of the steps, then of 512 (appendix A.2); with --config.stages='()' all are of 512.  RoBERTa found the
-next-sentence task of no use (Liu et al. 2019, section 4.2).
+Sizes: base 110 M, large 336 M parameters.  A million steps of 131,072 tokens on English Wikipedia, as published: 1,024
+sequences of 128 for 90 % of the steps, then 256 of 512 (appendix A.2; the batch of the short ones is from the authors'
+slides).  With --config.stages='()' all are 256 of 512.  RoBERTa found the next-sentence task of no use (Liu et al.
+2019, section 4.2).
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +28,7 @@ def get_config(size: str = "base") -> ConfigDict:
   config.data.inputs_length = 512
   config.data.extra_ids = 0
   config.stages = (
-    {"name": "short", "share": 0.9, "data.inputs_length": 128},
+    {"name": "short", "share": 0.9, "data.inputs_length": 128, "train.batch_size": 1_024},
     {"name": "long"},
   )
   config.train.steps = 1_000_000

@@ -81,7 +81,7 @@ def get_config() -> ConfigDict:
   config.train.xla_flags = True  # those of t2t/runtime/xla_flags.py, which let collectives overlap with computing
   config.train.deterministic = False  # GPUs: the same bits each time, if slower; CPUs and TPUs give them anyway
   config.train.offload_optimizer = False  # moments wait in the host's memory between updates
-  config.train.log_every = 1  # steps between lines in metrics.jsonl and TensorBoard
+  config.train.log_every = 1  # steps between rows in metrics.jsonl and TensorBoard, each of one step; the last has one
 
   config.numbers = ConfigDict()
   config.numbers.not_finite = "stop"  # a loss or gradient norm: stop; skip: no update; back: to the last checkpoint

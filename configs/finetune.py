@@ -97,7 +97,7 @@ def _small(config: ConfigDict) -> None:
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = 0.05
   config.optimizer.schedule = "cosine"
-  config.optimizer.warmup_steps = 20
+  config.optimizer.warmup_ratio = 0.1
   config.optimizer.clip_norm = 1.0
   config.eval.batch_size = 64
   config.eval.every = 50

@@ -69,7 +69,7 @@ def get_config(family: str | None = None) -> ConfigDict:
   config.optimizer.name = "adamw"
   config.optimizer.learning_rate = 0.05  # relative to each parameter's root mean square
   config.optimizer.schedule = "cosine"
-  config.optimizer.warmup_steps = 50
+  config.optimizer.warmup_ratio = 0.1
   config.optimizer.clip_norm = 1.0
   config.eval.every = 250
   config.checkpoint.every = 250
@@ -97,4 +97,5 @@ def _most_in_four_minutes(config: ConfigDict) -> None:
   config.train.log_every = 10  # to write each of so short steps takes a tenth of the time
   config.optimizer.name = "muon"
   config.optimizer.muon_iterations = 3
+  config.optimizer.warmup_ratio = 1 / 60  # 50 steps
   config.eval.every = config.checkpoint.every = 750

@@ -10,9 +10,10 @@ import sys
 import threading
 
 from t2t import UserError, did_you_mean
-from t2t.launch import gke, listing, queued_resource, slurm, tpu_types, tpu_vm
+from t2t.launch import gke, listing, queued_resource, slurm, tpu_vm
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
+from t2t.planning import tpu_types
 from t2t.runtime import stopping, telling
 
 _ACTIONS = {

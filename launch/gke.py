@@ -8,9 +8,10 @@ import shlex
 import yaml
 
 from t2t import UserError
-from t2t.launch import google_cloud, refusals, tpu_types
+from t2t.launch import google_cloud, refusals
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
+from t2t.planning import tpu_types
 from t2t.runtime import exit_codes, roll_call
 
 _FOLDER = "/t2t"  # where the job runs in a pod; the image makes it
@@ -341,6 +342,7 @@ def run(request: Request, job: job_lib.Job, shell: shell_lib.Shell, *, delete: b
   if job.workdir:
     google_cloud.check_credentials(shell)
     google_cloud.check_bucket(shell, job.workdir)
+    google_cloud.check_reads(shell, job.reads)
   shell.say("Is it there already?")
   found = jobset.in_cluster()
   if found is not None:

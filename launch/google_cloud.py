@@ -1,5 +1,7 @@
 """What must be right in a Google Cloud project before anything is paid for: credentials, and a bucket to write to."""
 
+from collections.abc import Mapping, Sequence
+
 from t2t import UserError
 from t2t.launch import shell as shell_lib
 
@@ -16,6 +18,26 @@ def check_credentials(shell: shell_lib.Shell) -> None:
   )
   if answer.code or not answer.out.strip():
     raise UserError("nobody is logged in to Google Cloud; run `gcloud auth login`")
+
+
+def check_reads(shell: shell_lib.Shell, reads: Mapping[str, Sequence[str]]) -> None:
+  """Checks that what a command reads is in its bucket; a dry run prints the checks, and how each is copied there.
+
+  Args:
+    shell: runs gcloud.
+    reads: key or option, "config.data.vocabulary" -> paths in buckets.
+
+  Raises:
+    UserError: nothing is there; says how to copy it.
+  """
+  for key, paths in reads.items():
+    for path in paths:
+      folder = path.rpartition("/")[0] + "/"
+      copied = f"gcloud storage cp --recursive {path.rpartition('/')[2]} {folder}"
+      shell.say(f"Is {key} there? If not: {copied}")
+      answer = shell.ask(["gcloud", "storage", "ls", path])
+      if answer.code:
+        raise UserError(f"{key}={path}: is not in the bucket, or cannot be read:\n{answer.reason()}\nCopy it: {copied}")
 
 
 def check_bucket(shell: shell_lib.Shell, path: str) -> None:

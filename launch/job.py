@@ -1,6 +1,6 @@
 """The t2t command that every host is to run: checked on this machine, before anything is paid for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import glob
 import hashlib
@@ -40,11 +40,13 @@ class Job:
     argv: what stands behind `t2t`, files by the names that they have on the hosts.
     files: name in the hosts' folder `files` -> path on this machine.
     workdir: of its --workdir, or None.
+    reads: key or option, "config.data.vocabulary" -> the paths in buckets that the command reads for it.
   """
 
   argv: tuple[str, ...]
   files: dict[str, pathlib.Path] = dataclasses.field(default_factory=dict)
   workdir: str | None = None
+  reads: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
   @property
   def fingerprint(self) -> str:
@@ -128,6 +130,14 @@ def _check_paths(config: ConfigDict) -> None:
           f"config.{key}={part} is on this machine, where the hosts cannot read it; copy it to the bucket"
           f" (gcloud storage cp --recursive {part} gs://BUCKET/data/) and give its path there"
         )
+
+
+def _reads(config: ConfigDict | None, named: Mapping[str, str]) -> dict[str, list[str]]:
+  """Key or option -> the paths in buckets that a command reads."""
+  values = [] if config is None else [(f"config.{key}", value) for key, value in _paths(config)]
+  values += [(option, named[option]) for option in ("--checkpoint", "--input")]
+  found = {key: [part for part in value.split(",") if part.startswith("gs://")] for key, value in values}
+  return {key: paths for key, paths in found.items() if paths}
 
 
 def _installed(module: str) -> str:
@@ -228,4 +238,4 @@ def read(argv: Sequence[str], *, remote: bool, devices: int | None = None) -> Jo
     argv, files = _shipped(argv, config)
   if run is not None and not run.init.inherit:  # or the checkpoint's vocabulary takes its place
     run.data.check_vocabulary()
-  return Job(tuple(argv), files, workdir)
+  return Job(tuple(argv), files, workdir, _reads(config, named))

@@ -5,8 +5,9 @@ import json
 import shlex
 
 from t2t import UserError
-from t2t.launch import refusals, tpu_types
+from t2t.launch import refusals
 from t2t.launch import shell as shell_lib
+from t2t.planning import tpu_types
 
 _DELETIONS = 3  # tries: what was asked for a moment ago may not be deleted yet
 # Requests in these states come to nothing, or are no more.

@@ -293,6 +293,7 @@ def run(
   google_cloud.check_credentials(shell)
   if job.workdir:
     google_cloud.check_bucket(shell, job.workdir)
+  google_cloud.check_reads(shell, job.reads)
   wheel_path, lock = wheel_lib.find_or_build(shell, wheel)
   try:
     failed = _until_ended(machines, job, shell, wheel_path, lock, restarts=restarts)

@@ -6,6 +6,7 @@ import errno
 import gc
 import importlib
 import os
+import re
 import sys
 import threading
 import traceback
@@ -149,8 +150,23 @@ def _of_others(command: str, rest: list[str], error: Exception) -> int:
   if isinstance(error, OSError) and error.errno in _MACHINE and "--debug" not in rest:
     why = f"{error.filename or 'this machine'}: {error.strerror.lower()}; {_MACHINE[error.errno]}"
     return _told(command, rest, why, exit_codes.REFUSED)
+  if "RESOURCE_EXHAUSTED" in str(error) and type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
+    return _told(command, rest, _out_of_memory(command, str(error)), exit_codes.FAILED)
   _end_others(f"{type(error).__name__}: {error}".partition("\n")[0], exit_codes.FAILED, traceback.format_exc())
   raise error
+
+
+def _out_of_memory(command: str, text: str) -> str:
+  """What to do about a device whose memory is full, by what XLA says that it wanted."""
+  found = re.search(r"allocat\w* (?:of )?(\d[\d.]* ?(?:[KMGT]?i?B\b|bytes))", text)
+  wanted = f", which had no room for {found[1]}" if found else ""
+  if command != "train":
+    return f"the memory of a device is full{wanted}; read fewer rows at a time, or more devices (config.mesh)"
+  return (
+    f"the memory of a device is full{wanted}; cut the batch (--config.train.microbatches=2, or a smaller"
+    " --config.train.batch_size), keep less of it (--config.model.remat=full), or split the parameters"
+    " (--config.mesh.fsdp); `t2t plan` says what a step needs, and what would make it fit"
+  )
 
 
 def _told(command: str, rest: list[str], why: str, code: int) -> int:

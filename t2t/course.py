@@ -156,6 +156,11 @@ class Leg:
       early.check_measured(settings, ["loss", *(() if self.tasks is None else self.tasks.metric_names())])
 
   @functools.cached_property
+  def baselines(self) -> Sequence[losses.Baseline]:
+    """Losses of models that have learned nothing, on the stage's held-out batches."""
+    return self.made.loss.baselines(self.eval_batches, self.stage.config.model.vocab_size)
+
+  @functools.cached_property
   def flops(self) -> float:
     """Of a step."""
     return self.made.flops(predicted=losses.share_of_weights(self.eval_batches))

@@ -143,3 +143,8 @@ def features_of_texts(architecture: str, features: Sequence[str]) -> tuple[str, 
   # What is read and not predicted is a prefix, as inputs are.
   prefix = () if "targets" in features else ARCHITECTURES[architecture].with_inputs
   return (*(f"{side}_{name}" for name in names), *prefix)
+
+
+def rows_of(vocab_size: int) -> int:
+  """Rows of an embedding for a vocabulary: up to a multiple of 128, which meshes divide."""
+  return -(-vocab_size // 128) * 128

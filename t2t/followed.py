@@ -21,8 +21,9 @@ import weakref
 import jax
 from ml_collections import ConfigDict
 
-from t2t import UserError, loop, own_batches, settings, typed_config
+from t2t import UserError, foreign_names, loop, own_batches, settings, typed_config
 from t2t.checkpoints import pretrained
+from t2t.configs import default
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping, telling, waiting
 from t2t.storage import bucket, given_paths
@@ -55,7 +56,13 @@ def config(
   dotted = dict(changes or {})
   for section, values in sections.items():
     if not isinstance(values, Mapping):
-      raise UserError(f"{section}={values!r}: give the keys of this section, {section}={{'key': {values!r}}}")
+      known = foreign_names.translated(section)
+      keys = [f"{name}.{key}" for name, each in default.get_config().items() if name != "stages" for key in each]
+      if same := next((key for key in keys if key.rpartition(".")[2] == section), ""):
+        name, _, key = same.partition(".")
+        known = f"; did you mean {name}={{{key!r}: {values!r}}}?"
+      example = known or f": give the keys of this section, {section}={{'key': {values!r}}}"
+      raise UserError(f"{section}={values!r}{example if not known else f' is no section{known}'}")
     dotted |= {f"{section}.{key}": value for key, value in values.items()}
   dotted = {str(key): typed_config.plain(value) for key, value in dotted.items()}
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]

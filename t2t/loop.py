@@ -23,7 +23,7 @@ from t2t.reports import history, seen, written
 from t2t.runtime import hosts, stopping, watchdog
 from t2t.sections import Config
 from t2t.storage import bucket
-from t2t.training import finite, histograms, numbers, recipe
+from t2t.training import finite, histograms, ineffective, numbers, recipe
 from t2t.training import report as reports
 from t2t.training.early import EarlyStop
 from t2t.training.throughput import Throughput
@@ -68,6 +68,9 @@ def train(
   run = data.resolved_stages(config)
   for name in (x.name for x in config.stages if x.name not in {stage.name for stage in run}):
     hosts.say(f"stage {name}: its share of {config.train.steps} steps is less than one, and it is left out")
+  begins = not damage.steps(bucket.absolute(workdir) / store.CHECKPOINTS)
+  for note in ineffective.check(config, run, begins=begins):
+    hosts.say(note)
   config = run[-1].config
   hosts.check_number(config.train.hosts)
   mesh, why = course.make_mesh(run)
@@ -132,7 +135,7 @@ def train(
     spread = histograms.Histograms(config.logging.histograms, mesh, report.histograms)
     tasks = _begin(leg, throughput)
     if not batches.begins_stage:
-      report.stage(leg.stage)
+      report.stage(leg.stage, leg.made.loss, leg.made.schedule)
     early = EarlyStop(config.eval, saved)
     why_here = lambda: early.why or batches.ended
 
@@ -159,7 +162,7 @@ def train(
         leg = legs[batches.stage]
         tasks = _begin(leg, throughput)
       if begins:
-        report.stage(leg.stage)
+        report.stage(leg.stage, leg.made.loss, leg.made.schedule)
         steps.resume()
       batch = next(batches)
       if last_step == leg.stage.begin and vocabulary is not None:
@@ -202,6 +205,7 @@ def train(
         found = measured if measured_step == last_step else None
         checkpoints.save(last_step, state, beside, resolved[batches.stage], metrics=found)
         saved_step = last_step
+      _note(report, workdir)
       if looks:
         steps.resume()
       if follower is not None and (rows := report.rows()):
@@ -215,6 +219,7 @@ def train(
     stop.finish(functools.partial(_stopped, report, workdir, last_step))
     if measured_step != last_step:
       measured = measure(leg, tasks, last_step, state)  # nothing was left to train
+    _note(report, workdir)
     if report.shown_at != last_step:
       report.samples(last_step, leg.samples(state, vocabulary))
     if follower is not None and (rows := report.rows()):
@@ -224,8 +229,7 @@ def train(
       hosts.say(why)
 
     # ---- What came out -----------------------------------------------------
-    baselines = leg.made.loss.baselines(leg.eval_batches, config.model.vocab_size)
-    baselines = [baseline for baseline in baselines if baseline.is_fair]
+    baselines = [baseline for baseline in leg.baselines if baseline.is_fair]
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]
@@ -241,6 +245,12 @@ def _stopped(report: reports.Report, workdir: epath.Path, step: int) -> None:
   report.stopped(step)
   history.ended(workdir, step, history.STOPPED)
   written.at_end(workdir, ends=False)
+
+
+def _note(report: reports.Report, workdir: epath.Path) -> None:
+  """Keeps what was reported of a collapse, for the report of the run."""
+  for step, text in report.remarks():
+    history.noted(workdir, step, text)
 
 
 def _is_due(stage: stages.Stage, step: int, every: int) -> bool:
@@ -277,7 +287,8 @@ def _measure(
   def of(found: Sequence[Batch]) -> metrics_lib.Metrics:
     return functools.reduce(metrics_lib.merge, (leg.program.eval_step(state, x) for x in stop.abandonable(found)))
 
-  loss = report.evaluation(step, of(leg.eval_batches), {name: of(found) for name, found in leg.by_source.items()})
+  by_source = {name: of(found) for name, found in leg.by_source.items()}
+  loss = report.evaluation(step, of(leg.eval_batches), by_source, baselines=leg.baselines)
   if leg.stage.config.logging.texts:
     stop.saving()  # the first time it is compiled
     report.samples(step, leg.samples(state, vocabulary))

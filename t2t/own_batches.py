@@ -13,7 +13,7 @@ from etils import epath
 import jax
 import numpy as np
 
-from t2t import UserError, sharding, stages
+from t2t import UserError, features, sharding, stages
 from t2t.models.architecture import Batch
 from t2t.own_rows import Framing, Rows, completed
 from t2t.runtime import hosts, waiting
@@ -61,6 +61,11 @@ class OwnData:
         raise UserError(f"{key}={value}: nobody knows how many batches of your own an epoch has; {counted}")
     if config.eval.tasks:
       raise UserError(f"config.eval.tasks={config.eval.tasks}: batches of your own are of no task; set it to ()")
+    if not config.model.vocab_size:
+      if not config.data.vocabulary:
+        raise UserError("config.model.vocab_size=0: give the number of ids in your batches, or config.data.vocabulary")
+      rows = features.rows_of(self.vocabulary(config).vocab_size)
+      config = config.with_(model={"vocab_size": rows})
     return stages.of(config.with_(data=_UNREAD, train={"loss": config.train.loss or "cross_entropy"}))
 
   def check_stages(self, run: Sequence[Stage]) -> None:

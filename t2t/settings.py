@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from t2t import UserError
+from t2t import UserError, foreign_names
 from t2t.configs import default
 from t2t.models.adapt import ADAPTERS
 from t2t.models.architecture import ARCHITECTURES
@@ -177,6 +177,12 @@ def for_architecture(spec: str, config: ConfigDict) -> None:
     adapt(config)
 
 
+def all_keys() -> list[str]:
+  """Returns all keys that a config may have, "SECTION.KEY"."""
+  found = [f"{name}.{key}" for name, values in default.get_config().items() if name != _STAGES for key in values]
+  return found + [f"{name}.{field.name}" for name, cls in OPTIONAL.items() for field in dataclasses.fields(cls)]
+
+
 def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
   """`config` with `--config.SECTION.KEY=VALUE` applied, locked; several values are separated by commas.
 
@@ -202,6 +208,8 @@ def override(config: ConfigDict, arguments: list[str]) -> ConfigDict:
     match = re.match(r"--(?:no)?config\.([\w.]+)", argument)
     if argument.startswith("-") and match is None:
       key = argument.lstrip("-").partition("=")[0].replace("-", "_")
+      if known := foreign_names.translated(key):
+        raise UserError(f"unknown option {argument}{known}; options have the form --config.SECTION.KEY=VALUE")
       near = difflib.get_close_matches(key, [each.partition(".")[2] for each in keys], n=1)
       meant = " or ".join(f"--config.{each}" for each in keys if each == key or each.partition(".")[2] in near)
       raise UserError(f"unknown option {argument}; {f'did you mean {meant}?' if meant else '`--help` lists them'}")
@@ -350,7 +358,21 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
       )
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
-  raise UserError(f"--config.{key}: no such key{_nearest(key, list(known))}; `--help all` lists all keys")
+  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `--help all` lists all keys")
+
+
+def instead_of(key: str, known: Sequence[str]) -> str:
+  """Returns the end of an error about an unknown key: the same key of another section, a translation, or the nearest.
+
+  Args:
+    key: "train.learning_rate", or without a section.
+    known: all keys.
+  """
+  field = key.rpartition(".")[2]
+  same = [each for each in known if each.rpartition(".")[2] == field]
+  if len(same) == 1:
+    return f"; did you mean config.{same[0]}?"
+  return foreign_names.translated(key) or _nearest(key, list(known))
 
 
 def _listed(config: ConfigDict, keys: list[str], argument: str) -> str:
@@ -393,19 +415,41 @@ def records(config: ConfigDict) -> Config:
   return found.with_(data={"mixture": ""}) if found.data.files or found.data.sources else found
 
 
+def _t5x_pairs(value: Sequence[Any]) -> list[str]:
+  """The options that say what pairs of T5X's `assignment_map` say: (pattern, where it is there, or None: fresh).
+
+  In:  ((r"^.*decoder.*$", None), ("encoder", "body"))
+  Out: ["--config.init.fresh=decoder", "--config.init.parts=body=encoder"]
+  """
+  value = [(each.removesuffix("=None"), None) if str(each).endswith("=None") else each for each in value]
+  pairs = [value] if len(value) == 2 and isinstance(value[0], str) and not isinstance(value[1], str) else value
+  if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+    return []
+  plain = lambda pattern: re.sub(r"/?(\(?\.\*\)?)?\$?$", "", re.sub(r"^\^?(\(?\.\*\)?)?", "", str(pattern)))
+  fresh = [plain(ours) or "." for ours, theirs in pairs if theirs is None]
+  # The group that stands behind a path is the rest of it, which parts move by themselves.
+  whole = lambda path: re.sub(r"/?\\\d$", "", str(path))
+  moved = [f"{whole(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
+  found = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
+  return found + ([f"--config.init.parts={','.join(moved)}"] if moved else [])
+
+
 def _record(config: ConfigDict, name: str, cls: type[T]) -> T:
   fields = dataclasses.fields(cls)
   known = [field.name for field in fields]
   unknown = [key for key in config[name] if key not in known]
   if unknown:
     key = f"{name}.{unknown[0]}"
-    meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else _nearest(unknown[0], known)
+    meant = foreign_names.translated(key) or _nearest(unknown[0], known)
+    meant = f" any more; it is config.{_RENAMED[key]}" if key in _RENAMED else meant
     raise UserError(f"config.{key}: no such key{meant}")
   needed = [field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING]
   missing = [key for key in needed if key not in config[name]]
   if missing:
     raise UserError(f"config.{name}.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
   for key in (field.name for field in fields if field.type == tuple[str, ...] and field.name in config[name]):
+    if name == "init" and (pairs := _t5x_pairs(config[name][key])):
+      raise UserError(f"config.init.{key}={config[name][key]}: is written as T5X has it; give {' '.join(pairs)}")
     if not all(isinstance(each, str) for each in config[name][key]):
       raise UserError(f"config.{name}.{key}={config[name][key]}: must be texts, separated by commas")
   return cls(**config[name])

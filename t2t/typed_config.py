@@ -7,11 +7,34 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from t2t import UserError
+from t2t import UserError, settings
+
+
+class _NoSuchKey(UserError, AttributeError):
+  """A key that does not exist was set."""
+
+
+class _OtherType(UserError, TypeError):
+  """A key was set to a value of another type."""
 
 
 class TypedConfig(ConfigDict):
-  """A ConfigDict that takes paths and NumPy's numbers, and refuses a value of another type by its key."""
+  """A ConfigDict that takes paths and NumPy's numbers, and refuses unknown keys and values of another type by key."""
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    """As `ConfigDict`'s.
+
+    Raises:
+      UserError: the key does not exist, or the value is not of its type.
+    """
+    try:
+      super().__setattr__(name, value)
+    except UserError:
+      raise
+    except AttributeError as error:
+      key = f"{self._section}.{name}" if self._section else name
+      nearest = settings.instead_of(key, settings.all_keys())
+      raise _NoSuchKey(f"config.{key}={value!r}: no such key{nearest}") from error
 
   def __setitem__(self, key, value):
     """As `ConfigDict`'s.
@@ -23,11 +46,11 @@ class TypedConfig(ConfigDict):
     before = self._fields.get(key)
     name = f"config.{self._section}.{key}" if self._section else f"config.{key}"
     if value is None and isinstance(before, bool | int | float | str | tuple):
-      raise UserError(f"{name}=None: {_wanted(before)}; the value now is {before!r}")
+      raise _OtherType(f"{name}=None: {_wanted(before)}; the value now is {before!r}")
     try:
       super().__setitem__(key, value)
     except TypeError as error:
-      raise UserError(f"{name}={value!r}: {_wanted(before)}{_remedy(before, value)}") from error
+      raise _OtherType(f"{name}={value!r}: {_wanted(before)}{_remedy(before, value)}") from error
 
   # Of one that is made anew, as a copy is before its attributes are set.
   _section = ""

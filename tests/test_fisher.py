@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import shutil
+import types
 
 from flax import nnx, traverse_util
 import jax
@@ -21,6 +22,7 @@ import trained
 from t2t import UserError, fisher, sharding
 from t2t import __main__ as command
 from t2t.checkpoints import fishers, pretrained, reading
+from t2t.commands import fisher as fisher_command
 from t2t.settings import load_config, override, records
 from t2t.training import anchors, optimizers, recipe
 from t2t.training import fisher as fisher_lib
@@ -273,6 +275,22 @@ def test_the_command(information, capsys):
   assert opened.base.entries.keys() == flat.keys()
   assert command.main(["checkpoint", "verify", str(information)]) == 0
   assert "whole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("mean", "anchor"), [(1e-3, 300), (2.48e-8, 1e7), (4.0, 0.08)])
+def test_the_advised_anchor_follows_from_the_mean(mean, anchor):
+  """Their product is about the same, to one digit."""
+  assert fisher_command.anchor(mean) == pytest.approx(anchor, rel=1e-6)
+
+
+def test_information_that_holds_nothing_is_told():
+  """Without advice on how to use it."""
+  diagonal = {"embed": jnp.zeros((2, 3))}
+  config = records(load_config("tiny_t5"))
+  found = fisher.Found(diagonal, diagonal, 3, config)
+  source = types.SimpleNamespace(path="runs/old")
+  lines = list(fisher_command._lines(found, source, "out", packed=False))
+  assert "it holds nothing" in lines[-1] and not any("anchor" in line for line in lines)
 
 
 def test_a_held_run_goes_on_bit_for_bit(information, tmp_path, capsys):

@@ -11,7 +11,8 @@ import fake_cloud
 import pytest
 
 from t2t import UserError
-from t2t.launch import host, shell, tpu_types
+from t2t.launch import host, shell
+from t2t.planning import tpu_types
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "launch.md"
 LAUNCH = "tpu-vm --name base --type v5p-32 --zone us-central1-a -- train --config tiny --workdir gs://bucket/base"
@@ -292,6 +293,23 @@ def test_tpu_types(name, topology, chips, hosts, gke_hosts):
   """Chips, machines and topologies as Google's tables have them."""
   found = tpu_types.tpu_type(name)
   assert (found.topology, found.chips, found.hosts, found.gke_hosts) == (topology, chips, hosts, gke_hosts)
+
+
+@pytest.mark.parametrize("name", [*tpu_types.TYPES, "v5e-16"])
+def test_a_slice_has_the_same_names_everywhere(name):
+  """What `plan` takes `launch` takes, and the other way round."""
+  sides = tpu_types.topology(name)
+  found = tpu_types.tpu_type(name)
+  assert tpu_types.tpu_type(sides) == found and sides.endswith(f":{found.topology}")
+  assert tpu_types.topology(sides) == sides
+
+
+def test_a_slice_that_there_is_not_is_named_with_its_option():
+  """By either name."""
+  with pytest.raises(UserError, match="--topology v5e-17: no such TPU type"):
+    tpu_types.topology("v5e-17")
+  with pytest.raises(UserError, match="--type v5e:3x3: no such TPU type"):
+    tpu_types.tpu_type("v5e:3x3")
 
 
 def test_shown_commands_can_be_pasted():

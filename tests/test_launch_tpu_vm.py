@@ -272,6 +272,20 @@ def test_bucket_that_cannot_be_written(cloud, capfd, error, advice):
   assert not [call for call in cloud.calls if "queued-resources" in call]
 
 
+def test_what_is_read_is_looked_for_in_the_bucket(cloud, capfd):
+  """Before machines are asked for; a dry run prints how it is looked for, and copied."""
+  names = "--config.data.files=gs://bucket/text/*.txt --config.data.vocabulary=gs://bucket/spiece.model"
+  assert cloud.launch(f"{LAUNCH.replace(' -- ', ' --dry-run -- ')} {names}") == 0
+  printed = capfd.readouterr().out
+  assert "gcloud storage ls gs://bucket/spiece.model" in printed
+  assert "gcloud storage cp --recursive spiece.model gs://bucket/" in printed
+  cloud.on("storage ls gs://bucket/spiece.model", (1, "", "One or more URLs matched no objects."))
+  assert cloud.launch(f"{LAUNCH} {names}") == 2
+  said = capfd.readouterr().err
+  assert "config.data.vocabulary=gs://bucket/spiece.model: is not in the bucket" in said
+  assert not [call for call in cloud.calls if "queued-resources" in call]
+
+
 def test_gcloud_is_not_installed(cloud, monkeypatch, capfd):
   """Says how to install it."""
   monkeypatch.setenv("PATH", "")

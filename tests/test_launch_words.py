@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import pytest
 import yaml
 
-from t2t.launch import gke, job, slurm, tpu_types, tpu_vm
+from t2t.launch import gke, job, slurm, tpu_vm
+from t2t.planning import tpu_types
 
 # All that the system passes on: any text without NUL, and more often than not what a shell would take for its own.
 WORDS = st.lists(

@@ -297,6 +297,8 @@ def test_what_would_make_a_plan_fit(small):
   # 2 GB of gradients and 22 GB of 4 rows; 10 GB are free, of which sums of gradients take 4.
   assert plan.would_fit(large)[0].startswith("--config.train.microbatches=4: 1 row of the batch at a time")
   assert plan.would_fit(large)[-1].startswith("--config.model.remat=full")  # of which nothing is known before
+  # A contrastive loss compares the rows of a whole batch.
+  assert plan.would_fit(large | {"takes_microbatches": False})[0] == "--config.train.batch_size=2"
   state = on_a_tpu(small, total=60e9, temporaries=30e9, **(gigabytes | {"parameters": 10e9, "optimizer": 20e9}))
   state |= {"parameters": 2.5e9 * 8, "optimizer": "adamw"}
   assert plan.would_fit(state)[0] == "32 chips or more: parameters, optimizer and gradients alone fill 20"

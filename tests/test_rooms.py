@@ -21,6 +21,7 @@ FLOORS = (
   "features",
   "configs",
   "sections",
+  "foreign_names",
   "settings",
   "typed_config",
   "stages",

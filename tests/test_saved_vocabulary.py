@@ -69,6 +69,15 @@ def test_a_few_other_pieces_are_told_and_many_refused(tmp_path):
     compare([*pieces[:5], *reversed(pieces[5:])])
 
 
+def test_sentinels_that_are_missing_are_named_with_their_key(tmp_path):
+  """Both sizes, the checkpoint's first, and what to type."""
+  path = made(tmp_path / "a", TEXT)
+  trained, given = (load(path, extra_ids=number) for number in (100, 0))
+  said = vocabularies.compare_start(trained, given, where="W", by_ids=("embed/table",))
+  sizes = f"the checkpoint's has {trained.vocab_size:,} ids, the run's {given.vocab_size:,}"
+  assert f"({sizes}: 100 and 0 of them are sentinels; the checkpoint's number is --config.data.extra_ids=100)" in said
+
+
 def test_another_vocabulary_under_the_same_name_is_refused(tmp_path, capsys):
   """Where the run goes on, whose copy of its own stays and serves, and where another starts from its parameters."""
   vocabulary, run = tmp_path / "vocabulary", tmp_path / "run"

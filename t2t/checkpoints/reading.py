@@ -196,11 +196,15 @@ def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   return {path_name(path): tuple(leaf.shape) for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
+class OtherArrays(UserError):
+  """A checkpoint has other arrays than the model or the optimizer of a config."""
+
+
 def check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> None:
   """Compares path -> shape of what is in the checkpoint in folder `path` with that of what a config says.
 
   Raises:
-    UserError: they differ; names the first.
+    OtherArrays: they differ; names the first.
   """
   differences = [
     f"  {name}: {found.get(name, 'missing')} in the checkpoint, {expected.get(name, 'unknown')} in config.model"
@@ -210,7 +214,7 @@ def check_shapes(path: epath.Path, found: dict[str, tuple[int, ...]], expected: 
   ]
   if differences:
     shown = "\n".join(differences[:5] + ([f"  and {len(differences) - 5} more"] if len(differences) > 5 else []))
-    raise UserError(
+    raise OtherArrays(
       f"{path} is a checkpoint of another model or optimizer than the config says:\n{shown}\n"
       "give the config that it was trained with (config.json stands in its workdir), or another workdir"
     )

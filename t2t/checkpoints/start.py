@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, stages
-from t2t.checkpoints import adapted, damage, fishers, going_back, pretrained, store
+from t2t.checkpoints import adapted, changed_settings, damage, fishers, going_back, pretrained, reading, store
 from t2t.checkpoints.by_piece import Pieces
 from t2t.checkpoints.warm_start import warm_start
 from t2t.models import adapt
@@ -92,9 +92,14 @@ def start(
     _check_stage(before, stage, step)
     # Where it is the same, the very step that was taken from it, which may not be its last any more.
     moved_to = base if base != before.get("init", {}).get("checkpoint") else ""
-    state, saved = adapted.restore(
-      checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, config=config, moved_to=moved_to
-    )
+    try:
+      state, saved = adapted.restore(
+        checkpoints, step, program.state, batches.stream_names, going_back.BESIDE, config=config, moved_to=moved_to
+      )
+    except reading.OtherArrays as error:
+      mesh, workdir = program.state.step.sharding.mesh, checkpoints.directory.parent
+      why = changed_settings.error(before, config, mesh, workdir=workdir, step=step)
+      raise (UserError(why) if why else error) from error
     _restore_data(batches, saved, step, had_none=bool(stage.name and not before.get("stages")))
     going_back.pass_over(batches, going_back.since(checkpoints.directory.parent, step), step)
     # What is refused, for what was changed, is refused by now.

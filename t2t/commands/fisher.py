@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+import math
 import shlex
 from typing import Any
 
@@ -38,7 +39,7 @@ examples:
     --config.data.mixture=docs_match --task_modules t2t.tasks.docs
   t2t train --config finetune_docs_match --workdir runs/new \\
     --config.init.checkpoint=runs/old --config.optimizer.fisher=runs/fisher \\
-    --config.optimizer.paths='.: anchor=1000'"""
+    --config.optimizer.paths='.: anchor=300'"""
 _EXAMPLES_READ = 1024
 
 
@@ -105,8 +106,26 @@ def _lines(found: fisher.Found, source: pretrained.Source, out: str, *, packed: 
   if packed:
     yield "  an example a row: the run packed several (config.data.pack), and here none is"
   yield f"  mean {mean:.3g}, largest {largest:.3g}"
+  if not largest > 0:
+    yield "  it holds nothing: every gradient of these examples is 0; take a checkpoint that has not fitted them wholly"
+    return
   options = f"--config.init.checkpoint={source.path} --config.optimizer.fisher={out}"
-  yield f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.paths='.: anchor=1000'"
+  strength = anchor(mean)
+  yield (
+    f"  try: t2t train ... {shlex.join(options.split())} --config.optimizer.paths='.: anchor={strength:g}'"
+    f" (mean x anchor = {mean * strength:.2g}; a larger anchor holds the old task better, a smaller one learns more)"
+  )
+
+
+# Mean of F times the anchor that was chosen on the old task of docs/forgetting.md.
+_MEAN_PULL = 0.3
+
+
+def anchor(mean: float) -> float:
+  """The strength to begin with for Fisher information of this mean, to one digit: the pull is their product."""
+  strength = _MEAN_PULL / mean
+  digit = 10.0 ** math.floor(math.log10(strength))
+  return round(strength / digit) * digit
 
 
 @jax.jit

@@ -12,7 +12,7 @@ import sys
 from t2t import UserError, stages
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.planning import plan as plan_lib
-from t2t.planning import program, search
+from t2t.planning import program, search, tpu_types
 from t2t.runtime import xla_flags
 from t2t.sections import Config
 from t2t.settings import records
@@ -29,7 +29,7 @@ examples:
 
 def _parser() -> argparse.ArgumentParser:
   parser = config_parser("t2t plan", __doc__, epilog=_EPILOG)
-  parser.add_argument("--topology", help="TPU slice to compile for: v5e:16x16, v5p:8x8x16, ...; without: what is here")
+  parser.add_argument("--topology", help="TPU slice to compile for: v5e-16 or v5e:4x4, v5p:8x8x16, ...; without: here")
   parser.add_argument("--slices", type=int, default=1, help="so many such slices, connected by the network")
   parser.add_argument(
     "--search", action="store_true", help="try meshes, their orders, remat, microbatches and batches; rank them"
@@ -59,6 +59,7 @@ def main(argv: list[str]) -> None:
       raise UserError(f"--{name} {value:g}: must be above 0")
   if options.price is not None and options.tokens is None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
+  options.topology = options.topology and tpu_types.topology(options.topology)
   if options.slices > 1 and config.mesh.dcn_data == 1:
     config.mesh.dcn_data = options.slices  # the one mesh that there is for them
   run = _stages(records(inherited(config, parser, argv)))

@@ -43,9 +43,16 @@ def resolved(config: Config) -> Config:
   Raises:
     UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
   """
+  return _resolved(config)[0]
+
+
+def _resolved(config: Config) -> tuple[Config, float]:
+  """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
-  return _with_steps(_with_heads(config, found), found)
+  config = _with_heads(_with_vocabulary(config), found)
+  number = _number_of_examples(config, found)
+  return _with_steps(config, number), number
 
 
 def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
@@ -55,12 +62,21 @@ def resolved_stages(config: Config) -> tuple[stages.Stage, ...]:
     UserError: see `stages.of` and `resolved`.
   """
   if not config.stages:
-    return stages.of(resolved(config))
+    whole, number = _resolved(config)
+    _tell_unread(whole, number)
+    return stages.of(whole)
   found = []
   for stage in stages.of(config):
     with stage.told():
       found.append(dataclasses.replace(stage, config=resolved(stage.config)))
   return tuple(found)
+
+
+def _with_vocabulary(config: Config) -> Config:
+  """The run whose embedding has the vocabulary's rows, up to a multiple of 128, where its config says 0."""
+  if config.model.vocab_size:
+    return config
+  return config.with_(model={"vocab_size": features.rows_of(pipeline.vocabulary(config.data).vocab_size)})
 
 
 def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
@@ -83,11 +99,15 @@ def _with_heads(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
   return config.with_(model={"heads": (*others, *wanted)})
 
 
-def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Config:
-  """The run with as many steps as its epochs are; each is evaluated and saved, if nothing else is said."""
+def _number_of_examples(config: Config, found: seqio.Task | seqio.Mixture | None) -> float:
+  """Examples of an epoch; 0.0 where the run does not count epochs.
+
+  Raises:
+    UserError: they cannot be counted.
+  """
   epochs, data = config.train.epochs, config.data
   if not epochs:
-    return _with_intervals(config, config.train.steps)
+    return 0.0
   if found is None or epochs < 0:
     raise UserError(
       f"config.train.epochs={epochs}: "
@@ -109,8 +129,54 @@ def _with_steps(config: Config, found: seqio.Task | seqio.Mixture | None) -> Con
           " and 0.0 epochs"
         )
       number += count * _rows_of_a_record(config, task)
+  return number
+
+
+def _with_steps(config: Config, number: float) -> Config:
+  """The run with as many steps as its epochs are; each is evaluated and saved, if nothing else is said.
+
+  Args:
+    config: of the run.
+    number: see `_number_of_examples`.
+  """
+  epochs = config.train.epochs
+  if not epochs:
+    return _with_intervals(config, config.train.steps)
   steps = max(1, round(epochs * number / config.train.batch_size))
   return _with_intervals(config.with_(train={"steps": steps}), round(steps / max(epochs, 1.0)))
+
+
+def _tell_unread(config: Config, number: float) -> None:
+  """Reports examples that the steps of a run's epochs leave unread, of which a last batch is not full."""
+  unread = config.train.epochs * number - config.train.steps * config.train.batch_size
+  if number and unread >= max(1.0, 0.01 * number):
+    steps, size = config.train.steps, config.train.batch_size
+    hosts.say(
+      f"config.train.epochs={config.train.epochs:g}: {steps:,} steps of {size} examples leave {unread:,.0f} of"
+      f" {number:,.0f} unread in the last epoch; config.train.steps={steps + 1} reads them all"
+    )
+
+
+def _tell_undrawn(stage: stages.Stage) -> None:
+  """Reports tasks of a mixture of which no example is expected in the steps of a stage."""
+  data, steps = stage.config.data, stage.end - stage.begin
+  found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
+  if not isinstance(found, seqio.Mixture):
+    return
+  rates = {
+    task.name: float(found.get_rate(task)) for task in selection.tasks_of(found) if data.train_split in task.splits
+  }
+  total = math.fsum(rates.values())
+  # A packed row has at most as many examples as positions.
+  rows = steps * stage.config.train.batch_size
+  drawn = rows * (data.inputs_length + data.targets_length if data.pack else 1)
+  for name, rate in rates.items():
+    if drawn * rate < total:
+      where = f"config.data.sources.{name}" if name in data.sources else f"{data.named}: {name}"
+      hosts.say(
+        f"{stage.name and f'config.stages, {stage.name}: '}{where} has {rate / total:.2g} of the draws, and"
+        f" {steps:,} steps read {rows:,} rows: no example of it is expected; give it a higher rate, or leave it out"
+      )
 
 
 def _rows_of_a_record(config: Config, task: seqio.Task) -> float:
@@ -220,6 +286,7 @@ def check_stages(run: Sequence[stages.Stage]) -> None:
   for stage in run:
     with stage.told():
       said |= dict.fromkeys(check(stage.config))
+      _tell_undrawn(stage)
       if pipeline.vocabulary(stage.config.data) != first:  # which tasks may have themselves
         raise UserError(
           f"{stage.config.data.named}: has another vocabulary than stage {run[0].name}, and there is one embedding;"

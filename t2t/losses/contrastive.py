@@ -168,9 +168,24 @@ class Contrastive:
     """Of who finds all of the batch's second texts equally near, so that the right one is behind by the margin."""
     del vocab_size
     numbers = [float(self.weights(batch)["contrastive"]) for batch in batches]
+    # A pair alone costs nothing.
+    loss = sum(number * self._equal(number) for number in numbers if number > 1) / max(sum(numbers), 1.0)
+    return [self._chance(loss)]
+
+  def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
+    """See `Loss`: all vectors are equal."""
+    del values, vocab_size
+    return {"loss": self._chance(self._equal(batch_size))}
+
+  def _equal(self, number: float) -> float:
+    """Loss of a pair among `number` pairs whose vectors are all equal."""
     behind = self.config.margin / self.config.temperature
     # The logarithm of what all others and the right one come to, of which the right one has exp(-behind).
-    of = lambda number: behind + math.log(number - 1.0 + math.exp(-behind))
-    # A pair alone costs nothing.
-    loss = sum(number * of(number) for number in numbers if number > 1) / max(sum(numbers), 1.0)
-    return [Baseline("chance", loss, "finds all texts of the batch equally near")]
+    return behind + math.log(number - 1.0 + math.exp(-behind))
+
+  def _chance(self, loss: float) -> Baseline:
+    cause = (
+      "all vectors are equal, whatever the text; give a lower config.optimizer.learning_rate or a longer warm-up, or"
+      " begin from a trained model (config.init.checkpoint)"
+    )
+    return Baseline("chance", loss, "finds all texts of the batch equally near", cause=cause)

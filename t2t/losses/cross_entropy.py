@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import math
 from typing import ClassVar
 
 from flax import nnx
@@ -285,6 +286,21 @@ class CrossEntropy:
     """Of a unigram model."""
     return [unigram(batches, vocab_size)]
 
+  def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
+    """See `Loss`: every token has the same probability."""
+    del values, batch_size
+    return {"loss": uniform(vocab_size)}
+
+
+def uniform(vocab_size: int) -> Baseline:
+  """The loss of a model that gives every token the same probability."""
+  cause = (
+    "every token has the same probability, whatever the input; look at config.optimizer.learning_rate, which may be too"
+    " low to learn or so high that activations saturate, and at config.train.freeze"
+  )
+  knows = f"gives each of {vocab_size:,} tokens the same probability"
+  return Baseline("uniform", math.log(vocab_size), knows, cause=cause)
+
 
 def token_sums(
   config: CrossEntropyConfig,
@@ -352,7 +368,8 @@ def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
   knows = f"knows how often each token occurs in these {number:,} targets"
   if not is_fair:
     knows = f"was made from these {number:,} targets: too few to be fair"
-  return Baseline("unigram model", float(_entropy(counts)), knows, is_fair)
+  cause = "the model knows how often tokens occur and ignores its input; give more steps, or another learning rate"
+  return Baseline("unigram model", float(_entropy(counts)), knows, is_fair, cause)
 
 
 _OFTEN = 10  # times that a token occurs on average, where how often says something of it

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t import UserError, sharding
-from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums
+from t2t.losses.cross_entropy import CrossEntropyConfig, token_sums, uniform
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import layers
@@ -231,6 +231,27 @@ class Electra:
       return []
     weights = [self.weights(batch) for batch in batches]
     share = float(sum(w["generator"] for w in weights)) / max(float(sum(w["discriminator"] for w in weights)), 1.0)
-    share = min(max(share, 1e-6), 0.5)
-    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
-    return [Baseline("constant", entropy, "says of each token how often one is masked")]
+    return [Baseline("constant", _entropy(share), "says of each token how often one is masked", cause=_CAUSE)]
+
+  def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
+    """See `Loss`: the discriminator says the same of every token, or every token has the same probability."""
+    del batch_size
+    found = {"generator_loss": uniform(vocab_size)}
+    if self.config.predicts == "tokens":
+      return found | {"loss": uniform(vocab_size)}
+    # Of all tokens it is asked about, which are all real ones, or the masked ones alone.
+    if self.config.positions == "all":
+      knows = "says of each token how often one was replaced"
+      found["loss"] = Baseline("constant", _entropy(values["replaced"]), knows, cause=_CAUSE)
+    return found
+
+
+_CAUSE = (
+  "the discriminator says the same of every token; give a lower config.optimizer.learning_rate, a longer warm-up, or a"
+  " smaller generator (config.electra.embed_dim)"
+)
+
+
+def _entropy(share: float) -> float:
+  share = min(max(share, 1e-6), 0.5)
+  return -share * math.log(share) - (1 - share) * math.log(1 - share)

@@ -6,6 +6,7 @@ Beside masked tokens the boundaries of spans are asked as well, see boundary.py.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import math
 from typing import ClassVar, NamedTuple
 
 from flax import nnx
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from t2t import UserError
 from t2t.losses import boundary
-from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, unigram
+from t2t.losses.cross_entropy import CrossEntropy, CrossEntropyConfig, token_sums, uniform, unigram
 from t2t.losses.protocol import Baseline, Weights
 from t2t.metrics import Metrics, WeightedSum
 from t2t.models import heads, transformer
@@ -390,4 +391,25 @@ class Heads:
       examples = sum(_number_of_examples(each) for each in asked)
       total += examples * _KINDS[head.kind].baseline(asked, head.num_classes)
       number += examples
-    return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), "knows how often each answer is right")]
+    knows = "knows how often each answer is right"
+    return [Baseline("constant", float(total / jnp.maximum(number, 1.0)), knows, cause=_CAUSE)]
+
+  def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
+    """See `Loss`: every class has the same probability."""
+    del values, batch_size
+    own = {head.name: head for _, head in self._asked if head.kind in ("class", "tag")}
+    alone = self.tokens is None and len(self._asked) == 1
+    found = {
+      "loss" if alone else f"{name}_loss": Baseline(
+        "chance", math.log(head.num_classes), f"gives each class of {name} the same probability", cause=_CAUSE
+      )
+      for name, head in own.items()
+      if head.num_classes > 1
+    }
+    return found if self.tokens is None else found | {"loss": uniform(vocab_size)}
+
+
+_CAUSE = (
+  "the answer is the same for every text; give a lower config.optimizer.learning_rate or a longer warm-up, begin from a"
+  " trained model (config.init.checkpoint), or look whether labels and texts belong together"
+)

@@ -24,12 +24,14 @@ class Baseline:
 
   knows: what that is, in a few words.
   is_fair: whether a model that has learned something is below it; others are not shown.
+  cause: of a loss that stays there, and what to try.
   """
 
   name: str
   loss: float
   knows: str
   is_fair: bool = True
+  cause: str = ""
 
 
 class Loss(Protocol):
@@ -80,6 +82,15 @@ class Loss(Protocol):
 
   def baselines(self, batches: Sequence[Batch], vocab_size: int) -> Sequence[Baseline]:
     """What the metric "loss" comes to on these batches without having learned anything."""
+
+  def chance(self, values: Mapping[str, float], *, batch_size: int, vocab_size: int) -> Mapping[str, Baseline]:
+    """Losses of a model whose output is the same for every input, exact for any batch, by the name of the metric.
+
+    Args:
+      values: metrics of one training step.
+      batch_size: rows of a training batch.
+      vocab_size: of the model.
+    """
 
 
 def _noticing(x: jax.Array, notice: Callable[[], None]) -> jax.Array:

@@ -28,6 +28,7 @@ _MOST = {"num_encoder_layers": 10_000, "num_decoder_layers": 10_000, "num_heads"
 
 # May be 0: that means without, or the number that another field implies.
 _MAY_BE_ZERO = (
+  "vocab_size",
   "num_encoder_layers",
   "num_decoder_layers",
   "num_kv_heads",
@@ -133,7 +134,7 @@ class TransformerConfig:
   """
 
   architecture: str  # encoder_decoder, decoder_only, encoder_only
-  vocab_size: int  # rows of the embedding; at least the vocabulary's, best a multiple of 128
+  vocab_size: int  # rows of the embedding, best a multiple of 128; 0: the vocabulary's size, up to a multiple of 128
   embed_dim: int  # width of the residual stream
   num_heads: int  # of each attention
   head_dim: int  # num_heads * head_dim need not be embed_dim

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import rich.console
 
-from t2t import UserError, chips, sharding
+from t2t import UserError, chips, losses, sharding
 from t2t.models import kernels
 from t2t.models.flops import model_flops
 from t2t.planning import program, roofline
@@ -74,6 +74,7 @@ def make_plan(config: Config, devices: list[jax.Device], *, hlo: str | None = No
     "mesh_chosen": why,
     "batch_size": config.train.batch_size,
     "microbatches": config.train.microbatches,
+    "takes_microbatches": losses.LOSSES[config.train.loss or "cross_entropy"].splits,
     "remat": config.model.remat,
     "quantization": config.model.quantization,
     "attention": {part: str(choice) for part, choice in chosen.items()},
@@ -172,7 +173,7 @@ def would_fit(plan: Plan) -> list[str]:
       found.append(f"split the parameters {least} ways or more: config.mesh.fsdp times config.mesh.tensor")
     else:
       found.append(f"{least} chips or more: parameters, optimizer and gradients alone fill {whole / capacity:.0f}")
-    if plan["optimizer"] == "adamw":
+    if plan["optimizer"] != "adafactor" and memory["optimizer"] > memory["parameters"] / 2:
       found.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
     return found
   # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
@@ -180,7 +181,8 @@ def would_fit(plan: Plan) -> list[str]:
   parts = next((n for n in range(2, rows + 1) if rows % n == 0 and rest / n <= room), None)
   if parts:
     at_once = f"{rows // parts} row{'s' if rows > parts else ''} of the batch at a time, not {rows}"
-    found.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
+    if plan["takes_microbatches"]:
+      found.append(f"--config.train.microbatches={plan['microbatches'] * parts}: {at_once}")
     found.append(f"--config.train.batch_size={plan['batch_size'] // parts}")
   else:
     found.append("more chips, or a mesh with more tensor and less fsdp: one row of the batch is too much for one chip")

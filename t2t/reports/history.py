@@ -16,7 +16,7 @@ from t2t.runtime import examine, telling
 from t2t.storage import logs
 
 NAME = "history.jsonl"
-START, END = "start", "end"  # what a line is of
+START, END, NOTE = "start", "end", "note"  # what a line is of
 FINISHED, STOPPED = "finished", "stopped"  # why a run ended; or what early stopping says
 
 # Of an option's name the words that say that its value is nobody's business.
@@ -112,6 +112,12 @@ def ended(
     _add(workdir, END, {name: value for name, value in note.items() if value not in ("", [], ())})
 
 
+def noted(workdir: epath.Path, step: int, text: str) -> None:
+  """Notes what a run reported of a step; as `started`."""
+  if jax.process_index() == 0:
+    _add(workdir, NOTE, {"step": step, "why": text})
+
+
 def _add(workdir: epath.Path, event: str, note: Mapping[str, Any]) -> None:
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
   try:
@@ -141,4 +147,4 @@ def _is_note(note: Any) -> bool:
     return False
   if note.get("event") == START:
     return all(isinstance(note.get(name), str) for name in ("config", "command", "t2t", "devices"))
-  return note.get("event") == END and isinstance(note.get("why"), str)
+  return note.get("event") in (END, NOTE) and isinstance(note.get("why"), str)

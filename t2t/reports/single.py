@@ -116,10 +116,22 @@ def _facts(run: runs.Run) -> Iterator[tuple[str, Any]]:
 def _remarks(run: runs.Run) -> Iterator[str]:
   if not run.metrics:
     yield f"Nothing has been measured yet: {runs.METRICS} has no rows, or is not there."
+  yield from _notes(run)
   if run.damaged:
     yield f"{run.damaged} lines of {runs.METRICS} are damaged, and left out."
   if not run.config:
     yield f"There is no {runs.CONFIG} that can be read."
+
+
+def _notes(run: runs.Run) -> list[str]:
+  """What the run reported since it was last begun anew."""
+  found: list[str] = []
+  for note in run.history:
+    if note["event"] == history.START and not note["step"]:
+      found = []
+    if note["event"] == history.NOTE:
+      found.append(note["why"][:1].upper() + note["why"][1:])
+  return list(dict.fromkeys(found))
 
 
 def unit_of(run: runs.Run) -> str:

@@ -188,6 +188,10 @@ def make(config: Config) -> Recipe:
     UserError: a loss, an optimizer, a schedule or something done about numbers that there is not, or that does not go
       with the rest.
   """
+  if not config.model.vocab_size:
+    raise UserError(
+      "config.model.vocab_size=0 is the size of the vocabulary, which only a run with data knows; give a number"
+    )
   loss = losses.make(config)
   if config.optimizer.layer_decay < 1.0 and config.model.share_layers:
     raise UserError(
@@ -218,7 +222,7 @@ def _check_fisher(config: Config) -> None:
   if not paths.sets(config.optimizer, "anchor"):
     raise UserError(
       f"{where}: says how fast each parameter is held, and no rule of config.optimizer.paths says which: add one,"
-      " '.: anchor=1000', or leave it out"
+      " '.: anchor=NUMBER' (`t2t fisher` prints one that suits what it measured), or leave it out"
     )
   for name in config.adapters:
     raise UserError(f"{where}: config.{name} leaves what the checkpoint has learned as it is; leave one of them out")
@@ -281,9 +285,9 @@ def task_features(config: Config) -> tuple[str, ...]:
 
 
 def asks_data(config: Config) -> bool:
-  """Whether only the tasks say what is trained: which heads, or how many steps an epoch has; see `runs.resolved`."""
+  """Whether the data alone says what is trained: heads, steps of an epoch, rows of the embedding; see `resolved`."""
   train, data = config.train, config.data
-  if train.epochs or not (config.eval.every and config.checkpoint.every):
+  if train.epochs or not (config.eval.every and config.checkpoint.every and config.model.vocab_size):
     return True
   if data.files or not data.mixture or config.model.heads:
     return False

@@ -15,12 +15,12 @@ import optax
 
 from t2t import UserError
 from t2t import metrics as metrics_lib
-from t2t.losses import Baseline
+from t2t.losses import Baseline, Loss
 from t2t.models.architecture import Batch
 from t2t.runtime import memory, telling
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import class_files, numbers, trackers, tracking, writers
+from t2t.training import class_files, collapse, numbers, trackers, tracking, writers
 from t2t.training.histograms import Histogram
 from t2t.training.throughput import Throughput
 
@@ -106,6 +106,8 @@ class Report:
     self._repeated: set[str] = set()  # tasks that were warned of
     self._uncounted: int | None = 0  # steps in which nothing has counted, since a stage began; None: something has
     self._rows: list[dict[str, float]] = []
+    self._collapse: collapse.Collapse | None = None
+    self._remarks: list[tuple[int, str]] = []
     self.shown_at: int | None = None
     self.shown: Sequence[Sequence[tuple[str, str]]] = ()
     if jax.process_index() == 0:
@@ -159,7 +161,9 @@ class Report:
     )
     self._warn_of_waiting(step, values.get("input_wait_average", 0.0))
     self._warn_of_repeats(step, made.epochs)
-    if step % self._config.train.log_every == 0:
+    if self._collapse is not None:
+      self._remark(step, self._collapse.step(step, values))
+    if step % self._config.train.log_every == 0 or step == self._config.train.steps:
       values["learning_rate"] = float(self._schedule(step - 1))
       values |= {f"epoch/{name}": float(epoch) for name, epoch in made.epochs.items()}
       values |= memory.used(jax.local_devices())
@@ -194,14 +198,30 @@ class Report:
       if self._tracking is not None:
         self._tracking.write(step, values)
 
+  def _remark(self, step: int, texts: Sequence[str]) -> None:
+    for text in texts:
+      self._line.say(text)
+      self._remarks.append((step, text))
+
+  def remarks(self) -> list[tuple[int, str]]:
+    """Step and text of what was reported of a collapse since the last call; on the first host alone."""
+    found, self._remarks = self._remarks, []
+    return found
+
   def rows(self) -> list[dict[str, float]]:
     """What was written since it was asked for, each with its step, as in metrics.jsonl; on the first host alone."""
     found, self._rows = self._rows, []
     return found
 
-  def stage(self, stage: Stage) -> None:
-    """Tells which stage is run from here on; of a run that has none, nothing."""
+  def stage(self, stage: Stage, loss: Loss, schedule: optax.Schedule) -> None:
+    """Tells which stage is run from here on; of a run that has none, nothing.
+
+    Args:
+      stage: the stage.
+      loss, schedule: of the stage.
+    """
     self._uncounted = 0
+    self._collapse = collapse.Collapse(stage.config, loss, schedule)
     if stage.described and self._line is not None:
       self._line.say(f"{stage.described}: {stage.changes or 'as the config has it'}")
 
@@ -235,9 +255,21 @@ class Report:
       self._line.say(f"step {step}: {share:.0%} of the time is spent waiting for data (config.data)")
 
   def evaluation(
-    self, step: int, metrics: metrics_lib.Metrics, by_source: Mapping[str, metrics_lib.Metrics] | None = None
+    self,
+    step: int,
+    metrics: metrics_lib.Metrics,
+    by_source: Mapping[str, metrics_lib.Metrics] | None = None,
+    *,
+    baselines: Sequence[Baseline] = (),
   ) -> float:
-    """Reads the metrics of an evaluation, and of some sources by themselves; its loss, which is of all."""
+    """Reads the metrics of an evaluation, and of some sources by themselves; its loss, which is of all.
+
+    Args:
+      step: that was evaluated.
+      metrics: of all held-out batches.
+      by_source: source -> its metrics.
+      baselines: of all held-out batches.
+    """
     values = means(jax.device_get(metrics))
     of_source = {name: means(jax.device_get(found))["loss"] for name, found in (by_source or {}).items()}
     if self._writer is not None:
@@ -246,6 +278,8 @@ class Report:
       listed = "".join(f", {name} {loss:.4f}" for name, loss in of_source.items())
       accuracy = f"accuracy {values['accuracy']:.1%}"
       self._line.say(f"step {step}: held-out loss {values['loss']:.4f}{listed and f' ({listed[2:]})'}, {accuracy}")
+      if self._collapse is not None:
+        self._remark(step, self._collapse.evaluation(step, values["loss"], baselines))
     return values["loss"]
 
   def tasks(self, step: int, found: Sequence[TaskResult]) -> dict[str, float]:
@@ -336,9 +370,13 @@ def summarise(
   print(f"\nheld-out loss  {loss:.4f} {unit}")
   for baseline in baselines:
     print(f"{baseline.name:<15}{baseline.loss:.4f} ({baseline.knows})")
-  if any(loss > baseline.loss for baseline in baselines):
+  at_chance = [baseline for baseline in baselines if collapse.is_at(loss, baseline)]
+  if at_chance:
+    advice = f"The loss is at chance, that of a model that {at_chance[0].knows}. Likely cause: {at_chance[0].cause}."
+    print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
+  elif any(loss > baseline.loss for baseline in baselines):
     advice = (
-      "It is above that of who knows only so much. Look at the curve: if it still falls, more config.train.steps help;"
+      "It is above the loss of a model that knows only that. Look at the curve: if it still falls, more config.train.steps help;"
       " if it has hardly fallen, another config.optimizer.learning_rate, larger for small models; if the training loss"
       " alone has fallen, more text, or fewer steps."
     )

@@ -132,6 +132,11 @@ def check_ranges(config: OptimizerConfig, ranges: Mapping[str, tuple[float, floa
       raise UserError(f"config.optimizer.{key}={value}: must be {wanted}")
 
 
+def warmup(config: OptimizerConfig, num_steps: int) -> int:
+  """Steps of the warm-up in a run of `num_steps`, by `warmup_ratio` or `warmup_steps`."""
+  return round(config.warmup_ratio * num_steps) if config.warmup_ratio else config.warmup_steps
+
+
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """The learning rate by step.
 
@@ -147,8 +152,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   for key, name, table in (("schedule", config.schedule, SCHEDULES), ("decay_shape", config.decay_shape, _SHAPES)):
     if name not in table:
       raise UserError(f"config.optimizer.{key}={name!r}: known are {', '.join(table)}{did_you_mean(name, table)}")
-  if config.warmup_ratio:
-    config = dataclasses.replace(config, warmup_steps=round(config.warmup_ratio * num_steps))
+  config = dataclasses.replace(config, warmup_steps=warmup(config, num_steps))
   return SCHEDULES[config.schedule](config, num_steps)
 
 

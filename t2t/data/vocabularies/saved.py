@@ -85,12 +85,20 @@ def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str)
 
 
 def _difference(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> str:
-  """The first id that stands for another piece, in words; "" where none does."""
+  """How the run's vocabulary differs from the checkpoint's, in words; "" where it does not."""
   ours, theirs = ids.token_texts(trained), ids.token_texts(given)
   if ours == theirs:
     return ""
   at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), None)
-  return f"{len(theirs)} ids against {len(ours)}" if at is None else f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
+  if at is not None:
+    return f"id {at} is {theirs[at]!r}, not {ours[at]!r}"
+  sizes = f"the checkpoint's has {len(ours):,} ids, the run's {len(theirs):,}"
+  if len(ours) - trained.extra_ids != len(theirs) - given.extra_ids:
+    return sizes
+  return (
+    f"{sizes}: {trained.extra_ids} and {given.extra_ids} of them are sentinels; the checkpoint's number is"
+    f" --config.data.extra_ids={trained.extra_ids}"
+  )
 
 
 def check_saved(given: seqio.Vocabulary, folder: epath.Path, *, noted: str, spec: str) -> None:

@@ -1,4 +1,4 @@
-"""The TPU slices that can be asked for, by the name that Google Cloud gives them."""
+"""TPU slices by either of their names: Google Cloud's type, v5e-16, or the chips along each side, v5e:4x4."""
 
 import dataclasses
 import math
@@ -82,16 +82,37 @@ def described() -> str:
   return "\n".join(lines)
 
 
-def tpu_type(name: str) -> TpuType:
-  """The slice that is called `name`; v5e-16 is another name of v5litepod-16.
+def tpu_type(name: str, *, where: str = "--type") -> TpuType:
+  """The slice that is called `name`: v5litepod-16, v5e-16 or v5e:4x4.
+
+  Args:
+    name: of the slice.
+    where: the option that has it, for messages.
 
   Raises:
     UserError: there is none; names the nearest and lists all.
   """
-  asked = name.replace("v5e-", "v5litepod-") if name.startswith("v5e-") else name
+  asked = "v5litepod" + name.removeprefix("v5e") if name.startswith(("v5e-", "v5e:")) else name
+  generation, colon, topology = asked.partition(":")
+  if colon:
+    own = [x.name for x in TYPES.values() if x.name.startswith(f"{generation}-") and x.topology == topology]
+    asked = next(iter(own), asked)
   if asked not in TYPES:
     raise t2t.UserError(
-      f"--type {name}: no such TPU type{t2t.did_you_mean(asked, TYPES)}; after the dash (TensorCores, or chips of"
-      f" v5litepod and v6e) there can be\n{described()}"
+      f"{where} {name}: no such TPU type{t2t.did_you_mean(asked, TYPES)}; after the dash (TensorCores, or chips of"
+      f" v5litepod and v6e) there can be\n{described()}\nor the chips along each side, as v5e:4x4 and v5p:2x4x4"
     )
   return TYPES[asked]
+
+
+def topology(name: str, *, where: str = "--topology") -> str:
+  """The chips along each side of a slice that is called `name`: v5e:4x4 of v5e-16; of any other name the name itself.
+
+  Raises:
+    UserError: see `tpu_type`.
+  """
+  generation, dash, _ = name.partition("-")
+  if ":" in name or not dash:
+    return name
+  found = tpu_type(name, where=where)
+  return f"{'v5e' if generation == 'v5litepod' else generation}:{found.topology}"

@@ -1,0 +1,114 @@
+"""Settings of a resumed run that give the state other arrays than its checkpoint has, found by their keys."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+from typing import Any
+
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import reading
+from t2t.sections import OPTIONAL, Config
+from t2t.settings import records, saved_config
+from t2t.training import recipe
+
+_DECIDE = ("model", "optimizer", "train", *OPTIONAL)  # sections of which a state's arrays may depend
+
+
+def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, workdir: Any, step: int) -> str:
+  """What to say of a checkpoint whose arrays are others than the run's; "": no setting explains it.
+
+  Args:
+    saved: the config that the checkpoint was saved with.
+    config: of the run that is to go on.
+    mesh: of the run.
+    workdir, step: of the checkpoint.
+  """
+  try:
+    old = records(saved_config(saved))
+  except UserError:  # of a version whose keys are not known any more
+    return ""
+  found = [change for change in _changes(old, config) if _decides(change, config, mesh)]
+  if not found:
+    return ""
+  lines = "".join(f"\n  {change.described}" for change in found)
+  again = " ".join(option for change in found for option in change.options)
+  removed = "".join(f", without config.{change.section}" for change in found if not change.key and change.was is None)
+  return (
+    f"--workdir {workdir} is at step {step} of a run whose model or optimizer has other arrays, because of{lines}\n"
+    f"To go on give the settings that the run began with{again and f', {again}'}{removed}; or give another --workdir"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+  """A key of a section, or with key="" the section, that is another than it was."""
+
+  section: str
+  key: str
+  is_now: Any
+  was: Any
+
+  @property
+  def described(self) -> str:
+    if not self.key:
+      return f"config.{self.section}, which the run began {'without' if self.was is None else 'with'}"
+    is_now, was = (_typed(value) or repr(value) for value in (self.is_now, self.was))
+    return f"config.{self.section}.{self.key}={is_now}, which was {was}"
+
+  @property
+  def options(self) -> list[str]:
+    """What to type for it to be as it was."""
+    if self.key:
+      return [f"--config.{self.section}.{self.key}={_quoted(_typed(self.was))}"]
+    if self.was is None:
+      return []
+    plain, values = type(self.was)(), dataclasses.asdict(self.was)
+    other = [key for key in values if values[key] != getattr(plain, key)] or list(values)[:1]
+    return [f"--config.{self.section}.{key}={_quoted(_typed(values[key]))}" for key in other]
+
+  def undone(self, config: Config) -> Config:
+    """The config with it as it was."""
+    if not self.key:
+      return dataclasses.replace(config, **{self.section: self.was})
+    return config.with_(**{self.section: {self.key: self.was}})
+
+
+def _typed(value: Any) -> str:
+  if isinstance(value, tuple):
+    return ",".join(map(str, value)) if not any(map(dataclasses.is_dataclass, value)) else _records(value)
+  return str(value)
+
+
+def _records(values: tuple) -> str:
+  return ",".join(str(dataclasses.asdict(value)) for value in values)
+
+
+def _quoted(value: str) -> str:
+  return value if value and not set(value) & set(" '\"{}()|^$*") else "'" + value.replace("'", '"') + "'"
+
+
+def _changes(old: Config, new: Config) -> Iterator[_Change]:
+  for section in _DECIDE:
+    was, is_now = getattr(old, section), getattr(new, section)
+    if was is None or is_now is None:
+      if was is not is_now:
+        yield _Change(section, "", is_now, was)
+      continue
+    for field in dataclasses.fields(is_now):
+      change = _Change(section, field.name, getattr(is_now, field.name), getattr(was, field.name))
+      if change.is_now != change.was:
+        yield change
+
+
+def _decides(change: _Change, config: Config, mesh: jax.sharding.Mesh) -> bool:
+  """Whether the arrays are others with one setting as it was."""
+  try:
+    undone = _shapes(change.undone(config), mesh)
+  except UserError:  # it does not go with the others, which have changed as well
+    return True
+  return undone != _shapes(config, mesh)
+
+
+def _shapes(config: Config, mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
+  return reading.shapes(recipe.make(config).state(mesh)[1])

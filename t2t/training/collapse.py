@@ -1,0 +1,80 @@
+"""Collapse: a loss that stays at what a model reaches whose output is the same for every input."""
+
+from collections.abc import Mapping, Sequence
+
+import optax
+
+from t2t.losses import Baseline, Loss
+from t2t.sections import Config
+
+STEPS = 50  # at chance in a row, before a run reports it
+TOLERANCE = 1e-3  # of the loss
+# A constant predictor that was fitted on the training text is a little above one that was fitted on held-out text.
+_ABOVE = 0.02
+# The loss of fresh parameters may be at chance until the learning rate has risen to this share of its top.
+_RATE = 0.1
+
+
+def is_at(loss: float, baseline: Baseline) -> bool:
+  """Whether a loss is that of a baseline, within `TOLERANCE`."""
+  return abs(loss - baseline.loss) <= TOLERANCE * baseline.loss
+
+
+class Collapse:
+  """Notices losses at chance: of training steps, and of evaluations that follow each other.
+
+  Args:
+    config: of a stage.
+    loss: of the stage.
+    schedule: the learning rate by step.
+  """
+
+  def __init__(self, config: Config, loss: Loss, schedule: optax.Schedule):
+    self._config, self._loss, self._schedule = config, loss, schedule
+    self._rows: dict[str, int] = {}  # metric -> steps in a row at chance
+    self._reported: set[str] = set()
+    self._evaluated: tuple[int, float] | None = None
+
+  def step(self, step: int, values: Mapping[str, float]) -> list[str]:
+    """What to report of a training step, one sentence for each metric at chance.
+
+    Args:
+      step: its number.
+      values: its metrics.
+    """
+    sizes = {"batch_size": self._config.train.batch_size, "vocab_size": self._config.model.vocab_size}
+    found = []
+    for name, baseline in self._loss.chance(values, **sizes).items():
+      at_chance = name in values and is_at(values[name], baseline)
+      self._rows[name] = self._rows[name] + 1 if at_chance and name in self._rows else int(at_chance)
+      if name in self._reported or not self._rows[name] or self._rows[name] % STEPS:
+        continue
+      if float(self._schedule(step - STEPS)) >= _RATE * self._config.optimizer.learning_rate:
+        self._reported.add(name)
+        found.append(
+          f"step {step}: {name} {values[name]:.4f} has been at chance for {self._rows[name]} steps (within"
+          f" {TOLERANCE:.1%} of {baseline.loss:.4f}, the loss of a model that {baseline.knows}). Likely cause:"
+          f" {baseline.cause}"
+        )
+    return found
+
+  def evaluation(self, step: int, loss: float, baselines: Sequence[Baseline]) -> list[str]:
+    """What to report of an evaluation: it is where the one before was, and both are at a baseline.
+
+    Args:
+      step: its number.
+      loss: held out.
+      baselines: of the same text.
+    """
+    before, self._evaluated = self._evaluated, (step, loss)
+    if before is None or step - before[0] < STEPS or abs(loss - before[1]) > TOLERANCE * abs(loss):
+      return []
+    found = []
+    for baseline in (x for x in baselines if x.is_fair and x.name not in self._reported):
+      if -TOLERANCE * baseline.loss <= loss - baseline.loss <= _ABOVE * baseline.loss:
+        self._reported.add(baseline.name)
+        found.append(
+          f"step {step}: held-out loss {loss:.4f} is as at step {before[0]}, and at chance ({baseline.name}"
+          f" {baseline.loss:.4f}, which {baseline.knows}). Likely cause: {baseline.cause}"
+        )
+    return found

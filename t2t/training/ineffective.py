@@ -1,0 +1,267 @@
+"""Settings that cannot take effect in a run: each is refused or reported by name, before any device is used."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import math
+
+from t2t import UserError, stages
+from t2t.configs import default
+from t2t.sections import Config, OptimizerConfig
+from t2t.settings import records
+from t2t.stages import Stage
+from t2t.training import paths, schedules, tracking
+
+# Keys of config.optimizer -> the optimizers that read them; all others are read by every optimizer.
+_BY_OPTIMIZER = {
+  "adafactor_decay_rate": ("adafactor",),
+  "adafactor_clip": ("adafactor",),
+  "b1": ("adamw", "lamb", "lion", "muon", "stable_adamw"),
+  "b2": ("adamw", "lamb", "lion", "muon", "stable_adamw"),
+  "epsilon": ("adamw", "lamb", "muon", "stable_adamw"),
+  "muon_momentum": ("muon",),
+  "muon_iterations": ("muon",),
+}
+# Keys of config.optimizer -> the schedules that read them.
+_BY_SCHEDULE = {
+  "warmup_steps": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
+  "warmup_ratio": ("t5_inverse_sqrt", "inverse_sqrt", "cosine", "linear", "constant", "wsd"),
+  "final_ratio": ("cosine", "linear", "wsd", "one_cycle"),
+  "decay_share": ("wsd",),
+  "decay_shape": ("wsd",),
+  "rise": ("slanted_triangle", "one_cycle"),
+  "rise_ratio": ("slanted_triangle", "one_cycle"),
+}
+_RATIO = "config.optimizer.warmup_ratio"
+# Losses of which tokens are no part, so that they read neither config.train.z_loss nor label_smoothing.
+_WITHOUT_TOKENS = ("contrastive", "heads")
+
+
+@functools.cache
+def _defaults() -> Config:
+  return records(default.get_config())
+
+
+def check(config: Config, run: Sequence[Stage], *, begins: bool) -> list[str]:
+  """Notes on settings that have no effect in a run, one sentence each, with their keys.
+
+  Args:
+    config: of the run, as the user gave it.
+    run: its stages, whose configs are resolved.
+    begins: whether the run starts at step 0; a resumed run is not refused for what it began with.
+
+  Raises:
+    UserError: the warm-up is as long as the run or a stage, so that the learning rate never reaches its top.
+  """
+  found = [*_replaced(config, run[-1].end), *_sections(run[-1].config)]
+  for stage, optimizer in _schedules(run):
+    where = f"config.stages, {stage.name}: " if stage.name else ""
+    if why := _long_warmup(optimizer, stage):
+      if begins:
+        raise UserError(where + why)
+      found.append(where + why)
+    found += [where + note for note in _phases(optimizer, stage.end - stage.begin)]
+    found += [where + note for note in _unread(optimizer, _BY_SCHEDULE, "schedule")]
+  found += _unread(run[-1].config.optimizer, _BY_OPTIMIZER, "name")
+  for stage in run:
+    where = f"config.stages, {stage.name}: " if stage.name else ""
+    found += [where + note for note in (*_cadence(stage), *_loss(stage.config))]
+  return list(dict.fromkeys(found))
+
+
+# ---- Learning rate ---------------------------------------------------------------------------------------------------
+
+
+def _schedules(run: Sequence[Stage]) -> Iterator[tuple[Stage, OptimizerConfig]]:
+  """Each schedule of a run with the steps that it is over: the run's, and those of stages with a rate of their own."""
+  last = run[-1]
+  rates = {stage.name: stages.own_rate(stage) for stage in last.config.stages}
+  if not all(rates.values()) or not rates:
+    yield Stage("", 0, last.end, last.config), last.config.optimizer
+  for stage in run:
+    if rate := rates.get(stage.name):
+      rate = {"warmup_ratio": 0.0} | rate if "warmup_steps" in rate else rate
+      yield stage, dataclasses.replace(stage.config.optimizer, **rate)
+
+
+def _read(optimizer: OptimizerConfig, key: str) -> bool:
+  return optimizer.schedule in _BY_SCHEDULE[key]
+
+
+def _warmup_key(optimizer: OptimizerConfig) -> str:
+  key = "warmup_ratio" if optimizer.warmup_ratio else "warmup_steps"
+  return f"config.optimizer.{key}={getattr(optimizer, key)}"
+
+
+def _long_warmup(optimizer: OptimizerConfig, stage: Stage) -> str:
+  """Why the learning rate never reaches its top; "": it does."""
+  steps = stage.end - stage.begin
+  warmup = schedules.warmup(optimizer, steps)
+  if warmup < max(steps, 2) or not _read(optimizer, "warmup_steps") or optimizer.schedule == "t5_inverse_sqrt":
+    return ""
+  of_run = "stage" if stage.name else "run"
+  top = optimizer.learning_rate
+  share = top * steps / warmup
+  reached = f"the learning rate would not pass {share:.3g} of {top:g}"
+  if warmup == steps:
+    reached = f"the learning rate would rise to {top:g} at the last step and never fall"
+  example = 0.1 if steps >= 10 else 0.0
+  shorter = f"{_RATIO}={example} ({round(example * steps)} steps)" if example else "config.optimizer.warmup_steps=0"
+  key = _warmup_key(optimizer)
+  if stage.name:
+    shorter, key = shorter.removeprefix("config."), key.removeprefix("config.")
+  return (
+    f"{key} is a warm-up of {warmup} steps, and the {of_run} has {steps}: {reached}. Give"
+    f" {'' if stage.name else '--'}{shorter}, or a longer {of_run}{'' if stage.name else ' (config.train.steps)'}"
+  )
+
+
+def _phases(optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
+  """Notes on phases of a schedule that have no step."""
+  name, warmup = optimizer.schedule, schedules.warmup(optimizer, steps)
+  if not optimizer.learning_rate:
+    yield "config.optimizer.learning_rate=0.0: no parameter changes"
+  if steps < 2:
+    return
+  if _read(optimizer, "warmup_ratio") and optimizer.warmup_ratio and not warmup:
+    yield f"{_RATIO}={optimizer.warmup_ratio:g} of {steps} steps is less than one step: there is no warm-up"
+  if name == "t5_inverse_sqrt" and warmup >= steps:
+    yield (
+      f"{_warmup_key(optimizer)}: t5_inverse_sqrt keeps the rate constant for {warmup} steps, and the run has {steps}:"
+      f" the learning rate stays at {optimizer.learning_rate:g}"
+    )
+  if name in ("cosine", "linear") and warmup == steps - 1 and optimizer.final_ratio < 1.0:
+    yield f"config.optimizer.schedule={name}: the warm-up leaves one of {steps} steps: the learning rate does not fall"
+  if name == "wsd" and (decay := round(optimizer.decay_share * steps)) < 2:
+    yield (
+      f"config.optimizer.decay_share={optimizer.decay_share:g} of {steps} steps is {decay} step{'' if decay else 's'}:"
+      f" the learning rate does not fall; give at least {math.ceil(200 / steps) / 100:g}"
+    )
+  if name in ("slanted_triangle", "one_cycle"):
+    rise = int(optimizer.rise * steps)
+    key = f"config.optimizer.rise={optimizer.rise:g} of {steps} steps"
+    if rise < 1:
+      yield f"{key} is less than one step: the learning rate rises in one step"
+    if rise >= steps:
+      yield f"{key} leaves no step in which the learning rate falls"
+    if optimizer.rise_ratio == 1.0:
+      yield "config.optimizer.rise_ratio=1.0: the learning rate does not rise, and config.optimizer.rise has no effect"
+
+
+def _unread(optimizer: OptimizerConfig, readers: dict[str, tuple[str, ...]], by: str) -> Iterator[str]:
+  """Keys with another value than their default, which the optimizer or the schedule does not read."""
+  chosen, plain = getattr(optimizer, by), _defaults().optimizer
+  for key, names in readers.items():
+    value = getattr(optimizer, key)
+    if chosen in names or value == getattr(plain, key) or (key == "warmup_steps" and not value):
+      continue
+    yield f"config.optimizer.{key}={value} has no effect: config.optimizer.{by}={chosen} does not read it" + (
+      f"; {', '.join(names)} do" if len(names) > 1 else f"; {names[0]} does"
+    )
+
+
+# ---- Intervals -------------------------------------------------------------------------------------------------------
+
+
+def _cadence(stage: Stage) -> Iterator[str]:
+  """Notes on intervals that are longer than what is left for them."""
+  config, steps = stage.config, stage.end - stage.begin
+  what = f"the stage's {steps} steps" if stage.name else f"the run's {steps} steps"
+  at_end = [f"config.{name}.every={getattr(config, name).every}" for name in ("eval", "checkpoint")]
+  at_end = [key for key in at_end if int(key.partition("=")[2]) > steps]
+  if at_end:
+    done = " and ".join({"eval": "evaluated", "checkpoint": "saved"}[key.split(".")[1]] for key in at_end)
+    yield f"{', '.join(at_end)}: more than {what}; only the last step is {done}"
+  if config.train.log_every > stage.end and not stage.begin:
+    yield f"config.train.log_every={config.train.log_every}: more than {what}; only the last step of the run is logged"
+  if config.logging.histograms > stage.end:
+    yield f"config.logging.histograms={config.logging.histograms}: more than {what}; no histogram is written"
+  evaluations = len([step for step in range(1, steps) if not (stage.begin + step) % config.eval.every])
+  if config.eval.patience and evaluations <= config.eval.patience:
+    yield (
+      f"config.eval.patience={config.eval.patience} has no effect: {what} have {evaluations} evaluations before the"
+      f" last (config.eval.every={config.eval.every}), and early stopping needs {config.eval.patience + 1}"
+    )
+  numbers = config.numbers
+  if numbers.spike_deviations and numbers.spike_window >= steps:
+    yield (
+      f"config.numbers.spike_window={numbers.spike_window} is not filled in {what}: no loss counts as a spike; give"
+      " fewer steps"
+    )
+
+
+# ---- Other sections --------------------------------------------------------------------------------------------------
+
+
+def _replaced(config: Config, steps: int) -> Iterator[str]:
+  """Notes on keys in whose place another key is read."""
+  optimizer, plain = config.optimizer, _defaults()
+  if config.train.epochs:
+    yield (
+      f"config.train.epochs={config.train.epochs:g} is {steps:,} steps of {config.train.batch_size} examples;"
+      " config.train.steps is not read"
+    )
+  if optimizer.warmup_ratio and optimizer.warmup_steps not in (0, plain.optimizer.warmup_steps):
+    yield (
+      f"config.optimizer.warmup_steps={optimizer.warmup_steps} has no effect: {_RATIO}={optimizer.warmup_ratio:g} is"
+      f" read in its place; set {_RATIO}=0.0"
+    )
+
+
+def _sections(config: Config) -> Iterator[str]:
+  """Notes on keys with another value than their default, which nothing reads because of another key."""
+  plain, numbers = _defaults(), config.numbers
+  spikes = numbers.spike_deviations > 0
+  goes_back = numbers.not_finite == "back" or (spikes and numbers.spike == "back")
+  positions = config.model.positions
+  relative = ("relative_position_buckets", "relative_position_max_distance")
+  reads = [
+    ("model", ("rotary_base", "local_rotary_base"), positions == "rotary", f"config.model.positions={positions}"),
+    ("model", ("max_length", "position_offset"), positions == "learned", f"config.model.positions={positions}"),
+    ("model", relative, positions == "relative", f"config.model.positions={positions}"),
+    ("numbers", ("spike", "spike_window"), spikes, "config.numbers.spike_deviations=0.0: no loss counts as a spike"),
+    (
+      "numbers",
+      ("most_in_a_row", "most_skipped"),
+      numbers.not_finite == "skip",
+      f"config.numbers.not_finite={numbers.not_finite}: no update is skipped",
+    ),
+    ("numbers", ("most_backs",), goes_back, "neither config.numbers.not_finite nor config.numbers.spike is back"),
+    ("logging", ("project",), config.logging.tracker != tracking.NONE, "config.logging.tracker=none"),
+    ("eval", ("num_beams",), config.eval.method in ("", "write") and config.model.kind.writes, "no answer is written"),
+    ("eval", ("length_penalty",), config.eval.num_beams > 1, "config.eval.num_beams=1: there is no beam search"),
+    (
+      "init",
+      ("inherit", "fresh", "parts", "rows", "by_piece"),
+      bool(config.init.checkpoint),
+      "config.init.checkpoint is empty: the run begins with fresh parameters",
+    ),
+  ]
+  if config.init.checkpoint and not config.init.parameters:
+    why = "config.init.parameters=False: the run begins with fresh parameters"
+    reads.append(("init", ("fresh", "parts", "rows", "by_piece"), False, why))
+  for section, keys, is_read, why in reads:
+    for key in keys if not is_read else ():
+      value = getattr(getattr(config, section), key)
+      if value != getattr(getattr(plain, section), key):
+        yield f"config.{section}.{key}={value} has no effect: {why}"
+  by_depth = [rule for rule in paths.parse(tuple(config.optimizer.paths)) if "depth" in rule.settings]
+  if config.optimizer.layer_decay < 1.0 and any(rule.pattern in (".", ".*") for rule in by_depth):
+    yield (
+      f"config.optimizer.layer_decay={config.optimizer.layer_decay} has no effect: a rule of config.optimizer.paths has"
+      " a depth for every parameter"
+    )
+  decays = config.optimizer.weight_decay or any("decay=" in rule for rule in config.optimizer.paths)
+  if config.optimizer.no_decay != plain.optimizer.no_decay and not decays and config.optimizer.name != "lamb":
+    no_decay = ",".join(config.optimizer.no_decay)
+    yield f"config.optimizer.no_decay={no_decay} has no effect: config.optimizer.weight_decay=0.0"
+
+
+def _loss(config: Config) -> Iterator[str]:
+  train, plain = config.train, _defaults().train
+  if train.loss not in _WITHOUT_TOKENS:
+    return
+  for key in ("label_smoothing", "z_loss"):
+    value = getattr(train, key)
+    if value not in (0.0, getattr(plain, key)):
+      yield f"config.train.{key}={value} has no effect: config.train.loss={train.loss} predicts no tokens"

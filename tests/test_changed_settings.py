@@ -1,0 +1,53 @@
+"""A resumed run whose settings give it other arrays is told which settings."""
+
+import json
+
+import jax
+import pytest
+
+from t2t import sharding
+from t2t.checkpoints import changed_settings
+from t2t.settings import load_config, override, records
+
+
+def run(*options):
+  small = ("model.embed_dim=16", "model.mlp_dim=16", "model.num_decoder_layers=1", "train.loss=cross_entropy")
+  return records(override(load_config("tiny_t5"), [f"--config.{option}" for option in (*small, *options)]))
+
+
+@pytest.mark.parametrize(
+  ("began", "now", "lines", "again"),
+  [
+    (
+      "",
+      "model.embed_dim=32 model.dropout_rate=0.1",
+      ["model.embed_dim=32, which was 16"],
+      "--config.model.embed_dim=16",
+    ),
+    ("", "model.num_heads=2", ["model.num_heads=2, which was 4"], "--config.model.num_heads=4"),
+    ("", "model.tied_logits=True", ["model.tied_logits=True, which was False"], "--config.model.tied_logits=False"),
+    ("", "model.vocab_size=256", ["model.vocab_size=256, which was 4224"], "--config.model.vocab_size=4224"),
+    ("", "optimizer.name=sgd", ["optimizer.name=sgd, which was adamw"], "--config.optimizer.name=adamw"),
+    ("optimizer.weight_decay=0.1", "", ["optimizer.weight_decay=0.0, which was 0.1"], "weight_decay=0.1"),
+    ("train.freeze=encoder", "", ["train.freeze=(), which was encoder"], "--config.train.freeze=encoder"),
+    ("", "optimizer.clip_norm=0", ["optimizer.clip_norm=0.0, which was 1.0"], "--config.optimizer.clip_norm=1.0"),
+    ("lora.rank=4", "lora.rank=2 lora.alpha=3", ["lora.rank=2, which was 4"], "--config.lora.rank=4"),
+    ("lora.rank=4", "", ["lora, which the run began with"], "--config.lora.rank=4"),
+    ("", "ia3.also_train=head", ["ia3, which the run began without"], "without config.ia3"),
+    (
+      "model.num_encoder_layers=2",
+      "optimizer.name=lion optimizer.learning_rate=1",
+      ["model.num_encoder_layers=3, which was 2", "optimizer.name=lion, which was adamw"],
+      "--config.model.num_encoder_layers=2 --config.optimizer.name=adamw",
+    ),
+  ],
+)
+def test_settings_that_give_other_arrays_are_named(began, now, lines, again):
+  """Those alone, each with both values, and what to type; others may change."""
+  before, after = run(*began.split()), run(*now.split())
+  saved = json.loads(json.dumps(before.to_dict()))
+  mesh = sharding.make_mesh({"data": 1}, devices=jax.devices()[:1])
+  said = changed_settings.error(saved, after, mesh, workdir="runs/x", step=2)
+  assert said.startswith("--workdir runs/x is at step 2 of a run whose model or optimizer has other arrays")
+  assert [line.strip() for line in said.splitlines()[1:-1]] == [f"config.{line}" for line in lines]
+  assert again in said.splitlines()[-1]

@@ -1,0 +1,68 @@
+"""Settings by the names of other frameworks, or of other types, are refused with what they are here."""
+
+import re
+
+import pytest
+
+import t2t
+from t2t import UserError, foreign_names
+from t2t.settings import _all_keys, load_config, override, records
+
+
+def test_every_translation_is_a_key():
+  """Or --workdir; and none of them is a key here already, by its full name."""
+  keys = _all_keys()
+  for names in foreign_names._NAMES.values():
+    for name, said in names.items():
+      assert said.startswith("--workdir") or set(re.findall(r"\b[a-z]+\.[a-z_0-9]+", said)) <= {*keys}, name
+
+
+@pytest.mark.parametrize(
+  ("argument", "message"),
+  [
+    ("--num_train_epochs=3", "Hugging Face's num_train_epochs is config.train.epochs"),
+    ("--per-device-train-batch-size=8", "config.train.batch_size, over all devices"),
+    ("--config.train.max_seq_length=128", "Hugging Face's max_seq_length is config.data.inputs_length"),
+    ("--config.train.learning_rate=1e-4", "did you mean config.optimizer.learning_rate?"),
+    ("--config.warmup_ratio=0.1", "did you mean config.optimizer.warmup_ratio?"),
+    ("--config.TRAIN_STEPS=10", "T5X's TRAIN_STEPS is config.train.steps"),
+    ("--ici_fsdp_parallelism=4", "MaxText's ici_fsdp_parallelism is config.mesh.fsdp"),
+    ("--output_dir=out", "Hugging Face's output_dir is --workdir"),
+  ],
+)
+def test_names_of_other_frameworks_on_the_command_line(argument, message):
+  """With and without a section."""
+  with pytest.raises(UserError, match=re.escape(message)):
+    override(load_config("tiny"), [argument])
+
+
+def test_names_of_other_frameworks_in_python():
+  """Where a config is made, and where one of its keys is set."""
+  with pytest.raises(UserError, match="Hugging Face's num_train_epochs is config.train.epochs"):
+    t2t.config("tiny", train={"num_train_epochs": 3})
+  with pytest.raises(UserError, match=re.escape("did you mean optimizer={'learning_rate': 0.1}?")):
+    t2t.config("tiny", learning_rate=0.1)
+  config = t2t.config("tiny")
+  with pytest.raises(UserError, match=r"config.optimizer.lr=0.1: .* is config.optimizer.learning_rate"):
+    config.optimizer.lr = 0.1
+  with pytest.raises(AttributeError):
+    config.batch_size = 3
+  with pytest.raises(UserError, match="config.train.steps='10': must be an integer; give 10"):
+    config.train.steps = "10"
+  config.train.steps = 10
+  assert records(config).train.steps == 10
+
+
+@pytest.mark.parametrize(
+  ("value", "options"),
+  [
+    ('(r"^.*decoder.*$", None)', "--config.init.fresh=decoder"),
+    ('((r"^.*decoder.*$", None), (r"^.*norm.*$", None))', "--config.init.fresh=decoder,norm"),
+    ("^.*decoder.*$=None", "--config.init.fresh=decoder"),
+    (r'((r"decoder/(.*)", r"encoder/\1"),)', "--config.init.parts=encoder=decoder"),
+  ],
+)
+def test_partial_restores_as_t5x_has_them(value, options):
+  """With what says the same here."""
+  with pytest.raises(UserError, match=re.escape(f"is written as T5X has it; give {options}")):
+    records(override(load_config("tiny"), [f"--config.init.parts={value}"]))
