@@ -20,7 +20,7 @@ import toy
 
 from t2t import UserError
 from t2t.checkpoints import converted
-from t2t.convert import families, huggingface, output, tensors
+from t2t.convert import families, huggingface, output, safetensors, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import sizes
 from t2t.models.architecture import real_positions
@@ -494,8 +494,10 @@ def test_weights_that_are_pickled(folder):
   """They are refused with the command that turns them into safetensors."""
   (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
   assert huggingface.is_huggingface(str(folder))
-  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import transformers', f"save_pretrained('{folder}'")
-  (folder / "pytorch_model.bin").unlink()
+  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import pathlib, torch', f"pathlib.Path('{folder}')")
+  (folder / "pytorch_model.bin").rename(folder / "other.pt")
+  refused(folder, "pickled (other.pt)", 'python -c "import transformers', f"save_pretrained('{folder}'")
+  (folder / "other.pt").unlink()
   refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
 
 
@@ -551,6 +553,77 @@ def test_two_matrices_where_the_config_has_one(tmp_path):
   found = huggingface.open_foreign(str(path))
   assert not found.model.tied_logits
   assert any("lm_head.weight is another matrix: it is kept" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_1_1", "mt5", "bart"])
+def test_a_stack_with_an_embedding_of_its_own(name, tmp_path):
+  """Tied or not: t2t's model has one table for both stacks, so that two are refused by name, and equal ones are one."""
+  path = tmp_path / name
+  shutil.copytree(GOLDEN / name, path)
+  shared = "model.shared.weight" if name == "bart" else "shared.weight"
+  stacks = [shared.replace("shared", f"{stack}.embed_tokens") for stack in ("encoder", "decoder")]
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  weights = foreign.safetensors(path)
+  for copy in stacks:
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared] + 1})
+    refused(path, f"{copy} differs from {shared}", "t2t's model has one embedding")
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared]})
+    np.testing.assert_array_equal(huggingface.open_foreign(str(path)).tensors["embed/table"].read(), weights[shared])
+  alone = {key: x for key, x in weights.items() if key != shared}
+  rewrite(path, lambda found: alone | {stacks[0]: weights[shared], stacks[1]: weights[shared] + 1})
+  refused(path, f"{stacks[1]} differs from {stacks[0]}")
+  rewrite(path, lambda found: alone | dict.fromkeys(stacks, weights[shared]))
+  for each, value in foreign.read(huggingface.open_foreign(str(path))).items():
+    np.testing.assert_array_equal(value, expected[each], err_msg=each)
+
+
+def test_two_tensors_that_come_under_one_name(tmp_path):
+  """By an old name and a new one, or in two files: compared, whatever their dtypes, and refused if they differ."""
+  path, old, new = tmp_path / "bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"
+  shutil.copytree(GOLDEN / "bert", path)
+  weights = foreign.safetensors(path)
+  rewrite(path, lambda found: weights | {old: weights[new]})
+  huggingface.open_foreign(str(path))
+  rewrite(path, lambda found: weights | {old: weights[new] * 2})
+  refused(path, f"two different tensors are called {new}: {new} of model.safetensors and {old} of model.safetensors")
+  # In the files of an index.
+  path, name = tmp_path / "gpt2", "transformer.ln_f.bias"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  (path / "model.safetensors").unlink()
+  others = {key: x for key, x in weights.items() if key != name}
+  index = {"weight_map": dict.fromkeys(others, "1.safetensors") | {name: "2.safetensors"}}
+  (path / "model.safetensors.index.json").write_text(json.dumps(index))
+  foreign.write_safetensors(path / "1.safetensors", weights)
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name] + 1})
+  refused(path, f"two different tensors are called {name}: {name} of 1.safetensors and {name} of 2.safetensors")
+  # An index, and a whole file that transformers reads in its place.
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  foreign.write_safetensors(path / "model.safetensors", weights)
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "model.safetensors", weights | {name: weights[name] + 1})
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+  foreign.write_safetensors(path / "model.safetensors", others)
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+
+
+def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
+  """A head saved as float32 beside an embedding in bfloat16 is the embedding, if it has the same numbers."""
+  path, table, copy = tmp_path / "gpt2", "transformer.wte.weight", "lm_head.weight"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  rounded = weights[table].astype(safetensors.DTYPES["BF16"])
+  for number, tied in ((0.0, True), (1.0, False)):
+    with safetensors.Writer(epath.Path(path / "1.safetensors"), {table: rounded.shape}, dtype="BF16") as writer:
+      writer.write(table, rounded)
+    others = {key: x for key, x in weights.items() if key != table} | {copy: rounded.astype(np.float32) + number}
+    foreign.write_safetensors(path / "2.safetensors", others)
+    index = dict.fromkeys(others, "2.safetensors") | {table: "1.safetensors"}
+    (path / "model.safetensors").unlink(missing_ok=True)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert huggingface.open_foreign(str(path)).model.tied_logits == tied
 
 
 def test_a_vocabulary_and_its_rows(tmp_path):

@@ -65,6 +65,7 @@ class Family:
   reads: keys besides `keys` and `must` that `read` looks at.
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
+  reads_bias_copy: whether transformers 4 reads the copy of two biases that differ, as 5 does.
   buffers: endings of names of what is no parameter.
   zeros: names of what is added to their logits, [1, vocab], and ours has not: nothing, then.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
@@ -87,6 +88,7 @@ class Family:
   reads: tuple[str, ...] = ()
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  reads_bias_copy: bool = True
   buffers: tuple[str, ...] = ()
   zeros: tuple[str, ...] = ()
   bare_class: str = ""
