@@ -418,8 +418,8 @@ def _without_copies(
     elif not _same(entries[copy], entries[original]):
       if not copy.endswith(".bias"):
         raise UserError(
-          f"{named}: {copy} differs from {entries[original].name}. transformers 5 keeps both, transformers 4 reads one of"
-          f" them for both; t2t's model has one embedding. If {copy} is left over, remove it from the file"
+          f"{named}: {copy} differs from {entries[original].name}. transformers 5 keeps both, transformers 4 reads"
+          f" one of them for both; t2t's model has one embedding. If {copy} is left over, remove it from the file"
         )
       if is_tied:
         raise UserError(
