@@ -536,16 +536,19 @@ def save(
   """
   if dtype not in _DTYPES:
     raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
-  family, model, model_class, settings = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
-  wanted = written(family, model)
-  files = tokenizer.files(foreign, family)
-  settings |= {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
+  found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  files, moved = tokenizer.files(foreign, found.family), []
   padding = files.ids.get("pad_token_id")
-  if padding is not None and settings.get("pad_token_id", padding) != padding:
-    raise UserError(
-      f"{foreign.path}: config.model.position_offset={foreign.model.position_offset} is that of the padding id"
-      f" {settings['pad_token_id']}, the vocabulary's is {padding}"
-    )
+  if padding is not None and found.settings.get("pad_token_id", padding) != padding:
+    moved = [
+      f"positions count from the padding id, which is {padding} in this vocabulary and {found.settings['pad_token_id']}"
+      " in RoBERTa's: their rows were moved accordingly, and logits stay the same"
+    ]
+    foreign = _counted_from(foreign, padding + 1)
+    found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  family, model, model_class, settings = found
+  wanted = written(family, model)
+  settings = settings | {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   # Left out, they would be those of the published vocabularies, which this one may not even reach.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
@@ -574,7 +577,21 @@ def save(
   left = [f"the head {each.name}" for each in foreign.model.heads if each not in model.heads]
   left += ["the head over the vocabulary"] if foreign.model.vocabulary_head and not model.vocabulary_head else []
   notes = [f"left out, since a {model_class} has none: {', '.join(left)}"] if left else []
-  return [f"written as a {model_class}", *files.notes, *notes]
+  return [f"written as a {model_class}", *moved, *files.notes, *notes]
+
+
+def _counted_from(foreign: Foreign, offset: int) -> Foreign:
+  """The same model with another `position_offset`: rows in front of the first position are never looked up."""
+  name, model = "embed/positions", foreign.model
+  table, moved = foreign.tensors[name], dataclasses.replace(model, position_offset=offset)
+
+  def read() -> np.ndarray:
+    rows = table.read()
+    return np.concatenate([np.zeros((offset, rows.shape[1]), rows.dtype), rows[model.position_offset :]])
+
+  shape = (table.shape[0] - model.position_offset + offset, table.shape[1])
+  tensors = dict(foreign.tensors) | {name: Tensor(shape, table.dtype, (read,))}
+  return dataclasses.replace(foreign, model=moved, tensors=tensors)
 
 
 def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:
