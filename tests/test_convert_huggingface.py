@@ -396,6 +396,32 @@ def test_positions_of_a_roberta_count_from_its_padding_id():
   assert (written["pad_token_id"], written["max_position_embeddings"]) == (4, 514)
 
 
+@pytest.mark.parametrize("pad", [0, 3])
+def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_path):
+  """transformers counts a RoBERTa's positions from there: the rows are moved, and none of a position is lost."""
+  pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
+  pieces.remove("<pad>")
+  pieces.insert(pad, "<pad>")
+  vocabulary = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {p: i for i, p in enumerate(pieces)}}}
+  vocabulary["model"]["unk_token"] = "<unk>"
+  (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+  config = huggingface.open_foreign(str(GOLDEN / "roberta")).model
+  assert config.position_offset == 2
+  params = foreign.random_params(config)
+  made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
+  notes = huggingface.save(made, epath.Path(tmp_path / "hf"))
+  assert any("positions count from the padding id, which is" in note for note in notes)
+  settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+  assert (settings["pad_token_id"], settings["max_position_embeddings"]) == (pad, config.max_length + pad + 1)
+  again = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert again.model == dataclasses.replace(config, position_offset=pad + 1, dtype="float32")
+  for path, value in foreign.read(again).items():
+    expected = params[path]
+    if path == "embed/positions":
+      value, expected = value[pad + 1 :], expected[2:]
+    np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
 # ---- What cannot be read ---------------------------------------------------------------------------------------------
 
 

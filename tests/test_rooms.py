@@ -26,6 +26,7 @@ FLOORS = (
   "losses",
   "data.documentation",
   "data.windows",
+  "data.t5_package",
   "data.registry",
   "data.answers",
   "data.vocabularies",
