@@ -361,6 +361,90 @@ def test_which_layers_of_a_gemma_see_all():
       read(**changes)
 
 
+def read_fields(model_type, **settings):
+  settings = {"model_type": model_type} | settings
+  return settings_lib.read_fields(settings_lib.family(settings, "there"), settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "activation"),
+  [
+    ({}, "relu"),
+    ({"feed_forward_proj": "gated-gelu"}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}, "gated_gelu_exact"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}, "gated_silu"),
+    ({"feed_forward_proj": "gated-gelu", "is_gated_act": False}, "gelu_tanh"),
+    ({"dense_act_fn": "gelu", "is_gated_act": False}, "gelu"),
+  ],
+)
+def test_what_a_t5_says_of_its_activation_twice(settings, activation):
+  """dense_act_fn and is_gated_act overrule feed_forward_proj in transformers 4 and 5."""
+  assert read_fields("t5", **settings)["mlp_activation"] == activation
+  family = settings_lib.FAMILIES["t5"]
+  model = TransformerConfig(**(vars(toy.config()) | {"mlp_activation": activation}))
+  assert settings_lib.read_fields(family, settings_lib.write_settings(family, model))["mlp_activation"] == activation
+
+
+_BASES = {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+_GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_theta": 7.0}}
+
+
+@pytest.mark.parametrize(
+  ("model_type", "settings", "said"),
+  [
+    ("t5", {"tie_encoder_decoder": True}, "tie_encoder_decoder=True"),
+    ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
+    ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "nor partial"),
+    ("llama", _BASES, r"rope_parameters.rope_theta=10000 and rope_theta=500000: transformers 4 and 5 read different"),
+    (
+      "mistral",
+      {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
+      "rope_scaling.rope_theta=7000 and rope_theta",
+    ),
+    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "neither rescaled"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
+    ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+    ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads the first alone"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "give an entry for each kind of layer"),
+    ("gemma3_text", {"rope_parameters": _GEMMA3, "rope_theta": 8.0}, "full_attention.rope_theta=9 and rope_theta=8"),
+    ("modernbert", {"rope_parameters": _GEMMA3, "local_rope_theta": 8.0}, "sliding_attention.rope_theta=7 and local"),
+    ("modernbert", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    (
+      "modernbert",
+      {"layer_types": ["full_attention", "sliding_attention"] * 2, "global_attn_every_n_layers": 3},
+      "transformers 5 reads the first, 4 the second",
+    ),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+  ],
+)
+def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_type, settings, said):
+  """Or says twice, where the versions of transformers read different ones."""
+  with pytest.raises(families.Unknown, match=said):
+    read_fields(model_type, **settings)
+
+
+def test_bases_of_rotary_positions_wherever_they_stand():
+  """Alone, or in either dict of transformers 5; twice if they are the same."""
+  inside = {"rope_theta": 5e5, "rope_type": "default"}
+  for settings in (
+    {"rope_theta": 5e5},
+    {"rope_parameters": inside},
+    {"rope_scaling": inside},
+    {"rope_theta": 5e5, "rope_parameters": inside},
+  ):
+    assert read_fields("llama", **settings)["rotary_base"] == 5e5
+  assert read_fields("llama")["rotary_base"] == 1e4
+  assert settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu"})
+  assert not settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu_pytorch_tanh"})
+
+
 @pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
   """Not only that its name is unknown."""

@@ -136,7 +136,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   settings = untrusted.read_json(folder / _CONFIG)
   _check_types(settings, f"{named}/{_CONFIG}")
   family = settings_lib.family(settings, str(named))
-  notes: list[str] = []
+  notes = list(family.notes(settings))
   entries = _canonical(family, _entries(folder, named), named)
   class_name = heads.class_in(family, settings, entries)
   entries = _without_zeros(family, entries, named)
