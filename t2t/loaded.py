@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t import UserError
-from t2t.checkpoints import by_task, pretrained
-from t2t.convert import given_vocabulary
+from t2t.checkpoints import by_task, converted, pretrained
+from t2t.convert import given_vocabulary, huggingface, tensors
 from t2t.generation import (
   answerer,
   answering,
@@ -35,7 +35,7 @@ from t2t.generation import (
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
-from t2t.storage import encoding, given_paths
+from t2t.storage import bucket, encoding, given_paths
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
@@ -152,6 +152,29 @@ class Model:
   def vocabulary(self):
     """Its seqio vocabulary."""
     return self._vocabulary
+
+  def save_pretrained(self, folder: str | os.PathLike, *, dtype: str = "float32", head: str = "") -> list[str]:
+    """Writes the folder that `t2t convert --to hf` writes, which transformers loads by `from_pretrained`.
+
+    Args:
+      folder: a new or empty one, local or gs://.
+      dtype: float32, bfloat16 or float16.
+      head: the head that is written, by its name, or "vocabulary"; "": the only one.
+
+    Returns:
+      Notes: the class of transformers, and what was left out or assumed.
+
+    Raises:
+      UserError: transformers has no such model; or the folder is not empty.
+    """
+    with in_python():
+      foreign = self._source.foreign or converted.open_foreign(str(self._source.path))
+      spec = self._source.run["data"].get("vocabulary", "")
+      if not foreign.vocabulary and spec:
+        foreign = given_vocabulary.give(foreign, spec)
+      tensors.check(foreign)
+      out = bucket.absolute(os.fspath(folder))
+      return [*foreign.notes, *huggingface.save(foreign, out, dtype=dtype, head=head)]
 
   # ---- Tokens --------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import toy
 
 from t2t import UserError
 from t2t.checkpoints import converted
-from t2t.convert import families, huggingface, output, tensors
+from t2t.convert import families, huggingface, output, safetensors, tensors
 from t2t.convert import settings as settings_lib
 from t2t.models import sizes
 from t2t.models.architecture import real_positions
@@ -361,6 +361,90 @@ def test_which_layers_of_a_gemma_see_all():
       read(**changes)
 
 
+def read_fields(model_type, **settings):
+  settings = {"model_type": model_type} | settings
+  return settings_lib.read_fields(settings_lib.family(settings, "there"), settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "activation"),
+  [
+    ({}, "relu"),
+    ({"feed_forward_proj": "gated-gelu"}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "gated_gelu"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}, "gated_gelu_exact"),
+    ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"}, "gated_silu"),
+    ({"feed_forward_proj": "gated-gelu", "is_gated_act": False}, "gelu_tanh"),
+    ({"dense_act_fn": "gelu", "is_gated_act": False}, "gelu"),
+  ],
+)
+def test_what_a_t5_says_of_its_activation_twice(settings, activation):
+  """dense_act_fn and is_gated_act overrule feed_forward_proj in transformers 4 and 5."""
+  assert read_fields("t5", **settings)["mlp_activation"] == activation
+  family = settings_lib.FAMILIES["t5"]
+  model = TransformerConfig(**(vars(toy.config()) | {"mlp_activation": activation}))
+  assert settings_lib.read_fields(family, settings_lib.write_settings(family, model))["mlp_activation"] == activation
+
+
+_BASES = {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+_GEMMA3 = {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_theta": 7.0}}
+
+
+@pytest.mark.parametrize(
+  ("model_type", "settings", "said"),
+  [
+    ("t5", {"tie_encoder_decoder": True}, "tie_encoder_decoder=True"),
+    ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj='gated-relu'"),
+    ("t5", {"dense_act_fn": "mish"}, "dense_act_fn='mish'"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "nor partial"),
+    ("llama", _BASES, r"rope_parameters.rope_theta=10000 and rope_theta=500000: transformers 4 and 5 read different"),
+    (
+      "mistral",
+      {"rope_scaling": {"rope_theta": 7e3}, "rope_theta": 1e4},
+      "rope_scaling.rope_theta=7000 and rope_theta",
+    ),
+    ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "neither rescaled"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
+    ("llama", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+    ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+    ("gemma", {"hidden_act": "silu", "hidden_activation": "gelu"}, "transformers reads the first alone"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "give an entry for each kind of layer"),
+    ("gemma3_text", {"rope_parameters": _GEMMA3, "rope_theta": 8.0}, "full_attention.rope_theta=9 and rope_theta=8"),
+    ("modernbert", {"rope_parameters": _GEMMA3, "local_rope_theta": 8.0}, "sliding_attention.rope_theta=7 and local"),
+    ("modernbert", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    (
+      "modernbert",
+      {"layer_types": ["full_attention", "sliding_attention"] * 2, "global_attn_every_n_layers": 3},
+      "transformers 5 reads the first, 4 the second",
+    ),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("albert", {"num_hidden_groups": 2}, "num_hidden_groups=2"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+  ],
+)
+def test_what_a_config_says_that_t2t_cannot_compute_is_refused_by_name(model_type, settings, said):
+  """Or says twice, where the versions of transformers read different ones."""
+  with pytest.raises(families.Unknown, match=said):
+    read_fields(model_type, **settings)
+
+
+def test_bases_of_rotary_positions_wherever_they_stand():
+  """Alone, or in either dict of transformers 5; twice if they are the same."""
+  inside = {"rope_theta": 5e5, "rope_type": "default"}
+  for settings in (
+    {"rope_theta": 5e5},
+    {"rope_parameters": inside},
+    {"rope_scaling": inside},
+    {"rope_theta": 5e5, "rope_parameters": inside},
+  ):
+    assert read_fields("llama", **settings)["rotary_base"] == 5e5
+  assert read_fields("llama")["rotary_base"] == 1e4
+  assert settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu"})
+  assert not settings_lib.FAMILIES["gemma"].notes({"hidden_act": "gelu_pytorch_tanh"})
+
+
 @pytest.mark.parametrize("name", ["gemma3", "t5gemma", "t5gemma2", "mbart"])
 def test_a_model_that_t2t_could_not_be_says_which_part(name):
   """Not only that its name is unknown."""
@@ -394,6 +478,32 @@ def test_positions_of_a_roberta_count_from_its_padding_id():
   assert (model.position_offset, model.max_length) == (5, 509)
   written = settings_lib.write_settings(family, model)
   assert (written["pad_token_id"], written["max_position_embeddings"]) == (4, 514)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_positions_are_written_behind_the_padding_id_of_the_vocabulary(pad, tmp_path):
+  """transformers counts a RoBERTa's positions from there: the rows are moved, and none of a position is lost."""
+  pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
+  pieces.remove("<pad>")
+  pieces.insert(pad, "<pad>")
+  vocabulary = {"added_tokens": [], "model": {"type": "WordLevel", "vocab": {p: i for i, p in enumerate(pieces)}}}
+  vocabulary["model"]["unk_token"] = "<unk>"
+  (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+  config = huggingface.open_foreign(str(GOLDEN / "roberta")).model
+  assert config.position_offset == 2
+  params = foreign.random_params(config)
+  made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
+  notes = huggingface.save(made, epath.Path(tmp_path / "hf"))
+  assert any("positions count from the padding id, which is" in note for note in notes)
+  settings = json.loads((tmp_path / "hf" / "config.json").read_text())
+  assert (settings["pad_token_id"], settings["max_position_embeddings"]) == (pad, config.max_length + pad + 1)
+  again = huggingface.open_foreign(str(tmp_path / "hf"))
+  assert again.model == dataclasses.replace(config, position_offset=pad + 1, dtype="float32")
+  for path, value in foreign.read(again).items():
+    expected = params[path]
+    if path == "embed/positions":
+      value, expected = value[pad + 1 :], expected[2:]
+    np.testing.assert_array_equal(value, expected, err_msg=path)
 
 
 # ---- What cannot be read ---------------------------------------------------------------------------------------------
@@ -494,8 +604,10 @@ def test_weights_that_are_pickled(folder):
   """They are refused with the command that turns them into safetensors."""
   (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
   assert huggingface.is_huggingface(str(folder))
-  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import transformers', f"save_pretrained('{folder}'")
-  (folder / "pytorch_model.bin").unlink()
+  refused(folder, "pickled (pytorch_model.bin)", 'python -c "import pathlib, torch', f"pathlib.Path('{folder}')")
+  (folder / "pytorch_model.bin").rename(folder / "other.pt")
+  refused(folder, "pickled (other.pt)", 'python -c "import transformers', f"save_pretrained('{folder}'")
+  (folder / "other.pt").unlink()
   refused(folder, "no weights there; looked for model.safetensors and model.safetensors.index.json")
 
 
@@ -551,6 +663,77 @@ def test_two_matrices_where_the_config_has_one(tmp_path):
   found = huggingface.open_foreign(str(path))
   assert not found.model.tied_logits
   assert any("lm_head.weight is another matrix: it is kept" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_1_1", "mt5", "bart"])
+def test_a_stack_with_an_embedding_of_its_own(name, tmp_path):
+  """Tied or not: t2t's model has one table for both stacks, so that two are refused by name, and equal ones are one."""
+  path = tmp_path / name
+  shutil.copytree(GOLDEN / name, path)
+  shared = "model.shared.weight" if name == "bart" else "shared.weight"
+  stacks = [shared.replace("shared", f"{stack}.embed_tokens") for stack in ("encoder", "decoder")]
+  expected = foreign.read(huggingface.open_foreign(str(path)))
+  weights = foreign.safetensors(path)
+  for copy in stacks:
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared] + 1})
+    refused(path, f"{copy} differs from {shared}", "t2t's model has one embedding")
+    rewrite(path, lambda found, copy=copy: weights | {copy: weights[shared]})
+    np.testing.assert_array_equal(huggingface.open_foreign(str(path)).tensors["embed/table"].read(), weights[shared])
+  alone = {key: x for key, x in weights.items() if key != shared}
+  rewrite(path, lambda found: alone | {stacks[0]: weights[shared], stacks[1]: weights[shared] + 1})
+  refused(path, f"{stacks[1]} differs from {stacks[0]}")
+  rewrite(path, lambda found: alone | dict.fromkeys(stacks, weights[shared]))
+  for each, value in foreign.read(huggingface.open_foreign(str(path))).items():
+    np.testing.assert_array_equal(value, expected[each], err_msg=each)
+
+
+def test_two_tensors_that_come_under_one_name(tmp_path):
+  """By an old name and a new one, or in two files: compared, whatever their dtypes, and refused if they differ."""
+  path, old, new = tmp_path / "bert", "bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"
+  shutil.copytree(GOLDEN / "bert", path)
+  weights = foreign.safetensors(path)
+  rewrite(path, lambda found: weights | {old: weights[new]})
+  huggingface.open_foreign(str(path))
+  rewrite(path, lambda found: weights | {old: weights[new] * 2})
+  refused(path, f"two different tensors are called {new}: {new} of model.safetensors and {old} of model.safetensors")
+  # In the files of an index.
+  path, name = tmp_path / "gpt2", "transformer.ln_f.bias"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  (path / "model.safetensors").unlink()
+  others = {key: x for key, x in weights.items() if key != name}
+  index = {"weight_map": dict.fromkeys(others, "1.safetensors") | {name: "2.safetensors"}}
+  (path / "model.safetensors.index.json").write_text(json.dumps(index))
+  foreign.write_safetensors(path / "1.safetensors", weights)
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name] + 1})
+  refused(path, f"two different tensors are called {name}: {name} of 1.safetensors and {name} of 2.safetensors")
+  # An index, and a whole file that transformers reads in its place.
+  foreign.write_safetensors(path / "2.safetensors", {name: weights[name]})
+  foreign.write_safetensors(path / "model.safetensors", weights)
+  huggingface.open_foreign(str(path))
+  foreign.write_safetensors(path / "model.safetensors", weights | {name: weights[name] + 1})
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+  foreign.write_safetensors(path / "model.safetensors", others)
+  refused(path, f"model.safetensors and the files of model.safetensors.index.json differ in {name}")
+
+
+def test_copies_in_two_dtypes_are_compared_by_their_numbers(tmp_path):
+  """A head saved as float32 beside an embedding in bfloat16 is the embedding, if it has the same numbers."""
+  path, table, copy = tmp_path / "gpt2", "transformer.wte.weight", "lm_head.weight"
+  shutil.copytree(GOLDEN / "gpt2", path)
+  weights = foreign.safetensors(path)
+  rounded = weights[table].astype(safetensors.DTYPES["BF16"])
+  for number, tied in ((0.0, True), (1.0, False)):
+    with safetensors.Writer(epath.Path(path / "1.safetensors"), {table: rounded.shape}, dtype="BF16") as writer:
+      writer.write(table, rounded)
+    others = {key: x for key, x in weights.items() if key != table} | {copy: rounded.astype(np.float32) + number}
+    foreign.write_safetensors(path / "2.safetensors", others)
+    index = dict.fromkeys(others, "2.safetensors") | {table: "1.safetensors"}
+    (path / "model.safetensors").unlink(missing_ok=True)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert huggingface.open_foreign(str(path)).model.tied_logits == tied
 
 
 def test_a_vocabulary_and_its_rows(tmp_path):

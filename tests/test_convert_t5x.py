@@ -4,6 +4,7 @@ import gc
 import pathlib
 import struct
 
+from etils import epath
 from flax import nnx, serialization, traverse_util
 import foreign
 import jax
@@ -399,3 +400,45 @@ def test_what_was_read_leaves_nothing_behind(tmp_path):
     gc.collect()
     counts.append(len(gc.get_objects()))
   assert counts[2] - counts[1] < 100
+
+
+# ---- Two arrays for what a model has once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", ["joined", "scanned"])
+def test_two_tables_of_relative_positions(stored, expected, tmp_path):
+  """By both of their names, of the stack or of each layer: equal ones are one, different ones are refused by name."""
+  params = files.parameters()
+  one, other = (f"decoder/{name}/rel_embedding" for name in ("relpos_bias", "relative_posemb"))
+  layers = {
+    f"decoder/layers_{index}/relpos_bias/rel_embedding": params[one] for index in range(files.LAYERS["decoder"])
+  }
+  write = lambda name, change: str(files.single_file(tmp_path / name, files.STORED[stored](params | change)))
+  for number, same in enumerate(({other: params[one]}, layers)):
+    found = t5x.open_foreign(write(f"checkpoint_{number}", same))
+    assert_same(found, expected)
+    assert "its decoder has the same table of relative positions under several names; one was kept" in found.notes
+  differing = {name: x + 1 for name, x in layers.items()}
+  for number, change in enumerate(({other: params[one] + 1}, differing), start=2):
+    with pytest.raises(UserError, match=rf"its decoder has two tables of relative positions that differ, {one} and "):
+      t5x.open_foreign(write(f"checkpoint_{number}", change))
+
+
+def test_layers_that_are_scanned_and_not(tmp_path):
+  """Both forms in one checkpoint are refused: one of them is left over."""
+  both = files.scanned(files.parameters(), axis=1) | files.parameters()
+  with pytest.raises(UserError, match=r"decoder/layers/.*: unknown; found"):
+    t5x.open_foreign(str(files.single_file(tmp_path / "checkpoint_0", both)))
+
+
+def test_an_array_that_is_there_twice(tmp_path):
+  """Under one name in the file, or under two that are one."""
+  path = tmp_path / "checkpoint_0"
+  twice = b"\x82\xa6target\x82\xa1a\x01\xa1a\x02\xa5state\x80"
+  path.write_bytes(twice)
+  with pytest.raises(UserError, match="the name 'a' twice in a dict"):
+    flax_msgpack.read(epath.Path(path))
+  tree = {"target": {"a": {"b": np.ones(2, np.float32)}, "a/b": np.zeros(2, np.float32)}}
+  path.write_bytes(serialization.to_bytes({"version": 3, "optimizer": tree}))
+  with pytest.raises(UserError, match="two of its arrays are called a/b"):
+    t5x.open_foreign(str(path))

@@ -158,3 +158,18 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
   assert str(tmp_path / "none") in str(error.value)
   with pytest.raises(UserError, match="batch_size=0: must be at least 1"):
     t2t.load(str(trained.workdir("encoder_decoder")), batch_size=0)
+
+
+def test_it_saves_what_the_command_writes(writer, encoder, tmp_path):
+  """Byte for byte, to a path or a string; and what it notes says of which class it is."""
+  for name, model, options in (("encoder_decoder", writer, {}), ("encoder_only", encoder, {"dtype": "bfloat16"})):
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    out = tmp_path / name
+    assert command.main(["convert", str(trained.workdir(name)), "--to", "hf", str(out / "command"), *flags]) == 0
+    notes = model.save_pretrained(out / "python", **options)
+    files = {path.name: path.read_bytes() for path in (out / "command").iterdir()}
+    assert {path.name: path.read_bytes() for path in (out / "python").iterdir()} == files
+    assert any(note.startswith("written as a ") for note in notes)
+    assert t2t.load(str(out / "python")).config.embed_dim == model.config.embed_dim
+    with pytest.raises(UserError, match="python"):
+      model.save_pretrained(str(out / "python"))

@@ -28,6 +28,7 @@ FLOORS = (
   "losses",
   "data.documentation",
   "data.windows",
+  "data.t5_package",
   "data.registry",
   "data.answers",
   "data.vocabularies",

@@ -168,6 +168,9 @@ def vocabulary_keys(foreign: Foreign, out: epath.Path) -> dict[str, Any]:
 # ---- The way back ----------------------------------------------------------------------------------------------------
 
 
+_LENGTHS = ("inputs_length", "targets_length")  # of config.data
+
+
 def open_foreign(path: str, *, where: str = "") -> Foreign:
   """A checkpoint of t2t's own, as parameters to be read one by one; what its model was adapted by is merged.
 
@@ -192,7 +195,8 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     record = vocabulary_files.read_record(folder)
     extra_ids, vocabulary = record.extra_ids, record.spec(folder)
   notes = tuple(f"the {source.part} alone is converted: the {name} stays behind" for name in beside)
-  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, {}, found, notes=notes)
+  lengths = {key: length for key in _LENGTHS if (length := source.run.get("data", {}).get(key))}
+  return Foreign(source.path, "t2t", source.model, vocabulary, extra_ids, lengths, found, notes=notes)
 
 
 def _tensors(source: pretrained.Source, where: str) -> tuple[dict[str, Tensor], list[str]]:

@@ -21,7 +21,7 @@ from t2t.models import adapt, transformer
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
 from t2t.sections import DataConfig
-from t2t.storage import bucket
+from t2t.storage import bucket, hub
 
 if typing.TYPE_CHECKING:
   from t2t.convert.tensors import Foreign
@@ -107,6 +107,7 @@ def read_source(path: str, *, where: str = "--checkpoint ") -> Source:
   from t2t import convert
 
   bucket.check(path, where=where)
+  hub.check(path, where=where)
   if convert.kind_of(path) != "t2t":
     return of_foreign(convert.open_foreign(path, where=where))
   folder = reading.checkpoint_folder(path, where=where)

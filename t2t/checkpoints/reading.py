@@ -13,7 +13,7 @@ from t2t import UserError
 from t2t.checkpoints import bases, damage, manifest, patience
 from t2t.params import Params, join_frozen, path_name
 from t2t.settings import with_current_keys
-from t2t.storage import bucket
+from t2t.storage import bucket, hub
 
 FISHER = "fisher"  # an item of what looks like a checkpoint and is Fisher information; see fishers.py
 
@@ -46,6 +46,7 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
       unfinished.append(child)
   if unfinished:
     raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
+  hub.check(path, where=where)
   raise UserError(
     f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
     f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"

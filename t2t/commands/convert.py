@@ -17,7 +17,7 @@ from t2t.checkpoints import converted, damage, detached, pretrained, reading
 from t2t.commands import gin_files
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
 from t2t.runtime import amounts
-from t2t.storage import bucket
+from t2t.storage import bucket, hub
 
 # What --from names -> what it is called in a message.
 KINDS = {
@@ -91,6 +91,8 @@ def _take_adapter(job: Job) -> None:
   """From PEFT's folder to a run of t2t's."""
   said = peft_settings.base_named(job.source)
   if not job.base and not (said and bucket.absolute(said).exists()):
+    if said and hub.name_of(said):
+      hub.check(said, where=f"{job.source}: {peft.CONFIG}: base_model_name_or_path=")
     named = f"{said!r}, which is no folder here" if said else "no base"
     raise UserError(f"{job.source}: {peft.CONFIG} names {named}; give --base, the model that it was trained on")
   base, part = detached.open_base(job.base or said, where="--base " if job.base else f"{job.source}: its base: ")
@@ -275,6 +277,7 @@ def _kind(path: str, given: str) -> str:
   bucket.check(path, where="")
   folder = bucket.absolute(path)
   if not folder.exists():
+    hub.check(path, where="")
     raise UserError(f"{path}: no such file or folder")
   found = convert.kind_of(path)
   if found == "t2t" and t5x.is_tensorflow(folder):

@@ -72,6 +72,7 @@ BART = families.Family(
   },
   must={
     "is_encoder_decoder": (True,),
+    "tie_encoder_decoder": (False, None),
     # Untied, encoder and decoder would have a table each as well.
     "tie_word_embeddings": (True,),
     "normalize_before": (False,),

@@ -1,5 +1,6 @@
 """GPT-2, MPT, Llama, Mistral and Qwen 3 as Hugging Face has them; families.py says what the tables mean."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -203,7 +204,11 @@ QWEN3_NAMES = LLAMA_NAMES | {
 
 
 def rotary_base(settings: families.Settings) -> float:
-  """The base of a model whose layers have one."""
+  """The base of a model whose layers have one.
+
+  Raises:
+    families.Unknown: positions that are rescaled or partial, or two bases that differ.
+  """
   # transformers 5 has the base among "rope_parameters"; before that it stood alone, and "rope_scaling" beside it.
   for key in ("rope_parameters", "rope_scaling"):
     value = settings.get(key) or {}
@@ -212,8 +217,32 @@ def rotary_base(settings: families.Settings) -> float:
       raise families.Unknown(
         f"{key}={value}: t2t's rotary positions are neither rescaled (as Llama 3.1's are) nor partial"
       )
-  parameters = settings.get("rope_parameters") or {}
-  return float(parameters.get("rope_theta") or settings.get("rope_theta") or 10_000.0)
+  if settings.get("partial_rotary_factor") not in (None, 1.0):
+    raise families.Unknown(
+      f"partial_rotary_factor={settings['partial_rotary_factor']}: t2t's rotary positions are not partial"
+    )
+  inside = {f"{key}.rope_theta": (settings.get(key) or {}).get("rope_theta") for key in ("rope_scaling", _ROPE)}
+  return one_base(inside | {"rope_theta": settings.get("rope_theta")}, 10_000.0)
+
+
+_ROPE = "rope_parameters"
+
+
+def one_base(said: Mapping[str, Any], default: float) -> float:
+  """The base of rotary positions.
+
+  Args:
+    said: key of config.json -> base, or None where it is not there.
+    default: where none is.
+
+  Raises:
+    families.Unknown: two differ, of which versions of transformers read one or the other.
+  """
+  there = {key: float(value) for key, value in said.items() if value}
+  if len(set(there.values())) > 1:
+    shown = " and ".join(f"{key}={value:g}" for key, value in there.items())
+    raise families.Unknown(f"{shown}: transformers 4 and 5 read different ones; remove those that are wrong")
+  return next(iter(there.values()), default)
 
 
 def _read_llama(settings: families.Settings) -> dict[str, Any]:
@@ -275,7 +304,7 @@ LLAMA = families.Family(
   names=LLAMA_NAMES,
   reads=(
     *("num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_parameters", "rope_scaling"),
-    *("tie_word_embeddings", "attention_dropout"),
+    *("partial_rotary_factor", "tie_word_embeddings", "attention_dropout"),
   ),
   prefix="model.",
   copies={"lm_head.weight": "model.embed_tokens.weight"},

@@ -65,6 +65,7 @@ class Family:
   reads: keys besides `keys` and `must` that `read` looks at.
   prefix: of the names in a model with a head; a checkpoint of the bare model leaves it out.
   copies: name -> that of the same tensor, which some checkpoints hold twice.
+  reads_bias_copy: whether transformers 4 reads the copy of two biases that differ, as 5 does.
   buffers: endings of names of what is no parameter.
   zeros: names of what is added to their logits, [1, vocab], and ours has not: nothing, then.
   pooler: name -> that of the same parameter in a class head (`models.heads`); a model without one has none.
@@ -76,6 +77,7 @@ class Family:
   square: whether heads * head_dim is the width, so that config.json has no key for head_dim.
   read: what config.json says beyond `keys`, as fields.
   write: the keys for that, of fields.
+  notes: what is to be told of a config.json whose model transformers computes otherwise.
   """
 
   model_type: str
@@ -87,6 +89,7 @@ class Family:
   reads: tuple[str, ...] = ()
   prefix: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  reads_bias_copy: bool = True
   buffers: tuple[str, ...] = ()
   zeros: tuple[str, ...] = ()
   bare_class: str = ""
@@ -100,6 +103,7 @@ class Family:
   square: bool = False
   read: Callable[[Settings], dict[str, Any]] = lambda settings: {}
   write: Callable[[Settings], dict[str, Any]] = lambda fields: {}
+  notes: Callable[[Settings], tuple[str, ...]] = lambda settings: ()
 
 
 # Activations by transformers' names: of a plain and of a gated feed-forward layer.
@@ -176,6 +180,17 @@ _T5_ACTIVATIONS = {
 }
 
 
+def _t5_activation(settings: Settings) -> str:
+  """The activation, which dense_act_fn and is_gated_act say where they are there, in front of feed_forward_proj."""
+  said = settings.get("feed_forward_proj", "relu")
+  kind, _, name = str(said).rpartition("-")
+  name, is_gated = settings.get("dense_act_fn"), settings.get("is_gated_act", kind == "gated")
+  if name is None and bool(is_gated) == (kind == "gated"):
+    return look_up(_T5_ACTIVATIONS, "feed_forward_proj", said)
+  plain = "gelu_new" if said == "gated-gelu" else str(said).rpartition("-")[2]
+  return look_up(GATED if is_gated else PLAIN, "dense_act_fn", plain if name is None else name)
+
+
 def _t5_scales(settings: Settings) -> bool:
   """Whether the logits of the embedding are scaled by 1 / sqrt(embed): T5 1.0 does, and ties them.
 
@@ -190,7 +205,7 @@ def _read_t5(settings: Settings) -> dict[str, Any]:
   layers = settings.get("num_layers", 6)
   return {
     "num_decoder_layers": settings.get("num_decoder_layers") or layers,
-    "mlp_activation": look_up(_T5_ACTIVATIONS, "feed_forward_proj", settings.get("feed_forward_proj", "relu")),
+    "mlp_activation": _t5_activation(settings),
     "tied_logits": _t5_scales(settings),
   }
 
@@ -198,9 +213,12 @@ def _read_t5(settings: Settings) -> dict[str, Any]:
 def _write_t5(fields: Settings) -> dict[str, Any]:
   if fields["tied_logits"] and fields["init_scale"]:
     raise Unknown(f"config.model.init_scale={fields['init_scale']}: T5 scales logits of the embedding, this model not")
-  return {
+  if fields["mlp_activation"] == "gated_gelu_exact":  # which feed_forward_proj alone does not say
+    activation = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True}
+  else:
+    activation = {"feed_forward_proj": name_of(_T5_ACTIVATIONS, "mlp_activation", fields["mlp_activation"])}
+  return activation | {
     "num_decoder_layers": fields["num_decoder_layers"],
-    "feed_forward_proj": name_of(_T5_ACTIVATIONS, "mlp_activation", fields["mlp_activation"]),
     "tie_word_embeddings": fields["tied_logits"],
   }
 
@@ -220,10 +238,13 @@ T5 = Family(
     "layer_norm_epsilon": ("norm_epsilon", 1e-6),
     "dropout_rate": ("dropout_rate", 0.1),
   },
-  must={"is_encoder_decoder": (True,)},
+  must={"is_encoder_decoder": (True,), "tie_encoder_decoder": (False, None)},
   fields={"architecture": "encoder_decoder"},
   names=T5_NAMES,
-  reads=("num_decoder_layers", "feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs"),
+  reads=(
+    *("num_decoder_layers", "feed_forward_proj", "dense_act_fn", "is_gated_act"),
+    *("tie_word_embeddings", "scale_decoder_outputs"),
+  ),
   copies={
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",

@@ -178,8 +178,17 @@ class _Reader:
     if kind == "list":
       return [self.value(depth + 1) for _ in range(size)]
     if kind == "dict":
-      return self._unchunked({self._key(depth + 1): self.value(depth + 1) for _ in range(size)})
+      return self._unchunked(self._dict(size, depth + 1))
     return self._extension(size, depth)
+
+  def _dict(self, size: int, depth: int) -> dict[str, Tree]:
+    found: dict[str, Tree] = {}
+    for _ in range(size):
+      key = self._key(depth)
+      if key in found:  # readers would not agree which one counts
+        raise self._wrong(f"the name {key[:40]!r} twice in a dict")
+      found[key] = self.value(depth)
+    return found
 
   def _key(self, depth: int) -> str:
     """A name.  Each dict in one would double its length as text: fifty, in a hundred bytes, take all memory."""

@@ -30,9 +30,24 @@ def _write_shape(fields: families.Settings) -> dict[str, Any]:
 
 def _read_gemma(settings: families.Settings) -> dict[str, Any]:
   settings = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256} | dict(settings)
-  name = settings.get("hidden_activation") or settings.get("hidden_act") or "gelu_pytorch_tanh"
-  activation = families.look_up(_ACTIVATIONS, "hidden_act", name)
+  said = {key: settings[key] for key in ("hidden_act", "hidden_activation") if settings.get(key)}
+  activations = [families.look_up(_ACTIVATIONS, key, name) for key, name in said.items()]
+  if len(set(activations)) > 1:
+    raise families.Unknown(
+      f"hidden_act={said['hidden_act']!r} and hidden_activation={said['hidden_activation']!r}: transformers reads the"
+      " first alone; remove the wrong one"
+    )
+  activation = next(iter(activations), "gated_gelu")
   return _read_shape(settings, activation) | {"rotary_base": decoders.rotary_base(settings)}
+
+
+def _gemma_notes(settings: families.Settings) -> tuple[str, ...]:
+  if settings.get("hidden_act") != "gelu":
+    return ()
+  return (
+    "hidden_act='gelu' is taken for the tanh approximation, with which Gemma was trained; transformers computes the"
+    " exact GELU of it, and logits differ a little",
+  )
 
 
 def _write_gemma(fields: families.Settings) -> dict[str, Any]:
@@ -59,6 +74,7 @@ GEMMA = dataclasses.replace(
   reads=(*decoders.LLAMA.reads, "hidden_activation"),
   read=_read_gemma,
   write=_write_gemma,
+  notes=_gemma_notes,
 )
 
 # ---- Gemma 2 ---------------------------------------------------------------------------------------------------------
@@ -170,6 +186,7 @@ GEMMA2 = dataclasses.replace(
     *("attn_logit_softcapping", "final_logit_softcapping"),
   ),
   read=_read_gemma2,
+  notes=lambda settings: (),
   write=_write_common,
 )
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from t2t import UserError
 from t2t.convert.tensors import Foreign
-from t2t.storage import vocabulary_files
+from t2t.storage import hub, vocabulary_files
 
 BYTES = 3 + 256  # padding, EOS and unknown before the bytes
 _T5_SENTINELS = 100
@@ -79,6 +79,7 @@ def _vocabulary_at(spec: str, where: str) -> _Found:
     return _Found(spec, BYTES)
   path = epath.Path(spec).expanduser()
   if not path.exists():
+    hub.check(spec, where=where.removesuffix(spec))
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
   if (path / vocabulary_files.RECORD).exists():
     record = vocabulary_files.read_record(path)

@@ -136,14 +136,19 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
   settings = untrusted.read_json(folder / _CONFIG)
   _check_types(settings, f"{named}/{_CONFIG}")
   family = settings_lib.family(settings, str(named))
-  notes: list[str] = []
-  entries = _canonical(family, _entries(folder, named))
+  notes = list(family.notes(settings))
+  entries = _canonical(family, _entries(folder, named), named)
   class_name = heads.class_in(family, settings, entries)
   entries = _without_zeros(family, entries, named)
   entries = _without_unread(family, class_name, entries, notes)
   try:
     fields = settings_lib.read_fields(family, settings)
     fields["tied_logits"] = _is_tied(family, fields, entries, notes)
+    if family.shares_head and settings.get("tie_word_embeddings") and not fields["tied_logits"]:
+      notes.append(
+        "tie_word_embeddings=True, but the logits are not scaled: so transformers 5 reads it; transformers 4 scales"
+        " them, and takes the embedding in place of lm_head.weight"
+      )
     fields |= heads.read(family, class_name, settings, fields.get("dropout_rate", 0.0))
     model = TransformerConfig(**fields)
   except (families.Unknown, UserError) as error:
@@ -194,8 +199,12 @@ def _check_types(settings: Settings, where: str) -> None:
 
 
 def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
-  """Every tensor of a folder's files."""
-  index = folder / _INDEX
+  """Every tensor of a folder's files.
+
+  Raises:
+    UserError: a file or a tensor is missing; or two files differ in a tensor, or in which tensors there are.
+  """
+  index, single = folder / _INDEX, folder / _WEIGHTS
   if index.exists():
     weight_map = untrusted.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -207,20 +216,65 @@ def _entries(folder: epath.Path, named: epath.Path) -> dict[str, Entry]:
     absent = [name for name in files if not (folder / name).exists()]
     if absent:
       raise UserError(f"{named}: {_INDEX} names {len(files)} files; missing: {', '.join(absent)}")
-    found = {name: entry for file in files for name, entry in safetensors.read_header(folder / file).items()}
+    shards = [safetensors.read_header(folder / file) for file in files]
+    found = _merged((pair for shard in shards for pair in shard.items()), named)
     lost = sorted(set(weight_map) - set(found))
     if lost:
       raise UserError(f"{named}: {_INDEX} says that {lost[0]} is in {weight_map[lost[0]]}, which does not have it")
+    if single.exists() and _WEIGHTS not in files:
+      _check_same_weights(found, safetensors.read_header(single), named)
     return found
-  if (folder / _WEIGHTS).exists():
-    return safetensors.read_header(folder / _WEIGHTS)
+  if single.exists():
+    return safetensors.read_header(single)
   pickles = _pickles(folder)
   if pickles:
     raise _pickled(named, folder, pickles[0].name)
   raise UserError(f"{named}: no weights there; looked for {_WEIGHTS} and {_INDEX}")
 
 
+def _merged(pairs: Iterable[tuple[str, Entry]], named: epath.Path) -> dict[str, Entry]:
+  """The tensors by name.
+
+  Raises:
+    UserError: two different tensors have one name.
+  """
+  found: dict[str, Entry] = {}
+  for name, entry in pairs:
+    other = found.setdefault(name, entry)
+    if not _same(other, entry):
+      sides = [f"{each.name} of {each.path.name}" for each in (other, entry)]
+      raise UserError(
+        f"{named}: two different tensors are called {name}: {sides[0]} and {sides[1]}; take out the wrong one"
+      )
+  return found
+
+
+def _check_same_weights(shards: Mapping[str, Entry], single: Mapping[str, Entry], named: epath.Path) -> None:
+  """Compares the two sets of weights of a folder that has both.
+
+  Raises:
+    UserError: they are not the same.
+  """
+  different = sorted(name for name in shards.keys() | single.keys() if name not in shards or name not in single)
+  different = different or [name for name in shards if not _same(shards[name], single[name])]
+  if different:
+    raise UserError(
+      f"{named}: {_WEIGHTS} and the files of {_INDEX} differ in {different[0]}; transformers reads {_WEIGHTS} alone."
+      " Remove the one that is out of date"
+    )
+
+
 def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
+  if fnmatch.fnmatch(name, _PICKLES[0]):
+    # transformers 4 would pass over the second of two tensors that it takes for one: this keeps every tensor.
+    return UserError(
+      f"{named}: its weights are pickled ({name}); loading a pickle may run code that is in it, so t2t does not."
+      " Where torch and safetensors are installed, this makes safetensors of it, and runs none:\n"
+      '  python -c "import pathlib, torch, safetensors.torch as s; w = {}; '
+      f"f = pathlib.Path('{folder}'); "
+      f"[w.update(torch.load(p, map_location='cpu', weights_only=True)) for p in sorted(f.glob('{_PICKLES[0]}'))]; "
+      f"s.save_file({{k: v.clone().contiguous() for k, v in w.items()}}, f / '{_WEIGHTS}', {{'format': 'pt'}})\""
+    )
   return UserError(
     f"{named}: its weights are pickled ({name}); loading a pickle runs whatever code is in it, so t2t does"
     " not. Where torch and transformers are installed, and you trust the file, this makes safetensors of it:\n"
@@ -230,19 +284,21 @@ def _pickled(named: epath.Path, folder: epath.Path, name: str) -> UserError:
   )
 
 
-def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
-  """By the names of a model with a head, as transformers has them today."""
-  # TensorFlow's names, which the first checkpoints kept.
-  renamed = {
-    name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): entry
-    for name, entry in entries.items()
-  }
-  for other in {task.prefix for task in family.tasks.values()} - {""}:
-    begins = lambda name, other=other: name.startswith(other)
-    renamed = {
-      family.prefix + name.removeprefix(other) if begins(name) else name: entry for name, entry in renamed.items()
-    }
-  if family.prefix and not any(name.startswith(family.prefix) for name in renamed):
+def _canonical(family: Family, entries: Mapping[str, Entry], named: epath.Path) -> dict[str, Entry]:
+  """By the names of a model with a head, as transformers has them today.
+
+  Raises:
+    UserError: two different tensors come under one name.
+  """
+  names = {}
+  for name in entries:
+    # TensorFlow's names, which the first checkpoints kept.
+    renamed = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    for other in sorted({task.prefix for task in family.tasks.values()} - {""}):
+      if renamed.startswith(other):
+        renamed = family.prefix + renamed.removeprefix(other)
+    names[name] = renamed
+  if family.prefix and not any(name.startswith(family.prefix) for name in names.values()):
     known = (
       *family.names,
       *family.unread,
@@ -250,10 +306,10 @@ def _canonical(family: Family, entries: dict[str, Entry]) -> dict[str, Entry]:
       *(name for task in family.tasks.values() for name in task.names),
     )
     beside = {name.split(".")[0] for name in known if not name.startswith(family.prefix)}
-    renamed = {
-      name if name.split(".")[0] in beside else f"{family.prefix}{name}": entry for name, entry in renamed.items()
-    }
-  return {name: entry for name, entry in renamed.items() if not name.endswith(family.buffers)}
+    is_beside = lambda name: name.split(".")[0] in beside
+    names = {old: name if is_beside(name) else f"{family.prefix}{name}" for old, name in names.items()}
+  kept = ((name, entries[old]) for old, name in names.items() if not name.endswith(family.buffers))
+  return _merged(kept, named)
 
 
 def _without_unread(family: Family, class_name: str, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
@@ -295,22 +351,40 @@ def _head(family: Family) -> str:
 
 
 def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, Entry], notes: list[str]) -> bool:
-  """What config.json says, unless there are two matrices after all."""
+  """Returns what config.json says of the logits, unless the file holds two matrices.
+
+  Raises:
+    families.Unknown: T5's scale of tied logits with a matrix that is not the embedding.
+  """
   head = _head(family)
-  table = entries.get(family.copies.get(head, ""))
+  table = entries.get(family.copies.get(head, "")) or next(
+    (entries[copy] for copy in family.copies if copy in entries and copy != head and copy.endswith(".weight")), None
+  )
   if not fields["tied_logits"] or head not in entries or table is None or _same(entries[head], table):
     return fields["tied_logits"]
   if family.shares_head:
     raise families.Unknown(
-      f"tie_word_embeddings=True scales the logits as those of the embedding, but {head} is another matrix"
+      f"the logits are tied to the embedding and scaled, but {head} is another matrix than {table.name}."
+      f" transformers 5 multiplies it with scaled hidden states, transformers 4 passes it over; t2t's model scales"
+      " logits of the embedding alone. If the head was trained without the scale (as T5 1.1's), set"
+      " tie_word_embeddings to false and remove scale_decoder_outputs; if it is left over, remove it from the file"
     )
-  notes.append(f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept")
+  notes.append(
+    f"config.json ties the logits to the embedding, but {head} is another matrix: it is kept, as transformers 5 does;"
+    " transformers 4 passes it over and takes the embedding"
+  )
   return False
 
 
 def _same(one: Entry, other: Entry) -> bool:
-  if one.shape != other.shape or one.dtype != other.dtype:
+  """Whether two tensors hold the same numbers; their dtypes may differ."""
+  if one == other:
+    return True
+  if one.shape != other.shape:
     return False
+  if one.dtype != other.dtype:
+    is_float = one.dtype in safetensors.DTYPES and other.dtype in safetensors.DTYPES
+    return is_float and np.array_equal(one.read().astype(np.float64), other.read().astype(np.float64))
   with one.path.open("rb") as first, other.path.open("rb") as second:
     for begin in range(0, one.nbytes, _BLOCK):
       size = min(_BLOCK, one.nbytes - begin)
@@ -322,24 +396,49 @@ def _same(one: Entry, other: Entry) -> bool:
 
 
 def _without_copies(
-  family: Family, entries: dict[str, Entry], wanted: Mapping[str, Place], named: epath.Path, notes: list[str]
+  family: Family, entries: Mapping[str, Entry], wanted: Mapping[str, Place], named: epath.Path, notes: list[str]
 ) -> dict[str, Entry]:
-  """Every tensor once: some checkpoints hold tied ones under each of their names, or under another than the first."""
+  """Every tensor once: some checkpoints hold tied ones under each of their names, or under another than the first.
+
+  What transformers reads where two differ was found by loading such folders: tests/parity/test_two_tensors.py.
+
+  Raises:
+    UserError: two tensors differ of which t2t's model has one.
+  """
   entries, is_tied = dict(entries), _head(family) not in wanted
   for copy, original in family.copies.items():
-    if copy in entries and copy not in wanted:
-      if original not in entries:
-        entries[original] = entries[copy]
-      elif not _same(entries[copy], entries[original]):
-        if is_tied:
-          raise UserError(f"{named}: {copy} and {original} are one tensor in this family, but differ")
-        # Where the logits are untied, transformers unties their bias as well, and reads the copy alone.
-        entries[original] = entries[copy]
-        notes.append(f"{copy} and {original} differ: transformers reads the first, which is kept")
-      del entries[copy]
-    elif copy in wanted and copy not in entries and family.shares_head and original in entries:
-      entries[copy] = entries[original]
-      notes.append(f"{copy} is not there: the logits are those of the embedding, unscaled, and get a copy of it")
+    if copy in wanted:
+      continue
+    if copy not in entries:
+      if original in entries and not is_tied and original.endswith(".bias"):
+        notes.append(f"{copy} is not there: {original} is taken, as transformers 4 does; 5 starts {copy} at zero")
+      continue
+    if original not in entries:
+      entries[original] = entries[copy]
+    elif not _same(entries[copy], entries[original]):
+      if not copy.endswith(".bias"):
+        raise UserError(
+          f"{named}: {copy} differs from {entries[original].name}. transformers 5 keeps both, transformers 4 reads"
+          f" one of them for both; t2t's model has one embedding. If {copy} is left over, remove it from the file"
+        )
+      if is_tied:
+        raise UserError(
+          f"{named}: {copy} and {original} are one tensor where logits are tied, but differ; transformers 5 reads"
+          f" {copy}, transformers 4 reads {copy if family.reads_bias_copy else original}. Remove the wrong one"
+        )
+      # Where the logits are untied, transformers 5 unties their bias as well, and trains the copy alone.
+      entries[original] = entries[copy]
+      both = f"transformers reads {copy}" if family.reads_bias_copy else f"transformers 5 reads {copy}, 4 {original}"
+      notes.append(f"{copy} and {original} differ: {both}; {copy} is kept")
+    del entries[copy]
+  head = _head(family)
+  original = family.copies.get(head, "")
+  if family.shares_head and head in wanted and head not in entries and original in entries:
+    entries[head] = entries[original]
+    notes.append(
+      f"{head} is not there: the logits are those of the embedding, unscaled, and get a copy of it, as transformers 5"
+      f" does; transformers 4 starts {head} at random"
+    )
   return entries
 
 
@@ -437,16 +536,19 @@ def save(
   """
   if dtype not in _DTYPES:
     raise UserError(f"--dtype {dtype}: known are {', '.join(_DTYPES)}")
-  family, model, model_class, settings = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
-  wanted = written(family, model)
-  files = tokenizer.files(foreign, family)
-  settings |= {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
+  found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  files, moved = tokenizer.files(foreign, found.family), []
   padding = files.ids.get("pad_token_id")
-  if padding is not None and settings.get("pad_token_id", padding) != padding:
-    raise UserError(
-      f"{foreign.path}: config.model.position_offset={foreign.model.position_offset} is that of the padding id"
-      f" {settings['pad_token_id']}, the vocabulary's is {padding}"
-    )
+  if padding is not None and found.settings.get("pad_token_id", padding) != padding:
+    moved = [
+      f"positions count from the padding id, which is {padding} in this vocabulary and {found.settings['pad_token_id']}"
+      " in RoBERTa's: their rows were moved accordingly, and logits stay the same"
+    ]
+    foreign = _counted_from(foreign, padding + 1)
+    found = settings_lib.written_as(foreign.model, str(foreign.path), head=head)
+  family, model, model_class, settings = found
+  wanted = written(family, model)
+  settings = settings | {"model_type": family.model_type, "architectures": [model_class], "torch_dtype": dtype}
   # Left out, they would be those of the published vocabularies, which this one may not even reach.
   ids = (*_IDS, "cls_token_id", "sep_token_id") if not foreign.model.kind.writes else _IDS
   settings = dict.fromkeys(ids) | settings | files.ids
@@ -475,7 +577,21 @@ def save(
   left = [f"the head {each.name}" for each in foreign.model.heads if each not in model.heads]
   left += ["the head over the vocabulary"] if foreign.model.vocabulary_head and not model.vocabulary_head else []
   notes = [f"left out, since a {model_class} has none: {', '.join(left)}"] if left else []
-  return [f"written as a {model_class}", *files.notes, *notes]
+  return [f"written as a {model_class}", *moved, *files.notes, *notes]
+
+
+def _counted_from(foreign: Foreign, offset: int) -> Foreign:
+  """The same model with another `position_offset`: rows in front of the first position are never looked up."""
+  name, model = "embed/positions", foreign.model
+  table, moved = foreign.tensors[name], dataclasses.replace(model, position_offset=offset)
+
+  def read() -> np.ndarray:
+    rows = table.read()
+    return np.concatenate([np.zeros((offset, rows.shape[1]), rows.dtype), rows[model.position_offset :]])
+
+  shape = (table.shape[0] - model.position_offset + offset, table.shape[1])
+  tensors = dict(foreign.tensors) | {name: Tensor(shape, table.dtype, (read,))}
+  return dataclasses.replace(foreign, model=moved, tensors=tensors)
 
 
 def _value(foreign: Foreign, place: Place, name: str, dtype: str) -> np.ndarray:

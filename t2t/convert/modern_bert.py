@@ -1,8 +1,9 @@
 """ModernBERT as Hugging Face has it; families.py says what the tables mean."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from t2t.convert import encoders, families
+from t2t.convert import decoders, encoders, families
 
 _ATTENTION = tuple(f"encoder/layers/self_attention/{name}" for name in ("query", "key", "value"))
 _NAMES = {
@@ -40,22 +41,40 @@ _TASKS = {
 
 def _global_every(settings: families.Settings) -> int:
   """Every how many layers one sees all positions, from the first on; 1: all do."""
-  types = settings.get("layer_types")
+  types, said = settings.get("layer_types"), settings.get("global_attn_every_n_layers")
   if types is None:
-    return settings.get("global_attn_every_n_layers", 3)
+    return 3 if said is None else said
   sees_all = [kind == "full_attention" for kind in types]
   every = next((i for i, whole in enumerate(sees_all) if whole and i), len(types))
   if sees_all != [i % every == 0 for i in range(len(types))]:
     raise families.Unknown(f"layer_types={types}: t2t has full attention in layers 0, n, 2n, ...")
+  if said is not None and sees_all != [i % said == 0 for i in range(len(types))]:
+    raise families.Unknown(
+      f"layer_types={types} and global_attn_every_n_layers={said}: transformers 5 reads the first, 4 the second; remove"
+      " the wrong one"
+    )
   return every
 
 
 def rotary_base(settings: families.Settings, kind: str, key: str, default: float) -> float:
-  """The base of layers of one kind; before transformers 5 `key` had it."""
-  parameters = (settings.get("rope_parameters") or {}).get(kind) or {}
+  """The base of layers of one kind; before transformers 5 `key` had it.
+
+  Raises:
+    families.Unknown: positions are rescaled or partial, all kinds of layers have one entry, or two bases differ.
+  """
+  whole = settings.get("rope_parameters") or {}
+  if any(not isinstance(value, Mapping) for value in whole.values()):
+    raise families.Unknown(
+      f"rope_parameters={whole}: give an entry for each kind of layer, as transformers 5 writes them; transformers 4"
+      f" reads {key}"
+    )
+  parameters = whole.get(kind) or {}
   if settings.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
     raise families.Unknown(f"rope_parameters={parameters}: t2t's rotary positions are not rescaled")
-  return float(parameters.get("rope_theta") or settings.get(key) or default)
+  if {settings.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")} - {None, 1.0}:
+    raise families.Unknown("partial_rotary_factor: t2t's rotary positions are not partial")
+  said = {f"rope_parameters.{kind}.rope_theta": parameters.get("rope_theta"), key: settings.get(key)}
+  return decoders.one_base(said, default)
 
 
 def _read_modern_bert(settings: families.Settings) -> dict[str, Any]:
@@ -127,6 +146,7 @@ MODERN_BERT = families.Family(
   reads=(
     *("hidden_activation", "classifier_activation", "tie_word_embeddings", "layer_types", "local_attention"),
     *("global_attn_every_n_layers", "rope_parameters", "rope_scaling", "global_rope_theta", "local_rope_theta"),
+    "partial_rotary_factor",
   ),
   prefix="model.",
   copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},

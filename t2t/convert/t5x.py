@@ -230,6 +230,8 @@ def _arrays(path: epath.Path) -> tuple[dict[str, _Array], int]:
   folders, arrays = {}, {}
   for keys, leaf in parameters.items():
     name = "/".join(keys)
+    if name in arrays or name in folders:
+      raise UserError(f"{path}: two of its arrays are called {name}; take out the wrong one")
     if isinstance(leaf, flax_msgpack.Array):
       arrays[name] = _in_file(leaf)
     elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
@@ -318,31 +320,50 @@ class _Reader:
     return _Layers(shape[axis], scanned, axis)
 
   def _share_relative_positions(self) -> None:
-    """Makes one table of relative positions of those that each layer has, if they are all the same."""
+    """Keeps one table of relative positions for a stack, under one name, if all that are there are the same."""
     for stack, layers in self.layers.items():
-      for name in _RELATIVE:
-        one, each = f"{stack}/{name}/rel_embedding", layers.names(f"{stack}/{_LAYER}/{name}/rel_embedding")
-        if one in self.arrays:
-          self.arrays[f"{stack}/{_RELATIVE[0]}/rel_embedding"] = self.arrays.pop(one)
-        elif all(table in self.arrays for table in each):
-          axis = layers.axis
-          if layers.scanned:
-            self._shape(each[0], 3)
-          read = [self.arrays[table].read(axis) for table in each]
-          tables = read[0] if layers.scanned else np.stack(read)
-          if not (tables == tables[:1]).all():
-            raise UserError(
-              f"{self.path}: each layer of its {stack} has a table of relative positions of its own ({each[0]}), as"
-              " models that T5X's scalable_t5 trained and umT5 have; a t2t model has one table for a stack, so that"
-              " this one cannot be converted without changing what it computes"
-            )
-          for table in each:
-            del self.arrays[table]
-          first = tables[0]
-          self.arrays[f"{stack}/{_RELATIVE[0]}/rel_embedding"] = _Array(
-            first.shape, first.dtype, lambda axis, first=first: np.moveaxis(first, axis, 0)
-          )
-          self.notes.append(f"the layers of its {stack} have the same table of relative positions each; one was kept")
+      kept = f"{stack}/{_RELATIVE[0]}/rel_embedding"
+      whole = [f"{stack}/{name}/rel_embedding" for name in _RELATIVE]
+      of_layers = [layers.names(f"{stack}/{_LAYER}/{name}/rel_embedding") for name in _RELATIVE]
+      found = [[name] for name in whole if name in self.arrays]
+      found += [each for each in of_layers if all(name in self.arrays for name in each)]
+      if len(found) == 1 and found[0][0] in whole:
+        self.arrays[kept] = self.arrays.pop(found[0][0])
+      elif found:
+        self.arrays[kept] = self._one_table(stack, found, is_whole=lambda name, whole=whole: name in whole)
+
+  def _one_table(self, stack: str, names: list[list[str]], *, is_whole: Callable[[str], bool]) -> _Array:
+    """The table that several arrays hold, which are taken out: of a stack, or of each of its layers.
+
+    Raises:
+      UserError: they differ.
+    """
+    axis, tables = self.layers[stack].axis, {}
+    for each in names:
+      for name in each:
+        one = is_whole(name)
+        self._shape(name, 3 if self.layers[stack].scanned and not one else 2)
+        value = self.arrays.pop(name).read(0 if one else axis)
+        tables[name] = value[None] if value.ndim == 2 else value
+    first_name, first = next(iter(tables.items()))
+    differs = [name for name, x in tables.items() if x.shape[1:] != first.shape[1:] or not (x == first[:1]).all()]
+    if differs and len(names) == 1:
+      raise UserError(
+        f"{self.path}: each layer of its {stack} has a table of relative positions of its own ({first_name}), as"
+        " models that T5X's scalable_t5 trained and umT5 have; a t2t model has one table for a stack, so that"
+        " this one cannot be converted without changing what it computes"
+      )
+    if differs:
+      raise UserError(
+        f"{self.path}: its {stack} has two tables of relative positions that differ, {first_name} and {differs[0]}; a"
+        " t2t model has one for a stack. Take out the one that the model was not trained with"
+      )
+    if len(names) == 1:
+      self.notes.append(f"the layers of its {stack} have the same table of relative positions each; one was kept")
+    else:
+      self.notes.append(f"its {stack} has the same table of relative positions under several names; one was kept")
+    value = first[0]
+    return _Array(value.shape, value.dtype, lambda axis: np.moveaxis(value, axis, 0))
 
   def _of_one_layer(self, theirs: str, *ranks: int) -> tuple[int, ...]:
     """The shape that an array of the encoder has in one layer."""

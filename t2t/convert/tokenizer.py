@@ -24,6 +24,7 @@ _SPACE = "▁"
 _T5 = ("t5", "mt5")
 _BYT5_EXTRA_IDS = 125
 _MOST_EXTRA_IDS = 1_000_000
+_LENGTH, _NO_LENGTH = "model_max_length", 10**9  # transformers writes 10^30 where there is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,15 +190,19 @@ def files(foreign: Foreign, family: Family) -> Files:
     ends = {"cls_token_id": vocabularies.cls_id(vocabulary), "sep_token_id": vocabularies.sep_id(vocabulary)}
     ids |= {name: end for name, end in ends.items() if end is not None}
   sentinels = [f"<extra_id_{i}>" for i in range(foreign.extra_ids)]
+  length = _longest(foreign)
+  mask_id = None if foreign.model.kind.writes else vocabularies.find_mask_id(vocabulary)
   if foreign.vocabulary == "bytes":
-    return _bytes(sentinels, ids)
+    return _bytes(sentinels, ids, mask_id, length)
   path = epath.Path(foreign.vocabulary)
   texts = vocabularies.token_texts(vocabulary)
-  own = {kind: ids.get(f"{kind}_token_id", -1) for kind in ("pad", "eos", "cls", "sep")}
-  if not foreign.model.kind.writes:
-    own["mask"] = vocabularies.find_mask_id(vocabulary)
-  size = len(texts) - foreign.extra_ids  # a sentinel is called by its number
-  special = {f"{kind}_token": texts[i] for kind, i in own.items() if i is not None and 0 <= i < size}
+  # A vocabulary without a mask of its own hides tokens by its first sentinel.
+  own = {kind: ids.get(f"{kind}_token_id") for kind in ("pad", "bos", "eos", "cls", "sep")}
+  own |= {"mask": mask_id, "unk": getattr(vocabulary, "unk_id", None)}
+  special: dict[str, Any] = {
+    f"{kind}_token": texts[i] for kind, i in own.items() if i is not None and 0 <= i < len(texts)
+  }
+  special |= length
   frame = _Frame(framing.Framing.of(vocabulary, foreign.model.architecture), foreign.model.segment_types > 1)
   if path.suffix == ".model":
     return _pieces(path, family, frame, sentinels, ids, special)
@@ -209,6 +214,13 @@ def files(foreign: Foreign, family: Family) -> Files:
       " give text to their tokenizer"
     )
   return found
+
+
+def _longest(foreign: Foreign) -> dict[str, int]:
+  """The number of tokens that a tokenizer cuts texts to: the model's positions, or the length of training texts."""
+  model = foreign.model
+  longest = model.max_length or foreign.lengths.get("targets_length" if model.kind.continues else "inputs_length", 0)
+  return {_LENGTH: longest} if longest else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,14 +259,21 @@ def _settings_file(**settings: Any) -> dict[str, bytes]:
   return {vocabulary_files.SETTINGS: (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def _bytes(sentinels: list[str], ids: dict[str, int]) -> Files:
+def _bytes(sentinels: list[str], ids: dict[str, int], mask_id: int | None, length: Mapping[str, int]) -> Files:
+  settings: dict[str, Any] = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": len(sentinels), **length}
   notes = []
+  if mask_id is not None:
+    # Theirs counts sentinels up; of bytes alone the last is the mask, which no text in UTF-8 has.
+    settings["mask_token"] = f"<extra_id_{len(sentinels) - 1}>" if sentinels else "<mask>"
+    if not sentinels:
+      added = {"content": "<mask>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+      settings["added_tokens_decoder"] = {str(mask_id): added | {"special": True}}
   if sentinels:
     notes = [
       f"the {len(sentinels)} sentinels count down from the last id; ByT5's tokenizer of transformers counts its"
       " <extra_id_0>, ... up from 259: write ids, not names"
     ]
-  return Files(_settings_file(tokenizer_class="ByT5Tokenizer", extra_ids=len(sentinels)), ids, notes)
+  return Files(_settings_file(**settings), ids, notes)
 
 
 def _subwords(
@@ -263,7 +282,7 @@ def _subwords(
   frame: _Frame,
   sentinels: list[str],
   ids: dict[str, int],
-  special: Mapping[str, str],
+  special: Mapping[str, Any],
 ) -> Files:
   """Of a `t2t.data.vocabularies.subwords.SubwordVocabulary`."""
   content = {each.name: each.read_bytes() for each in vocabulary.files}
@@ -290,6 +309,10 @@ def _subwords(
       tokenizer = tokenizers.Tokenizer.from_str(made)
       frame.put_around(tokenizer)
       named["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
+  if isinstance(own.get(_LENGTH), (int, float)) and own[_LENGTH] > special.get(_LENGTH, _NO_LENGTH):
+    del own[_LENGTH]
+  if isinstance(own.get("extra_special_tokens"), list):  # transformers 5 writes it so, and 4 does not read it
+    own["additional_special_tokens"] = own.pop("extra_special_tokens")
   settings |= dict(special) | own
   if sentinels:
     # Behind the file's own ids in this order: the last id is <extra_id_0>.
@@ -303,7 +326,7 @@ def _pieces(
   frame: _Frame,
   sentinels: list[str],
   ids: dict[str, int],
-  special: Mapping[str, str],
+  special: Mapping[str, Any],
 ) -> Files:
   proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
   trained = proto.trainer_spec

@@ -14,6 +14,7 @@ import traceback
 import seqio
 
 from t2t import UserError
+from t2t.data import t5_package
 from t2t.runtime import imports
 
 _TASK_MODULES = "config.data.task_modules"
@@ -128,10 +129,13 @@ def task_or_mixture(
 def _import(module: str, *, where: str) -> None:
   try:
     if module.endswith(".py"):
-      _import_file(pathlib.Path(module).expanduser(), where=where)
+      with t5_package.importable():
+        _import_file(pathlib.Path(module).expanduser(), where=where)
     else:
-      with imports.also_from_here():
+      with imports.also_from_here(), t5_package.importable():
         importlib.import_module(module)
+  except t5_package.UnknownName as error:
+    raise UserError(f"{where}: cannot be imported, {_place(error)}{error}") from error
   except UserError:
     raise
   except ModuleNotFoundError as error:
@@ -159,12 +163,18 @@ def _failure(error: Exception, *, where: str) -> str:
   message = f"{type(error).__name__}: {error}"
   if isinstance(error, SyntaxError):
     return f"{where}: cannot be imported, {error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-  # The last line of the user's own code, not of a library that it called or of the import system.
+  return f"{where}: cannot be imported, {_place(error)}{message}"
+
+
+def _place(error: Exception) -> str:
+  """Returns "FILE, line N: " of the last line of the user's own code, not of a library or of the import system."""
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
-    if "importlib" not in frame.filename and frame.filename not in (__file__, imports.__file__)
+    if "importlib" not in frame.filename and frame.filename not in _OWN_FILES
   ]
   own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-  place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
-  return f"{where}: cannot be imported, {place}{message}"
+  return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+
+
+_OWN_FILES = (__file__, imports.__file__, t5_package.__file__)

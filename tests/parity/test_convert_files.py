@@ -97,6 +97,20 @@ def test_the_command_for_pickled_weights_works(name, tmp_path):
     np.testing.assert_array_equal(found[path], value, err_msg=path)
 
 
+def test_the_command_keeps_two_tensors_apart(tmp_path):
+  """transformers 4 would have saved one of them alone."""
+  (tmp_path / "config.json").write_text((golden.FOLDER / "t5" / "config.json").read_text())
+  weights = {name: torch.tensor(np.array(x)) for name, x in foreign.safetensors(golden.FOLDER / "t5").items()}
+  other = {"decoder.embed_tokens.weight": weights["shared.weight"] + 1}
+  torch.save(weights | other, tmp_path / "pytorch_model.bin")
+  with pytest.raises(UserError, match="pickled") as error:
+    huggingface.open_foreign(str(tmp_path))
+  command = re.sub("^python ", f"{sys.executable} ", str(error.value).splitlines()[-1].strip())
+  subprocess.run(command, shell=True, check=True, capture_output=True, cwd=pathlib.Path.home())
+  with pytest.raises(UserError, match="decoder.embed_tokens.weight differs from shared.weight"):
+    huggingface.open_foreign(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", list(golden.CONFIGS))
 def test_every_class_that_fits_loads_the_exported_folder(name, tmp_path):
   """AutoModel and its like choose it by config.json; with another precision, in several files."""

@@ -3,17 +3,20 @@
 Runs where torch and transformers are installed (tests/parity-requirements.txt).
 """
 
+import dataclasses
 import json
 import pathlib
 
 from etils import epath
 import foreign
+import numpy as np
 import parity
 from parity import transformers
 import pytest
 import sentencepiece
 import tokenizers
 
+import t2t
 from t2t.convert import huggingface
 from t2t.data import answering, vocabularies
 from t2t.data.vocabularies import training
@@ -167,6 +170,8 @@ CASES = {
   "bert": (BERT, wordpiece, 0),
   "bert-published": (BERT, SHARED / "bert_uncased" / "vocab.txt", 0),
   "bert-unigram": (BERT, unigram, 10),
+  "bert-bytes": (BERT, "bytes", 0),
+  "bert-bytes-sentinels": (BERT, "bytes", 10),
   "bert-cased": (BERT, cased, 0),
   "bert-json": (BERT, bert_json, 0),
   "bert-sentinels": (BERT, wordpiece, 3),
@@ -174,10 +179,15 @@ CASES = {
   "albert-small": (sizes.albert("base") | dict(embedding_dim=4), albert_small, 0),
   "distilbert": (BERT | dict(segment_types=0), wordpiece, 0),
   "roberta": (ROBERTA, roberta, 0),
+  "roberta-unigram": (ROBERTA, unigram, 10),
+  "roberta-bytes": (ROBERTA, "bytes", 0),
   "xlm-roberta": (ROBERTA, xlm_roberta, 0),
+  "distilbert-unigram": (BERT | dict(segment_types=0), unigram, 10),
   "modern_bert": (MODERN_BERT, modern_bert, 0),
+  "modern_bert-unigram": (MODERN_BERT, unigram, 100),
   "modern_bert-wordpiece": (MODERN_BERT, wordpiece, 0),
 }
+POSITIONS, LENGTHS = 12, {"inputs_length": 17, "targets_length": 19}
 TINY = dict(embed_dim=6, num_heads=3, head_dim=2, mlp_dim=4, dtype="float32")
 
 
@@ -192,12 +202,12 @@ def exported(name, folder):
     pytest.skip(f"{spec} is not there")
   vocabulary = vocabularies.load(str(spec), extra_ids=extra_ids)
   layers = {key: 1 for key in ("num_encoder_layers", "num_decoder_layers") if fields[key]}
-  learned = dict(max_length=9) if fields["positions"] == "learned" else {}
+  learned = dict(max_length=POSITIONS) if fields["positions"] == "learned" else {}
   # Rows beyond the vocabulary's ids, as published models have.
   rows = dict(vocab_size=vocabulary.vocab_size + 7)
   config = TransformerConfig(**(fields | TINY | layers | learned | rows))
   made = foreign.in_memory(config, foreign.random_params(config), vocabulary=spec, extra_ids=extra_ids)
-  huggingface.save(made, epath.Path(folder / "out"))
+  huggingface.save(dataclasses.replace(made, lengths=LENGTHS), epath.Path(folder / "out"))
   return folder / "out", vocabulary
 
 
@@ -266,3 +276,28 @@ def test_the_folder_is_read_again(case):
     assert read.vocab_size == vocabulary.vocab_size
     for text in SENTENCES:
       assert list(read.encode(text)) == list(vocabulary.encode(text)), text
+
+
+ENCODERS = [name for name, (fields, _, _) in CASES.items() if fields["architecture"] == "encoder_only"]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_their_pipeline_fills_masks_as_t2t_does(name, tmp_path):
+  """The tokenizer names its mask and the longest text, and both give the same tokens the same probabilities."""
+  folder, vocabulary = exported(name, tmp_path)
+  found = huggingface.open_foreign(str(folder))
+  fill = transformers.pipeline("fill-mask", model=str(folder), top_k=3)
+  mask_id = vocabularies.mask_id(vocabulary)
+  assert fill.tokenizer.mask_token_id == mask_id
+  known = {"pad": vocabulary.pad_id, "eos": vocabulary.eos_id, "unk": getattr(vocabulary, "unk_id", None)}
+  for kind, own in known.items():
+    assert own is None or getattr(fill.tokenizer, f"{kind}_token_id") == own, kind
+  learned = found.model.positions == "learned"
+  assert fill.tokenizer.model_max_length == (POSITIONS if learned else LENGTHS["inputs_length"])
+  model = t2t.load(str(folder))
+  for text in ("[MASK] fox", "a [MASK] b"):
+    (expected,) = model.fill([text], top=3)
+    theirs = fill(text.replace("[MASK]", fill.tokenizer.mask_token))
+    blank = expected["fillings"][0]
+    print(text, theirs, blank)
+    np.testing.assert_allclose([each["score"] for each in theirs], [each["probability"] for each in blank], rtol=1e-3)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import documentation
 from t2t.data.vocabularies import subwords, training
-from t2t.storage import bucket, vocabulary_files
+from t2t.storage import bucket, hub, vocabulary_files
 
 DOCS_SIZE = 4096  # with 100 sentinels 4,196 ids: an embedding of 33 x 128 = 4,224 rows holds them
 _SENTENCE_END = re.compile(r"""[.!?…。！？؟।][\"'”’»)\]]*\s*$|\n\s*$""")
@@ -42,6 +42,7 @@ def load(spec: str, *, extra_ids: int = 100) -> seqio.Vocabulary:
   where = f"config.data.vocabulary={spec}"
   path = epath.Path(spec).expanduser()
   if not path.exists():
+    hub.check(spec, where=where.removesuffix(spec))
     raise UserError(f"{where}: no such file; {_WHAT_TO_GIVE}")
   if (path / vocabulary_files.RECORD).exists():
     return load(vocabulary_files.read_record(path).spec(path), extra_ids=extra_ids)

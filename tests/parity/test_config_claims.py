@@ -1,0 +1,102 @@
+"""What t2t says of how transformers reads config.json, checked against the version that is installed, 4 or 5."""
+
+import json
+
+from etils import epath
+import foreign
+import golden
+import numpy as np
+from parity import torch, transformers
+import pytest
+import toy
+from transformers.models.gemma import modeling_gemma
+
+from t2t.convert import huggingface
+from t2t.convert import settings as settings_lib
+
+IS_5 = int(transformers.__version__.split(".")[0]) >= 5
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "silu"},
+    {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True},
+    {"feed_forward_proj": "gated-gelu", "is_gated_act": False},
+    {"feed_forward_proj": "gated-gelu"},
+    {"feed_forward_proj": "gelu"},
+  ],
+)
+def test_dense_act_fn_overrules_feed_forward_proj(settings):
+  """In both versions; and t2t reads the activation that they use."""
+  theirs = transformers.T5Config.from_dict(dict(settings))
+  ours = settings_lib.read_fields(settings_lib.FAMILIES["t5"], {"model_type": "t5", **settings})["mlp_activation"]
+  names = {"gelu": ("gelu", "gated_gelu_exact"), "gelu_new": ("gelu_tanh", "gated_gelu"), "silu": ("", "gated_silu")}
+  assert ours == names[theirs.dense_act_fn][theirs.is_gated_act]
+
+
+def base(**settings):
+  config = transformers.LlamaConfig.from_dict(dict(settings))
+  return config.rope_parameters["rope_theta"] if IS_5 else config.rope_theta
+
+
+def test_versions_read_different_bases_of_rotary_positions():
+  """The one in a dict (5) or alone (4), so that two that differ are refused."""
+  inside = {"rope_theta": 1e4, "rope_type": "default"}
+  assert base(rope_theta=5e5, rope_parameters=dict(inside)) == (1e4 if IS_5 else 5e5)
+  assert base(rope_theta=5e5, rope_scaling=dict(inside)) == (1e4 if IS_5 else 5e5)
+  assert base(rope_theta=5e5) == 5e5
+
+
+def test_versions_read_different_kinds_of_layers_of_a_modern_bert():
+  """layer_types (5) or every how many (4)."""
+  settings = json.loads((golden.FOLDER / "modern_bert" / "config.json").read_text())
+  types = ["full_attention", "sliding_attention"] * 2
+  config = transformers.ModernBertConfig.from_dict(settings | {"layer_types": types, "global_attn_every_n_layers": 3})
+  model = transformers.ModernBertModel(config)
+  if IS_5:
+    sees_all = [kind == "full_attention" for kind in config.layer_types]
+  else:
+    sees_all = [layer.attn.local_attention == (-1, -1) for layer in model.layers]
+  assert sees_all == ([True, False, True, False] if IS_5 else [True, False, False, True])
+
+
+def test_gemma_reads_hidden_act_alone_and_takes_gelu_for_the_exact_one():
+  """As the note says."""
+  shape = dict(hidden_size=4, intermediate_size=4)
+  config = transformers.GemmaConfig(hidden_act="gelu", hidden_activation="gelu_pytorch_tanh", **shape)
+  x = torch.linspace(-3, 3, 50)
+  found = modeling_gemma.GemmaMLP(config).act_fn(x)
+  assert torch.equal(found, torch.nn.functional.gelu(x))
+  assert not torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"))
+
+
+def test_an_untied_head_that_is_the_embedding_is_left_out_by_transformers_5(tmp_path):
+  """Which ties a T5 whatever its config says; 4 draws a head of its own, and saves it."""
+  shape = dict(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, tie_word_embeddings=False)
+  transformers.T5ForConditionalGeneration(transformers.T5Config(**shape)).save_pretrained(tmp_path)
+  assert ("lm_head.weight" in foreign.safetensors(tmp_path)) != IS_5
+  found = huggingface.open_foreign(str(tmp_path))
+  assert not found.model.tied_logits
+  assert any("lm_head.weight is not there" in note for note in found.notes) == IS_5
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_a_roberta_whose_vocabulary_pads_otherwise_has_the_same_logits(pad, tmp_path):
+  """transformers counts its positions from the padding id, wherever that is."""
+  config = huggingface.open_foreign(str(golden.FOLDER / "roberta")).model
+  pieces = ["<s>", "</s>", "<unk>", "<mask>", *"abcdefgh"]
+  pieces.insert(pad, "<pad>")
+  vocabulary = {"type": "WordLevel", "vocab": {piece: i for i, piece in enumerate(pieces)}, "unk_token": "<unk>"}
+  (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": vocabulary}))
+  params = foreign.random_params(config)
+  made = foreign.in_memory(config, params, vocabulary=tmp_path / "tokenizer.json")
+  huggingface.save(made, epath.Path(tmp_path / "hf"))
+  model = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "hf", attn_implementation="eager").eval()
+  ids = np.array([[5, 6, 7, 8, 9, pad, pad], [4, 9, 8, 7, 6, 5, 10]])
+  with torch.no_grad():
+    theirs = model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(ids != pad)).logits.numpy()
+  batch = {"encoder_input_tokens": ids, "encoder_segment_ids": (ids != pad).astype(np.int32)}
+  batch["encoder_target_tokens"] = ids
+  ours = np.asarray(toy.logits(foreign.model(made, dtype="float32"), batch))
+  np.testing.assert_allclose(ours[ids != pad], theirs[ids != pad], atol=1e-4)
