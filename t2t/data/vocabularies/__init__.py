@@ -1,5 +1,6 @@
 """Vocabularies: found and loaded, saved beside a model, asked for the ids that mean something, trained."""
 
+from t2t.data.vocabularies.continuation import continuation_texts, decode_continuation
 from t2t.data.vocabularies.ids import (
   DOCS_SIZE,
   bos_id,
@@ -35,6 +36,8 @@ __all__ = [
   "check_saved",
   "cls_id",
   "compare_start",
+  "continuation_texts",
+  "decode_continuation",
   "digest",
   "docs_vocabulary",
   "ends_sentence",

@@ -1,0 +1,93 @@
+"""Text that ids add to the text of the ids before them: the whole, and token by token."""
+
+from collections.abc import Sequence
+import os
+
+import seqio
+
+from t2t.data.vocabularies import ids as ids_lib
+
+_CONTEXT = 16  # ids before a continuation that are decoded with it
+_UNFINISHED = "\ufffd"  # how a part of a character is decoded
+
+
+def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
+  """Returns the text that `ids` add behind `prefix_ids`, with its leading space.
+
+  In:  " of" as prefix, " the", " number" in T5's vocabulary
+  Out: " the number"                        `decode` alone gives "the number"
+
+  The text of the prefix and this text, joined, are the text of all ids.  Padding, BOS, EOS, [CLS] and [SEP] have no
+  text, and a text begins anew behind each.
+
+  Args:
+    vocabulary: of both.
+    prefix_ids: of the prompt; empty: the continuation begins a text.
+    ids: of the continuation.
+  """
+  return "".join(continuation_texts(vocabulary, prefix_ids, ids))
+
+
+def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
+  """Returns the text that each of `ids` adds; joined, they are `decode_continuation`.
+
+  In:  [] as prefix, the bytes 72, 105, 195, 169 of "Hié"
+  Out: ["H", "i", "", "é"]                  a character is the text of the last of its tokens
+
+  Args: as in `decode_continuation`.
+  """
+  framing = ids_lib.framing_ids(vocabulary)
+  prefix = [int(i) for i in prefix_ids]
+  begin = next((at + 1 for at in reversed(range(len(prefix))) if prefix[at] in framing), 0)
+  texts, text_ids, prefix = [], [], prefix[begin:]
+  for i in map(int, ids):
+    if i in framing:
+      texts += [*_added(vocabulary, prefix, text_ids), ""]
+      text_ids, prefix = [], []
+    else:
+      text_ids.append(i)
+  return texts + _added(vocabulary, prefix, text_ids)
+
+
+def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
+  """What each of `ids` adds to the text of `prefix`; none of them frames a text."""
+  if not ids:
+    return []
+  context = prefix[-_CONTEXT:]
+  before = vocabulary.decode(context)
+  if not before.strip() or _UNFINISHED in before:
+    context, before = prefix, vocabulary.decode(prefix)
+  text = vocabulary.decode([*context, *ids])
+  whole = text[len(os.path.commonprefix([before, text])) :]
+  texts = _by_window(vocabulary, context, ids)
+  return texts if "".join(texts) == whole else _by_prefixes(vocabulary, context, ids, before, text)
+
+
+def _by_window(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int]) -> list[str]:
+  """Decodes each token with the few before it, in linear time."""
+  everything = [*context, *ids]
+  begin, known, texts = 0, len(context), []
+  before = vocabulary.decode(context)
+  for end in range(len(context) + 1, len(everything) + 1):
+    text = vocabulary.decode(everything[begin:end])
+    is_last = end == len(everything)
+    if not is_last and (text.endswith(_UNFINISHED) or not text.startswith(before.rstrip(_UNFINISHED))):
+      texts.append("")
+      continue
+    texts.append(text[len(os.path.commonprefix([before, text])) :])
+    if texts[-1].strip():  # white space alone is no context: decoders take it off the beginning of a text
+      begin, known = known, end
+      before = vocabulary.decode(everything[begin:known])
+    else:
+      known, before = end, text
+  return texts
+
+
+def _by_prefixes(vocabulary: seqio.Vocabulary, context: list[int], ids: list[int], before: str, text: str) -> list[str]:
+  """Decodes each beginning of the ids, where what follows changes the text of what stands before it."""
+  ends = [len(os.path.commonprefix([before, text]))]
+  for number in range(1, len(ids)):
+    known = len(os.path.commonprefix([vocabulary.decode([*context, *ids[:number]]), text]))
+    ends.append(max(ends[-1], known))
+  ends.append(len(text))
+  return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
