@@ -34,6 +34,8 @@ from t2t.generation import (
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.runtime import numeric
+from t2t.storage import encoding
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
@@ -96,8 +98,11 @@ class Model:
   """
 
   def __init__(self, source: pretrained.Source, *, tensor: int = 1, batch_size: int = 32, inputs_length: int = 0):
+    numeric.check("batch_size", batch_size, whole=True)
     if batch_size < 1:
       raise UserError(f"batch_size={batch_size}: must be at least 1")
+    numeric.check("tensor", tensor, whole=True)
+    numeric.check("inputs_length", inputs_length, whole=True)
     self._source, self._batch_size, self._inputs_length = source, batch_size, inputs_length
     self._mesh = lines.make_mesh(tensor)
     self._vocabulary = pretrained.vocabulary(source)
@@ -161,6 +166,7 @@ class Model:
     """
     if not self.config.kind.writes:
       raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
+    numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
       decode = writing.decode_config(
         max_length=max_length,
@@ -189,6 +195,7 @@ class Model:
     """
     if self.config.kind.writes:
       raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
+    numeric.check("top", top, whole=True)
     with in_python():
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
       return self._ask(self._way("fill", top=top), _texts(texts))
@@ -336,9 +343,14 @@ class Model:
       self._vocabulary, ends=kind.writes and prompting.ends_prompts(self._source)[0], longest=longest
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
-    return [
-      (read(text)[0], [*self._vocabulary.encode(target), *end]) for text, target in zip(inputs, targets, strict=True)
-    ]
+    pairs = []
+    for number, (text, target) in enumerate(zip(inputs, targets, strict=True)):
+      prompt, cut = read(text)
+      if cut:
+        said = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
+        warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
+      pairs.append((prompt, [*self._vocabulary.encode(target), *end]))
+    return pairs
 
   def _of_decoder(self, pair: tuple[list[int], list[int]]) -> np.ndarray:
     prompt, target = pair
@@ -380,6 +392,8 @@ def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
   for number, text in enumerate(texts):
     if not isinstance(text, str):
       raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
+    if wrong := encoding.lone_surrogate(text):
+      raise UserError(f"{called}[{number}]: {wrong}")
   return texts
 
 

@@ -191,10 +191,8 @@ def check_text(text: Any, field: str, where: str) -> None:
   """
   if not isinstance(text, str):
     raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
-  try:
-    text.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
-  except UnicodeEncodeError as error:
-    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  if wrong := encoding.lone_surrogate(text):  # JSON can escape one
+    raise UserError(f"{where}: field {field!r} {wrong}")
 
 
 def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:
