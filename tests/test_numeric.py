@@ -13,7 +13,7 @@ from t2t.commands import options
 from t2t.configs import default
 from t2t.generation import decoding, writing
 from t2t.models.config import TransformerConfig
-from t2t.sections import Config
+from t2t.sections import OPTIONAL, Config
 from t2t.settings import override, records
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400")
@@ -75,29 +75,31 @@ def test_every_option_with_a_fraction_is_checked():
   """None of the commands, the launchers among them, takes what Python takes for a float."""
   root = pathlib.Path(t2t.__file__).parents[1]
   files = [*root.glob("t2t/commands/*.py"), *root.glob("t2t/runtime/*.py"), *root.glob("launch/*.py")]
+  files += root.glob("benchmarks/*.py")
   assert len(files) > 40
   assert not [str(path) for path in files if re.search(r"\btype=float\b", path.read_text())]
 
 
 def _number_keys():
   """Keys whose records have a number, with what it is."""
-  sections = {field.name: field.type for field in dataclasses.fields(Config)}
+  sections = {field.name: field.type for field in dataclasses.fields(Config)} | OPTIONAL
   for section, values in options.keys_by_section().items():
-    kinds = {field.name: field.type for field in dataclasses.fields(sections[section])} if section in sections else {}
+    kinds = {field.name: field.type for field in dataclasses.fields(sections[section])}
     for key, value in values.items():
       if kinds.get(key) in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
         yield f"{section}.{key}", kinds[key]
 
 
 def test_every_key_that_is_no_number():
-  """NaN and infinities by their key, in stages as well; True and False where a number is wanted."""
+  """NaN and infinities by their key, in stages as well; True and False where a whole number is wanted."""
   keys = dict(_number_keys())
   assert len(keys) > 80 and sum(kind is float for kind in keys.values()) > 25
   for key, kind in keys.items():
     section, name = key.split(".")
-    for value in (float("nan"), float("inf"), True) if kind is float else (True,):
+    for value in (float("nan"), float("inf")) if kind is float else (True,):  # a ConfigDict makes 1.0 of the other
       config = default.get_config()
       with config.unlocked(), config.ignore_type():
+        config[section] = config.get(section) or {}
         config[section][name] = value
       with pytest.raises(UserError, match=rf"config\.{re.escape(key)}={value}"):
         records(config)
