@@ -24,7 +24,7 @@ from t2t.commands.options import config_parser, parse
 from t2t.generation import decoding
 from t2t.models import transformer
 from t2t.models.config import TransformerConfig
-from t2t.runtime import memory
+from t2t.runtime import memory, numeric
 from t2t.sections import Config
 from t2t.settings import records
 from t2t.training import meshes
@@ -92,9 +92,11 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--inputs_length", type=int, default=128, help="tokens that are read")
   parser.add_argument("--new_tokens", type=int, default=64, help="tokens that are written for each sequence")
   parser.add_argument("--num_beams", type=int, default=1, help="1: greedy")
-  parser.add_argument("--temperature", type=float, default=0.0, help="above 0: tokens are drawn")
+  parser.add_argument("--temperature", type=numeric.number(0), default=0.0, help="above 0: tokens are drawn")
   parser.add_argument("--top_k", type=int, default=0, help="draw among so many likeliest; 0: all")
-  parser.add_argument("--top_p", type=float, default=1.0, help="draw among the likeliest with this probability")
+  parser.add_argument(
+    "--top_p", type=numeric.number(0, 1, above=True), default=1.0, help="draw among the likeliest with this probability"
+  )
   parser.add_argument("--runs", type=int, default=5, help="runs that are timed")
   parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
   options, config = parse(parser, argv)

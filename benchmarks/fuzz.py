@@ -43,6 +43,7 @@ from t2t.convert import huggingface, t5x  # noqa: E402
 from t2t.data.sources import faults, text_files  # noqa: E402
 from t2t.data.vocabularies import ids, training  # noqa: E402
 from t2t.generation import line_files  # noqa: E402
+from t2t.runtime import numeric  # noqa: E402
 from t2t.training import recipe  # noqa: E402
 
 _NUMBERS = (0, 1, 127, 255, 2**15, 2**31 - 1, 2**32 - 1, 2**60, 2**63 - 1, 2**64 - 1)
@@ -282,8 +283,13 @@ def main() -> int:
   parser.add_argument("readers", nargs="*", metavar="READER", help=f"default: all, {', '.join(READERS)}, overrides")
   parser.add_argument("--inputs", type=int, default=100_000)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--seconds", type=float, default=10, help="that one input may take")
-  parser.add_argument("--memory", type=float, default=4, help="GiB that the process may allocate beyond what it has")
+  parser.add_argument("--seconds", type=numeric.number(0, above=True), default=10, help="that one input may take")
+  parser.add_argument(
+    "--memory",
+    type=numeric.number(0, above=True),
+    default=4,
+    help="GiB that the process may allocate beyond what it has",
+  )
   parser.add_argument("--keep", type=pathlib.Path, default="fuzzed", help="folder of what crashed")
   arguments = parser.parse_args()
   if unknown := set(arguments.readers) - READERS.keys() - {"overrides"}:

@@ -25,6 +25,7 @@ import numpy as np
 from t2t import UserError, sharding
 from t2t.data import pipeline
 from t2t.data.sources import text_files
+from t2t.runtime import numeric
 from t2t.sections import DataConfig
 
 _SHARED = pathlib.Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -87,7 +88,7 @@ def main() -> None:
   )
   parser.add_argument("--field", default="text")
   parser.add_argument("--batch_size", type=int, default=128)
-  parser.add_argument("--seconds", type=float, default=20.0)
+  parser.add_argument("--seconds", type=numeric.number(0, above=True), default=20.0)
   parser.add_argument("--num_streams", type=int, default=0)
   parser.add_argument("--pack", action="store_true", help="documents apart, packed with segment ids")
   parser.add_argument("--sources", type=int, default=0, help="as how many sources the files are read besides")

@@ -28,6 +28,8 @@ import tempfile
 import threading
 import time
 
+from t2t.runtime import numeric
+
 _SERVER = """
 import sys
 from t2t import __main__
@@ -256,7 +258,7 @@ def measure(folder: pathlib.Path, *, clients: int, seconds: float) -> dict:
 def main() -> None:
   """The command."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--seconds", type=float, default=120.0)
+  parser.add_argument("--seconds", type=numeric.number(0, above=True), default=120.0)
   parser.add_argument("--clients", type=int, default=200)
   options = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:

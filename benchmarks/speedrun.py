@@ -25,6 +25,7 @@ import seqio
 
 from t2t import UserError
 from t2t.data import pipeline, runs, vocabularies
+from t2t.runtime import numeric
 from t2t.settings import load_config, override, records
 from t2t.training import meshes, writers
 
@@ -84,7 +85,9 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--config", default="tiny", help="the recipe")
   parser.add_argument("--name", help="of what is tried, in the table; without: the overrides, or none: as it is")
   parser.add_argument("--seeds", type=int, default=3, help="runs")
-  parser.add_argument("--seconds", type=float, default=240.0, help="that a run may take, start and end included")
+  parser.add_argument(
+    "--seconds", type=numeric.number(0, above=True), default=240.0, help="that a run may take, start and end included"
+  )
   parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/speedrun"), help="of the runs")
   options, overrides = parser.parse_known_args(argv)
   tried = " ".join(each.removeprefix("--config.") for each in overrides)

@@ -14,7 +14,7 @@ from t2t.launch import gke, listing, queued_resource, slurm, tpu_vm
 from t2t.launch import job as job_lib
 from t2t.launch import shell as shell_lib
 from t2t.planning import tpu_types
-from t2t.runtime import stopping, telling
+from t2t.runtime import numeric, stopping, telling
 
 _ACTIONS = {
   "tpu-vm": ("status", "logs", "stop", "delete"),
@@ -73,14 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     each.add_argument("action", nargs="?", choices=actions, help="look after what is there, in place of a command")
     each.add_argument("--name", help="of what is made; small letters, digits and dashes; `status` alone lists all")
     each.add_argument("--dry-run", action="store_true", help="print every command, run none")
-    each.add_argument("--poll", type=float, default=20.0, metavar="SECONDS", help="between two looks (20)")
+    each.add_argument("--poll", type=numeric.number(0), default=20.0, metavar="SECONDS", help="between two looks (20)")
     each.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return each
 
   vm = add("tpu-vm", "Cloud TPU VMs, by queued resources", epilog=known)
   vm.add_argument("--zone", help="such as us-central2-b")
   vm.add_argument("--type", help="such as v5p-64")
-  vm.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
+  vm.add_argument(
+    "--slices", type=numeric.integer(1), default=1, metavar="N", help="as many slices of --type, as one job (1)"
+  )
   vm.add_argument("--spot", action="store_true", help="cheaper, and may be taken away at any time")
   vm.add_argument("--project", help="in place of gcloud's own")
   vm.add_argument("--wheel", metavar="FILE", help="of t2t; otherwise that of this checkout is built")
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     "--restarts", type=int, default=10, metavar="N", help="how many times machines taken away are asked for again (10)"
   )
   vm.add_argument("--delete", action="store_true", help="delete the machines when this command ends, in whatever way")
-  vm.add_argument("--worker", type=int, default=0, metavar="K", help="whose log `logs` shows (0)")
+  vm.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="whose log `logs` shows (0)")
   vm.add_argument(
     "--create-flag",
     action="append",
@@ -100,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
   pods = add("gke", "TPUs of a GKE cluster, as a JobSet", epilog=known)
   pods.add_argument("--type", help="such as v5p-64")
   pods.add_argument("--image", help="with t2t in it; launch/Dockerfile makes one")
-  pods.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
+  pods.add_argument(
+    "--slices", type=numeric.integer(1), default=1, metavar="N", help="as many slices of --type, as one job (1)"
+  )
   pods.add_argument("--spot", action="store_true", help="on spot nodes")
   pods.add_argument("--namespace", default="default", help="of Kubernetes (default)")
   pods.add_argument("--context", help="of kubectl; the current one otherwise")
@@ -109,8 +113,10 @@ def _parser() -> argparse.ArgumentParser:
   pods.add_argument("--delete", action="store_true", help="delete the JobSet when this command ends, in whatever way")
 
   batch = add("slurm", "GPUs of a SLURM cluster, as a batch job")
-  batch.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (1)")
-  batch.add_argument("--gpus-per-node", type=int, default=1, metavar="N", help="each a process of its own (1)")
+  batch.add_argument("--nodes", type=numeric.integer(1), default=1, metavar="N", help="machines (1)")
+  batch.add_argument(
+    "--gpus-per-node", type=numeric.integer(1), default=1, metavar="N", help="each a process of its own (1)"
+  )
   batch.add_argument("--time", help="such as 24:00:00; saves and is queued again when it is up")
   batch.add_argument("--partition", help="in place of the default")
   batch.add_argument("--account", help="in place of your own")
@@ -323,7 +329,7 @@ def _of_any_kind(own: list[str]) -> None:
   parser.add_argument("--namespace", default="default", help="of Kubernetes (default)")
   parser.add_argument("--context", help="of kubectl; the current one otherwise")
   if own[0] == "logs":
-    parser.add_argument("--worker", type=int, default=0, metavar="K", help="of TPU VMs, whose log (0)")
+    parser.add_argument("--worker", type=numeric.integer(0), default=0, metavar="K", help="of TPU VMs, whose log (0)")
   parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
   parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
   options = parser.parse_args(_with_dashes(own[1:]))

@@ -35,6 +35,7 @@ from t2t.generation import (
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.runtime import numeric
 from t2t.storage import bucket, encoding, given_paths
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
@@ -124,8 +125,11 @@ class Model:
     inputs_length: int = 0,
     special_tokens: str = "blanks",
   ):
+    numeric.check("batch_size", batch_size, whole=True)
     if batch_size < 1:
       raise UserError(f"batch_size={batch_size}: must be at least 1")
+    numeric.check("tensor", tensor, whole=True)
+    numeric.check("inputs_length", inputs_length, whole=True)
     if special_tokens not in prompting.SPECIAL_TOKENS:
       raise UserError(f"special_tokens={special_tokens!r}: give one of {', '.join(prompting.SPECIAL_TOKENS)}")
     self._special_tokens = special_tokens
@@ -225,6 +229,7 @@ class Model:
     """
     if not self.config.kind.writes:
       raise UserError(f"{self!r} does not write, for it is an encoder alone; use fill, answer or embed")
+    numeric.check("seed", seed, 0, 2**32 - 1, whole=True)
     with in_python():
       decode = writing.decode_config(
         max_length=max_length,
@@ -253,6 +258,7 @@ class Model:
     """
     if self.config.kind.writes:
       raise UserError(f"{self!r} writes, and fills no blanks; use generate or score")
+    numeric.check("top", top, whole=True)
     with in_python():
       predictor.check_predicts_tokens(self._source.model, where=repr(self))
       return self._ask(self._way("fill", top=top), _texts(texts))
@@ -410,7 +416,14 @@ class Model:
       special_tokens=self._special_tokens,
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
-    return [(read(text)[0], [*read.encode(target), *end]) for text, target in zip(inputs, targets, strict=True)]
+    pairs = []
+    for number, (text, target) in enumerate(zip(inputs, targets, strict=True)):
+      prompt, cut = read(text)
+      if cut:
+        said = f"inputs[{number}]: {cut:,} of its {len(prompt) + cut:,} tokens were cut: the model reads {longest:,}"
+        warnings.warn(f"{said}; load it with a larger inputs_length", stacklevel=4)
+      pairs.append((prompt, [*read.encode(target), *end]))
+    return pairs
 
   def _of_decoder(self, pair: tuple[list[int], list[int]]) -> np.ndarray:
     prompt, target = pair

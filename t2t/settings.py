@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import difflib
 import importlib
+import math
 import pathlib
 import re
 import sys
@@ -409,6 +410,8 @@ def records(config: ConfigDict) -> Config:
   missing = [name for name in (*sections, _STAGES) if name not in config and name not in OPTIONAL]
   if missing:
     raise UserError(f"config.{missing[0]} is missing; start from `t2t.configs.default.get_config()`")
+  for name in config:
+    _check_numbers(config[name], f"config.{name}", sections.get(name))
   is_read = lambda name: name in config and (name not in OPTIONAL or _is_used(config, name))
   read = {name: _record(config, name, cls) for name, cls in sections.items() if is_read(name)}
   found = Config(**read, stages=config[_STAGES])
@@ -432,6 +435,21 @@ def _t5x_pairs(value: Sequence[Any]) -> list[str]:
   moved = [f"{whole(theirs)}={plain(ours)}" for ours, theirs in pairs if theirs is not None]
   found = [f"--config.init.fresh={','.join(fresh)}"] if fresh else []
   return found + ([f"--config.init.parts={','.join(moved)}"] if moved else [])
+
+
+def _check_numbers(value: Any, key: str, cls: type | None = None) -> None:
+  """Refuses NaN and infinities wherever they stand, and True and False where the record `cls` has a number."""
+  if isinstance(value, Mapping | ConfigDict):
+    kinds = {field.name: field.type for field in dataclasses.fields(cls)} if cls is not None else {}
+    for name, each in value.items():
+      if isinstance(each, bool) and kinds.get(name) in (int, float):
+        raise UserError(f"{key}.{name}={each}: must be a number; give one")
+      _check_numbers(each, f"{key}.{name}")
+  elif isinstance(value, tuple | list):
+    for number, each in enumerate(value):
+      _check_numbers(each, f"{key}[{number}]")
+  elif isinstance(value, float) and not math.isfinite(value):
+    raise UserError(f"{key}={value}: must be a finite number; give one")
 
 
 def _record(config: ConfigDict, name: str, cls: type[T]) -> T:

@@ -1,5 +1,6 @@
 """`/v1/completions`: what programs that know OpenAI's API get is what `t2t.load` gives, and what is refused."""
 
+import contextlib
 import functools
 import json
 import threading
@@ -10,7 +11,10 @@ import test_server
 import trained
 
 import t2t
-from t2t.generation import completions, likelihoods, ready, server, writer
+from t2t import __main__ as command
+from t2t.checkpoints import pretrained
+from t2t.data.vocabularies import training
+from t2t.generation import completions, decoding, likelihoods, ready, server, writer
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
@@ -41,7 +45,7 @@ def complete(port: int, **request) -> dict:
   return json.loads(content)
 
 
-def refused(port: int, **request) -> dict:
+def refused(port: int, request: dict | bytes) -> dict:
   status, _, content = ask(port, "POST", "/v1/completions", request)
   assert status == 400, content
   return json.loads(content)["error"]
@@ -57,7 +61,7 @@ def test_text_and_log_probabilities_are_those_of_python(kind, ports):
   choice = complete(ports[kind], prompt=prompt, temperature=0, max_tokens=7)["choices"][0]
   assert [choice["text"]] == model.generate([prompt], max_length=7)
   # Of what random weights write, a text that is read as it was written: `logits` is given texts.
-  for seed in range(100):
+  for seed in range(300):
     asked = {"prompt": prompt, "seed": seed, "max_tokens": 3, "logprobs": 2}
     choice = complete(ports[kind], **asked)["choices"][0]
     ids, told = model.tokenize([choice["text"]])[0], choice["logprobs"]
@@ -115,6 +119,131 @@ def test_an_echo_is_told_as_it_is_read(ports):
   assert longer["text"].startswith("quick dog") and len(longer["text"]) > 9
 
 
+def harness(choice: dict, context_tokens: int) -> tuple[float, bool]:
+  """What lm-evaluation-harness reads of a choice: tokens behind the context, but for the one that was written.
+
+  Source: lm_eval 0.4.13, models/openai_completions.py, `parse_logprobs`, which is taken where it is installed.
+  """
+  told = choice["logprobs"]
+  log_p, likeliest = (told[name][context_tokens:-1] for name in ("token_logprobs", "top_logprobs"))
+  found = sum(log_p), all(own == max(top.values()) for own, top in zip(log_p, likeliest, strict=True))
+  with contextlib.suppress(ImportError):
+    from lm_eval.models import openai_completions
+
+    parse = openai_completions.LocalCompletionsAPI.parse_logprobs
+    assert parse({"choices": [choice | {"index": 0}]}, ctxlens=[context_tokens]) == [found]
+  return found
+
+
+# What evaluation harnesses ask with.
+TOLD = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+
+
+def test_harnesses_get_the_scores(ports):
+  """Of tokens behind a context, of a text by itself, and of texts that are asked together: those of `score`."""
+  model = loaded("decoder_only")
+  pairs = [("quick dog", " jumps over"), ("the lazy", " fox"), ("a", "b"), ("", "seven wizards"), ("", "box")]
+  ids = [[model.tokenize([text])[0] for text in pair] for pair in pairs]
+  expected = model.score(*(list(texts) for texts in zip(*pairs, strict=True)))
+  for start in (model.vocabulary.eos_id, 0):
+    # A text by itself stands behind the token that begins one, as the harness has it: BOS, or else EOS.
+    prompts = [[*(context or [start]), *continuation] for context, continuation in ids]
+    found = complete(ports["decoder_only"], prompt=prompts, **TOLD)
+    for choice, (context, _), score in zip(found["choices"], ids, expected, strict=True):
+      log_p, _ = harness(choice, len(context or [start]))
+      np.testing.assert_allclose(log_p, score, rtol=1e-4)
+      assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+    assert found["usage"] == {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": 5} | {
+      "total_tokens": sum(map(len, prompts)) + 5
+    }
+  as_text = complete(ports["decoder_only"], prompt=["</s>seven wizards", "<pad>box"], **TOLD)["choices"]
+  for choice, score in zip(as_text, expected[3:], strict=True):
+    assert choice["logprobs"]["token_logprobs"][0] is choice["logprobs"]["top_logprobs"][0] is None
+    np.testing.assert_allclose(harness(choice, 1)[0], score, rtol=1e-4)
+  assert as_text[0]["logprobs"]["tokens"][:3] == ["</s>", "s", "e"]
+  (single,) = complete(ports["decoder_only"], prompt=ids[0][0] + ids[0][1], **TOLD)["choices"]
+  assert single["logprobs"]["tokens"][:9] == list("quick dog")
+
+
+def test_the_end_of_a_text_has_an_entry(ports):
+  """Of each token that `usage` counts: EOS as well, with or without the prompt, whichever pass tells it."""
+  port, ended = ports["decoder_only"], 0
+  for seed in range(40):
+    asked = {"prompt": "dog", "temperature": 1.6, "seed": seed, "max_tokens": 30, "logprobs": 1}
+    for echo in (False, True):
+      found = complete(port, **asked, echo=echo)
+      (choice,) = found["choices"]
+      told, before = choice["logprobs"], 3 * echo
+      assert {len(told[name]) for name in told} == {before + found["usage"]["completion_tokens"]}
+      assert "".join(told["tokens"]) == choice["text"]
+      for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+      assert all(token in top for token, top in zip(told["tokens"], told["top_logprobs"], strict=True))
+      ended += choice["finish_reason"] == "stop"
+    if ended > 3:
+      break
+  assert ended > 3, "no text came to its end"
+
+
+def test_greedy_is_told_exactly(ports):
+  """What the model writes is greedy to a harness; token by token and in one pass the same token comes next."""
+  port, prompt = ports["decoder_only"], "quick dog"
+  whole = complete(port, prompt=prompt, temperature=0, max_tokens=5, echo=True, logprobs=1)["choices"][0]
+  count = len(whole["logprobs"]["tokens"])
+  assert harness({"logprobs": {k: [*x, 0] for k, x in whole["logprobs"].items()}}, len(prompt))[1]
+  assert count > len(prompt)
+  (one,) = complete(port, prompt=prompt, **TOLD)["choices"]
+  assert one["logprobs"]["tokens"][-1] == whole["logprobs"]["tokens"][len(prompt)]
+  np.testing.assert_allclose(
+    one["logprobs"]["token_logprobs"], whole["logprobs"]["token_logprobs"][: len(prompt) + 1], atol=2e-4
+  )
+
+
+def test_long_texts_are_told_as_far_as_there_are_positions(ports):
+  """All 80 that were learned, where 40 are for what is written behind; then an error with the number."""
+  model, text = loaded("decoder_only"), "quick brown fox " * 5
+  (choice,) = complete(ports["decoder_only"], prompt="</s>" + text[:79], **TOLD)["choices"]
+  np.testing.assert_allclose(harness(choice, 1)[0], model.score([""], [text[:79]])[0], rtol=1e-4)
+  found = refused(ports["decoder_only"], {"prompt": text, **TOLD})
+  assert found["code"] == "context_length_exceeded"
+  assert "prompt: has 80 tokens; this model reads 79 at most with echo and max_tokens=1" in found["message"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_are_scored(kind, ports):
+  """Of any model that writes, an encoder-decoder above all, which has no echo: the numbers of `score`."""
+  inputs, targets = ["quick dog", "lazy fox", "quick dog"], ["box", "jumps over", "jugs"]
+  status, _, content = ask(ports[kind], "POST", "/score", {"inputs": inputs, "targets": targets})
+  found = json.loads(content)
+  assert status == 200, found
+  np.testing.assert_allclose(found["scores"], loaded(kind).score(inputs, targets), rtol=1e-4)
+  ends = ["</s>"] * (kind == "encoder_decoder")
+  assert found["tokens"] == [[*target, *ends] for target in targets] and len(found["is_greedy"]) == 3
+  np.testing.assert_allclose([sum(each) for each in found["token_logprobs"]], found["scores"], rtol=1e-5)
+  for wrong, message in (
+    ({"inputs": inputs, "targets": ["a"]}, "targets: there are 1, and 3 inputs"),
+    ({"inputs": ["x" * 200], "targets": ["a"]}, "at most; shorten it"),
+    ({"inputs": ["a"], "targets": [" "]}, "targets: there is nothing to read"),
+    ({"inputs": ["a"], "targets": ["b\udc00"]}, "targets: is not valid Unicode"),
+  ):
+    status, _, content = ask(ports[kind], "POST", "/score", wrong)
+    assert status == 400 and message in json.loads(content)["error"], content
+
+
+def test_ids_are_what_text_is(ports):
+  """A prompt of token ids gets what its text gets, by each kind of model; one that begins a text begins it once."""
+  for kind, model in ((kind, loaded(kind)) for kind in KINDS):
+    asked = {"temperature": 0, "max_tokens": 5}
+    text, ids = "quick dog", model.tokenize(["quick dog"])[0]
+    end = [model.vocabulary.eos_id] if kind == "encoder_decoder" else []
+    texts = [
+      complete(ports[kind], prompt=each, **asked)["choices"][0]["text"] for each in (text, ids, [*ids, *end], [ids])
+    ]
+    assert texts == [texts[0]] * 4
+  starts = [complete(ports["decoder_only"], prompt=each, **asked)["choices"][0]["text"] for each in ([1], "</s>", [0])]
+  assert starts == [starts[0]] * 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_comes_to_the_same(kind, ports):
   """Server-sent events, whose pieces make the whole texts, before what stops them; the last one is [DONE]."""
@@ -134,6 +263,20 @@ def test_a_stream_comes_to_the_same(kind, ports):
     reasons[choice["index"]] = choice["finish_reason"]
   assert texts == [choice["text"] for choice in whole]
   assert reasons == [choice["finish_reason"] for choice in whole]
+
+
+def test_a_stream_may_end_in_usage(ports):
+  """An event with the numbers of the whole answer and no choices, and null in the others."""
+  asked = {"prompt": [[103, 114], [71, 112, 71]], "n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 6}
+  asked["stop"] = complete(ports["decoder_only"], **asked)["choices"][1]["text"][2:4]
+  usage = complete(ports["decoder_only"], **asked)["usage"]
+  asked |= {"stream": True, "stream_options": {"include_usage": True}}
+  content = ask(ports["decoder_only"], "POST", "/v1/completions", asked)[2]
+  *_, last, done = events = [x for x in content.decode().split("\n\n") if x.startswith("data: ")]
+  assert done == "data: [DONE]"
+  *others, last = (json.loads(x.removeprefix("data: ")) for x in events[:-1])
+  assert last["choices"] == [] and last["usage"] == usage
+  assert others and all(x["usage"] is None and x["choices"] for x in others)
 
 
 def test_what_a_stream_holds_back():
@@ -164,14 +307,70 @@ def test_pieces_make_the_text():
   assert found[:4] == ["n", "a", "", "ï"] and likelihoods.pieces(decode, []) == []
 
 
+def test_pieces_of_words_join_to_the_text(tmp_path):
+  """Of SentencePiece, whose decoder takes the space off a text: a prompt and what is written behind it read right."""
+  texts = [f"the number {number} of things in a naïve text" for number in range(200)]
+  model = training.train_sentencepiece(texts, size=48, output_dir=tmp_path / "vocabulary", character_coverage=1.0)
+  (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  own = [f"--config.data.vocabulary={model}", f"--config.data.files={tmp_path / 'text.jsonl'}"]
+  assert command.main([*trained.arguments("decoder_only", tmp_path / "run"), *own]) == 0
+  source = pretrained.read_source(str(tmp_path / "run"))
+  written = writer.Writer(source, ends_prompts=False, defaults=decoding.DecodeConfig(max_length=8))
+  loaded_model, endpoint = t2t.load(str(tmp_path / "run")), written.endpoints()["/v1/completions"]
+  encode, decode = loaded_model.vocabulary.encode, loaded_model.vocabulary.decode
+
+  def answer(**request) -> dict:
+    return list(endpoint.answer(endpoint.parse(json.dumps(request).encode())))[-1]
+
+  spaces = 0
+  for seed, prompt in enumerate(["the number", "the number ", "the numb", "things in a"] * 3):
+    asked = {"prompt": prompt, "seed": seed, "max_tokens": 6, "logprobs": 1}
+    (apart,), (echoed,) = answer(**asked)["choices"], answer(**asked, echo=True)["choices"]
+    for choice in (apart, echoed):
+      told = choice["logprobs"]
+      assert choice["text"] == "".join(told["tokens"])
+      for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert choice["text"].startswith(token, offset)
+    before, space = prompt.rstrip(), " " * prompt.endswith(" ")  # which the vocabulary drops, so the text has none
+    assert echoed["text"].startswith(before)
+    assert echoed["text"].removeprefix(before).removeprefix(space) == apart["text"]
+    spaces += apart["text"].startswith(" ")
+  assert spaces, "no word began behind a prompt"
+  # What is written begins a word, read from left to right.
+  ids = encode("the number of things")
+  for prompt in (ids[:2], [1, *ids[:2]]):
+    (choice,) = answer(prompt=prompt, echo=True, max_tokens=0, logprobs=1)["choices"]
+    assert choice["text"] == "</s>" * (len(prompt) > 2) + decode(ids[:2])
+  for prompt in ([1, *ids], "</s>the number of things"):
+    (choice,) = answer(prompt=prompt, **TOLD)["choices"]
+    np.testing.assert_allclose(harness(choice, 1)[0], loaded_model.score([""], ["the number of things"])[0], rtol=1e-4)
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 REFUSED = {
   "prompt": ({}, "prompt: there is nothing to read"),
   "prompt ": ({"prompt": " "}, "nothing to read"),
-  "prompts": ({"prompt": [1, 2]}, "prompt: is [1, 2]; give a string or a list of strings"),
+  "prompts": ({"prompt": [1, "a"]}, 'prompt: is [1, "a"]; give a string, a list of strings, or lists of token ids'),
+  "ids": ({"prompt": [[5, 6], [True]]}, "give a string, a list of strings, or lists of token ids"),
+  "unknown": ({"prompt": [5, 9_999]}, "prompt: has the token id 9999; this model has 0 to 358"),
+  "none": ({"prompt": [[]]}, "prompt: there is nothing to read; give token ids"),
+  "half": ({"prompt": "ab\ud800"}, "prompt: is not valid Unicode: character 3, \\ud800, is an unpaired surrogate"),
   "many": ({"prompt": ["a"] * 17}, "prompt: has 17 strings; give 1 to 16"),
   "long": ({"prompt": "x" * 60}, "prompt: has 61 tokens; this model reads 48 at most"),
+  "twice": (b'{"prompt": "a", "prompt": "b"}', "'prompt': is given twice; give it once"),
+  "infinite": (b'{"prompt": "a", "temperature": 1e400}', "temperature: is inf; give 0 to 2"),
+  "digits": (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", "seed: is Infinity; give a whole number"),
+  "deep": (b'{"prompt": ' + b"[" * 100_000 + b"}", "the request is nested too deep"),
+  "bytes": (b'{"prompt": "\xff"}', "the request is not JSON: 'utf-8' codec can't decode byte 0xff"),
+  "suffix": ({"prompt": "a", "suffix": "b"}, 'suffix: is "b"; leave it out. Only empty'),
+  "logit_bias": ({"prompt": "a", "logit_bias": {"5": -100}}, 'logit_bias: is {"5": -100}; leave it out. Only empty'),
+  "max_completion_tokens": ({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, "and max_tokens 3"),
+  "stream_options": ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options: are of streams"),
+  "stream_options.include_usage": (
+    {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
+    "stream_options.include_usage: is 1; give a true or false",
+  ),
   "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: is 0; give 1 or more, or echo as well"),
   "temperature": ({"prompt": "a", "temperature": 2.5}, "temperature: is 2.5; give 0 to 2"),
   "n": ({"prompt": "a", "n": 17}, "n: is 17; give 1 to 16"),
@@ -180,7 +379,10 @@ REFUSED = {
   "logprobs ": ({"prompt": "a", "logprobs": 1, "stream": True}, "leave out stream, or logprobs"),
   "stop": ({"prompt": "a", "stop": ["a"] * 5}, "stop: has 5 strings; give 0 to 4"),
   "presence_penalty": ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is 0.5; give 0 to 0"),
-  "echo": ({"prompt": "a", "echo": True}, "echo: this model reads the prompt apart"),
+  "echo": (
+    {"prompt": "a", "echo": True},
+    "echo: this model reads the prompt apart from what it writes; leave it out; POST",
+  ),
   "max_tokens ": ({"prompt": ["a"] * 2, "n": 16, "max_tokens": 1024}, "32,768; 16,384 are the most at a time"),
   "max_token": ({"prompt": "a", "max_token": 3}, "did you mean"),
 }
@@ -189,10 +391,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_bad_request_is_an_error_of_openais_shape(name, ports):
   request, message = REFUSED[name]
-  found = refused(ports["encoder_decoder"], **request)
+  found = refused(ports["encoder_decoder"], request)
   assert set(found) == {"message", "type", "param", "code"} and found["type"] == "invalid_request_error"
   assert message in found["message"]
-  assert found["param"] == {"prompts": "prompt", "many": "prompt", "long": "prompt"}.get(name, name.strip())
+  fields = dict.fromkeys(("prompts", "many", "long", "ids", "unknown", "none", "half", "twice"), "prompt")
+  fields |= {"infinite": "temperature", "digits": "seed", "deep": None, "bytes": None}
+  assert found["param"] == fields.get(name, name.strip())
+  assert found["code"] == ("context_length_exceeded" if name == "long" else None)
 
 
 def test_other_errors_have_that_shape_too(ports):
@@ -207,6 +412,29 @@ def test_other_errors_have_that_shape_too(ports):
     (413, None, ask(port, "POST", "/v1/completions", {"prompt": "a" * 100_001})),
   ):
     assert found[0] == status and json.loads(found[2])["error"]["code"] == code, found
+
+
+def test_neutral_values_and_nulls_are_taken(ports):
+  """What clients send that changes nothing."""
+  asked = {"prompt": "dog", "temperature": 0, "max_completion_tokens": 3}
+  expected = complete(ports["decoder_only"], **asked)["choices"]
+  neutral = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "me"}
+  neutral |= {"suffix": "", "echo": False, "stream": False, "stop": [], "top_p": 1, "max_tokens": 3}
+  assert complete(ports["decoder_only"], **asked, **neutral)["choices"] == expected
+  nulls = dict.fromkeys((*neutral, "stream_options", "logprobs", "seed", "model"))
+  assert complete(ports["decoder_only"], **asked, **nulls)["choices"] == expected
+
+
+def test_a_model_is_found_by_its_name(ports):
+  """Also if it is written as URLs have it; of another one the error says which there are."""
+  port = ports["decoder_only"]
+  listed = json.loads(ask(port, "GET", "/v1/models")[2])["data"]
+  for name in ("decoder_only", "decoder%5Fonly"):
+    status, _, content = ask(port, "GET", f"/v1/models/{name}")
+    assert status == 200 and json.loads(content) == listed[0]
+  status, _, content = ask(port, "GET", "/v1/models/gpt-4")
+  found = json.loads(content)["error"]
+  assert status == 404 and found["code"] == "model_not_found" and "there are decoder_only" in found["message"]
 
 
 def test_models_are_listed(ports):

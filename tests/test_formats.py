@@ -114,7 +114,7 @@ def test_the_path_to_a_text(name, field, text, tmp_path):
     ({"messages": MESSAGES}, "messages.9.content", "has no field 'messages.9.content'"),
     ({"text": None}, "text", "'text' is null; remove the record, or .*--config.data.malformed"),
     ({"text": ["a", 3]}, "text", "is a list with a number, not of strings"),
-    ({"text": "a\ud800"}, "text", r"unpaired surrogate escape, \\ud800, at character 2"),
+    ({"text": "a\ud800"}, "text", r"character 2, \\ud800, is an unpaired surrogate"),
     ([{"text": "a"}], "text", "is a JSON list, not an object; .*`jq -c '.\\[\\]'` makes lines"),
   ],
 )

@@ -111,6 +111,8 @@ def test_tokens_there_and_back(writer):
 def test_what_is_too_long_is_cut_and_told(writer):
   with pytest.warns(UserWarning, match=r"texts\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
     assert len(writer.embed(["a" * 99])) == 1
+  with pytest.warns(UserWarning, match=r"inputs\[0\]: 52 of its 100 tokens were cut.*inputs_length"):
+    assert len(writer.score(["a" * 99], ["b"])) == 1
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,26 @@ def test_what_is_too_long_is_cut_and_told(writer):
     ("writer", lambda model: model.generate(["a", " "]), r"texts\[1\]: is empty"),
     ("writer", lambda model: model.generate([3]), r"texts\[0\]: is int; give a text"),
     ("writer", lambda model: model.generate(TEXTS, beam=2, top_k=3), "^beam 2 and top_k 3: beams find"),
+    (
+      "writer",
+      lambda model: model.generate(TEXTS, beam=2, length_penalty=np.nan),
+      "^length_penalty=nan: must be a finite",
+    ),
+    ("writer", lambda model: model.generate(TEXTS, temperature=np.inf), "^temperature=inf: must be a finite number"),
+    ("writer", lambda model: model.generate(TEXTS, max_length=True), "^max_length=True: must be a whole number"),
+    ("writer", lambda model: model.generate(TEXTS, seed=-1), "^seed=-1: must be a whole number, 0 to 4,294,967,295"),
+    (
+      "writer",
+      lambda model: model.generate(["a", "b\ud800"]),
+      r"^texts\[1\]: is not valid Unicode: character 2",
+    ),
+    (
+      "writer",
+      lambda model: model.score(["a"], ["\udfff"]),
+      r"^targets\[0\]: is not valid Unicode: character 1",
+    ),
+    ("encoder", lambda model: model.fill(MASKED, top=2.0), "^top=2.0: must be a whole number"),
+    ("encoder", lambda model: model.embed([{"parts": ["\ud800"]}]), "'parts' is not valid Unicode"),
     ("writer", lambda model: model.score(TEXTS, ["a"]), "there are 3 inputs and 1 targets"),
     ("writer", lambda model: model.logits(TEXTS), "tells the tokens of targets: give them"),
     ("encoder", lambda model: model.fill(["no blank"]), r"texts\[0\]: no blank: 'no blank'"),

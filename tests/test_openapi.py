@@ -93,8 +93,8 @@ def spoiled(schema, request, draw):
 def _endpoints():
   """Each endpoint of each kind of model, by a name."""
   for kind in ("encoder_decoder", "decoder_only", "encoder_only"):
-    for path in ("/generate", "/attention", "/v1/completions"):
-      if kind != "encoder_only" or path != "/v1/completions":
+    for path in ("/generate", "/attention", "/score", "/v1/completions"):
+      if kind != "encoder_only" or path not in ("/score", "/v1/completions"):
         yield f"{kind}{path}"
 
 
@@ -143,8 +143,8 @@ def test_the_document_over_http():
   document = json.loads(content)
   assert status == 200 and refused == 403 and document["openapi"] == "3.1.0"
   assert set(document["paths"]) == {
-    *("/about", "/schema.json", "/v1/models"),
-    *("/generate", "/attention", "/v1/completions"),
+    *("/about", "/schema.json", "/v1/models", "/v1/models/{model}"),
+    *("/generate", "/attention", "/score", "/v1/completions"),
   }
   jsonschema = pytest.importorskip("jsonschema", reason="no validator of JSON Schema is installed")
   for path in document["paths"].values():

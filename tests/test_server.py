@@ -7,6 +7,7 @@ import html.parser
 import http.client
 import json
 import re
+import socket
 import threading
 
 import pytest
@@ -139,7 +140,9 @@ REFUSED = {
   b'{"inputs": ""}': "nothing to read",
   b'{"inputs": " \\n"}': "nothing to read",
   b"{}": "nothing to read",
-  b'{"inputs": "\\ud800"}': "nothing to read",
+  b'{"inputs": "\\ud800"}': "inputs: is not valid Unicode: character 1, \\ud800, is an unpaired surrogate",
+  b'{"inputs": "a", "beam": 2, "length_penalty": NaN}': "length_penalty: is nan; give -10 to 10",
+  b'{"inputs": "a", "beam": 2, "length_penalty": 1e400}': "length_penalty: is inf; give -10 to 10",
   b'{"inputs": 3}': "inputs: is 3; give a string",
   b'{"inputs": "a", "beams": 3}': "'beams': no such option; there are inputs, adapter, max_length, min_length, beam",
   b'{"inputs": "a", "beam": 17}': "beam: is 17; give 1 to 16",
@@ -176,6 +179,47 @@ def test_other_paths_sites_and_types(port):
   assert ask(port, "GET", "/about", Host=f"localhost:{port}")[0] == 200
   status, _, content = ask(port, "POST", "/generate", GREEDY, Content_Type="text/plain")
   assert status == 400 and "application/json" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+  ("path", "allowed"),
+  [
+    *((path, "GET, HEAD, OPTIONS") for path in ("/", "/about", "/schema.json", "/v1/models", "/v1/models/x?a=1")),
+    *((path, "POST, OPTIONS") for path in ("/generate", "/attention", "/score", "/v1/completions?api-version=1")),
+  ],
+)
+def test_methods_of_a_path(path, allowed, port):
+  """HEAD is GET without its content; others are refused in JSON, with those that there are."""
+  status, headers, content = ask(port, "OPTIONS", path)
+  assert (status, headers["Allow"], content) == (204, allowed, b"")
+  if "GET" in allowed:
+    got, head = ask(port, "GET", path), ask(port, "HEAD", path)
+    assert head[0] == got[0] and head[2] == b"" and head[1]["Content-Type"] == got[1]["Content-Type"]
+    assert int(head[1]["Content-Length"]) == len(got[2])
+  for method in {"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "BREW"} - set(allowed.split(", ")):
+    status, headers, content = ask(port, method, path)
+    assert (status, headers["Allow"], headers["Content-Type"]) == (405, allowed, "application/json")
+    assert method == "HEAD" or allowed in str(json.loads(content)["error"])
+
+
+def test_what_is_no_http_is_refused_in_json(port):
+  """Bad lines, versions and headers, and methods of paths that there are not."""
+  host = f"Host: 127.0.0.1:{port}\r\n"
+  for request, status in (
+    ("GET / HTTP/9.9\r\n\r\n", 505),
+    ("nonsense\r\n\r\n", 400),
+    (f"GET /{'x' * 70_000} HTTP/1.1\r\n{host}\r\n", 414),
+    (f"GET / HTTP/1.1\r\n{host}{'a: b' * 20_000}\r\n\r\n", 431),
+    (f"PUT /other HTTP/1.1\r\n{host}\r\n", 404),
+    ("PUT / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
+    (f"GET /v1/chat HTTP/1.1\r\n{host}\r\n", 404),
+  ):
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+      connection.sendall(request.encode())
+      answer = b"".join(iter(lambda: connection.recv(65_536), b""))  # noqa: B023
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert f" {status} ".encode() in head.splitlines()[0], answer[:200]
+    assert b"Content-Type: application/json" in head and json.loads(content)["error"]
 
 
 @pytest.mark.parametrize("path", ["/generate", "/other"])

@@ -8,6 +8,7 @@ from absl import logging
 
 from t2t import UserError
 from t2t.data import beam_caching, registry
+from t2t.runtime import numeric
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument(
     "--num_shards",
-    type=int,
+    type=numeric.integer(0),
     default=0,
     metavar="N",
     help="files of each split, best a multiple of config.data.num_streams; default: as many as the source has, at"
@@ -60,7 +61,10 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument("--vocabulary", default="", metavar="V", help="as config.data.vocabulary; default: the task's")
   parser.add_argument(
-    "--extra_ids", type=int, metavar="N", help="as config.data.extra_ids, with --vocabulary; default: 100"
+    "--extra_ids",
+    type=numeric.integer(0),
+    metavar="N",
+    help="as config.data.extra_ids, with --vocabulary; default: 100",
   )
   parser.add_argument("--overwrite", action="store_true", help="make complete caches anew")
   parser.add_argument("--debug", action="store_true", help="show the log, and the traceback of an error")

@@ -16,7 +16,7 @@ from t2t import UserError, convert, did_you_mean
 from t2t.checkpoints import converted, damage, detached, pretrained, reading
 from t2t.commands import gin_files
 from t2t.convert import gin, given_vocabulary, heads, huggingface, output, peft, peft_settings, settings, t5x, tensors
-from t2t.runtime import amounts
+from t2t.runtime import amounts, numeric
 from t2t.storage import bucket, hub
 
 # What --from names -> what it is called in a message.
@@ -234,7 +234,12 @@ def _parser() -> argparse.ArgumentParser:
     metavar="FILE",
     help='that the checkpoint was trained with, if none lies beside it; or "bytes"',
   )
-  add("--extra_ids", type=int, metavar="N", help="sentinels behind it; default: 100 of a .model that has none")
+  add(
+    "--extra_ids",
+    type=numeric.integer(0),
+    metavar="N",
+    help="sentinels behind it; default: 100 of a .model that has none",
+  )
   parser.add_argument(
     "--head",
     default="",

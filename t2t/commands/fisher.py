@@ -15,7 +15,7 @@ from t2t.checkpoints import pretrained
 from t2t.commands import options as options_lib
 from t2t.configs import default
 from t2t.convert import output
-from t2t.runtime import hosts
+from t2t.runtime import hosts, numeric
 from t2t.settings import records
 from t2t.storage import bucket
 
@@ -62,7 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     metavar="N",
     help=f"shuffled; where there are fewer, some count twice; default: {_EXAMPLES_READ}",
   )
-  add("--seed", type=int, default=0, metavar="S", help="of their order, and of what preprocessors draw; default: 0")
+  add(
+    "--seed",
+    type=numeric.integer(0, 2**31 - 1),
+    default=0,
+    metavar="S",
+    help="of their order, and of what preprocessors draw; default: 0",
+  )
   add("--task_modules", default="", metavar="M", help="modules or .py files that register tasks, and that you trust")
   add("--debug", action="store_true", help="show the traceback of an error")
   hosts.add_options(parser)

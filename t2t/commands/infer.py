@@ -33,7 +33,7 @@ from t2t.generation import (
   writer,
   writing,
 )
-from t2t.runtime import hosts, memory
+from t2t.runtime import hosts, memory, numeric
 from t2t.settings import records
 
 _MAX_LENGTH, _TOP = 64, 10
@@ -119,11 +119,13 @@ def _parser() -> argparse.ArgumentParser:
     help="tokens before the text may end; default: 1 with --beam, which finds that no text is the likeliest, or 0",
   )
   add("--beam", type=int, default=1, metavar="N", help="beam search with so many beams")
-  add("--length_penalty", type=float, metavar="A", help="of beam search; larger writes more; default: 0.6")
-  add("--temperature", type=float, metavar="T", help="draw tokens; below 1 the likely ones more often")
-  add("--top_p", type=float, metavar="P", help="draw among the likeliest that have this probability together")
+  add("--length_penalty", type=numeric.number(), metavar="A", help="of beam search; larger writes more; default: 0.6")
+  add("--temperature", type=numeric.number(), metavar="T", help="draw tokens; below 1 the likely ones more often")
+  add(
+    "--top_p", type=numeric.number(), metavar="P", help="draw among the likeliest that have this probability together"
+  )
   add("--top_k", type=int, metavar="K", help="draw among so many likeliest")
-  add("--seed", type=int, default=0, metavar="N", help="of what is drawn; default: 0")
+  add("--seed", type=numeric.integer(0, 2**32 - 1), default=0, metavar="N", help="of what is drawn; default: 0")
   asked = parser.add_argument_group("heads and blanks")
   add = asked.add_argument
   add(

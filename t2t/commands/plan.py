@@ -13,7 +13,7 @@ from t2t import UserError, stages
 from t2t.commands.options import config_parser, inherited, parse
 from t2t.planning import plan as plan_lib
 from t2t.planning import program, search, tpu_types
-from t2t.runtime import xla_flags
+from t2t.runtime import numeric, xla_flags
 from t2t.sections import Config
 from t2t.settings import records
 from t2t.training import meshes, recipe
@@ -30,14 +30,24 @@ examples:
 def _parser() -> argparse.ArgumentParser:
   parser = config_parser("t2t plan", __doc__, epilog=_EPILOG)
   parser.add_argument("--topology", help="TPU slice to compile for: v5e-16 or v5e:4x4, v5p:8x8x16, ...; without: here")
-  parser.add_argument("--slices", type=int, default=1, help="so many such slices, connected by the network")
+  parser.add_argument(
+    "--slices", type=numeric.integer(1), default=1, help="so many such slices, connected by the network"
+  )
   parser.add_argument(
     "--search", action="store_true", help="try meshes, their orders, remat, microbatches and batches; rank them"
   )
-  parser.add_argument("--max_compiles", type=int, default=12, help="of --search; each takes up to a minute or two")
-  parser.add_argument("--budget", type=float, help="seconds that --search may take; it ends after the compile in hand")
-  parser.add_argument("--tokens", type=float, help="says the hours and chip-hours of so many tokens")
-  parser.add_argument("--price", type=float, help="of a chip-hour: says the cost of --tokens")
+  parser.add_argument(
+    "--max_compiles", type=numeric.integer(1), default=12, help="of --search; each takes up to a minute or two"
+  )
+  parser.add_argument(
+    "--budget",
+    type=numeric.number(0, above=True),
+    help="seconds that --search may take; it ends after the compile in hand",
+  )
+  parser.add_argument(
+    "--tokens", type=numeric.number(0, above=True), help="says the hours and chip-hours of so many tokens"
+  )
+  parser.add_argument("--price", type=numeric.number(0), help="of a chip-hour: says the cost of --tokens")
   parser.add_argument("--hlo", help="write the compiled program to this file")
   parser.add_argument(
     "--json",

@@ -24,6 +24,7 @@ from t2t.data import checks, objectives, pipeline, registry, runs, selection
 from t2t.data.preview import examples, printed
 from t2t.models import adapt
 from t2t.models.config import HeadConfig
+from t2t.runtime import numeric
 from t2t.sections import Config, DataConfig
 from t2t.settings import override, records
 
@@ -358,12 +359,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--config", help="model and data as in training with this config; default: what fits the task")
     parser.add_argument("--stage", default="", metavar="NAME", help="one of config.stages; default: the first")
     parser.add_argument("--split", default="", help="default: the held-out split")
-    parser.add_argument("--examples", type=int, default=3, metavar="N", help="examples to show; default: 3")
     parser.add_argument(
-      "--tokens", type=int, default=64, metavar="N", help="tokens to show of each feature, 0: all; default: 64"
+      "--examples", type=numeric.integer(0), default=3, metavar="N", help="examples to show; default: 3"
     )
     parser.add_argument(
-      "--summary", type=int, default=100, metavar="N", help="examples to count over, 0: none; default: 100"
+      "--tokens",
+      type=numeric.integer(0),
+      default=64,
+      metavar="N",
+      help="tokens to show of each feature, 0: all; default: 64",
+    )
+    parser.add_argument(
+      "--summary",
+      type=numeric.integer(0),
+      default=100,
+      metavar="N",
+      help="examples to count over, 0: none; default: 100",
     )
     options, _ = options_lib.parse_known(parser, argv[1:])
     for name in ("examples", "tokens", "summary"):

@@ -19,7 +19,7 @@ from t2t import UserError
 from t2t.data import vocabularies
 from t2t.data.sources import text_files
 from t2t.data.vocabularies import extending, fertility, training
-from t2t.runtime import progress
+from t2t.runtime import numeric, progress
 
 _WIDEST = 80  # columns
 
@@ -60,17 +60,21 @@ def _parser() -> argparse.ArgumentParser:
   train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .csv (.gz, .zst too) .parquet .tfrecord*")
   train.add_argument(
     "--alpha",
-    type=float,
+    type=numeric.number(),
     help="lines of a language (of wordpiece and bpe documents) to this power say how much of it is trained on, as"
     " config.data.alpha does of sources: 1 as it is, which is the default, 0.3 more of small ones, 0 all alike",
   )
   _add_field(train)
-  train.add_argument("--size", type=int, default=32_000, help="number of pieces, special ones included; default: 32000")
+  train.add_argument(
+    "--size", type=numeric.integer(1), default=32_000, help="number of pieces, special ones included; default: 32000"
+  )
   train.add_argument("--output", required=True, help="folder to write the file in")
-  train.add_argument("--max_sentences", type=int, default=1_000_000, help="lines to train on, from the beginning")
+  train.add_argument(
+    "--max_sentences", type=numeric.integer(1), default=1_000_000, help="lines to train on, from the beginning"
+  )
   train.add_argument(
     "--character_coverage",
-    type=float,
+    type=numeric.number(0, 1, above=True),
     help="sentencepiece: part of the text whose characters get a piece; default: 1.0, less of a script of thousands",
   )
   train.add_argument(

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import secrets
 import time
 from typing import Any
 
+import numpy as np
+
 from t2t import UserError, did_you_mean
-from t2t.generation import choosing, decoding, endpoints, fields, likelihoods, ready
+from t2t.generation import choosing, decoding, endpoints, fields, likelihoods, ready, scoring
 from t2t.generation.endpoints import Endpoint, Event
 
 _MAX_PROMPTS, _MAX_CHOICES, _MAX_STOPS = 16, 16, 4
@@ -15,16 +18,22 @@ _MAX_TOKENS = _MAX_CHOICES * ready.MAX_LENGTH  # of a request: meanwhile all oth
 _LENGTH = 16  # tokens, if a request does not say: OpenAI's
 
 
+_SCORE = "leave it out; POST /score says how likely given targets are behind their inputs"
+
+
 def _neutral(name: str, value: float) -> fields.Field:
   return fields.Field(name, "number", f"Only {value}: nothing here is penalised.", value, value, nullable=True)
 
 
 FIELDS = (
-  fields.Field("prompt", "strings", "What the model reads.", 1, _MAX_PROMPTS, required=True, filled=True),
+  fields.Field(
+    "prompt", "prompts", "What the model reads: text, or token ids.", 1, _MAX_PROMPTS, required=True, filled=True
+  ),
   fields.Field("model", "string", "One of GET /v1/models; without it the model itself.", nullable=True),
   fields.Field(
     "max_tokens", "integer", "Tokens at most; 0 only with echo.", 0, ready.MAX_LENGTH, nullable=True, default=_LENGTH
   ),
+  fields.Field("max_completion_tokens", "integer", "As max_tokens.", 0, ready.MAX_LENGTH, nullable=True),
   fields.Field(
     "temperature",
     "number",
@@ -43,7 +52,19 @@ FIELDS = (
   fields.Field("echo", "boolean", "The prompt comes first, as the model read it.", nullable=True, default=False),
   fields.Field("seed", "integer", "Of what is drawn; without it each time another.", 0, 2**32 - 1, nullable=True),
   fields.Field("stream", "boolean", "Server-sent events, each with more of the text.", nullable=True, default=False),
+  fields.Field(
+    "stream_options",
+    "object",
+    "Only with stream.",
+    nullable=True,
+    fields=(
+      fields.Field("include_usage", "boolean", "A last event has usage, and no choices.", nullable=True, default=False),
+      fields.Field("include_obfuscation", "boolean", "Only false: nothing is added.", choices=(False,), nullable=True),
+    ),
+  ),
   fields.Field("user", "string", "Is not looked at.", nullable=True),
+  fields.Field("suffix", "string", "Only empty: nothing is inserted before a text.", choices=("",), nullable=True),
+  fields.Field("logit_bias", "object", "Only empty: no token is favoured.", nullable=True),
   _neutral("frequency_penalty", 0),
   _neutral("presence_penalty", 0),
 )
@@ -55,9 +76,11 @@ class Request:
 
   adapter: that is asked, of the name that `model` has.
   logprobs: None: none are told.
+  include_usage: whether a last event of a stream has it.
+  only_reads: whether the prompts are told in one pass, with the likeliest token behind each at most.
   """
 
-  prompts: list[str]
+  prompts: list[ready.Prompt]
   model: str
   adapter: str
   decode: decoding.DecodeConfig
@@ -68,6 +91,8 @@ class Request:
   echo: bool
   seed: int
   stream: bool
+  include_usage: bool
+  only_reads: bool
 
 
 class NotFound(fields.FieldError):
@@ -80,13 +105,16 @@ def error(status: int, message: str, cause: Exception | None = None) -> dict[str
   kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
   param = cause.field if isinstance(cause, fields.FieldError) else None
   code = "model_not_found" if isinstance(cause, NotFound) else None
+  code = "context_length_exceeded" if isinstance(cause, scoring.TooLong) else code
   return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 _LOGPROBS = endpoints.record(
   tokens=endpoints.listed(endpoints.TEXT),
-  token_logprobs=endpoints.listed(endpoints.number()),
-  top_logprobs=endpoints.listed({"type": "object", "additionalProperties": endpoints.number()}),
+  token_logprobs=endpoints.listed(endpoints.or_null(endpoints.number())),
+  top_logprobs=endpoints.or_null(
+    endpoints.listed(endpoints.or_null({"type": "object", "additionalProperties": endpoints.number()}))
+  ),
   text_offset=endpoints.listed(endpoints.COUNT),
 )
 _REPLIES = endpoints.record(
@@ -98,12 +126,12 @@ _REPLIES = endpoints.record(
     endpoints.record(
       text=endpoints.TEXT,
       index=endpoints.COUNT,
-      logprobs={"anyOf": [_LOGPROBS, {"type": "null"}]},
+      logprobs=endpoints.or_null(_LOGPROBS),
       finish_reason={"enum": ["stop", "length", None]},
     )
   ),
-  usage=endpoints.record(
-    prompt_tokens=endpoints.COUNT, completion_tokens=endpoints.COUNT, total_tokens=endpoints.COUNT
+  usage=endpoints.or_null(
+    endpoints.record(prompt_tokens=endpoints.COUNT, completion_tokens=endpoints.COUNT, total_tokens=endpoints.COUNT)
   ),
 )
 
@@ -119,6 +147,9 @@ class Completions:
   def __init__(self, model: ready.Ready, *, name: str):
     self._ready = model
     self._adapters = {name or "t2t" if each == choosing.BASE else each: each for each in model.names}
+    self._fields = tuple(
+      dataclasses.replace(field, ids=model.vocab_size) if field.name == "prompt" else field for field in FIELDS
+    )
 
   @property
   def models(self) -> list[str]:
@@ -131,7 +162,7 @@ class Completions:
       "What the model writes, asked and answered as by OpenAI's API.",
       self.parse,
       self.answer,
-      fields.schema(FIELDS),
+      fields.schema(self._fields),
       form=lambda request: endpoints.EVENTS if request.stream else endpoints.WHOLE,
       forms=(endpoints.WHOLE, endpoints.EVENTS),
       replies=_REPLIES,
@@ -145,18 +176,16 @@ class Completions:
     Raises:
       FieldError: what cannot be used, and what would be right.
     """
-    found = fields.check(fields.read(body), FIELDS)
+    found = fields.check(fields.read(body), self._fields)
     if "model" not in found and choosing.BASE not in self._ready.names:
       raise fields.FieldError(
         "model", f"model: is missing, and there is no other; give one of {', '.join(self.models)}"
       )
     model = found.get("model", self.models[0])
-    if model not in self._adapters:
-      near = did_you_mean(model, self.models)
-      raise NotFound("model", f"model: there is no {model[:60]!r}; there are {', '.join(self.models)}{near}")
+    self.check_model(model)
     n, temperature = found.get("n", 1), found.get("temperature", 1)
     echo, logprobs, stream = found.get("echo", False), found.get("logprobs"), found.get("stream", False)
-    max_tokens = found.get("max_tokens", _LENGTH)
+    max_tokens = self._max_tokens(found)
     if found.get("best_of", n) != n:
       raise fields.FieldError("best_of", f"best_of: is {found['best_of']}; give {n}, which is n, or leave it out")
     if not max_tokens and not echo:
@@ -170,12 +199,17 @@ class Completions:
       raise fields.FieldError("logprobs", "logprobs: are told of whole texts alone; leave out stream, or logprobs")
     if stream and echo:
       raise fields.FieldError("echo", "echo: comes with whole texts alone; leave out stream, or echo")
+    if "stream_options" in found and not stream:
+      raise fields.FieldError("stream_options", "stream_options: are of streams; give stream, or leave it out")
     drawing = {"temperature": temperature, "top_p": found.get("top_p", 1.0)} if temperature else {}
+    decode = decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing)
+    # One pass over the prompt says how likely each token is, and which comes next.
+    only_reads = echo and (not max_tokens or (max_tokens == 1 and not temperature))
     return Request(
-      found["prompt"],
+      self._prompts(found["prompt"], told=max_tokens if only_reads else None),
       model,
       self._adapters[model],
-      decoding.DecodeConfig(max_length=max(1, max_tokens), **drawing),
+      decode,
       max_tokens,
       n,
       tuple(filter(None, found.get("stop", ()))),
@@ -183,17 +217,50 @@ class Completions:
       echo,
       found.get("seed", secrets.randbelow(2**32)),
       stream,
+      found.get("stream_options", {}).get("include_usage", False),
+      only_reads,
     )
+
+  def check_model(self, name: str) -> None:
+    """Whether there is such a model.
+
+    Raises:
+      NotFound: there is none; says which there are.
+    """
+    if name not in self._adapters:
+      near = did_you_mean(name, self.models)
+      raise NotFound("model", f"model: there is no {name[:60]!r}; there are {', '.join(self.models)}{near}")
+
+  def _max_tokens(self, found: Mapping[str, Any]) -> int:
+    names = [name for name in ("max_tokens", "max_completion_tokens") if name in found]
+    if len({found[name] for name in names}) > 1:
+      said = f"max_completion_tokens: is {found[names[1]]}, and max_tokens {found[names[0]]}"
+      raise fields.FieldError("max_completion_tokens", f"{said}; they are the same, so leave it out")
+    return found[names[0]] if names else _LENGTH
+
+  def _prompts(self, given: Sequence[str | list[int]], *, told: int | None) -> list[ready.Prompt]:
+    """Their tokens; with `told` they are read to tell how likely they are, and so many tokens behind them.
+
+    Raises:
+      TooLong: one has more tokens than the model reads.
+    """
+    prompts = [self._ready.read(each) for each in given]
+    most = self._ready.max_inputs if told is None else self._ready.longest_text - told
+    for prompt in prompts:
+      if (number := len(prompt.tokens)) > most:
+        behind = "" if told is None else " with echo" + (f" and max_tokens={told}" if told else "")
+        raise scoring.TooLong(
+          "prompt", f"prompt: has {number:,} tokens; this model reads {most:,} at most{behind}; shorten it"
+        )
+    return prompts
 
   def _check_echo(self) -> None:
     if self._ready.config.kind.reads_apart:
-      raise fields.FieldError("echo", "echo: this model reads the prompt apart from what it writes; leave it out")
+      raise fields.FieldError("echo", f"echo: this model reads the prompt apart from what it writes; {_SCORE}")
     if not self._ready.reads_causally:
-      raise fields.FieldError(
-        "echo", "echo: this model reads prompts both ways, and tells no token of one; leave it out"
-      )
+      raise fields.FieldError("echo", f"echo: this model reads prompts both ways, and tells no token of one; {_SCORE}")
     if self._ready.ends_prompts:
-      raise fields.FieldError("echo", "echo: this model reads an end behind each prompt; leave it out")
+      raise fields.FieldError("echo", f"echo: this model reads an end behind each prompt; {_SCORE}")
 
   # ---- Answers -------------------------------------------------------------
 
@@ -203,48 +270,43 @@ class Completions:
     try:
       head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
       head |= {"model": request.model}
-      prompts = [self._read(prompt) for prompt in request.prompts]
-      choices, written = [], 0
-      for number, prompt in enumerate(prompts):
+      choices: list[dict[str, Any]] = []
+      written = 0
+      echoed = self._echoed(request) if request.only_reads else itertools.repeat(None)
+      for number, (prompt, known) in enumerate(zip(request.prompts, echoed, strict=False)):
         numbers = range(number * request.n, (number + 1) * request.n)
-        told = yield from self._write(prompt, request, numbers, head)
-        written += sum(len(row.tokens) + row.ended for row in told)
-        choices += [] if request.stream else self._choices(prompt, request, numbers, told)
+        if known is None:
+          rows = yield from self._write(prompt, request, numbers, head)
+          told = self._told(prompt, request, rows)
+        else:
+          rows, told = ([each] * request.n for each in known)
+        for index, row, odds in zip(numbers, rows, told, strict=True):
+          choice, tokens = self._choice(prompt, request, row, odds)
+          choices.append(choice | {"index": index})
+          written += tokens
+      read = sum(len(prompt.ids) for prompt in request.prompts)
+      usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
       if not request.stream:
-        read = sum(map(len, prompts))
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         yield head | {"choices": choices, "usage": usage}
+      elif request.include_usage:
+        yield head | {"choices": [], "usage": usage}
     finally:
       self._ready.device.release()
 
-  def _read(self, prompt: str) -> list[int]:
-    """Its tokens.
-
-    Raises:
-      FieldError: there are more than the model reads.
-    """
-    tokens, cut = self._ready.prompt(prompt)
-    if cut:
-      number, most = len(tokens) + cut, self._ready.max_inputs
-      raise fields.FieldError("prompt", f"prompt: has {number:,} tokens; this model reads {most:,} at most")
-    return tokens
-
   def _write(
-    self, prompt: list[int], request: Request, numbers: Sequence[int], head: Mapping[str, Any]
+    self, prompt: ready.Prompt, request: Request, numbers: Sequence[int], head: Mapping[str, Any]
   ) -> Iterator[Event]:
     """Writes until all texts have ended, or have what stops them; returns them."""
-    if not request.max_tokens:
-      return [ready.Row([], False, 0.0) for _ in numbers]
     rows: list[ready.Row] = []
     stopped: dict[int, ready.Row] = {}
     sent = ["" for _ in numbers]
     options = {"seed": request.seed, "numbers": numbers}
-    for rows in self._ready.write(prompt, request.decode, request.adapter, **options):
+    for rows in self._ready.write(prompt.tokens, request.decode, request.adapter, **options):
       yield {"state": "writing"}
       for index, row in enumerate(rows):
         if index in stopped:
           continue
-        text = self._ready.decode(row.tokens)
+        text = self._ready.continued(prompt, row.tokens)
         if row.ended or _cut(text, request.stop) is not None:
           stopped[index] = row
         if request.stream:
@@ -278,51 +340,85 @@ class Completions:
     reason = _reason(row, end) if last else None
     if new or last:
       choice = {"text": new, "index": number, "logprobs": None, "finish_reason": reason}
-      yield dict(head) | {"choices": [choice]}
+      yield dict(head) | {"choices": [choice]} | ({"usage": None} if request.include_usage else {})
 
-  def _choices(
-    self, prompt: list[int], request: Request, numbers: Sequence[int], rows: list[ready.Row]
-  ) -> list[dict[str, Any]]:
-    told = self._told(prompt, request, rows) if request.logprobs is not None else [None] * len(rows)
+  def _echoed(self, request: Request) -> list[tuple[ready.Row, likelihoods.Likelihoods]]:
+    """Of each prompt that is only read, together: the token behind it if it is asked for, and how likely all are."""
+    ends = [self._ready.vocabulary.eos_id] if request.max_tokens else []
+    targets = [[*prompt.tokens, *ends] for prompt in request.prompts]
     found = []
-    for number, row, logprobs in zip(numbers, rows, told, strict=True):
-      text = self._ready.decode([*prompt, *row.tokens] if request.echo else row.tokens)
-      start = len(self._ready.decode(prompt)) if request.echo else 0
-      end = _cut(text, request.stop, start)
-      text = text if end is None else text[:end]
-      choice = {"text": text, "index": number, "logprobs": logprobs and _within(logprobs, len(text))}
-      found.append(choice | {"finish_reason": _reason(row, end)})
+    for odds in self._ready.tell([], targets, request.adapter):
+      if not ends:
+        found.append((ready.Row([], False, 0.0), odds))
+        continue
+      row = self._ready.next_row(odds)
+      found.append((row, dataclasses.replace(odds, log_p=np.append(odds.log_p[:-1], np.float32(row.score)))))
     return found
 
-  def _told(self, prompt: list[int], request: Request, rows: list[ready.Row]) -> list[dict[str, Any]]:
-    """Of each text how likely its tokens were, without its end; with `echo` those of the prompt as well."""
-    before = prompt if request.echo else []
+  def _told(
+    self, prompt: ready.Prompt, request: Request, rows: list[ready.Row]
+  ) -> Sequence[likelihoods.Likelihoods | None]:
+    """Of each text how likely its tokens were, the end included; with `echo` those of the prompt as well."""
+    if request.logprobs is None:
+      return [None] * len(rows)
+    before = prompt.tokens if request.echo else []
     texts = [ready.Row([*before, *row.tokens], row.ended, row.score) for row in rows]
-    if not any(row.tokens or row.ended for row in texts):
-      return [{"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} for _ in rows]
-    names, found = self._ready.token_texts, []
-    for row, (_, odds) in zip(
-      texts, self._ready.told([] if request.echo else prompt, texts, request.adapter), strict=True
+    return [odds for _, odds in self._ready.told([] if request.echo else prompt.tokens, texts, request.adapter)]
+
+  def _choice(
+    self, prompt: ready.Prompt, request: Request, row: ready.Row, odds: likelihoods.Likelihoods | None
+  ) -> tuple[dict[str, Any], int]:
+    """The text of a row with its tokens, and how many of them were written."""
+    before = len(prompt.ids) if request.echo else 0
+    text, parts = self._ready.continued(prompt, row.tokens), []
+    if request.echo or request.logprobs is not None or _cut(text, request.stop) is not None:
+      parts = self._ready.parts(prompt, row.tokens, echo=request.echo) + [""] * row.ended
+      text = "".join(parts)
+    end = _cut(text, request.stop, sum(map(len, parts[:before])))
+    reason, written = _reason(row, end), len(row.tokens) + row.ended
+    if end is not None:
+      # As many as begin before the end; the last of them may reach beyond it.
+      offsets = _offsets(parts)
+      written = sum(offset < end for offset in offsets[before:])
+      parts = [text[offset : min(offset + len(part), end)] for offset, part in zip(offsets, parts, strict=True)]
+      parts, text = parts[: before + written], text[:end]
+    logprobs = None
+    if request.logprobs is not None:
+      logprobs = self._logprobs(prompt if request.echo else None, row, odds, parts, request.logprobs)
+    return {"text": text, "logprobs": logprobs, "finish_reason": reason}, written
+
+  def _logprobs(
+    self,
+    prompt: ready.Prompt | None,
+    row: ready.Row,
+    odds: likelihoods.Likelihoods,
+    parts: list[str],
+    number: int,
+  ) -> dict[str, Any]:
+    """An entry for each token, the end of a text included; of what begins the prompt, behind nothing, null."""
+    start, tokens = (list(prompt.start), prompt.tokens) if prompt else ([], [])
+    ids = [*start, *tokens, *row.tokens, self._ready.vocabulary.eos_id][: len(parts)]
+    nothing, names = [None] * len(start), self._ready.token_names
+    own = [*nothing, *map(float, odds.log_p)][: len(parts)]
+    likeliest: list[dict[str, float] | None] = [*nothing]
+    for token, part, log_p, others, of_others in zip(
+      ids[len(start) :], parts[len(start) :], own[len(start) :], odds.ids, odds.log_p_of, strict=False
     ):
-      parts, offsets = likelihoods.pieces(self._ready.decode, row.tokens), [0]
-      for part in parts:
-        offsets.append(offsets[-1] + len(part))
       # As OpenAI's: the token itself is among them, however unlikely it was.
-      likeliest = [
-        {names[int(other)]: float(x) for other, x in list(zip(ids, of_ids, strict=True))[: request.logprobs]}
-        | {names[token]: float(own)}
-        for token, own, ids, of_ids in zip(row.tokens, odds.log_p, odds.ids, odds.log_p_of, strict=False)
-      ]
-      number = len(row.tokens)
-      found.append(
-        {
-          "tokens": [names[token] for token in row.tokens],
-          "token_logprobs": [float(x) for x in odds.log_p[:number]],
-          "top_logprobs": likeliest if request.logprobs else None,
-          "text_offset": offsets[:number],
-        }
-      )
-    return found
+      found = {names[int(x)]: float(y) for x, y in zip(others[:number], of_others, strict=False) if int(x) != token}
+      found[names[token] if part in found else part] = log_p
+      likeliest.append(dict(sorted(found.items(), key=lambda each: -each[1])))
+    return {
+      "tokens": parts,
+      "token_logprobs": own,
+      "top_logprobs": likeliest if number else None,
+      "text_offset": _offsets(parts),
+    }
+
+
+def _offsets(parts: Sequence[str]) -> list[int]:
+  """Where each part begins in the text that they make."""
+  return [0, *itertools.accumulate(map(len, parts))][: len(parts)]
 
 
 def _cut(text: str, stop: Sequence[str], start: int = 0) -> int | None:
@@ -340,12 +436,6 @@ def _held_back(text: str, stop: Sequence[str]) -> int:
 
 def _reason(row: ready.Row, end: int | None) -> str:
   return "stop" if row.ended or end is not None else "length"
-
-
-def _within(logprobs: Mapping[str, Any], length: int) -> dict[str, Any]:
-  """Those of tokens that begin before a text was cut."""
-  number = sum(offset < length for offset in logprobs["text_offset"])
-  return {name: x and x[:number] for name, x in logprobs.items()}
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:

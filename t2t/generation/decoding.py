@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import dataclasses
-import math
 
 from flax import nnx
 import jax
@@ -13,6 +12,7 @@ from t2t.models import transformer
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.runtime import numeric
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 
@@ -25,6 +25,9 @@ _CHUNK_TOKENS = 1_024  # target positions per batch shard whose logits exist at 
 LEAST_TEMPERATURE = (
   1e-3  # logits are divided by it: by less they become infinite, and the likeliest token is drawn anyway
 )
+
+
+MOST_PENALTY = 10  # of a length, either way: ((5 + 1,024) / 6) ** 10 is 2e22, and more is soon no float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,12 @@ class DecodeConfig:
   length_penalty_form: str = "gnmt"  # ((5 + length) / 6) ** penalty (Wu et al. 2016, T5's); "power": length ** penalty
 
   def __post_init__(self):
-    if not math.isfinite(self.temperature) or 0 < self.temperature < LEAST_TEMPERATURE:
+    for name in ("max_length", "min_length", "num_beams", "top_k", "vocab_size"):
+      numeric.check(name, getattr(self, name), whole=True)
+    for name in ("temperature", "top_p"):
+      numeric.check(name, getattr(self, name))
+    numeric.check("length_penalty", self.length_penalty, -MOST_PENALTY, MOST_PENALTY)
+    if 0 < self.temperature < LEAST_TEMPERATURE:
       raise UserError(
         f"temperature={self.temperature}: must be at least {LEAST_TEMPERATURE}, or 0, which takes the likeliest token"
       )

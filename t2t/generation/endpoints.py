@@ -70,6 +70,11 @@ def number(least: float | None = None) -> dict[str, Any]:
   return {"type": "number"} | ({} if least is None else {"minimum": least})
 
 
+def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+  """JSON Schema of the same, or null."""
+  return {"anyOf": [dict(schema), {"type": "null"}]}
+
+
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}
 

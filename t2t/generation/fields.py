@@ -6,6 +6,7 @@ The schema that `/schema.json` serves is made of the records that refuse a reque
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import json
+import math
 from typing import Any
 
 from t2t import UserError, did_you_mean
@@ -14,6 +15,7 @@ from t2t.storage import encoding
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 MAX_BODY = 1_000_000  # bytes
 _MAX_CHARACTERS, _MAX_TEXTS = 100_000, 256
+_MOST_DIGITS = 4_000
 
 _TYPES: dict[str, tuple[Any, str]] = {
   "string": (str, "string"),
@@ -45,9 +47,10 @@ class Field:
   """One field of a request.
 
   name: in JSON.
-  kind: string, boolean, integer or number; strings: one, or a list of them.
+  kind: string, boolean, integer or number; strings: one, or a list of them; prompts: strings, or token ids of one text
+    or of several; object: with `fields` of its own.
   says: what it is, for the schema.
-  least, most: of numbers; of a list of strings their number.  None: there is no bound.
+  least, most: of numbers; of a list of strings or prompts their number.  None: there is no bound.
   above: `least` itself is too little.
   or_least: 0 will do as well, or this much and more.
   choices: the values that there are; empty: any.
@@ -55,6 +58,8 @@ class Field:
   filled: a string must have more than white space.
   nullable: null is as leaving it out.
   default: what stands for it; None: the text says.
+  fields: of an object.
+  ids: token ids are below it; 0: there is no bound.
   """
 
   name: str
@@ -69,6 +74,8 @@ class Field:
   filled: bool = False
   nullable: bool = False
   default: Any = None
+  fields: tuple["Field", ...] = ()
+  ids: int = 0
 
   # ---- Checking ------------------------------------------------------------
 
@@ -80,13 +87,19 @@ class Field:
     """
     if self.kind == "strings":
       return self._check_strings(value)
+    if self.kind == "prompts":
+      return self._check_prompts(value)
+    if self.kind == "object":
+      return self._check_object(value)
     accepted, called = _TYPES[self.kind]
     is_bool = isinstance(value, bool)
     if not isinstance(value, accepted) or is_bool != (self.kind == "boolean") or self._is_no_integer(value):
-      raise self._error(f"is {json.dumps(value)[:40]}; give a {called}")
+      raise self._error(f"is {shown(value)}; give a {called}")
     if self.choices and value not in self.choices:
+      if not any(self.choices):
+        raise self._error(f"is {shown(value, 60)}; leave it out. {self.says}")
       near = did_you_mean(str(value), [str(each) for each in self.choices])
-      raise self._error(f"is {json.dumps(value)[:60]}; there are {', '.join(map(str, self.choices))}{near}")
+      raise self._error(f"is {shown(value, 60)}; there are {', '.join(map(str, self.choices))}{near}")
     if self.kind == "string":
       return self._check_text(value)
     return value if self.kind == "boolean" else self._check_range(value)
@@ -98,11 +111,14 @@ class Field:
   def _check_range(self, value: float) -> float:
     if self.or_least is not None and 0 < value < self.or_least:
       raise self._error(f"is {value}; give {self.or_least} to {self.most}, or 0 for the likeliest token")
+    # JSON has no such numbers, but Python's reader takes NaN, Infinity and 1e400.
+    if isinstance(value, float) and not math.isfinite(value) and self.least is self.most is None:
+      raise self._error(f"is {value}; give a finite number")
     low = self.least is not None and not (value > self.least if self.above else value >= self.least)
     if low or (self.most is not None and not value <= self.most):
       least = f"above {self.least}" if self.above else self.least
       right = f"{least} or more" if self.most is None else f"{least} to {self.most}"
-      raise self._error(f"is {value}; give {right}")
+      raise self._error(f"is {str(value)[:40]}; give {right}")
     return int(value) if self.kind == "integer" else value
 
   def _check_text(self, text: str) -> str:
@@ -115,10 +131,39 @@ class Field:
   def _check_strings(self, value: Any) -> list[str]:
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-      raise self._error(f"is {json.dumps(value)[:40]}; give a string or a list of strings")
-    if not (self.least or 0) <= len(found) <= (self.most or len(found)):
-      raise self._error(f"has {len(found)} strings; give {self.least or 0} to {self.most}")
+      raise self._error(f"is {shown(value)}; give a string or a list of strings")
+    self._check_number(found, "strings")
     return [self._check_text(each) for each in found]
+
+  def _check_number(self, found: list[Any], called: str) -> None:
+    if not (self.least or 0) <= len(found) <= (self.most or len(found)):
+      raise self._error(f"has {len(found)} {called}; give {self.least or 0} to {self.most}")
+
+  def _check_prompts(self, value: Any) -> list[str] | list[list[int]]:
+    is_ids = lambda ids: isinstance(ids, list) and all(isinstance(x, int) and not isinstance(x, bool) for x in ids)
+    found = [value] if isinstance(value, str) or (value and is_ids(value)) else value
+    if isinstance(found, list) and found and all(isinstance(each, str) for each in found):
+      return self._check_strings(found)
+    if not isinstance(found, list) or not all(map(is_ids, found)):
+      raise self._error(f"is {shown(value)}; give a string, a list of strings, or lists of token ids")
+    self._check_number(found, "prompts")
+    if not all(found):
+      raise self._error("there is nothing to read; give token ids")
+    for token in (token for each in found for token in each):
+      if token < 0 or (self.ids and token >= self.ids):
+        raise self._error(f"has the token id {str(token)[:40]}; this model has 0 to {self.ids - 1}")
+    return found
+
+  def _check_object(self, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+      named = f" of {', '.join(each.name for each in self.fields)}" if self.fields else ", which is empty"
+      raise self._error(f"is {shown(value)}; give an object{named}")
+    if value and not self.fields:
+      raise self._error(f"is {shown(value)}; leave it out. {self.says}")
+    try:
+      return check(value, self.fields)
+    except FieldError as error:
+      raise FieldError(f"{self.name}.{error.field}", f"{self.name}.{error}") from None
 
   def _error(self, message: str) -> FieldError:
     return FieldError(self.name, f"{self.name}: {message}")
@@ -130,13 +175,19 @@ class Field:
     own: dict[str, Any] = {"type": self.kind}
     if self.choices:
       own = {"enum": list(self.choices)}
-    if self.kind in ("string", "strings"):
+    if self.kind in ("string", "strings", "prompts"):
       text = {"type": "string"} | ({"pattern": r"\S"} if self.filled else {})
       own |= text if self.kind == "string" and not self.choices else {}
+    bounds = {key: x for key, x in (("minItems", self.least), ("maxItems", self.most)) if x is not None}
     if self.kind == "strings":
-      bounds = {"minItems": self.least, "maxItems": self.most}
-      several = {"type": "array", "items": text} | {key: x for key, x in bounds.items() if x is not None}
-      own = {"anyOf": [text, several]}
+      own = {"anyOf": [text, {"type": "array", "items": text} | bounds]}
+    elif self.kind == "prompts":
+      most = {"maximum": self.ids - 1} if self.ids else {}
+      ids = {"type": "array", "items": {"type": "integer", "minimum": 0} | most, "minItems": 1}
+      several = [{"type": "array", "items": each} | bounds for each in (text, ids)]
+      own = {"anyOf": [text, several[0], ids, several[1]]}
+    elif self.kind == "object":
+      own = schema(self.fields)
     elif self.or_least is not None:
       own = {"anyOf": [{"const": 0}, {"type": self.kind, "minimum": self.or_least, "maximum": self.most}]}
     else:
@@ -191,13 +242,40 @@ def read(body: bytes) -> dict[str, Any]:
     TooLarge: there are more texts, or more characters in them, than may be.
   """
   try:
-    found = json.loads(body)
-  except (ValueError, RecursionError) as error:
+    found = json.loads(body, object_pairs_hook=_object, parse_int=_integer)
+  except RecursionError:
+    raise UserError("the request is nested too deep; every path has three levels at most") from None
+  except FieldError:
+    raise
+  except ValueError as error:
     raise UserError(f"the request is not JSON: {error}") from None
   if not isinstance(found, dict):
     raise UserError('the request is no JSON object; it must be like {"inputs": "..."}')
   _check_size(found)
   return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """A JSON object; of a name that is given twice each reader takes another value."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    name = next(name for name in names if names.count(name) > 1)
+    raise FieldError(name, f"{name[:60]!r}: is given twice; give it once")
+  return found
+
+
+def _integer(digits: str) -> float:
+  """A whole number; one with more digits than Python reads is beyond every range."""
+  return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
+
+
+def shown(value: Any, most: int = 40) -> str:
+  """The beginning of a value as JSON."""
+  try:
+    return json.dumps(value)[:most]
+  except RecursionError:
+    return "nested too deep"
 
 
 def _check_size(value: Any) -> None:

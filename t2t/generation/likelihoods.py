@@ -116,6 +116,21 @@ class Teller:
       return jax.device_get(self._program(params, batch))
 
 
+def unique(texts: Sequence[str]) -> list[str]:
+  """Names of all tokens, no two alike.
+
+  In:  ["a", "\\udce2", "a"], of which the second is the byte 0xe2, as `bytes.decode` escapes it
+  Out: ["a", "bytes:\\xe2", "token_id:2"]
+  """
+  found: dict[str, int] = {}
+  for number, text in enumerate(texts):
+    name = text
+    if any("\udc80" <= character <= "\udcff" for character in text):
+      name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in text.encode(errors="surrogateescape"))
+    found[f"token_id:{number}" if name in found else name] = number
+  return list(found)
+
+
 def pieces(decode: Any, ids: Sequence[int]) -> list[str]:
   """What each token adds to the text of all of them, "" of one that ends within a character.
 

@@ -194,7 +194,7 @@ def check_text(text: Any, field: str, where: str) -> None:
   """
   if not isinstance(text, str):
     raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
-  if reason := encoding.unpaired_surrogate(text):
+  if reason := encoding.unpaired_surrogate(text):  # JSON can escape one
     raise UserError(f"{where}: field {field!r} {reason}")
 
 

@@ -8,11 +8,19 @@ from t2t.generation import endpoints
 from t2t.generation.endpoints import Endpoint
 
 _ERROR = endpoints.record(error=endpoints.TEXT)
-_OPENAI_ERROR = endpoints.record(error=endpoints.record(message=endpoints.TEXT, type=endpoints.TEXT))
+_OPENAI_ERROR = endpoints.record(
+  error=endpoints.record(
+    message=endpoints.TEXT,
+    type=endpoints.TEXT,
+    param=endpoints.or_null(endpoints.TEXT),
+    code=endpoints.or_null(endpoints.TEXT),
+  )
+)
 _REFUSALS = {
   "400": "What cannot be used, and what would be right.",
   "401": "The token is missing or another.",
   "403": "Another host's name, or a page of another site.",
+  "404": "There is no such path, or no such model.",
   "408": "The request did not come in time.",
   "413": "There is too much text.",
   "503": "Too many wait, or the server ends; ask again.",
@@ -23,6 +31,7 @@ _READ = {
   "/about": "What model it is, and what it offers.",
   "/schema.json": "This.",
   "/v1/models": "The names that a request to /v1/completions may have as its model.",
+  "/v1/models/{model}": "One of them.",
 }
 
 
@@ -40,6 +49,8 @@ def document(found: Mapping[str, Endpoint]) -> dict[str, Any]:
     path: {"get": {"summary": says, "responses": {"200": {"description": "JSON.", "content": json}}}}
     for path, says in _READ.items()
   }
+  name = {"name": "model", "in": "path", "required": True, "schema": endpoints.TEXT}
+  paths["/v1/models/{model}"]["get"]["parameters"] = [name]
   for path, endpoint in found.items():
     refused = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
     content = {"application/json": {"schema": refused}}

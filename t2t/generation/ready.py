@@ -15,6 +15,7 @@ from t2t.generation import attending, choosing, decoding, likelihoods, predictor
 from t2t.models.config import TransformerConfig
 
 MAX_LENGTH = 1_024  # tokens that are written; the memory for it is taken from the device
+_LONGEST_TEXT = 2_048  # tokens that are told where positions are not learned: attention has the square of them
 _SMALLEST_ROOM = 64  # positions; shorter texts are written with the same program
 
 
@@ -37,6 +38,25 @@ class Row:
   tokens: list[int]
   ended: bool
   score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """What a model reads before it writes.
+
+  start: the BOS or EOS with which a prompt of a decoder alone begins a text; none: the prompt does not say so.
+  tokens: ids behind the model's own BOS, with EOS where the model reads one behind each prompt.
+  ends_in_space: whether the text ended in white space that the vocabulary drops.
+  """
+
+  start: tuple[int, ...]
+  tokens: list[int]
+  ends_in_space: bool = False
+
+  @property
+  def ids(self) -> list[int]:
+    """As they were given."""
+    return [*self.start, *self.tokens]
 
 
 class Ready:
@@ -88,8 +108,14 @@ class Ready:
     self.params = one_base.load(source, adapters or {}, self._mesh)
     texts = vocabularies.token_texts(self.vocabulary)
     # The rows of the embedding behind the vocabulary stand for nothing, and are written all the same.
-    self.token_texts = texts + [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
-    self._known = len(texts)
+    behind = [f"[{number}]" for number in range(len(texts), source.model.vocab_size)]
+    self.token_texts = texts + behind
+    self.token_names = likelihoods.unique(vocabularies.token_texts(self.vocabulary, errors="surrogateescape") + behind)
+    self.vocab_size = self._known = len(texts)
+    self._framing_ids = vocabularies.framing_ids(self.vocabulary)
+    self._starts = {self._framing.bos_id, self._framing.eos_id} if source.model.kind.continues else set()
+    self._continuation = functools.partial(vocabularies.decode_continuation, self.vocabulary)
+    self._continuation_texts = functools.partial(vocabularies.continuation_texts, self.vocabulary)
     # A program for each choice of options; of those that were not used for long the memory is given back.
     self._stream = functools.lru_cache(maxsize=16)(self._make_stream)
     self._beams = functools.lru_cache(maxsize=16)(self._make_beams)
@@ -115,6 +141,44 @@ class Ready:
   def decode(self, tokens: Sequence[int]) -> str:
     """Their text."""
     return self.vocabulary.decode(list(tokens))
+
+  def read(self, prompt: str | Sequence[int]) -> Prompt:
+    """A prompt's tokens, none of which is cut off.
+
+    A BOS or EOS that begins the prompt of a decoder alone, as an id or spelled out, takes the place of the model's own:
+    evaluation harnesses begin a text with either, whatever the model was trained to begin one with.
+    """
+    end = [self._framing.eos_id] if self.ends_prompts else []
+    if isinstance(prompt, str):
+      names = {self.token_texts[start]: start for start in self._starts}
+      name = next((name for name in names if prompt.startswith(name)), "")
+      tokens = self.prompt.encode(prompt.removeprefix(name))
+      ends_in_space = prompt[-1:].isspace() and bool(tokens) and not self.decode(tokens)[-1:].isspace()
+      return Prompt((names[name],) if name else (), tokens + end, ends_in_space)
+    start = tuple(prompt[:1]) if prompt[0] in self._starts else ()
+    tokens = list(prompt[len(start) :])
+    return Prompt(start, tokens if tokens[-1:] == end else tokens + end)
+
+  def continued(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+    """The text that tokens add to a prompt's, with the space that parts them; of an encoder-decoder their own text."""
+    if not self.config.kind.continues:
+      return self.decode(tokens)
+    text = self._continuation(prompt.tokens, tokens)
+    return text.removeprefix(" ") if prompt.ends_in_space else text
+
+  def parts(self, prompt: Prompt, tokens: Sequence[int], *, echo: bool) -> list[str]:
+    """What each token adds to the text; with `echo` those of the prompt come first, special ones by their names."""
+    if not self.config.kind.continues:
+      return likelihoods.pieces(self.decode, tokens)
+    if echo:
+      texts = self._continuation_texts([], [*prompt.ids, *tokens])
+      named = [self.token_texts[token] if token in self._framing_ids else "" for token in prompt.ids]
+      return [name or text for name, text in zip(named + [""] * len(tokens), texts, strict=True)]
+    texts = self._continuation_texts(prompt.tokens, tokens)
+    if prompt.ends_in_space and texts:
+      first = next((number for number, text in enumerate(texts) if text), 0)
+      texts[first] = texts[first].removeprefix(" ")
+    return texts
 
   # ---- Writing -------------------------------------------------------------
 
@@ -183,7 +247,16 @@ class Ready:
   ) -> list[tuple[list[int], likelihoods.Likelihoods]]:
     """Of each text its tokens, EOS included where it came, and how likely they are behind the prompt."""
     ids = [[*row.tokens, *([self._framing.eos_id] if row.ended else [])] for row in texts]
-    return list(zip(ids, self._teller(self._alike[name])(self.params[name], prompt, ids), strict=True))
+    return list(zip(ids, self.tell(prompt, ids, name), strict=True))
+
+  def tell(self, prompt: Sequence[int], targets: Sequence[Sequence[int]], name: str) -> list[likelihoods.Likelihoods]:
+    """See `likelihoods.Teller`."""
+    return self._teller(self._alike[name])(self.params[name], prompt, targets)
+
+  def next_row(self, found: likelihoods.Likelihoods) -> Row:
+    """The likeliest token at the last place that was told."""
+    token, log_p = int(found.ids[-1][0]), float(found.log_p_of[-1][0])
+    return Row([], True, log_p) if token == self._framing.eos_id else Row([token], False, log_p)
 
   def _make_teller(self, name: str) -> likelihoods.Teller:
     model = self._models[name]
@@ -209,6 +282,11 @@ class Ready:
     return attending.Maps(self._models[name].graphdef, self._mesh)
 
   # ---- Sizes ---------------------------------------------------------------
+
+  @property
+  def longest_text(self) -> int:
+    """Tokens of a text at most that is read to tell how likely it is, of an encoder or a decoder."""
+    return self._asked.most_positions or max(self.max_inputs, _LONGEST_TEXT)
 
   def room(self, max_length: int) -> int:
     """`max_length`, or as many positions as the model has learned to write in."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import concurrent.futures
+import http
 import http.server
 import io
 import json
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from typing import Any
+import urllib.parse
 
 from t2t import UserError
 from t2t.generation import admission, completions, endpoints, fields, openapi, page
@@ -24,6 +26,8 @@ _READ_SECONDS, _WRITE_SECONDS = (
 )  # for a request to arrive, idling before it included; for a piece of the answer
 # For answers that are under way when the server is to end, and for them to say that they have not come to theirs.
 _END_SECONDS, _CUT_SECONDS = 10.0, 3.0
+# Paths that answer GET; behind the last one comes a name.
+_READ, _MODEL = ("/", "/about", "/schema.json", "/v1/models"), "/v1/models/"
 _LINGER_SECONDS, _LINGER_BYTES = 5.0, 64_000_000  # for the rest of a request that was refused
 
 
@@ -52,6 +56,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
   server_version, sys_version = "t2t", ""
   server: "Server"
+  command, path = "", "/"  # until a request has said them
 
   def setup(self) -> None:
     """As theirs, but for what limits how long a request takes to come."""
@@ -66,28 +71,81 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def do_GET(self) -> None:  # noqa: N802  http.server's name
     """The page, and what it says of the model."""
-    if not self._is_let_in(asks=self.path != "/"):
+    path = self._path()
+    if not self._is_let_in(asks=path != "/"):
       return
     service = self.server.service
-    if self.path == "/":
+    if path == "/":
       content, policy = page.page()
       self._reply(200, "text/html; charset=utf-8", content, {"Content-Security-Policy": policy})
-    elif self.path == "/about":
+    elif path == "/about":
       self._reply_json(200, service.about())
-    elif self.path == "/schema.json":
+    elif path == "/schema.json":
       self._reply_json(200, openapi.document(self.server.endpoints))
-    elif self.path == "/v1/models":
+    elif path == "/v1/models":
       self._reply_json(200, completions.models(service.models, self.server.began))
+    elif path.startswith(_MODEL):
+      self._reply_model(urllib.parse.unquote(path.removeprefix(_MODEL)))
     else:
-      self._reply_json(404, self._error(404, f"nothing is at {self.path[:80]}; the page is at /"))
+      self._refuse_method()
+
+  do_HEAD = do_GET  # noqa: N815  whose body `_reply` leaves out
+
+  def _reply_model(self, name: str) -> None:
+    found = {each["id"]: each for each in completions.models(self.server.service.models, self.server.began)["data"]}
+    if name in found:
+      self._reply_json(200, found[name])
+      return
+    error = completions.NotFound("model", f"model: there is no {name[:60]!r}; there are {', '.join(found)}")
+    self._refuse(404, str(error), error)
+
+  def do_OPTIONS(self) -> None:  # noqa: N802  http.server's name
+    """Which methods a path has; none of them is for pages of other sites."""
+    path = self._path()
+    if not self._is_let_in(asks=path != "/"):
+      return
+    allowed = "GET, HEAD, POST, OPTIONS" if path == "*" else self._allowed(path)
+    if not allowed:
+      self._refuse_method()
+      return
+    self._start(204, "application/json", {"Allow": allowed})
+
+  def _refuse_method(self) -> None:
+    """Of a path that there is, the methods that it has; else that there is none."""
+    path = self._path()
+    if allowed := self._allowed(path):
+      self._refuse(405, f"{path[:80]} has no {str(self.command)[:20]}; give {allowed}", headers={"Allow": allowed})
+      return
+    hint = f"the page is at /, and programs give POST {' or '.join(self.server.endpoints)}"
+    if path.startswith("/v1/chat/"):
+      hint = "give POST /v1/completions, because no model here was trained on the turns of a chat"
+    self._refuse(404, f"nothing is at {path[:80]}; {hint}")
+
+  def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+    """What http.server itself refuses, in JSON: what is no HTTP, headers that are too long, unknown methods."""
+    if code == http.HTTPStatus.NOT_IMPLEMENTED:
+      if self._is_let_in(asks=True):
+        self._refuse_method()
+      return
+    self.request_version = self.protocol_version  # of a line that is none, http.server takes HTTP 0.9, without a head
+    self._refuse(int(code), message or explain or http.HTTPStatus(code).description)
+
+  def _path(self) -> str:
+    return self.path.partition("?")[0]
+
+  def _allowed(self, path: str) -> str:
+    """The methods of a path; "": there is no such path."""
+    if path in self.server.endpoints:
+      return "POST, OPTIONS"
+    return "GET, HEAD, OPTIONS" if path in _READ or path.startswith(_MODEL) else ""
 
   def do_POST(self) -> None:  # noqa: N802  http.server's name
     """What the model writes."""
     if not self._is_let_in(asks=True):
       return
-    endpoint = self.server.endpoints.get(self.path)
+    endpoint = self.server.endpoints.get(self._path())
     if endpoint is None:
-      self._refuse(404, f"nothing is at {self.path[:80]}; give POST {' or '.join(self.server.endpoints)}")
+      self._refuse_method()
       return
     try:
       request = endpoint.parse(self._body())
@@ -147,13 +205,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """As who asks at this path expects it."""
     return completions.error(status, reason, cause) if self.path.startswith("/v1/") else {"error": reason}
 
-  def _refuse(self, status: int, reason: str, cause: Exception | None = None) -> None:
+  def _refuse(
+    self, status: int, reason: str, cause: Exception | None = None, headers: Mapping[str, str] | None = None
+  ) -> None:
     """Answers a request whose body was perhaps not read, and ends the connection."""
     self.close_connection = True
     # A connection that is closed while data are on their way is reset, and who sends them never sees the answer: so
     # the rest is taken and thrown away, up to a limit.
     try:
-      self._reply_json(status, self._error(status, reason, cause))
+      self._reply_json(status, self._error(status, reason, cause), headers)
       self.connection.shutdown(socket.SHUT_WR)
       end = self._incoming.until = time.monotonic() + _LINGER_SECONDS
       left = _LINGER_BYTES
@@ -162,12 +222,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     except OSError:
       pass  # the other side has gone, or says nothing more
 
-  def _reply_json(self, status: int, value: Mapping[str, Any]) -> None:
-    self._reply(status, "application/json", f"{json.dumps(value)}\n".encode(), {})
+  def _reply_json(self, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
+    self._reply(status, "application/json", f"{json.dumps(value)}\n".encode(), headers or {})
 
   def _reply(self, status: int, content_type: str, content: bytes, headers: Mapping[str, str]) -> None:
     self._start(status, content_type, headers | {"Content-Length": str(len(content))})
-    self.wfile.write(content)
+    if self.command != "HEAD":
+      self.wfile.write(content)
 
   def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
     self.connection.settimeout(_WRITE_SECONDS)

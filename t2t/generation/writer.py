@@ -18,6 +18,7 @@ from t2t.generation import (
   likelihoods,
   prompting,
   ready,
+  scoring,
   served,
   writing,
 )
@@ -36,7 +37,9 @@ _OPTIONS = (
   fields.Field("max_length", "integer", "Tokens that are written at most.", 1, ready.MAX_LENGTH, default=_LENGTH),
   fields.Field("min_length", "integer", "Tokens before the text may end; with beams 1.", 0, ready.MAX_LENGTH),
   fields.Field("beam", "integer", "Beams of a search for the likeliest text.", 1, _MAX_BEAMS, default=1),
-  fields.Field("length_penalty", "number", "Of beams: larger writes more.", -10, 10),
+  fields.Field(
+    "length_penalty", "number", "Of beams: larger writes more.", -decoding.MOST_PENALTY, decoding.MOST_PENALTY
+  ),
   fields.Field(
     "temperature",
     "number",
@@ -206,6 +209,7 @@ class Writer:
         forms=(endpoints.WHOLE,),
         replies=attending.REPLIES,
       ),
+      "/score": scoring.Scoring(self._ready).endpoint(),
       "/v1/completions": self._completions.endpoint(),
     }
 

@@ -9,6 +9,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.generation import decoding, line_files, lines, predictor, prompting
 from t2t.params import Params
+from t2t.runtime import numeric
 
 
 class Writing:
@@ -98,6 +99,12 @@ def decode_config(
   Raises:
     UserError: a value out of range, or options that have nothing to do with each other.
   """
+  given = {"max_length": max_length, "min_length": min_length, "beam": beam, "top_k": top_k}
+  for name, value in given.items():
+    if value is not None:
+      numeric.check(name, value, whole=True)
+  if length_penalty is not None:
+    numeric.check("length_penalty", length_penalty, -decoding.MOST_PENALTY, decoding.MOST_PENALTY)
   drawing = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
   drawing = {name: value for name, value in drawing.items() if value is not None}
   if beam > 1 and drawing:

@@ -13,7 +13,18 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, cpu_threads, descriptors, link, memory, quiet, roll_call, telling, xla_flags
+from t2t.runtime import (
+  cache_folder,
+  cpu_threads,
+  descriptors,
+  link,
+  memory,
+  numeric,
+  quiet,
+  roll_call,
+  telling,
+  xla_flags,
+)
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -25,14 +36,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   """The options of a command that runs on several hosts."""
   group = parser.add_argument_group("several hosts (found by themselves on Cloud TPU, GKE and SLURM)")
   group.add_argument("--coordinator", metavar="HOST:PORT", help="the first host, and a port that is free there")
-  group.add_argument("--num_processes", type=int, metavar="N", help="how many run this command")
-  group.add_argument("--process_id", type=int, metavar="I", help="which of them this is, 0 to N-1")
+  group.add_argument("--num_processes", type=numeric.integer(1), metavar="N", help="how many run this command")
+  group.add_argument("--process_id", type=numeric.integer(0), metavar="I", help="which of them this is, 0 to N-1")
   group.add_argument(
-    "--join_seconds", type=int, default=_JOIN_SECONDS, metavar="S", help=f"to wait for all; default: {_JOIN_SECONDS}"
+    "--join_seconds",
+    type=numeric.integer(1),
+    default=_JOIN_SECONDS,
+    metavar="S",
+    help=f"to wait for all; default: {_JOIN_SECONDS}",
   )
   group.add_argument(
     "--lost_seconds",
-    type=int,
+    type=numeric.integer(1),
     default=_LOST_SECONDS,
     metavar="S",
     help=f"all end when nothing was heard of one for so long; default: {_LOST_SECONDS}",

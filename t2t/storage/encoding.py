@@ -42,18 +42,19 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", h
 
 
 def unpaired_surrogate(text: str) -> str:
-  """The reason why a text is not valid Unicode; "" if it is.
+  """Returns the reason why a text is not valid Unicode; "" if it is.
 
   JSON can escape half of a surrogate pair, and Python makes one of a byte that is not UTF-8 in a file's name; no UTF-8
-  text can hold it.
+  text can contain it.
+
+  In:  "ab\\ud800"
+  Out: "is not valid Unicode: character 3, \\ud800, is an unpaired surrogate, ..."
   """
   try:
     text.encode("utf-8")
   except UnicodeEncodeError as error:
-    half = ord(text[error.start])
-    return (
-      f"is not valid Unicode (an unpaired surrogate escape, \\u{half:04x}, at character {error.start + 1}); remove it"
-    )
+    half = f"character {error.start + 1:,}, \\u{ord(text[error.start]):04x}, is an unpaired surrogate"
+    return f"is not valid Unicode: {half}, half of a character; remove it, or give the other half as well"
   return ""
 
 

@@ -376,9 +376,9 @@ def summarise(
     print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
   elif any(loss > baseline.loss for baseline in baselines):
     advice = (
-      "It is above the loss of a model that knows only that. Look at the curve: if it still falls, more config.train.steps help;"
-      " if it has hardly fallen, another config.optimizer.learning_rate, larger for small models; if the training loss"
-      " alone has fallen, more text, or fewer steps."
+      "It is above the loss of a model that knows only that. Look at the curve: if it still falls, more"
+      " config.train.steps help; if it has hardly fallen, another config.optimizer.learning_rate, larger for small"
+      " models; if the training loss alone has fallen, more text, or fewer steps."
     )
     print(textwrap.fill(advice, 80, initial_indent=" " * 15, subsequent_indent=" " * 15))
   for number, lines in enumerate(shown, start=1):

@@ -11,6 +11,8 @@ from t2t.convert.gin.same import same
 _NORMALIZING = "EncoderDecoderModel.loss_normalizing_factor"
 _MEAN = "NUM_REAL_TARGET_TOKENS"  # what T5X calls the mean over the targets of a batch
 
+_NO_CLIP = 1e30  # a root mean square that no update has; an infinite threshold is no number
+
 
 def settings(asked: Asked, earlier: int) -> dict[str, Any]:
   """Keys of the config's optimizer.
@@ -48,7 +50,7 @@ def settings(asked: Asked, earlier: int) -> dict[str, Any]:
 def _adafactor(asked: Asked, earlier: int) -> dict[str, Any]:
   found = {"optimizer.name": "adafactor", "optimizer.clip_norm": 0.0} | same(asked, gin_names.ADAFACTOR)
   if asked.key("Adafactor.clipping_threshold") and asked.value("Adafactor.clipping_threshold") is None:
-    found["optimizer.adafactor_clip"] = math.inf
+    found["optimizer.adafactor_clip"] = _NO_CLIP
   decay, exponent = (asked.value(f"Adafactor.weight_decay_rate{name}") for name in ("", "_lr_exponent"))
   if isinstance(decay, float) and exponent == 1.0:
     found |= {"optimizer.weight_decay": decay, "optimizer.no_decay": ()}

@@ -1,6 +1,6 @@
 """Text that ids add to the text of the ids before them: the whole, and token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import os
 
 import seqio
@@ -25,7 +25,7 @@ def decode_continuation(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int],
     prefix_ids: of the prompt; empty: the continuation begins a text.
     ids: of the continuation.
   """
-  return "".join(continuation_texts(vocabulary, prefix_ids, ids))
+  return "".join(_whole(vocabulary, *run)[0] for run in _runs(vocabulary, prefix_ids, ids) if run is not None)
 
 
 def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
@@ -36,29 +36,45 @@ def continuation_texts(vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], 
 
   Args: as in `decode_continuation`.
   """
+  texts = []
+  for run in _runs(vocabulary, prefix_ids, ids):
+    texts += [""] if run is None else _added(vocabulary, *run)
+  return texts
+
+
+def _runs(
+  vocabulary: seqio.Vocabulary, prefix_ids: Sequence[int], ids: Sequence[int]
+) -> Iterator[tuple[list[int], list[int]] | None]:
+  """Yields ids of one text with those before them, and None for each id that frames a text."""
   framing = ids_lib.framing_ids(vocabulary)
   prefix = [int(i) for i in prefix_ids]
   begin = next((at + 1 for at in reversed(range(len(prefix))) if prefix[at] in framing), 0)
-  texts, text_ids, prefix = [], [], prefix[begin:]
+  prefix, text_ids = prefix[begin:], []
   for i in map(int, ids):
-    if i in framing:
-      texts += [*_added(vocabulary, prefix, text_ids), ""]
-      text_ids, prefix = [], []
-    else:
+    if i not in framing:
       text_ids.append(i)
-  return texts + _added(vocabulary, prefix, text_ids)
+      continue
+    yield prefix, text_ids
+    yield None
+    prefix, text_ids = [], []
+  yield prefix, text_ids
+
+
+def _whole(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> tuple[str, list[int], str, str]:
+  """Returns what `ids` add to the text of `prefix`, the context that they are decoded with, and both texts."""
+  context = prefix[-_CONTEXT:]
+  before = vocabulary.decode(context)
+  if not before.strip() or _UNFINISHED in before:
+    context, before = prefix, vocabulary.decode(prefix)
+  text = vocabulary.decode([*context, *ids])
+  return text[len(os.path.commonprefix([before, text])) :] if ids else "", context, before, text
 
 
 def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
   """What each of `ids` adds to the text of `prefix`; none of them frames a text."""
   if not ids:
     return []
-  context = prefix[-_CONTEXT:]
-  before = vocabulary.decode(context)
-  if not before.strip() or _UNFINISHED in before:
-    context, before = prefix, vocabulary.decode(prefix)
-  text = vocabulary.decode([*context, *ids])
-  whole = text[len(os.path.commonprefix([before, text])) :]
+  whole, context, before, text = _whole(vocabulary, prefix, ids)
   texts = _by_window(vocabulary, context, ids)
   return texts if "".join(texts) == whole else _by_prefixes(vocabulary, context, ids, before, text)
 

@@ -1,0 +1,112 @@
+"""`POST /score`: how likely given targets are behind their inputs, as `t2t.load(...).score` says it."""
+
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+from t2t.generation import choosing, endpoints, fields, ready
+from t2t.generation.endpoints import Endpoint, Event
+
+_MAX_PAIRS = 128  # what there may be of texts, see `fields.read`
+
+FIELDS = (
+  fields.Field("inputs", "strings", 'What the model reads, one for each target; "" of a decoder alone.', 1, _MAX_PAIRS),
+  fields.Field("targets", "strings", "What is written behind it.", 1, _MAX_PAIRS, required=True, filled=True),
+  fields.Field("adapter", "string", "The adapter that is asked; without it the model itself.", nullable=True),
+)
+
+_REPLIES = endpoints.record(
+  "An entry for each pair.",
+  scores=endpoints.listed(endpoints.number()),
+  is_greedy=endpoints.listed({"type": "boolean"}),
+  tokens=endpoints.listed(endpoints.listed(endpoints.TEXT)),
+  token_logprobs=endpoints.listed(endpoints.listed(endpoints.number())),
+)
+
+
+class TooLong(fields.FieldError):
+  """A text has more tokens than the model reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """Token ids of each pair, the ends of prompt and target included, and the adapter that is asked."""
+
+  pairs: list[tuple[list[int], list[int]]]
+  adapter: str
+
+
+class Scoring:
+  """Scores with a model that writes.
+
+  Args:
+    model: that is asked.
+  """
+
+  def __init__(self, model: ready.Ready):
+    self._ready = model
+    needed = dataclasses.replace(FIELDS[0], required=True, filled=model.config.kind.reads_apart)
+    self._fields = (needed, *FIELDS[1:])
+
+  def endpoint(self) -> Endpoint:
+    """What stands behind the path."""
+    return Endpoint(
+      "The log-probability of each target behind its input, in nats, summed over its tokens.",
+      self.parse,
+      self.answer,
+      fields.schema(self._fields),
+      form=lambda _: endpoints.WHOLE,
+      forms=(endpoints.WHOLE,),
+      replies=_REPLIES,
+    )
+
+  def parse(self, body: bytes) -> Request:
+    """The request that a JSON object makes.
+
+    In:  b'{"inputs": ["2 + 2 ="], "targets": ["4"]}'
+
+    Raises:
+      FieldError: what cannot be used, and what would be right.
+    """
+    found = fields.check(fields.read(body), self._fields)
+    inputs, targets, adapter = found["inputs"], found["targets"], found.get("adapter", "")
+    choosing.named(adapter or None, self._ready.names, "the request")
+    if len(inputs) != len(targets):
+      said = f"targets: there are {len(targets)}, and {len(inputs)} inputs"
+      raise fields.FieldError("targets", f"{said}; there is no target without its input, so give as many of each")
+    return Request([self._pair(*each) for each in zip(inputs, targets, strict=True)], adapter)
+
+  def _pair(self, given: str, wanted: str) -> tuple[list[int], list[int]]:
+    """Token ids of an input and its target.
+
+    Raises:
+      TooLong: they have more tokens than the model reads.
+    """
+    vocabulary, apart = self._ready.vocabulary, self._ready.config.kind.reads_apart
+    prompt = self._ready.read(given).tokens
+    target = [*self._ready.prompt.encode(wanted), *([vocabulary.eos_id] if apart else [])]
+    longest = self._ready.longest_text
+    limits = [("targets", len(target), longest), ("inputs", len(prompt), self._ready.max_inputs)]
+    if not apart:
+      limits = [("inputs", len(prompt) + len(target), longest)]
+    for name, number, most in limits:
+      if number > most:
+        said = f"{name}: has {number:,} tokens" + ("" if apart else ", the target's included")
+        raise TooLong(name, f"{said}; this model reads {most:,} at most; shorten it")
+    return prompt, target
+
+  def answer(self, request: Request) -> Iterator[Event]:
+    """States while it waits; the answer last."""
+    yield from endpoints.waiting(self._ready.device)
+    try:
+      reply: dict[str, list[Any]] = {"scores": [], "is_greedy": [], "tokens": [], "token_logprobs": []}
+      for prompt, target in request.pairs:
+        yield {"state": "scoring"}
+        (odds,) = self._ready.tell(prompt, [target], request.adapter)
+        reply["scores"].append(float(odds.log_p.sum(dtype="float64")))
+        reply["is_greedy"].append(bool((odds.log_p >= odds.log_p_of[:, 0]).all()))
+        reply["tokens"].append([self._ready.token_names[token] for token in target])
+        reply["token_logprobs"].append(list(map(float, odds.log_p)))
+      yield reply
+    finally:
+      self._ready.device.release()
