@@ -1,0 +1,288 @@
+"""Accuracy, scores of each class, confusion matrix and majority baseline of a classifier, as a record and as text."""
+
+from collections.abc import Hashable, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+NOT_A_LABEL = "not a label"  # the column of predictions that name no class
+_OTHERS = "(others)"  # the row and column of the classes that a narrow matrix leaves out
+_LONGEST_LABEL = 24  # characters in the first column
+_LABEL_LENGTHS = (_LONGEST_LABEL, 12, 8)  # tried in turn where all classes would not fit into the matrix
+_SHORTEST_HEADING = 4  # characters of a column's heading, below which classes are numbered
+_MOST_CONFUSIONS = 5  # pairs that are listed below a matrix that leaves classes out
+_MOST_CLASSES = 40  # rows of the table of classes
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassScores:
+  """Scores of one class.
+
+  precision, recall, f1: percentages; 0 where the denominator is 0, as scikit-learn's `zero_division=0`.
+  gold: number of items of this class.
+  predicted: number of items that are predicted to be of it.
+  """
+
+  precision: float
+  recall: float
+  f1: float
+  gold: int
+  predicted: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationReport:
+  """How well predictions of classes agree with gold labels.
+
+  labels: names of the classes.
+  confusion: int64 [classes, classes + 1]: gold by predicted; the last column counts predictions that are not a label.
+  without_gold: number of items that were left out because they have no gold label.
+  """
+
+  labels: tuple[str, ...]
+  confusion: np.ndarray
+  without_gold: int = 0
+
+  @property
+  def n(self) -> int:
+    """Number of items that count."""
+    return int(self.confusion.sum())
+
+  @property
+  def not_a_label(self) -> int:
+    """Number of predictions that name no class; each of them is wrong."""
+    return int(self.confusion[:, -1].sum())
+
+  @property
+  def accuracy(self) -> float:
+    """Percentage of right predictions; 0 without items."""
+    return 100.0 * float(np.trace(self.confusion)) / self.n if self.n else 0.0
+
+  @property
+  def classes(self) -> tuple[ClassScores, ...]:
+    """Scores of each class, in the order of `labels`."""
+    right = np.diagonal(self.confusion).astype(float)
+    gold, predicted = self.confusion.sum(axis=1), self.confusion[:, :-1].sum(axis=0)
+    share = lambda of: 100.0 * right / np.maximum(of, 1)
+    f1 = 200.0 * right / np.maximum(gold + predicted, 1)
+    columns = (share(predicted), share(gold), f1, gold, predicted)
+    return tuple(
+      ClassScores(float(p), float(r), float(f), int(g), int(q)) for p, r, f, g, q in zip(*columns, strict=True)
+    )
+
+  @property
+  def macro_f1(self) -> float:
+    """Unweighted mean of the F1 of all classes that occur in gold labels or predictions; 0 without items."""
+    there = [scores.f1 for scores in self.classes if scores.gold or scores.predicted]
+    return float(np.mean(there)) if there else 0.0
+
+  @property
+  def majority(self) -> tuple[str, float]:
+    """The most frequent gold label, and the accuracy in percent of a classifier that always predicts it."""
+    if not self.n:
+      return "", 0.0
+    gold = self.confusion.sum(axis=1)
+    return self.labels[int(np.argmax(gold))], 100.0 * float(np.max(gold)) / self.n
+
+  def to_dict(self) -> dict[str, Any]:
+    """The report as JSON has it; the confusion matrix is a list of rows, gold by predicted."""
+    label, share = self.majority
+    return {
+      "n": self.n,
+      "accuracy": self.accuracy,
+      "macro_f1": self.macro_f1,
+      "majority": {"label": label, "accuracy": share},
+      "not_a_label": self.not_a_label,
+      "without_gold": self.without_gold,
+      "labels": list(self.labels),
+      "classes": {label: dataclasses.asdict(scores) for label, scores in zip(self.labels, self.classes, strict=True)},
+      "confusion": self.confusion.tolist(),
+    }
+
+  def to_text(self, *, width: int = 80) -> str:
+    """The report as lines of at most `width` characters: a summary, a line for each class, the confusion matrix.
+
+    A matrix that does not fit keeps the most frequent classes, adds up the rest and lists the most frequent confusions.
+    """
+    return "\n".join([*_summary(self, width), "", *_class_lines(self), "", *_matrix_lines(self, width)])
+
+
+def from_dict(record: dict[str, Any]) -> ClassificationReport:
+  """The report that `ClassificationReport.to_dict` has written."""
+  labels = tuple(record["labels"])
+  confusion = np.array(record["confusion"], np.int64).reshape(len(labels), len(labels) + 1)
+  return ClassificationReport(labels, confusion, int(record.get("without_gold", 0)))
+
+
+def classification_report(
+  targets: Sequence[Any], predictions: Sequence[Any], labels: Sequence[str]
+) -> ClassificationReport:
+  """Compares predicted classes with gold classes.
+
+  Args:
+    targets: of each item its class: a label or the index of one; None, -1 and NaN: there is no gold label, and the item
+      is left out.
+    predictions: of each item likewise; what is neither a label nor an index is "not a label", and wrong.
+    labels: names of all classes, each once.
+
+  Raises:
+    ValueError: different numbers of targets and predictions, a target that is not a label, or labels that repeat.
+  """
+  if len(targets) != len(predictions):
+    raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions; give one prediction for each target")
+  names = tuple(labels)
+  if len(set(names)) != len(names):
+    repeated = next(name for place, name in enumerate(names) if name in names[:place])
+    raise ValueError(f"labels: {repeated!r} occurs twice; give each label once")
+  index = {name: place for place, name in enumerate(names)}
+  confusion, without_gold = np.zeros((len(names), len(names) + 1), np.int64), 0
+  for place, (target, prediction) in enumerate(zip(targets, predictions, strict=True)):
+    if _is_missing(target):
+      without_gold += 1
+      continue
+    row = _index(target, index)
+    if row is None:
+      raise ValueError(f"target {place}: {target!r} is not a label; labels are {', '.join(names)}")
+    column = _index(prediction, index)
+    confusion[row, len(names) if column is None else column] += 1
+  return ClassificationReport(names, confusion, without_gold)
+
+
+def _is_missing(target: Any) -> bool:
+  if target is None:
+    return True
+  return isinstance(target, int | float | np.number) and bool(target == -1 or target != target)  # noqa: PLR0124 - NaN
+
+
+def _index(value: Any, index: dict[str, int]) -> int | None:
+  """The number of a class; None: it is none."""
+  if isinstance(value, Hashable) and not isinstance(value, bool | np.bool_) and value in index:
+    return index[value]
+  if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+    return None
+  return int(value) if 0 <= value < len(index) else None
+
+
+# ---- Text ------------------------------------------------------------------------------------------------------------
+
+
+def _cut(text: str, width: int) -> str:
+  text = " ".join(text.split())
+  return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def _summary(report: ClassificationReport, width: int) -> list[str]:
+  label, share = report.majority
+  items = "item" if report.n == 1 else "items"
+  facts = [
+    f"{report.n:,} {items}",
+    f"accuracy {report.accuracy:.2f} %",
+    f"macro F1 {report.macro_f1:.2f} %",
+    f'majority baseline {share:.2f} % (always "{_cut(label, _LONGEST_LABEL)}")',
+  ]
+  lines = [facts[0]]
+  for fact in facts[1:]:
+    if len(f"{lines[-1]}, {fact}") > width:
+      lines.append(fact)
+    else:
+      lines[-1] += f", {fact}"
+  if report.not_a_label:
+    lines.append(f"{NOT_A_LABEL}: {report.not_a_label:,} of {report.n:,} predictions name no class, and count as wrong")
+  if report.without_gold:
+    lines.append(f"without a gold label, and left out: {report.without_gold:,}")
+  return lines
+
+
+def _class_lines(report: ClassificationReport) -> list[str]:
+  heads = ("precision", "recall", "F1", "gold", "predicted")
+  # Of very many classes the most frequent ones; the record has all.
+  order = np.argsort(-report.confusion.sum(axis=1), kind="stable")[:_MOST_CLASSES]
+  shown = sorted(order.tolist())
+  first = max(len("class"), *(len(_cut(label, _LONGEST_LABEL)) for label in report.labels), 1)
+  lines = ["class".ljust(first) + "".join(f"  {head:>9}" for head in heads)]
+  for place in shown:
+    scores = report.classes[place]
+    cells = [f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}"]
+    cells += [f"{scores.gold:,}", f"{scores.predicted:,}"]
+    name = _cut(report.labels[place], _LONGEST_LABEL)
+    lines.append(name.ljust(first) + "".join(f"  {cell:>9}" for cell in cells))
+  if left := len(report.labels) - len(shown):
+    lines.append(f"... and {left:,} less frequent classes")
+  return lines
+
+
+def _matrix_lines(report: ClassificationReport, width: int) -> list[str]:
+  """The confusion matrix in lines of at most `width` characters."""
+  rows, columns, counts = _fitted(report, width)
+  size, legend = _cell(counts), ""
+  names = [_cut(name, max(_room(rows, columns, width), size)) for name in columns]
+  if names != columns and (max(map(len, names)) < _SHORTEST_HEADING or len(set(names)) < len(names)):
+    numbers = [str(place + 1) for place in range(len(rows))]
+    rows = [f"{number:>{len(numbers[-1])}} {name}" for number, name in zip(numbers, rows, strict=True)]
+    names = numbers + ["?"] * (len(columns) - len(rows))
+    legend = f"; ?: {NOT_A_LABEL}" if "?" in names else ""
+  first, size = max(map(len, rows)), max(size, *map(len, names)) + 1
+  lines = [f"confusion matrix (rows: gold, columns: predicted{legend})"]
+  lines.append(" " * first + "".join(f"{name:>{size}}" for name in names))
+  lines += [
+    name.ljust(first) + "".join(f"{count or '.':>{size}}" for count in row.tolist())
+    for name, row in zip(rows, counts, strict=True)
+  ]
+  if len(rows) < len(report.labels):
+    lines += ["most frequent confusions (gold -> predicted)", *_confusions(report, width)]
+  return lines
+
+
+def _cell(counts: np.ndarray) -> int:
+  """Characters of the largest count."""
+  return max(len(str(count)) for count in [0, *counts.ravel()])
+
+
+def _room(rows: Sequence[str], columns: Sequence[str], width: int) -> int:
+  """Characters that each column has, the space before it aside."""
+  return (width - max(map(len, rows))) // max(len(columns), 1) - 1
+
+
+def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[str], np.ndarray]:
+  """Names of rows and of columns, and counts, of a matrix that fits into `width`."""
+  stray = [NOT_A_LABEL] if report.not_a_label else []
+  counts = report.confusion if stray else report.confusion[:, :-1]
+  for length in _LABEL_LENGTHS:
+    names = [_cut(label, length) for label in report.labels]
+    if _numbered_width(names, counts) <= width:
+      return names, [*names, *stray], counts
+  frequency = report.confusion.sum(axis=1) + report.confusion[:, :-1].sum(axis=0)
+  order = np.argsort(-frequency, kind="stable")
+  for number in range(len(report.labels) - 1, 0, -1):
+    kept = np.sort(order[:number])
+    group = np.full(len(report.labels), number)
+    group[kept] = np.arange(number)
+    merged = np.zeros((number + 1, number + 2), np.int64)
+    np.add.at(merged, (group[:, None], np.append(group, number + 1)[None, :]), report.confusion)
+    merged = merged if stray else merged[:, :-1]
+    names = [*(_cut(report.labels[place], _LONGEST_LABEL) for place in kept), _OTHERS]
+    if _numbered_width(names, merged) <= width:
+      break
+  return names, [*names, *stray], merged
+
+
+def _numbered_width(rows: Sequence[str], counts: np.ndarray) -> int:
+  """Characters of a line of the matrix whose classes are numbered."""
+  number = len(str(len(rows)))
+  return number + 1 + max(map(len, rows)) + (max(number, _cell(counts)) + 1) * counts.shape[1]
+
+
+def _confusions(report: ClassificationReport, width: int) -> list[str]:
+  wrong = report.confusion.copy()
+  np.fill_diagonal(wrong, 0)
+  flat = wrong.ravel()
+  names = [*report.labels, NOT_A_LABEL]
+  lines = []
+  for place in np.argsort(-flat, kind="stable")[:_MOST_CONFUSIONS].tolist():
+    if flat[place] == 0:
+      break
+    gold, predicted = divmod(place, len(names))
+    room = (width - 14) // 2
+    lines.append(f"  {flat[place]:>6,}  {_cut(names[gold], room)} -> {_cut(names[predicted], room)}")
+  return lines
