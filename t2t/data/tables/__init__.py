@@ -1,0 +1,22 @@
+"""A table of a user's own as a task: its columns are found, its rows checked and split, its lengths measured."""
+
+from t2t.data.tables.examples import candidates_of, texts_of
+from t2t.data.tables.reading import Row, keep
+from t2t.data.tables.resolving import make_task, resolved, spec_of, with_table
+from t2t.data.tables.spec import TASK, TableSpec, from_dict
+from t2t.data.tables.values import words
+
+__all__ = [
+  "TASK",
+  "Row",
+  "TableSpec",
+  "candidates_of",
+  "from_dict",
+  "keep",
+  "make_task",
+  "resolved",
+  "spec_of",
+  "texts_of",
+  "with_table",
+  "words",
+]
