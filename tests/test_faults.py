@@ -21,7 +21,7 @@ import test_sources
 
 from t2t import UserError, sharding
 from t2t.data import pipeline, rows, sources
-from t2t.data.sources import faults, scan, text_files
+from t2t.data.sources import faults, parquet_files, scan, text_files
 from t2t.sections import DataConfig
 from t2t.storage import records as tfrecords
 
@@ -131,9 +131,9 @@ def test_a_large_row_group_is_read_if_its_text_is_small(tmp_path, monkeypatch):
   """The other columns do not count; a text beyond the bound is refused."""
   path, name = tmp_path / "a.parquet", "a.parquet"
   pa.parquet.write_table(pa.table({"text": ["a", "b"], "other": ["x" * 5_000, "y" * 5_000]}), path, compression="none")
-  monkeypatch.setattr(text_files, "_LARGEST_ROW_GROUP", 500)
+  monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 500)
   assert texts(path) == ["a", "b"]
-  monkeypatch.setattr(text_files, "_LARGEST_ROW_GROUP", 5)
+  monkeypatch.setattr(parquet_files, "_LARGEST_ROW_GROUP", 5)
   with pytest.raises(UserError, match=rf"{name}: row group 0 cannot be read \(is said to have \d+ bytes of 'text'"):
     texts(path)
 

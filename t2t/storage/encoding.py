@@ -1,11 +1,59 @@
-"""Text that is not in UTF-8, and what would make it so."""
+"""Content that is not UTF-8 text: what it seems to be, and what the user can do."""
 
 import codecs
 
+from t2t.storage import compression
+
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_ARCHIVES = {
+  b"PK\x03\x04": "the file is a zip archive or an Excel workbook: unpack it, or save the workbook as CSV (UTF-8)",
+  b"PAR1": "the file is Parquet: rename it to end in .parquet",
+  b"ARROW1": "the file is Arrow or Feather: write it as Parquet",
+}
+_SHOWN = 400  # bytes that are looked at
 
 
-def remedy(content: bytes) -> str:
-  """What a person can do about a text, or its beginning, that is not UTF-8."""
-  other = "utf-16" if content.startswith(_UTF_16) or b"\0" in content[:200] else "latin1"
+def remedy(content: bytes, head: bytes = b"") -> str:
+  """The step that makes a file readable that is not UTF-8.
+
+  Args:
+    content: a line of it, or all.
+    head: the beginning of the file, if `content` is not.
+  """
+  head = head or content
+  if found := compression.sniff(head):
+    return f"the file is compressed with {compression.FORMATS[found].name}: rename it to end in {found}"
+  for magic, step in _ARCHIVES.items():
+    if head.startswith(magic):
+      return step
+  other = _charset(head) or _charset(content)
+  if not other:
+    return "the file is binary, not text; convert it to text in UTF-8"
   return f"convert the file, for example with `iconv -f {other} -t utf-8`"
+
+
+def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", head: bytes = b"") -> str:
+  """The reason why a record is no text: its byte, and the remedy."""
+  return (
+    f"not valid UTF-8 (byte {error.start + 1} of the {unit} is 0x{content[error.start]:02x}, {error.reason});"
+    f" {remedy(content, head)}"
+  )
+
+
+def _charset(content: bytes) -> str:
+  """The name that iconv has for the likeliest encoding; "" for none."""
+  content = content[:_SHOWN]
+  if content.startswith(_UTF_32):  # whose mark begins as that of UTF-16 does
+    return "utf-32"
+  if content.startswith(_UTF_16):
+    return "utf-16"
+  if b"\0" in content:
+    # ASCII in UTF-16 has a zero in every second byte; in which, depends on where the line was cut.
+    zeros = [content[i::2].count(0) / max(len(content[i::2]), 1) for i in range(2)]
+    return "utf-16" if max(zeros) > 0.3 and min(zeros) < 0.1 else ""
+  odd = sum(byte < 32 and byte not in b"\t\n\f\r\x1b" for byte in content)
+  if odd > len(content) / 20:
+    return ""
+  # Windows-1252 has quotation marks and dashes where Latin-1 has control codes.
+  return "cp1252" if any(0x80 <= byte < 0xA0 for byte in content) else "latin1"

@@ -129,6 +129,8 @@ def numbered(
   try:
     for number, found in patiently(read, path):
       yield number, found
+  except UserError:
+    raise
   except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(f"{where}: {path}: {broken} after {unit} {number} ({error})") from error
   except OSError as error:

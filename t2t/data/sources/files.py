@@ -16,6 +16,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data import documentation, windows
 from t2t.data.sources import faults, parallel, text_files
+from t2t.storage import compression
 
 
 def text_hash(text: str | bytes) -> int:
@@ -160,7 +161,7 @@ class FileRecords:
     """A file that is not compressed and consists of lines can be divided."""
     return [
       windows.Shard(
-        size * (_UNPACKED if path.endswith((".gz", ".parquet")) else 1.0),
+        size * (_UNPACKED if compression.ending(path) or path.endswith(".parquet") else 1.0),
         divisible=_is_divisible(path) and not self._beside(path),
       )
       for path, size in zip(self.files, text_files.sizes(self.files), strict=True)
@@ -255,7 +256,7 @@ _UNPACKED = 3.0
 
 
 def _is_divisible(path: str) -> bool:
-  return text_files.kind(path) in ("text", "json", "pairs") and not path.endswith(".gz")
+  return text_files.kind(path) in ("text", "json", "pairs") and not compression.ending(path)
 
 
 def user_error(error: tf.errors.OpError) -> Exception | None:

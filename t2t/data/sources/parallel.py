@@ -10,7 +10,7 @@ import itertools
 import json
 
 from t2t import UserError
-from t2t.data.sources import text_files, translation_memory
+from t2t.data.sources import fields, text_files, translation_memory
 
 
 class Aligned(bytes):
@@ -36,12 +36,12 @@ def beside(path: str, *, translation: str, where: str) -> str:
     UserError: the file has no translation in it, and none beside it is named.
   """
   kind = text_files.kind(path, where=where)
-  if kind in ("pairs", "json", "tmx"):
+  if kind in ("pairs", "json", "csv", "tmx"):
     return ""
   old, found, new = translation.partition("=")
   if kind == "text" and found and old != new and path.endswith(old):
     return path.removesuffix(old) + new
-  known = "a .tsv of two columns, JSON lines of two fields, a .tmx, or the file beside, as '.en.txt=.fr.txt'"
+  known = "a .tsv of two columns, JSON lines or CSV of two fields, a .tmx, or the file beside, as '.en.txt=.fr.txt'"
   if kind == "text" and found:
     raise UserError(
       f"{where}: {path}: its name does not end in {old!r}, as config.data.translation={translation} has it, which names"
@@ -144,18 +144,8 @@ def translated(path: str, number: int, record: bytes, *, translation: str, where
   text = record.decode("utf-8-sig" if number == 1 else "utf-8")
   if text_files.kind(path, where=where) == "pairs":
     return text.rstrip("\r\n").split("\t")[1].strip()
-  value = json.loads(text)
-  found = value.get(translation)
-  if not isinstance(found, str):
-    what = f"field {translation!r} is no string" if translation in value else f"has no field {translation!r}"
-    there = ", ".join(map(repr, value))
-    raise UserError(
-      f"{where}: {path}, line {number}: {what}; it has {there}; set config.data.translation to the translation's name"
-    )
   try:
-    found.encode("utf-8")
-  except UnicodeEncodeError as error:
-    raise UserError(
-      f"{where}: {path}, line {number}: field {translation!r} is not valid Unicode (an unpaired surrogate escape)"
-    ) from error
-  return found.strip()
+    key = "set config.data.translation to the translation's name"
+    return fields.text(json.loads(text), translation, key=key).strip()
+  except fields.Unreadable as error:
+    raise UserError(f"{where}: {path}, line {number}: {error}") from error

@@ -18,36 +18,53 @@ import json
 import os
 import pathlib
 import re
+from typing import Any
 import zlib
 
 from etils import epath
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import tensorflow as tf
 
 from t2t import UserError
 from t2t.data.objectives import annotated
-from t2t.data.sources import faults, translation_memory
-from t2t.storage import bucket, encoding
+from t2t.data.sources import csv_files, faults, fields, parquet_files, translation_memory
+from t2t.storage import bucket, compression, encoding
 from t2t.storage import records as tfrecords
 
 # What a file is, by how its name ends; TFRecord shards end in .tfrecord-00000-of-00008.
+_COMPRESSED = "(" + "|".join(map(re.escape, compression.FORMATS)) + ")?$"
 KINDS = {
-  "text": re.compile(r"\.txt(\.gz)?$"),
-  "pairs": re.compile(r"\.tsv(\.gz)?$"),  # of texts and their translations
-  "tmx": re.compile(r"\.tmx(\.gz)?$"),  # translation memories
-  "json": re.compile(r"\.(jsonl|json|ndjson)(\.gz)?$"),
-  "parquet": re.compile(r"\.parquet$"),
-  "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$"),
+  "text": re.compile(r"\.txt" + _COMPRESSED, re.IGNORECASE),
+  "pairs": re.compile(r"\.tsv" + _COMPRESSED, re.IGNORECASE),  # of texts and their translations
+  "csv": re.compile(r"\.csv" + _COMPRESSED, re.IGNORECASE),
+  "tmx": re.compile(r"\.tmx" + _COMPRESSED, re.IGNORECASE),  # translation memories
+  "json": re.compile(r"\.(jsonl|json|ndjson)" + _COMPRESSED, re.IGNORECASE),
+  "parquet": re.compile(r"\.parquet$", re.IGNORECASE),
+  "tfrecord": re.compile(r"\.tfrecords?([-.][\w-]+)*$", re.IGNORECASE),
 }
-_ENDINGS = ".txt, .jsonl, .jsonl.gz, .tsv, .tmx, .parquet or .tfrecord*"
+_ENDINGS = (
+  ".txt, .jsonl, .json, .csv, .tsv or .tmx, each also compressed (.gz, .bz2, .xz, .zst), .parquet or .tfrecord*"
+)
+# What else data comes as, by the end of the name -> what to do.
+_OTHERS = {
+  ".zip": "unpack it with `unzip`",
+  ".tar": "unpack it with `tar -xf`",
+  ".tar.gz": "unpack it with `tar -xf`",
+  ".tgz": "unpack it with `tar -xf`",
+  ".7z": "unpack it",
+  ".lz4": "unpack it with `lz4 -d`",
+  ".xls": "save it as CSV (UTF-8)",
+  ".xlsx": "save it as CSV (UTF-8)",
+  ".arrow": "write it as Parquet",
+  ".feather": "write it as Parquet",
+  ".parquet.gz": "unpack it with `gunzip`: Parquet compresses its own columns",
+}
 
 _BLOCK = 2**20  # bytes that are read at a time
-# A kilobyte of gzip can be a megabyte of one line, and a page of Parquet whatever it says.
+_HEAD = 400  # bytes of the beginning of a file that say what it is
+# A kilobyte of gzip can be a megabyte of one line.
 _LONGEST_LINE = 64 * 2**20
 _ENDLESS = 2**29
-_LARGEST_ROW_GROUP = 4 * 2**30
 
 
 def kind(path: str, *, where: str = "config.data.files") -> str:
@@ -60,7 +77,8 @@ def kind(path: str, *, where: str = "config.data.files") -> str:
   for found, pattern in KINDS.items():
     if pattern.search(name):
       return found
-  raise UserError(f"{where}: {path}: do not know how to read this file; the name must end in {_ENDINGS}")
+  step = next((f"{step}; " for end, step in _OTHERS.items() if name.lower().endswith(end)), "")
+  raise UserError(f"{where}: {path}: do not know how to read this file; {step}the name must end in {_ENDINGS}")
 
 
 # ---- Finding files ---------------------------------------------------------------------------------------------------
@@ -174,7 +192,7 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     UserError: what is wrong with the record, with file and line.
   """
   file_kind = kind(path, where=where)
-  unit = "line" if file_kind in ("text", "json", "pairs") else "unit" if file_kind == "tmx" else "record"
+  unit = "line" if file_kind in ("text", "json", "pairs", "csv") else "unit" if file_kind == "tmx" else "record"
   place = f"{where}: {path}, {unit} {number}"
   if isinstance(record, faults.Damaged):
     raise UserError(f"{place}: {record.reason}")
@@ -182,13 +200,17 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
     record = _example_field(record, field=field, place=place)
   if file_kind == "tmx":
     return translation_memory.text(json.loads(record), field)
+  if file_kind == "csv":
+    return _csv_field(json.loads(record), field, place=place, where=where)
   try:
     text = record.decode("utf-8")
   except UnicodeDecodeError as error:
-    raise UserError(
-      f"{place}: not valid UTF-8 (byte {error.start + 1} of the {unit} is 0x{record[error.start]:02x}, {error.reason});"
-      f" {encoding.remedy(record)}"
-    ) from error
+    if file_kind in ("parquet", "tfrecord"):
+      raise UserError(
+        f"{place}: field {field!r} is not valid UTF-8 (byte {error.start + 1}, {error.reason}); {_field_key(where)}, or"
+        " write the file with strings"
+      ) from error
+    raise UserError(f"{place}: {encoding.not_utf8(record, error, unit=unit, head=_head(path))}") from error
   if number == 1:
     text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
   if file_kind == "pairs" and not text.isspace():
@@ -201,23 +223,60 @@ def parse(path: str, number: int, record: bytes, *, field: str, where: str = "co
   if not text or text.isspace():
     return ""
   try:
+    return fields.text(_object(text, field, place=place), field, key=_field_key(where)).strip()
+  except fields.Unreadable as error:
+    raise UserError(f"{place}: {error}") from error
+
+
+def _object(text: str, field: str, *, place: str) -> Mapping[str, Any]:
+  """A line of JSON as an object."""
+  try:
     value = json.loads(text.rstrip("\r\n"))
   except (ValueError, RecursionError) as error:
     reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
     shown = text.strip() if len(text) <= 60 else text[:60].strip() + "..."
-    raise UserError(f"{place}: not JSON ({reason}): {shown}; each line must be one object") from error
-  if not isinstance(value, dict):
-    raise UserError(f"{place}: is a JSON {_json_type(value)}, not an object; each line must be like {{{field!r}: ...}}")
-  if field not in value:
-    raise UserError(f"{place}: has no field {field!r}; it has {_fields(value)}; {_field_key(where)}")
-  if not isinstance(value[field], str):
-    raise UserError(f"{place}: field {field!r} is a {_json_type(value[field])}, not a string; {_field_key(where)}")
+    whole = "; if the file is one list, `jq -c '.[]'` makes lines of it, and if it is indented, `jq -c .`"
+    raise UserError(
+      f"{place}: not JSON ({reason}): {shown}; each line must be one object"
+      + (whole if text.strip() in ("[", "{", "[{") else "")
+    ) from error
+  if isinstance(value, dict):
+    return value
+  whole = "; `jq -c '.[]'` makes lines of a list" if isinstance(value, list) and value else ""
+  raise UserError(
+    f"{place}: is a JSON {fields.json_type(value)}, not an object; each line must be like {{{field!r}: ...}}{whole}"
+  )
+
+
+def json_object(path: str, number: int, line: bytes, *, where: str) -> Mapping[str, Any] | None:
+  """A line of JSON as an object; None for a blank one.
+
+  Raises:
+    UserError: it is none, or not UTF-8; names the file and the line.
+  """
+  place = f"{where}: {path}, line {number}"
+  if isinstance(line, faults.Damaged):
+    raise UserError(f"{place}: {line.reason}")
   try:
-    # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
-    value[field].encode("utf-8")
-  except UnicodeEncodeError as error:
-    raise UserError(f"{place}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
-  return value[field].strip()
+    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+  except UnicodeDecodeError as error:
+    raise UserError(f"{place}: {encoding.not_utf8(line, error, head=_head(path))}") from error
+  return _object(text, "text", place=place) if text.strip() else None
+
+
+def _csv_field(row: Mapping[str, str], field: str, *, place: str, where: str) -> str:
+  if field not in row:
+    raise UserError(f"{place}: has no column {field!r}; it has {fields.listed(row)}; {_field_key(where)}")
+  return row[field].strip()
+
+
+def _head(path: str) -> bytes:
+  """The first bytes of a file, which say what it is."""
+  try:
+    with bucket.open_binary(path) if bucket.is_remote(path) else open(path, "rb") as file:
+      return file.read(_HEAD)
+  except OSError:
+    return b""
 
 
 def marked(path: str, number: int, record: bytes, *, field: str, annotations: str, where: str) -> np.ndarray:
@@ -244,10 +303,10 @@ def marked(path: str, number: int, record: bytes, *, field: str, annotations: st
   if not isinstance(ranges, list):
     what = f"field {annotations!r} is no list" if annotations in value else f"has no field {annotations!r}"
     raise UserError(
-      f"{place}: {what}; it has {_fields(value)}; set config.data.annotations to the name of the list with [start, end]"
-      " of each phrase, which is [] where there is none"
+      f"{place}: {what}; it has {fields.listed(value)}; set config.data.annotations to the name of the list with"
+      " [start, end] of each phrase, which is [] where there is none"
     )
-  text = value[field]
+  text = fields.text(value, field, key=_field_key(where))
   found = annotated.checked(ranges, len(text), place=f"{place}: field {annotations!r}")
   # White space around a text is left out, and what of a phrase stands in it.
   found = np.clip(found - (len(text) - len(text.lstrip())), 0, len(text.strip()))
@@ -261,23 +320,13 @@ def _field_key(where: str) -> str:
   )
 
 
-def _json_type(value) -> str:
-  names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
-  return names.get(type(value), "object")
-
-
-def _fields(names: Mapping | Sequence[str]) -> str:
-  listed = [repr(name) for name in names]
-  return (", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")) or "no fields at all"
-
-
 def _example_field(record: bytes, *, field: str, place: str) -> bytes:
   try:
     features = tf.train.Example.FromString(record).features.feature
   except Exception as error:  # protobuf's DecodeError has moved between its versions
     raise UserError(f"{place}: not a serialised tf.train.Example; t2t reads TFRecord files of Examples") from error
   if field not in features:
-    raise UserError(f"{place}: has no feature {field!r}; it has {_fields(sorted(features))}; {_field_key(place)}")
+    raise UserError(f"{place}: has no feature {field!r}; it has {fields.listed(sorted(features))}; {_field_key(place)}")
   values = features[field].bytes_list.value
   if len(values) != 1:
     stored = features[field].WhichOneof("kind") or "nothing"
@@ -289,58 +338,15 @@ def _example_field(record: bytes, *, field: str, place: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _open_decompressed(path: str) -> Iterator[io.BufferedReader]:
-  """A file's bytes, decompressed; what cannot be read to its end raises OSError, or what gzip raises."""
+def _open_decompressed(path: str, *, where: str) -> Iterator[io.BufferedReader]:
+  """A file's bytes, decompressed; reading raises OSError, or the errors of `compression.opened` for damaged content."""
   with bucket.open_binary(path) if bucket.is_remote(path) else open(path, "rb", buffering=_BLOCK) as file:
-    yield io.BufferedReader(gzip.GzipFile(fileobj=file), _BLOCK) if path.endswith(".gz") else file
+    yield compression.opened(file, path, where=where) if compression.ending(path) else file
 
 
-def _open_parquet(path: str, *, field: str, where: str) -> pa.parquet.ParquetFile:
-  try:
-    source = bucket.open_binary(path) if bucket.is_remote(path) else path
-    # What it costs is little, and of a file without checksums nothing.
-    file = pa.parquet.ParquetFile(source, page_checksum_verification=True)
-  except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
-    if getattr(error, "errno", None) is not None:
-      raise  # the system's, and not the file's
-    raise UserError(f"{where}: {path}: not a readable Parquet file ({_first_line(error)})") from error
-  columns = file.schema_arrow
-  if field not in columns.names:
-    raise UserError(f"{where}: {path}: has no column {field!r}; it has {_fields(columns.names)}; {_field_key(where)}")
-  column = columns.field(field).type
-  if not (pa.types.is_string(column) or pa.types.is_large_string(column)):
-    raise UserError(f"{where}: {path}: column {field!r} is {column}, not string; {_field_key(where)}")
-  return file
-
-
-def _parquet_row_group(path: str, row_group: int, *, field: str, where: str) -> list[bytes]:
-  file = _open_parquet(path, field=field, where=where)
-  try:
-    group = file.metadata.row_group(row_group)
-    size = group.total_byte_size
-    if not 0 <= size <= _LARGEST_ROW_GROUP:
-      # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
-      next(file.iter_batches(1, row_groups=[row_group], columns=[field]), None)
-      columns = map(group.column, range(group.num_columns))
-      size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == field)
-    if not 0 <= size <= _LARGEST_ROW_GROUP:
-      raise ValueError(f"is said to have {size:,} bytes of {field!r}, and may have {_LARGEST_ROW_GROUP:,}")
-    # As bytes: files exist whose strings are not UTF-8, and `parse` names the record.
-    found = file.read_row_group(row_group, columns=[field]).column(0).cast(pa.large_binary()).to_pylist()
-  except (pa.ArrowException, ValueError, IndexError, MemoryError, OSError) as error:
-    if getattr(error, "errno", None) is not None:
-      raise  # as above
-    raise UserError(f"{where}: {path}: row group {row_group} cannot be read ({_first_line(error)})") from error
-  return [faults.Damaged(b"", f"{field!r} is null") if text is None else text for text in found]
-
-
-def _first_line(error: Exception) -> str:
-  return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _lines(path: str, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+def _lines(path: str, start: int, stop: int, where: str) -> Iterator[tuple[int, bytes]]:
   """See `lines`; what goes wrong is raised as it is."""
-  with _open_decompressed(path) as file:
+  with _open_decompressed(path, where=where) as file:
     position = start
     if start:
       file.seek(start - 1)
@@ -353,6 +359,8 @@ def _lines(path: str, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         return
       number += 1
       position += len(line)
+      if not start and number == 1 and (found := compression.sniff(line)):
+        raise compression.renamed(path, found, where=where)
       if len(line) > _LONGEST_LINE and not line.endswith(b"\n"):
         left = _to_line_end(file)
         line = faults.Damaged(b"", f"has {len(line) + left:,} bytes, and a line may have {_LONGEST_LINE:,}")
@@ -384,12 +392,16 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   """
   number = 0
   try:
-    for number, line in faults.patiently(lambda: _lines(path, start, stop), path):
+    for number, line in faults.patiently(lambda: _lines(path, start, stop, where), path):
       yield number, line
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    packed = compression.FORMATS[compression.ending(path)]
     raise UserError(
-      f"{where}: {path}: truncated or corrupt gzip after line {number} ({error}); check it with `gzip -t`"
+      f"{where}: {path}: truncated or corrupt {packed.name} after line {number} ({error}); check it with"
+      f" `{packed.test}`"
     ) from error
+  except UserError:
+    raise
   except ValueError as error:
     raise UserError(f"{where}: {path}: is no text after line {number}: {error}") from error
   except OSError as error:
@@ -401,7 +413,7 @@ def _tfrecords(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   damaged = lambda data: faults.Damaged(data, "its checksum is not that of its bytes")
 
   def read() -> Iterator[tuple[int, bytes]]:
-    with _open_decompressed(path) as file:
+    with _open_decompressed(path, where=where) as file:
       yield from enumerate(tfrecords.read(file, damaged=damaged), 1)
 
   return faults.numbered(read, path, unit="record", broken="truncated or corrupt TFRecord", where=where)
@@ -415,25 +427,46 @@ def units(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
   """
 
   def read() -> Iterator[tuple[int, bytes]]:
-    with _open_decompressed(path) as file:
+    with _open_decompressed(path, where=where) as file:
       found = (json.dumps(unit, ensure_ascii=False).encode() for unit in translation_memory.units(file))
       yield from enumerate(found, 1)
 
   return faults.numbered(read, path, unit="unit", broken="truncated or no TMX", where=where)
 
 
-def _rows(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
+def _parquet(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
   def read() -> Iterator[tuple[int, bytes]]:
-    groups = range(_open_parquet(path, field=field, where=where).num_row_groups)
-    found = (_parquet_row_group(path, row_group, field=field, where=where) for row_group in groups)
-    yield from enumerate(itertools.chain.from_iterable(found), 1)
+    file = parquet_files.Texts(path, field=field, key=_field_key(where), where=where)
+    yield from enumerate(itertools.chain.from_iterable(map(file.row_group, range(file.num_row_groups))), 1)
 
   number = 0
   try:
     for number, record in faults.patiently(read, path):
       yield number, record
   except OSError as error:
-    raise UserError(f"{where}: {path}: cannot be read after record {number} ({_first_line(error)})") from error
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise UserError(f"{where}: {path}: cannot be read after record {number} ({reason})") from error
+
+
+def csv_rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, str] | faults.Damaged]]:
+  """The rows of a CSV file, or of a .tsv whose first line names its columns, see csv_files.py."""
+  tabs = kind(path, where=where) == "pairs"
+  return csv_files.rows(lines(path, where=where), path=path, where=where, tabs=tabs)
+
+
+def csv_header(path: str, *, where: str) -> list[str]:
+  """The names of the columns of a file that `csv_rows` reads.
+
+  Raises:
+    UserError: no line, or no header, see csv_files.py.
+  """
+  tabs = kind(path, where=where) == "pairs"
+  return csv_files.header(lines(path, where=where), path=path, where=where, tabs=tabs)
+
+
+def _csv(path: str, *, where: str) -> Iterator[tuple[int, bytes]]:
+  for number, row in csv_rows(path, where=where):
+    yield number, row if isinstance(row, faults.Damaged) else json.dumps(row).encode()
 
 
 def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -446,7 +479,9 @@ def records(path: str, *, field: str, where: str) -> Iterator[tuple[int, bytes]]
   if file_kind == "tfrecord":
     return _tfrecords(path, where=where)
   if file_kind == "parquet":
-    return _rows(path, field=field, where=where)
+    return _parquet(path, field=field, where=where)
+  if file_kind == "csv":
+    return _csv(path, where=where)
   if file_kind == "tmx":
     return units(path, where=where)
   return lines(path, where=where)
@@ -482,7 +517,7 @@ def texts(
 def lines_before(path: str, offset: int) -> int:
   """Lines of a file that begin before a byte, for messages."""
   number, offset = 1, offset - 1
-  with _open_decompressed(path) as file:
+  with _open_decompressed(path, where="") as file:
     while offset > 0 and (block := file.read(min(offset, 2**20))):
       number += block.count(b"\n")
       offset -= len(block)

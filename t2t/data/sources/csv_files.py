@@ -1,0 +1,181 @@
+"""Reads CSV (RFC 4180) and tables of tabs: a header, then rows, which the number of the line they begin in names."""
+
+from collections.abc import Iterable, Iterator, Sequence
+import csv
+
+from t2t import UserError
+from t2t.data.sources import faults
+from t2t.storage import encoding
+
+_DELIMITERS = (",", ";", "\t", "|")
+_DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_LARGEST_FIELD = 64 * 2**20  # characters
+_MOST_LINES = 100_000  # of one row: a quote that is never closed would take in all of the file
+
+
+class _Lines:
+  """Decodes lines for `csv.reader`, and counts them."""
+
+  def __init__(self, lines: Iterable[tuple[int, bytes]]):
+    self._lines = iter(lines)
+    self.number = 0
+    self.begin = 1  # line in which the row begins
+    self.reason = ""  # why the row is malformed
+
+  def start(self) -> None:
+    self.begin, self.reason = self.number + 1, ""
+
+  def __iter__(self):
+    return self
+
+  def __next__(self) -> str:
+    self.number, line = next(self._lines)
+    if self.number - self.begin > _MOST_LINES:
+      raise csv.Error(f"a quoted field goes over more than {_MOST_LINES:,} lines")
+    if isinstance(line, faults.Damaged):
+      self.reason = self.reason or line.reason
+      return "\n"
+    if self.number == 1:
+      line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, as Excel writes
+    try:
+      return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+      self.reason = self.reason or encoding.not_utf8(line, error)
+      return line.decode("utf-8", errors="replace")
+
+
+def rows(
+  lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False
+) -> Iterator[tuple[int, dict[str, str] | faults.Damaged]]:
+  """The rows below the header, each with the number of the line that it begins in; blank lines are left out.
+
+  In:  b'id,text\\n', b'1,"a ""b""\\n', b'c"\\n'
+  Out: (2, {"id": "1", "text": 'a "b"\\nc'})
+
+  Args:
+    lines: of the file, with their numbers; a file without any has no rows.
+    path: of the file, for messages.
+    where: the configuration key that names it.
+    tabs: tabs separate the columns, a line is a row, and quotes are letters except where one begins a field and
+      another ends it.  Otherwise commas do; semicolons, tabs or bars where the header has no comma.
+
+  Raises:
+    UserError: no header, or one in which a name is missing or comes twice.  The first name may be missing, as that of
+      the row numbers that pandas writes; the column is left out.
+  """
+  header: list[str] | None = None
+  for number, row, delimiter in _fields(lines, path=path, where=where, tabs=tabs):
+    if header is None:
+      header = row
+    elif isinstance(row, faults.Damaged):
+      yield number, row
+    elif len(row) == len(header):
+      if len(row) > 1 or row[0]:
+        yield number, {name: value for name, value in zip(header, row, strict=True) if name}
+    elif row and row != [""]:
+      reason = f"has {len(row)} field(s), separated by {_DELIMITER_NAMES[delimiter]}, and the header has {len(header)}"
+      hint = "fields go over lines, or have tabs in them: write the table as CSV" if tabs else _quote_hint(delimiter)
+      yield number, faults.Damaged(b"", f"{reason}; {hint}")
+
+
+def header(lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool = False) -> list[str]:
+  """The names of the columns; arguments and errors as those of `rows`, and a file without a line is an error."""
+  _, names, _ = next(_fields(lines, path=path, where=where, tabs=tabs), (0, None, ""))
+  if names is None:
+    raise UserError(f"{where}: {path}: is empty; the first line must name the columns")
+  return [name for name in names if name]
+
+
+def _fields(
+  lines: Iterable[tuple[int, bytes]], *, path: str, where: str, tabs: bool
+) -> Iterator[tuple[int, list[str] | faults.Damaged, str]]:
+  """The line, the fields, and the delimiter of each row; first of the header, which is checked."""
+  csv.field_size_limit(_LARGEST_FIELD)
+  numbered = _Lines(lines)
+  delimiter, header_reason = "\t", ""
+  reader: Iterator[list[str]] = map(_tab_row, numbered)
+  if not tabs:
+    first = next(numbered, "")
+    delimiter, header_reason = _delimiter(first), numbered.reason
+    numbered.number = 0
+    reader = csv.reader(_Chained(first, numbered), delimiter=delimiter, strict=True)
+  while True:
+    is_header = not numbered.number
+    numbered.start()
+    numbered.reason = header_reason if is_header else ""
+    try:
+      row = next(reader, None)
+    except csv.Error as error:
+      row, numbered.reason = [], numbered.reason or _csv_reason(error)
+    if row is None:
+      return
+    if is_header:
+      place = f"{where}: {path}, line {numbered.begin}"
+      if numbered.reason:
+        raise UserError(f"{place}: {numbered.reason}")
+      row = _checked_header(row, delimiter, place=place)
+    yield numbered.begin, faults.Damaged(b"", numbered.reason) if numbered.reason else row, delimiter
+
+
+class _Chained:
+  """The first line again, then all others; counted as they are read."""
+
+  def __init__(self, first: str, others: _Lines):
+    self._first, self._others = first, others
+
+  def __iter__(self):
+    return self
+
+  def __next__(self) -> str:
+    if self._first:
+      first, self._first, self._others.number = self._first, "", 1
+      return first
+    return next(self._others)
+
+
+def _delimiter(header: str) -> str:
+  outside = "".join(header.split('"')[::2])
+  return next((each for each in _DELIMITERS if each in outside), ",")
+
+
+def _quote_hint(delimiter: str) -> str:
+  name = _DELIMITER_NAMES[delimiter].removesuffix("s")
+  return f'put a field that has a {name} or a line break in quotes: "..."'
+
+
+def _csv_reason(error: csv.Error) -> str:
+  said = str(error)
+  if "new-line character" in said:
+    return "lines end in a carriage return alone; convert the file, for example with `tr '\\r' '\\n'`"
+  if "expected after" in said:
+    return 'a quote stands within a quoted field; double it: ""'
+  if "unexpected end" in said:
+    return "a quote is opened here and never closed"
+  return f"not CSV ({said})"
+
+
+def _tab_row(line: str) -> list[str]:
+  return [_unquoted(field) for field in line.rstrip("\r\n").split("\t")]
+
+
+def _unquoted(field: str) -> str:
+  """A field without quotes around it, if all quotes within are doubled: other programs put them there."""
+  inner = field[1:-1]
+  if len(field) < 2 or field[0] != '"' or field[-1] != '"' or '"' in inner.replace('""', ""):
+    return field
+  return inner.replace('""', '"')
+
+
+def _checked_header(row: Sequence[str], delimiter: str, *, place: str) -> list[str]:
+  names = [name.strip() for name in row]
+  if not any(names):
+    raise UserError(f"{place}: has no header; the first line must name the columns, separated by commas or tabs")
+  for i, name in enumerate(names):
+    if not name and i:
+      raise UserError(f"{place}: column {i + 1} of the header has no name; name each column, once")
+    if names.count(name) > 1:
+      raise UserError(
+        f"{place}: the header names {name!r} {names.count(name)} times, separated by {_DELIMITER_NAMES[delimiter]};"
+        " name each column, once"
+      )
+  return names

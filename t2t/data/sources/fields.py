@@ -1,0 +1,137 @@
+"""Finds the text of a record by the name of a field, or by a path of names such as meta.text or messages.content."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import re
+from typing import Any
+
+_INDEX = re.compile(r"-?\d+")
+_DEPTH = 4  # names of a path that a message suggests
+
+
+class Unreadable(ValueError):
+  """A field that is not there, or holds no text; the message has neither file nor line."""
+
+
+class Missing(Unreadable):
+  """A field that is not there."""
+
+
+def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
+  """The text of a field.
+
+  In:  {"meta": {"text": "a"}}, "meta.text"
+  Out: "a"
+  In:  {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages.content"
+  Out: "a\\nb"
+
+  A name that the record has is taken as it stands.  Otherwise dots separate names of objects within each other.  A
+  number takes one element of a list, -1 the last; another name is taken of each.  Strings of a list are joined by line
+  breaks, without those that are null.
+
+  Args:
+    record: a JSON object, or a row of a table.
+    field: its name, or the path to it.
+    key: what a message tells the user to set, for example "set config.data.field to the text's name".
+
+  Raises:
+    Missing: the record does not have it.
+    Unreadable: it holds no text.
+  """
+  value = find(record, field, key=key)
+  if isinstance(value, list):
+    value = "\n".join(_strings(value, field, key))
+  if value is None:
+    raise Unreadable(is_null(field))
+  if not isinstance(value, str):
+    raise Unreadable(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
+  try:
+    value.encode("utf-8")  # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
+  except UnicodeEncodeError as error:
+    half = value[error.start]
+    raise Unreadable(
+      f"field {field!r} is not valid Unicode (an unpaired surrogate escape, \\u{ord(half):04x}, at character"
+      f" {error.start + 1})"
+    ) from error
+  return value
+
+
+def is_null(field: str) -> str:
+  """The message on a field that is null."""
+  return f"{field!r} is null; remove the record, or have a share of the records left out: --config.data.malformed=0.001"
+
+
+def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
+  """The value of a field, see `text`; nulls on the way make it None.
+
+  Raises:
+    Missing: the record does not have it.
+  """
+  if field in record:
+    return record[field]
+  try:
+    return _walk(record, field.split("."))
+  except (KeyError, IndexError, TypeError):
+    there = listed(record)
+    raise Missing(f"has no field {field!r}; it has {there}; {key}{_suggestion(record)}".rstrip("; ")) from None
+
+
+def _walk(value: Any, names: Sequence[str]) -> Any:
+  for i, name in enumerate(names):
+    if value is None:
+      return None
+    if isinstance(value, list):
+      if not _INDEX.fullmatch(name):
+        return [_walk(each, names[i:]) for each in value]
+      value = value[int(name)]
+    else:
+      value = value[name]
+  return value
+
+
+def _strings(value: Any, field: str, key: str) -> Iterator[str]:
+  for each in value:
+    if isinstance(each, list):
+      yield from _strings(each, field, key)
+    elif isinstance(each, str):
+      yield each
+    elif isinstance(each, Mapping):
+      paths = [f"{field}.{path}" for path in _paths(each)]
+      raise Unreadable(
+        f"field {field!r} is a list of objects with {listed(each)}, not a string; "
+        + (
+          f"set the field to {paths[-1]!r} to read it of each object, joined by line breaks, or to"
+          f" {field + '.0.' + paths[-1].removeprefix(field + '.')!r} for that of the first"
+          if paths
+          else key
+        )
+      )
+    elif each is not None:
+      raise Unreadable(f"field {field!r} is a list with a {json_type(each)}, not of strings; {key}")
+
+
+def _paths(value: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[str]:
+  """The paths to texts in an object."""
+  for name, each in value.items():
+    if isinstance(each, list):
+      each = next((element for element in each if element is not None), None)
+    if isinstance(each, str):
+      yield name
+    elif isinstance(each, Mapping) and depth:
+      yield from (f"{name}.{path}" for path in _paths(each, depth - 1))
+
+
+def _suggestion(record: Mapping[str, Any]) -> str:
+  nested = [path for path in _paths(record) if "." in path]
+  return f", for example {nested[0]!r}" if nested else ""
+
+
+def json_type(value: Any) -> str:
+  """The name that JSON has for the type of a value."""
+  names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
+  return names.get(type(value), "object")
+
+
+def listed(names: Mapping | Sequence[str]) -> str:
+  """The first names, quoted."""
+  quoted = [repr(name) for name in names]
+  return (", ".join(quoted[:10]) + (", ..." if len(quoted) > 10 else "")) or "no fields at all"

@@ -1,0 +1,218 @@
+"""Reads Parquet: the texts of one column, or whole rows, whatever Arrow type the writer gave to strings."""
+
+from collections.abc import Iterator, Sequence
+import re
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet
+
+from t2t import UserError
+from t2t.data.sources import faults, fields
+from t2t.storage import bucket
+
+_LARGEST_ROW_GROUP = 4 * 2**30  # bytes of text; a page of Parquet says of itself whatever it likes
+
+
+def _open(path: str, *, where: str) -> pa.parquet.ParquetFile:
+  try:
+    source = bucket.open_binary(path) if bucket.is_remote(path) else path
+    # What it costs is little, and of a file without checksums nothing.
+    return pa.parquet.ParquetFile(source, page_checksum_verification=True)
+  except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
+    if getattr(error, "errno", None) is not None:
+      raise  # the system's, and not the file's
+    raise UserError(f"{where}: {path}: not a readable Parquet file ({_first_line(error)})") from error
+
+
+# ---- Types -----------------------------------------------------------------------------------------------------------
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+  """The type of the values of a dictionary, which pandas' categories and polars' Categorical and Enum are."""
+  return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+_STRINGS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+  # By name: pyarrow 18 has no test for each. A column of nulls alone has a type of its own.
+  return str(_plain(kind)) in _STRINGS
+
+
+def _is_list(kind: pa.DataType) -> bool:
+  return hasattr(kind, "value_field") and not pa.types.is_map(kind)
+
+
+def _texts(schema: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
+  """The paths of all columns of text."""
+  for field in schema:
+    kind = field.type
+    while _is_list(kind):
+      kind = kind.value_type
+    if _is_text(kind):
+      yield prefix + field.name
+    elif pa.types.is_struct(kind):
+      yield from _texts([kind.field(i) for i in range(kind.num_fields)], f"{prefix}{field.name}.")
+
+
+def _located(schema: pa.Schema, field: str) -> tuple[str, pa.DataType, bool] | None:
+  """The column that has a field, the type of the field, and whether lists are on the way to it; None: no such field."""
+  if field in schema.names:
+    column, kind, rest = field, schema.field(field).type, []
+  else:
+    column, *rest = field.split(".")
+    if column not in schema.names:
+      return None
+    kind = schema.field(column).type
+  lists = False
+  for name in rest:
+    while _is_list(kind) and not re.fullmatch(r"-?\d+", name):
+      kind, lists = kind.value_type, True
+    if _is_list(kind):
+      kind, lists = kind.value_type, True
+    elif pa.types.is_struct(kind) and kind.get_field_index(name) >= 0:
+      kind = kind.field(name).type
+    else:
+      return None
+  return column, kind, lists
+
+
+# ---- Texts of a column -----------------------------------------------------------------------------------------------
+
+
+class Texts:
+  """The texts of a field of a file, as bytes of UTF-8, by row groups.
+
+  Args:
+    path: of the file.
+    field: name of a column, or a path as `fields.text` takes it.
+    key: what a message tells the user to set.
+    where: the configuration key that names the file.
+
+  Raises:
+    UserError: the file is not Parquet, or the field is not there or is not text: names its type and those that are.
+  """
+
+  def __init__(self, path: str, *, field: str, key: str, where: str):
+    self._path, self._field, self._key, self._where = path, field, key, where
+    self._file = _open(path, where=where)
+    schema = self._file.schema_arrow
+    found = _located(schema, field)
+    place = f"{where}: {path}"
+    if found is None:
+      nested = [text for text in _texts(schema) if "." in text]
+      hint = f", for example {nested[0]!r}" if nested else ""
+      raise UserError(f"{place}: has no column {field!r}; it has {fields.listed(schema.names)}; {key}{hint}")
+    self._column, kind, lists = found
+    inner = kind
+    while _is_list(inner):
+      inner, lists = inner.value_type, True
+    if not _is_text(inner):
+      texts = [text for text in _texts(schema) if text != field]
+      below = [text for text in texts if text.startswith(f"{field}.")]
+      hint = f"columns of text: {fields.listed(below or texts)}" if texts else "no column of this file is text"
+      raise UserError(f"{place}: column {field!r} is {_shown(kind)}, not string; {key}; {hint}")
+    self._lists = lists
+    self.num_row_groups = self._file.num_row_groups
+
+  def row_group(self, number: int) -> list[bytes]:
+    """The texts of a row group, `faults.Damaged` where a row has none.
+
+    Raises:
+      UserError: the row group cannot be read.
+    """
+    try:
+      return self._read(number)
+    except (pa.ArrowException, ValueError, IndexError, MemoryError, OSError) as error:
+      if getattr(error, "errno", None) is not None:
+        raise  # the system's, and not the file's
+      raise UserError(
+        f"{self._where}: {self._path}: row group {number} cannot be read ({_first_line(error)})"
+      ) from error
+
+  def _read(self, number: int) -> list[bytes]:
+    group = self._file.metadata.row_group(number)
+    size = group.total_byte_size
+    whole = self._lists or self._column == self._field
+    selected = self._column if whole else self._field
+    if not 0 <= size <= _LARGEST_ROW_GROUP:
+      # Read once by Arrow, which raises what would end the process where pyarrow looks at a column's own record.
+      next(self._file.iter_batches(1, row_groups=[number], columns=[selected]), None)
+      columns = [group.column(i) for i in range(group.num_columns)]
+      of_text = [c for c in columns if f"{c.path_in_schema}.".startswith(f"{selected}.")]
+      size = sum(column.total_uncompressed_size for column in of_text)
+    if not 0 <= size <= _LARGEST_ROW_GROUP:
+      raise ValueError(f"is said to have {size:,} bytes of {self._field!r}, and may have {_LARGEST_ROW_GROUP:,}")
+    column = self._file.read_row_group(number, columns=[selected]).column(0)
+    if self._lists:
+      return [self._of_value(value) for value in column.to_pylist()]
+    if not whole:
+      column = pa.compute.struct_field(column, self._field.split(".")[1:])
+    if pa.types.is_dictionary(column.type):
+      column = column.cast(column.type.value_type)
+    # As bytes: files exist whose strings are not UTF-8, and the parser names the record.
+    found = column.cast(pa.large_binary()).to_pylist()
+    return [self._null() if text is None else text for text in found]
+
+  def _null(self) -> faults.Damaged:
+    return faults.Damaged(b"", fields.is_null(self._field))
+
+  def _of_value(self, value: Any) -> bytes:
+    try:
+      return fields.text({self._column: _decoded(value)}, self._field, key=self._key).encode()
+    except (fields.Unreadable, UnicodeDecodeError) as error:
+      return faults.Damaged(b"", str(error))
+
+
+def _decoded(value: Any) -> Any:
+  """A value with strings for the binary ones in it."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, list):
+    return [_decoded(each) for each in value]
+  if isinstance(value, dict):
+    return {name: _decoded(each) for name, each in value.items()}
+  return value
+
+
+def _shown(kind: pa.DataType) -> str:
+  text = " ".join(str(kind).split())
+  return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# ---- Whole rows ------------------------------------------------------------------------------------------------------
+
+
+def rows(path: str, *, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """The rows of a file, numbered from 1, as Python's values.
+
+  Raises:
+    UserError: the file cannot be read.
+  """
+  number = 0
+  try:
+    for batch in _open(path, where=where).iter_batches(1_000):
+      for row in batch.to_pylist():
+        number += 1
+        yield number, row
+  except (pa.ArrowException, ValueError, MemoryError, OSError) as error:
+    raise UserError(f"{where}: {path}: cannot be read after record {number} ({_first_line(error)})") from error
+
+
+def names(path: str, *, where: str) -> list[str]:
+  """The names of the columns.
+
+  Raises:
+    UserError: the file cannot be read, or two columns have one name.
+  """
+  found = list(_open(path, where=where).schema_arrow.names)
+  if twice := [name for name in found if found.count(name) > 1]:
+    raise UserError(f"{where}: {path}: two columns are named {twice[0]!r}; name each column once")
+  return found

@@ -1,0 +1,123 @@
+"""Tables: CSV, TSV, JSON lines and Parquet become the same records, or an error with file and line."""
+
+import csv
+import gzip
+import io
+import json
+import pathlib
+
+import hypothesis
+from hypothesis import strategies as st
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from t2t import UserError
+from t2t.data.sources import tables
+
+ROWS = [
+  {"text": "plain", "label": "a"},
+  {"text": 'with "quotes", and commas', "label": "b"},
+  {"text": "né", "label": "a"},
+]
+
+
+def written(path: pathlib.Path, rows) -> str:
+  """Writes a table as the standard library or pyarrow does, in the format that the name says."""
+  if path.name.endswith(".parquet"):
+    pa.parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+    return str(path)
+  file = io.StringIO()
+  if ".jsonl" in path.name:
+    file.write("".join(json.dumps(row) + "\n" for row in rows))
+  else:
+    writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if ".tsv" in path.name else ",")
+    writer.writeheader()
+    writer.writerows(rows)
+  content = file.getvalue().encode()
+  path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+  return str(path)
+
+
+def values(*paths) -> list[dict]:
+  return [dict(row.values) for row in tables.read_rows([str(path) for path in paths])]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz", "a.tsv.gz"])
+def test_each_format_gives_the_same_records(name, tmp_path):
+  path = written(tmp_path / name, ROWS)
+  assert tables.columns([path]) == ("text", "label")
+  assert values(path) == ROWS and values(path, path) == ROWS * 2
+
+
+@hypothesis.settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@hypothesis.given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4), st.sampled_from(",;\t|"))
+def test_what_pythons_csv_writes_is_read(tmp_path_factory, rows, delimiter):
+  """Any text in any field, with line breaks and quotes."""
+  path = tmp_path_factory.getbasetemp() / "any.csv"
+  with path.open("w", newline="", encoding="utf-8") as file:
+    try:
+      csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+    except UnicodeEncodeError:
+      return
+  assert [tuple(row.values()) for row in values(path)] == rows
+
+
+def test_rows_have_the_line_that_they_begin_in(tmp_path):
+  (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf,id,text\r\n0,1,"two\r\nlines"\r\n\r\n1,2,b\r\n')
+  rows = list(tables.read_rows([str(tmp_path / "a.csv")]))
+  assert [(row.number, dict(row.values)) for row in rows] == [
+    (2, {"id": "1", "text": "two\r\nlines"}),  # without the nameless row numbers of pandas
+    (5, {"id": "2", "text": "b"}),
+  ]
+  assert rows[1].place == f"{tmp_path}/a.csv, line 5"
+  (tmp_path / "a.json").write_text('[\n {"id": 1},\n\n {"id":\n 2, "b": null}]')
+  assert [(row.number, row.values["id"]) for row in tables.read_rows([str(tmp_path / "a.json")])] == [(2, 1), (4, 2)]
+  assert tables.columns([str(tmp_path / "a.json")]) == ("id", "b")
+
+
+def test_quotes_in_a_table_of_tabs_are_letters(tmp_path):
+  """Except where another program has put them around a field and doubled those within."""
+  (tmp_path / "a.tsv").write_text('text\tlabel\n"a ""b"""\tx\n"so" it began\ty\nan "\tz\n')
+  assert [row["text"] for row in values(tmp_path / "a.tsv")] == ['a "b"', '"so" it began', 'an "']
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    (
+      "a.csv",
+      b"a,b\n1,2\n1,2,3\n",
+      r"line 3: has 3 field\(s\), separated by commas, and the header has 2; put a",
+    ),
+    ("a.csv", b'a,b\n1,2\n3,"x\n5,6\n', "line 3: a quote is opened here and never closed"),
+    ("a.csv", b'a,b\n"x"y,2\n', "line 2: a quote stands within a quoted field; double it"),
+    ("a.csv", b"a,a\n1,2\n", "line 1: the header names 'a' 2 times"),
+    ("a.csv", b"a,,c\n1,2,3\n", "line 1: column 2 of the header has no name"),
+    ("a.csv", b"", "is empty; the first line must name the columns"),
+    ("a.csv", "a,b\n1,é\n".encode("latin1"), "line 2: not valid UTF-8.*iconv -f latin1"),
+    ("a.csv", "a,b\n1,é\n".encode("utf-16"), "line 1: not valid UTF-8.*iconv -f utf-16"),
+    ("a.csv", b"PK\x03\x04\0\0\xff\n", "line 1: not valid UTF-8.*Excel workbook.*save the workbook as CSV"),
+    ("a.csv", gzip.compress(b"a\n1\n"), "is compressed with gzip, .* rename it to .*a.csv.gz"),
+    ("a.csv.gz", b"a\n1\n", "is not compressed, .* rename it to .*a.csv$"),
+    ("a.tsv", b"a\tb\n1\n", r"line 2: has 1 field\(s\), separated by tabs.*write the table as CSV"),
+    ("a.jsonl", b'{"a": 1}\n[1]\n', "line 2: is a JSON list, not an object"),
+    ("a.json", b'[\n {"a": 1},\n {"a":', "line 3: not JSON"),
+    ("a.txt", b"a\n", "is not a table; give .csv, .tsv, .jsonl or .parquet"),
+  ],
+)
+def test_a_bad_table_is_named(name, content, message, tmp_path):
+  path = tmp_path / name
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=f"{name}.*{message}"):
+    tables.columns([str(path)])
+    values(path)
+
+
+def test_tables_that_do_not_go_together(tmp_path, monkeypatch):
+  paths = [written(tmp_path / "a.csv", ROWS), written(tmp_path / "b.csv", [{"text": "a", "other": "b"}])]
+  with pytest.raises(UserError, match="a.csv: has no column 'other', which .*b.csv has; its columns are 'text'"):
+    tables.columns(paths)
+  monkeypatch.setattr(tables, "_LARGEST", 10)
+  with pytest.raises(UserError, match="a table is held in memory, and may have 10"):
+    values(paths[0])
