@@ -157,7 +157,8 @@ def adopt(config: ConfigDict, source: Source) -> None:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
     others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
     room = most - others[source.model.architecture]
-    config.data.inputs_length = max(1, min(config.data.inputs_length, room))
+    if config.data.inputs_length:  # else the data decides
+      config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
     config.data.extra_ids = source.extra_ids
@@ -242,6 +243,8 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   if data.get("files"):
     return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
   mixture = data.get("mixture", "")
+  if data.get("table"):
+    return False, f"config.data.files={data['table']['files']} is a table"
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
   modules, untrusted = task_modules(source)

@@ -22,6 +22,7 @@ from t2t.data import (
   sources,
   staged,
   streams,
+  tables,
   task_numbers,
   vocabularies,
 )
@@ -42,6 +43,7 @@ def resolved(config: Config) -> Config:
   Raises:
     UserError: a task that no head answers, a model whose heads are others, or epochs of what cannot be counted.
   """
+  config = tables.resolved(config, lambda: pipeline.vocabulary(config.data))
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   return _with_steps(_with_heads(config, found), found)

@@ -244,6 +244,8 @@ def task_features(config: Config) -> tuple[str, ...]:
     return tuple(yields)
   places = features.places_of(kind)
   placed = (*both, places)
+  if data.table:
+    return both
   if data.files or not data.mixture:
     if data.objective in features.WITHOUT_INPUTS:
       return alone
@@ -272,6 +274,8 @@ def asks_data(config: Config) -> bool:
   """Whether only the tasks say what is trained: which heads, or how many steps an epoch has; see `runs.resolved`."""
   train, data = config.train, config.data
   if train.epochs or not (config.eval.every and config.checkpoint.every):
+    return True
+  if data.labels or not (data.inputs_length and data.targets_length):
     return True
   if data.files or not data.mixture or config.model.heads:
     return False

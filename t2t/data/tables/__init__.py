@@ -2,7 +2,7 @@
 
 from t2t.data.tables.examples import candidates_of, texts_of
 from t2t.data.tables.reading import Row, keep
-from t2t.data.tables.resolving import make_task, resolved, spec_of, with_table
+from t2t.data.tables.resolving import identity, make_task, on_disk, resolved, spec_of, with_table
 from t2t.data.tables.spec import TASK, TableSpec, from_dict
 from t2t.data.tables.values import words
 
@@ -12,8 +12,10 @@ __all__ = [
   "TableSpec",
   "candidates_of",
   "from_dict",
+  "identity",
   "keep",
   "make_task",
+  "on_disk",
   "resolved",
   "spec_of",
   "texts_of",

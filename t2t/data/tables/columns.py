@@ -303,7 +303,9 @@ class Finder:
       example = {"text": "text=COLUMN", "label": "label=COLUMN"} | example
     if self._given:
       example = {key: f"{key}={'+'.join(own)}" for key, own in self._given.items()} | example
-    raise UserError(f"{self._where}: {what}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}")
+    raise UserError(
+      f"{self._where}: {what}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
+    )
 
   def _example(self, name: str) -> str:
     column: _Column = self._columns[name]

@@ -350,5 +350,3 @@ def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Exam
   if lacking := [name for name in spec.classes if counts[name] and not own[name]]:
     notes.append(f"no held-out row has the class {', '.join(lacking[:_SHOWN])}")
   return notes
-
-

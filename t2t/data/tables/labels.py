@@ -152,7 +152,9 @@ def _with_given(
       f" config.data.labels={labels} does not list{did_you_mean(unknown[0], classes)}; add it, or correct the rows"
     )
   if len(counts) < 2:
-    raise UserError(f"{where}: all labels in column {spec.label!r} are {next(iter(counts))!r}; give rows of two classes")
+    raise UserError(
+      f"{where}: all labels in column {spec.label!r} are {next(iter(counts))!r}; give rows of two classes"
+    )
   return dataclasses.replace(spec, kind="class", classes=classes)
 
 
@@ -160,7 +162,9 @@ def _with_tags(
   spec: TableSpec, rows: Sequence[reading.Row], classes: tuple[str, ...], labels: str, where: str
 ) -> TableSpec:
   if labels in (NUMBER, TEXT):
-    raise UserError(f"config.data.labels={labels}: the table has a tag for each word; leave it {AUTO}, or list the tags")
+    raise UserError(
+      f"config.data.labels={labels}: the table has a tag for each word; leave it {AUTO}, or list the tags"
+    )
   counts: collections.Counter[str] = collections.Counter()
   for row in rows:
     counts.update(values.words(values.plain(row.fields.get(spec.label))) or ())
@@ -208,4 +212,6 @@ def named(spec: TableSpec, names: Sequence[str]) -> str:
   if spec.candidates:
     found += f"; candidates: {', '.join(f'`{name}`' for name in spec.candidates)}"
   others = columns.unread(spec, names)
-  return found + f"; label: `{spec.label}`" + (f"; not read: {', '.join(f'`{x}`' for x in others[:8])}" if others else "")
+  return (
+    found + f"; label: `{spec.label}`" + (f"; not read: {', '.join(f'`{x}`' for x in others[:8])}" if others else "")
+  )

@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from t2t import UserError
+from t2t.data.sources import tables, text_files
 
 _MEMORY = "examples:"
 
@@ -57,9 +58,7 @@ def find(patterns: str, *, where: str) -> tuple[str, ...]:
   Raises:
     UserError: a pattern that matches no file, or a file that is no table.
   """
-  from t2t.data.sources import tables
-
-  return () if is_in_memory(patterns) else tables.find(patterns, where=where)
+  return () if is_in_memory(patterns) else text_files.find_files(patterns, where=where)
 
 
 def read(patterns: str, *, where: str) -> list[Row]:
@@ -79,11 +78,7 @@ def read(patterns: str, *, where: str) -> list[Row]:
         f" again as examples=, or give the files of a table, --{where}=FILE"
       )
     return list(_kept[patterns])
-  from t2t.data.sources import tables
-
-  found: list[Row] = []
-  for path in find(patterns, where=where):
-    found += (Row(fields, f"{path}, line {line}") for fields, line in tables.rows(path, where=where))
+  found = [Row(row.values, row.place) for row in tables.read_rows(find(patterns, where=where), where=where)]
   if not found:
     raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
   return found
@@ -96,8 +91,6 @@ def names_of(rows: Iterable[Row]) -> list[str]:
 
 def stamp(patterns: str) -> tuple[Any, ...]:
   """What says that files are still the same: their names, sizes and times."""
-  from t2t.data.sources import text_files
-
   if not patterns or is_in_memory(patterns):
     return ()
   paths = find(patterns, where="config.data.files")

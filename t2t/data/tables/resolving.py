@@ -1,6 +1,6 @@
 """From what a user says of a table to a config that says all: columns, classes, prefix, lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 import seqio
 
 from t2t import UserError
+from t2t.data.sources import contents
 from t2t.data.tables import columns, examples, labels, reading, task
 from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
 from t2t.losses import answered_by_heads
@@ -122,12 +123,25 @@ def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
     written[ids] = name
 
 
+def identity(table: Mapping[str, Any]) -> dict[str, Any]:
+  """What of a table the order and the content of examples depend on, by configuration key.  Folders may move."""
+  read = {key: x for key, x in table.items() if key not in ("files", "eval_files")}
+  found = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
+  files = table["files"]
+  paths = reading.find(files, where="config.data.files")
+  held_out = "given" if table["eval_files"] else "empty: a tenth of data.files is held out"
+  return found | {"data.files": contents.summary(paths) if paths else files, "data.eval_files": held_out}
+
+
+def on_disk(table: Mapping[str, str]) -> dict[str, str]:
+  """Keys of config.data whose files are not rows in memory -> the files."""
+  return {key: files for key, files in table.items() if files and not reading.is_in_memory(files)}
+
+
 # ---- Lengths ---------------------------------------------------------------------------------------------------------
 
 
-def _with_lengths(
-  config: Config, spec: TableSpec, table: examples.Table, vocabulary: Any, *, by_heads: bool
-) -> Config:
+def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabulary: Any, *, by_heads: bool) -> Config:
   """Lengths of inputs and targets that are 0 as the first rows need them; a label is never cut."""
   data = config.data
   rows = [*table.train[:_MEASURED], *table.held_out[:_MEASURED]] if table.train else table.held_out[:_MEASURED]
@@ -183,5 +197,3 @@ def _percentile(lengths: Sequence[int]) -> int:
 
 def _rounded(length: int, multiple: int, most: int) -> int:
   return min(-(-max(length, 1) // multiple) * multiple, most)
-
-
