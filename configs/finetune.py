@@ -15,8 +15,8 @@ T5 took 2**18 steps of 128 sequences, and the best of the checkpoints that were 
 5,000 steps; the best by each metric is kept here as well.  Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE
 82.7, SQuAD 85.44 exact match and 92.08 F1.
 
-`finetune` alone is for a table of the user's own (docs/finetune_table.md): lengths come from the table, up to ten passes
-over it, evaluated after each; a run ends early when three of them have brought nothing better.
+`finetune` alone is for a table of the user's own (docs/finetune_table.md): its lengths are those
+of the table; ten passes over it at most, and an evaluation after each, until three have brought nothing better.
 
 docs_summary, docs_match and docs_package are for tiny models, on English that is already on this machine: minutes on
 two cores.  `python benchmarks/finetuning.py` compares them with the same model from scratch

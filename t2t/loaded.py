@@ -333,7 +333,10 @@ class Model:
     kind = self.config.kind
     longest = self._inputs_length or self._source.run["data"]["inputs_length"]
     read = prompting.Prompts(
-      self._vocabulary, ends=kind.writes and prompting.ends_prompts(self._source)[0], longest=longest
+      self._vocabulary,
+      ends=kind.writes and prompting.ends_prompts(self._source)[0],
+      longest=longest,
+      prefix=prompting.prefix(self._source) if kind.writes else "",
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     return [

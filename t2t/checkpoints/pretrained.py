@@ -24,6 +24,8 @@ from t2t.sections import DataConfig
 from t2t.storage import bucket
 
 if typing.TYPE_CHECKING:
+  import seqio
+
   from t2t.convert.tensors import Foreign
 
 
@@ -41,6 +43,7 @@ class Source:
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
   task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `by_task`.
+  prefix_task: the one of its tasks whose prefix stands in front of each input; "": of the only one.
   """
 
   path: epath.Path
@@ -53,6 +56,7 @@ class Source:
   part: str = ""
   keeps: bool = False
   task: str = ""
+  prefix_task: str = ""
 
   @property
   def prefix(self) -> str:
@@ -211,6 +215,21 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   modules = tuple(source.run["data"].get("task_modules", ()))
   why = registry.why_untrusted(modules)
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
+
+
+def trained_tasks(source: Source) -> "list[seqio.Task]":
+  """The registered tasks that a model was fine-tuned on; objectives, and tasks of untrusted code, are left out."""
+  from t2t.data import objectives, selection
+
+  data = source.run["data"]
+  mixture = data.get("mixture", "")
+  if not mixture or data.get("files") or data.get("sources") or data.get("table"):
+    return []
+  try:
+    found = selection.named(mixture, modules=task_modules(source)[0])
+  except UserError:
+    return []
+  return [task for task in selection.tasks_of(found) if task.metric_fns and not objectives.of(task)]
 
 
 def answers_by_heads(source: Source) -> bool:

@@ -28,8 +28,11 @@ from t2t.generation import (
   marking,
   predictor,
   prompting,
+  ranking,
   served,
   server,
+  table_output,
+  tabled,
   writer,
   writing,
 )
@@ -103,8 +106,13 @@ def _parser() -> argparse.ArgumentParser:
   )
   files = parser.add_argument_group("lines")
   add = files.add_argument
-  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; - standard input")
-  add("--output", default="", metavar="FILE", help="the predictions; - is standard output")
+  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; a table; -")
+  add(
+    "--output",
+    default="",
+    metavar="FILE",
+    help="the predictions; .tsv, .csv, .parquet: columns more; - is standard output",
+  )
   add("--field", default="", help="of an object: where its text is; default: inputs, of a span head question")
   add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
   written = parser.add_argument_group("writing")
@@ -153,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     "--task",
     default="",
     metavar="NAME",
-    help="of a model that tells tasks apart: the one that all lines are of; default: each line names its own",
+    help="of a model that was trained on several: the one that all lines are of, whose prefix they get",
   )
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
@@ -233,8 +241,17 @@ def main(argv: list[str]) -> None:
   load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head else prompting.blank(source)
   for input_path, output_path in _files(options, found if of_tasks else None, source):
-    job = lines.Job(input_path, output_path, options.field, options.batch_size, options.strict, blank=blank)
-    lines.run(source, mesh, make_way(mesh), job, load=load)
+    as_table = line_files.is_table(output_path)
+    if as_table:
+      table_output.check(output_path)
+    rows_path = table_output.rows_path(output_path) if as_table else output_path
+    job = lines.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
+    way = make_way(mesh)
+    lines.run(source, mesh, way, job, load=load)
+    if as_table and jax.process_index() == 0:
+      read = functools.partial(line_files.read, input_path, field=options.field, form=way.form)
+      table_output.write(output_path, read)
+      print(f"{'table':<14} {output_path}")
 
 
 def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.Converted | None]:
@@ -307,11 +324,34 @@ def _asks(
   return found
 
 
+def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
+  """Whether a model that writes is asked which of a table's labels is likeliest, since nothing is said of writing."""
+  spec = tabled.spec_of(source)
+  is_one_of = spec is not None and spec.kind in ("class", "choice")
+  return is_one_of and decode == writing.decode_config(max_length=_MAX_LENGTH)
+
+
 def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], lines.Way]:
-  """What is asked of each line, of a model on a mesh."""
+  """What is asked of each line, of a model on a mesh; a line may have the columns of the checkpoint's table."""
+  return tabled.around(source, _way_of_text(options, source, decode))
+
+
+def _way_of_text(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
+) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  """What is asked of each text."""
   asks = _asks(options, source, decode)
+  if asks == "write" and _ranks(source, decode):
+    return functools.partial(
+      ranking.Ranking,
+      source,
+      classes=tabled.spec_of(source).classes,
+      longest=prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
+      ends_prompts=_ends_prompts(options, source),
+      batch_size=options.batch_size,
+    )
   if asks == "write":
     longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
     return functools.partial(
@@ -403,7 +443,8 @@ def _service(
   decode: decoding.DecodeConfig,
 ) -> endpoints.Service:
   """What answers behind the page."""
-  if _asks(options, next(iter(adapters.values()), source), decode) != "write":
+  first = next(iter(adapters.values()), source)
+  if _asks(options, first, decode) != "write" or _ranks(first, decode):
     options.batch_size = 1
     way = _chosen_way(options, source, adapters, decode)
     return served.Asker(source, way, adapters=adapters, tensor=options.tensor)

@@ -16,6 +16,8 @@ import rich.console
 import rich.progress
 import rich.table
 
+from t2t.evaluation import classification_report
+
 _SECONDS = 10.0  # between lines on how far it is, where these are not drawn over one another
 
 
@@ -218,6 +220,19 @@ def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tu
   return found
 
 
+def classes_of(result: Result) -> classification_report.ClassificationReport | None:
+  """How well the classes of a table are told apart; None: it is another task, or has no labels."""
+  from t2t.data import tables
+
+  examples = [answer.example for answer in result.answers]
+  is_class = examples and "options" in examples[0] and "label" in examples[0] and "candidates" not in examples[0]
+  if result.task != tables.TASK or not is_class or not result.metrics:
+    return None
+  labels = [_text(name) for name in examples[0]["options"]]
+  pairs = [(answer.target, answer.value) for answer in result.answers]
+  return classification_report.classification_report(*zip(*pairs, strict=True), labels)
+
+
 def publish(
   results: Sequence[Result],
   folder: epath.Path,
@@ -236,6 +251,7 @@ def publish(
   from t2t.evaluation import languages
 
   path = write(results, folder, about=about)
+  reports = {each.task: report for each in results if (report := classes_of(each)) is not None}
   console = rich.console.Console()
   found = languages.parted(results)
   for (benchmark, split), by_language in found.items():
@@ -246,6 +262,8 @@ def publish(
   others = [each for each in results if id(each) not in tabled]
   for split in dict.fromkeys(each.split for each in others):
     print_table([each for each in others if each.split == split], console, steps=steps)
+  for report in reports.values():
+    print(f"\n{report.to_text()}\n")
   if found:
     together = folder / "languages.json"
     there = json.loads(together.read_text()) if together.exists() else {}

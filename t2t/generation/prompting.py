@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 from t2t import UserError
@@ -19,17 +20,49 @@ class Prompts:
     vocabulary: of the model.
     ends: whether EOS comes last, see `ends_prompts`.
     longest: tokens at most, EOS included.
+    prefix: text in front of each that does not begin with it, see `prefix`.
   """
 
-  def __init__(self, vocabulary, *, ends: bool, longest: int):
-    self._vocabulary = vocabulary
+  def __init__(self, vocabulary, *, ends: bool, longest: int, prefix: str = ""):
+    self._vocabulary, self._prefix = vocabulary, prefix
     self._end = [vocabulary.eos_id] if ends else []
     self._room = longest - len(self._end)
 
   def __call__(self, text: str) -> tuple[list[int], int]:
     """The tokens of a text, and how many of them were cut from its end."""
-    tokens = self._vocabulary.encode(text)
+    tokens = self._vocabulary.encode(with_prefix(text, self._prefix))
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
+
+
+def with_prefix(text: str, prefix: str) -> str:
+  """A text with the prefix of its task in front, once.
+
+  In:  "It is wet.", "mnli hypothesis: "
+  Out: "mnli hypothesis: It is wet."
+  In:  "mnli premise: It rained. hypothesis: It is wet.", "mnli hypothesis: "
+  Out: "mnli premise: It rained. hypothesis: It is wet."
+  """
+  task = _TASK_AND_FIELD.fullmatch(prefix)
+  begins = text.startswith(prefix) or task and text.startswith(f"{task[1]} ")
+  return text if not text or begins else f"{prefix}{text}"
+
+
+_TASK_AND_FIELD = re.compile(r"(\w+) \w+: ")  # "mnli hypothesis: ", behind whose name the fields may come in any order
+
+
+def prefix(source: pretrained.Source) -> str:
+  """What stood in front of each input that a model was fine-tuned on, where that is known and one for all; or "".
+
+  Of several tasks it is that of the one that is chosen, see `by_task`.
+  """
+  if table := source.run["data"].get("table"):
+    return table["prefix"]
+  from t2t.data import prefixes
+
+  tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
+  found = {prefixes.of(task) for task in tasks}
+  own = found.pop() if len(found) == 1 else ()
+  return own[0] if len(own) == 1 else ""
 
 
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:

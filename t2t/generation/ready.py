@@ -72,7 +72,9 @@ class Ready:
     most = self.room(MAX_LENGTH)
     self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
-    self.prompt = prompting.Prompts(self.vocabulary, ends=ends_prompts, longest=self.max_inputs)
+    self.prompt = prompting.Prompts(
+      self.vocabulary, ends=ends_prompts, longest=self.max_inputs, prefix=prompting.prefix(source)
+    )
     self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
     self._models = {name: pretrained.abstract(each, self._mesh) for name, each in sources.items()}

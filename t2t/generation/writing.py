@@ -41,7 +41,9 @@ class Writing:
   ):
     self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
-    self._prompts = prompting.Prompts(self._vocabulary, ends=ends_prompts, longest=longest)
+    self._prompts = prompting.Prompts(
+      self._vocabulary, ends=ends_prompts, longest=longest, prefix=prompting.prefix(source)
+    )
     model = pretrained.abstract(source, mesh)
     framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
     self._predictor = predictor.Predictor(
@@ -53,6 +55,8 @@ class Writing:
     # Only what departs from what outputs were written with before it could be chosen.
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
+    if prefix := prompting.prefix(source):
+      self.options["prefix"] = prefix
     if decode.min_length:
       self.options["min_length"] = decode.min_length
     self.options["temperature"] = decode.temperature

@@ -4,7 +4,7 @@ from t2t.data.tables.examples import candidates_of, texts_of
 from t2t.data.tables.reading import Row, keep
 from t2t.data.tables.resolving import identity, make_task, on_disk, resolved, spec_of, with_table
 from t2t.data.tables.spec import TASK, TableSpec, from_dict
-from t2t.data.tables.values import words
+from t2t.data.tables.values import text, words
 
 __all__ = [
   "TASK",
@@ -18,6 +18,7 @@ __all__ = [
   "on_disk",
   "resolved",
   "spec_of",
+  "text",
   "texts_of",
   "with_table",
   "words",

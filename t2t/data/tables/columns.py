@@ -294,8 +294,8 @@ class Finder:
     if values.looks_headerless(self._names, self._rows):
       listed = ", ".join(repr(name[:40]) for name in self._names[:4])
       raise UserError(
-        f"{self._where}: the first line seems to be an example and not the names of the columns: {listed}. Put a line of"
-        " names above it, such as text and label, separated as the columns are"
+        f"{self._where}: the first line seems to be an example and not the names of the columns: {listed}. Put a line"
+        " of names above it, such as text and label, separated as the columns are"
       )
     shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
     example = {role: f"{role}={found[0] if found else 'COLUMN'}"}
@@ -336,6 +336,6 @@ def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: b
   for name in needed:
     if name not in fields:
       raise UserError(
-        f"{where}: has no column {name!r}{did_you_mean(name, list(fields))}, which the model was trained on; its columns"
-        f" are {', '.join(fields)}; rename one to {name!r}"
+        f"{where}: has no column {name!r}{did_you_mean(name, list(fields))}, which the model was trained on; its"
+        f" columns are {', '.join(fields)}; rename one to {name!r}"
       )

@@ -88,8 +88,8 @@ def _has_missing_mark(counts: "collections.Counter[str]", number: int, where: st
     return False
   if counts["-1"] > MOST_MISSING * number:
     raise UserError(
-      f"{where}: {counts['-1']:,} of {number:,} rows have the {column} -1, which marks a row without a label; if it is a"
-      f" class, give --config.data.labels=-1,{','.join(others[:20])}; else leave these rows out"
+      f"{where}: {counts['-1']:,} of {number:,} rows have the {column} -1, which marks a row without a label; if it is"
+      f" a class, give --config.data.labels=-1,{','.join(others[:20])}; else leave these rows out"
     )
   return True
 
@@ -103,8 +103,8 @@ def _labelled(spec: TableSpec, counts: "collections.Counter[str]", where: str) -
       return dataclasses.replace(spec, kind="score")
     if len(counts) > _MOST_WHOLE_NUMBERS:
       raise UserError(
-        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give --config.data.labels={NUMBER}"
-        " to have the model tell a number, or list the classes"
+        f"{where}: column {spec.label!r} has {len(counts):,} different whole numbers; give"
+        f" --config.data.labels={NUMBER} to have the model tell a number, or list the classes"
       )
   elif len(counts) > _MOST_CLASSES or (total := sum(counts.values())) >= 10 and 2 * len(counts) > total:
     raise UserError(

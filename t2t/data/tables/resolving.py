@@ -80,8 +80,8 @@ def resolved(config: Config, vocabulary: Any) -> Config:
   if not (config.data.labels or config.data.table):
     if not (config.data.inputs_length and config.data.targets_length) and config.data.is_named:
       raise UserError(
-        "config.data.labels is empty: with it --config finetune reads a table, --config.data.labels=auto; of other tasks"
-        f" give config.data.inputs_length and targets_length, or a config such as finetune_superglue ({config.data.named})"
+        f"config.data.labels is empty: {config.data.named} is no table without it; give --config.data.labels=auto, or,"
+        " of registered tasks, config.data.inputs_length and targets_length, as in --config finetune_superglue"
       )
     return config
   is_new = bool(config.data.labels)
@@ -117,8 +117,8 @@ def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
     if ids in written or not ids:
       other = f"as {written[ids]!r}" if ids in written else "as nothing"
       raise UserError(
-        f"config.data.files={spec.files}: the model's vocabulary writes the label {name!r} {other}; rename it, or have a"
-        " head answer: --config.train.loss=heads"
+        f"config.data.files={spec.files}: the model's vocabulary writes the label {name!r} {other}; rename it, or have"
+        " a head answer: --config.train.loss=heads"
       )
     written[ids] = name
 

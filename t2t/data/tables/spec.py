@@ -1,4 +1,4 @@
-"""How the columns of a table become a task: saved in the checkpoint's config, read by training, evaluation and infer."""
+"""How the columns of a table become a task; it is saved in the checkpoint's config, where every command reads it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -66,10 +66,7 @@ class TableSpec:
       texts: one of each of the columns `texts`; a single one may be the whole text.
       candidates: of a choice.
     """
-    if texts[0].startswith(self.prefix):
-      words = [texts[0]]
-    else:
-      words = [f"{self.prefix}{texts[0]}"]
+    words = [texts[0] if texts[0].startswith(self.prefix) else f"{self.prefix}{texts[0]}"]
     words += [f"{shown(name)}: {text}" for name, text in zip(self.texts[1:], texts[1:], strict=False)]
     words += [f"choice{number}: {text}" for number, text in enumerate(candidates, start=1)]
     return " ".join(words)

@@ -36,7 +36,7 @@ def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
   return seqio.Task(
     TASK,
     source=seqio.FunctionDataSource(
-      functools.partial(_dataset, {split: _columns(rows, spec.kind) for split, rows in found.items()}),
+      functools.partial(_dataset, {split: _columns(rows) for split, rows in found.items()}),
       splits=tuple(found),
       num_input_examples={split: len(rows) for split, rows in found.items()},
     ),
@@ -82,46 +82,37 @@ def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> answe
   }[spec.kind]()
 
 
-# Feature -> its type, and whether it is a list, by kind; of all kinds the first.
-_ALL = {"inputs": (tf.string, False), "targets": (tf.string, False), "row": (tf.string, False)}
-_PARTS = {"parts": (tf.string, True)}
-_FEATURES = {
-  "class": {"label": (tf.int32, False), **_PARTS},
-  "score": {"label": (tf.float32, False), **_PARTS},
-  "tags": {"words": (tf.string, True), "tags": (tf.int32, True)},
-  "span": {
-    **{name: (tf.string, False) for name in ("id", "question", "context")},
-    **{name: (tf.string, True) for name in ("answers", "answer_texts")},
-    "answer_starts": (tf.int32, True),
-  },
-  "choice": {
-    **{"label": (tf.int32, False), **_PARTS},
-    **{name: (tf.string, True) for name in ("candidates", "options")},
-  },
-  "text": {},
-}
+# Features of an example by kind, beside those of all kinds: texts, numbers, and lists of either.
+_TEXTS = ("inputs", "targets", "row", "id", "question", "context")
+_TEXT_LISTS = ("parts", "words", "answers", "answer_texts", "candidates", "options")
+_NUMBER_LISTS = ("tags", "answer_starts")
 
 
-def _columns(rows: Sequence[examples_lib.Example], kind: str) -> dict[str, Any]:
+def _columns(rows: Sequence[examples_lib.Example]) -> dict[str, Any]:
   """Feature -> NumPy array [rows], or a pair (values, first value of each row and one more) of lists."""
   found: dict[str, Any] = {}
-  for name, (dtype, is_list) in (_ALL | _FEATURES[kind]).items():
+  for name in rows[0]:
     own = [row[name] for row in rows]
-    numpy = object if dtype == tf.string else dtype.as_numpy_dtype
-    encode = (lambda x: x.encode()) if dtype == tf.string else (lambda x: x)
-    if is_list:
-      flat = np.array([encode(x) for values in own for x in values], numpy)
-      found[name] = flat, np.cumsum([0, *map(len, own)])
-    else:
-      found[name] = np.array([encode(x) for x in own], numpy)
+    if name in _TEXTS:
+      found[name] = np.array([text.encode() for text in own], object)
+    elif name in _TEXT_LISTS:
+      found[name] = np.array([text.encode() for texts in own for text in texts], object), _splits(own)
+    elif name in _NUMBER_LISTS:
+      found[name] = np.array([number for numbers in own for number in numbers], np.int32), _splits(own)
+    elif name == "label":
+      found[name] = np.array(own, np.float32 if isinstance(own[0], float) else np.int32)
   return found
+
+
+def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
+  return np.cumsum([0, *map(len, lists)]).astype(np.int64)
 
 
 def _dataset(columns: dict[str, dict[str, Any]], split: str, shuffle_files: bool, seed: int | None = None):
   """One pass over a split, in the order of its rows; streams shuffle windows of them."""
   del shuffle_files, seed
   own = {
-    name: tf.RaggedTensor.from_row_splits(tf.constant(x[0]), tf.constant(x[1], tf.int64))
+    name: tf.RaggedTensor.from_row_splits(tf.constant(x[0], tf.string if x[0].dtype == object else None), x[1])
     if isinstance(x, tuple)
     else tf.constant(x)
     for name, x in columns[split].items()
