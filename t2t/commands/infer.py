@@ -237,6 +237,11 @@ def main(argv: list[str]) -> None:
   if adapters and options.input.endswith(".txt"):
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
+  if options.input and not options.task and (names := prompting.tasks_with_prefixes(source)):
+    said = (
+      f"{source.path}: was trained on {', '.join(names)}; --task NAME puts the prefix of one in front of each input"
+    )
+    print(said, file=sys.stderr)
   mesh = lines.make_mesh(options.tensor)
   load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head else prompting.blank(source)
@@ -335,7 +340,8 @@ def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], lines.Way]:
   """What is asked of each line, of a model on a mesh; a line may have the columns of the checkpoint's table."""
-  return tabled.around(source, _way_of_text(options, source, decode))
+  make_way = _way_of_text(options, source, decode)
+  return make_way if _asks(options, source, decode) == "fill" else tabled.around(source, make_way)
 
 
 def _way_of_text(

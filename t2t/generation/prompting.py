@@ -65,6 +65,16 @@ def prefix(source: pretrained.Source) -> str:
   return own[0] if len(own) == 1 else ""
 
 
+def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
+  """Names of the tasks that a model was fine-tuned on in writing, where they are several with a prefix of each."""
+  from t2t.data import prefixes
+
+  if pretrained.answers_by_heads(source) or not source.model.kind.writes:
+    return ()
+  tasks = [task.name for task in pretrained.trained_tasks(source) if len(prefixes.of(task)) == 1]
+  return tuple(tasks) if len(tasks) > 1 else ()
+
+
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:
   """Whether EOS ends what a model is given, and why, in words for a person.
 

@@ -39,6 +39,7 @@ _RIGHT = (*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", 
 _ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
 _IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
 
+_KNOWN = {*_LABELS, *_TARGETS, *_INPUTS, *sum((*_TEXTS, *_PAIRS), ()), *_WORDS, *_TAGS, *_CANDIDATES, *_ANSWERS}
 _KEY = "--config.data.columns"
 _MOST_WORDS_OF_LABEL = 3.0  # on average
 _FEWEST_WORDS_OF_TEXT = 3.0
@@ -53,11 +54,16 @@ class _Column:
 
   @functools.cached_property
   def is_list(self) -> bool:
-    return bool(self.values) and all(isinstance(x, list | tuple) for x in self.values[:100])
+    return self._mostly(list | tuple)
 
   @functools.cached_property
   def is_text(self) -> bool:
-    return bool(self.values) and all(isinstance(x, str) for x in self.values[:100])
+    return self._mostly(str)
+
+  def _mostly(self, kind: Any) -> bool:
+    """Whether the first values are of a type; a few that are not are faults, which are told with their lines."""
+    first = self.values[:100]
+    return bool(first) and sum(isinstance(x, kind) for x in first) >= 0.8 * len(first)
 
   @functools.cached_property
   def is_number(self) -> bool:
@@ -147,6 +153,8 @@ class Finder:
       UserError: the columns cannot be told apart; says what to type.
     """
     given = set(self._given)
+    if not given and not _KNOWN & set(self._plain):
+      self._check_header()
     if given & {"words", "tags"}:
       return self._tags()
     if given & {"answers", "start"} or {"question", "context"} <= given:
@@ -278,10 +286,9 @@ class Finder:
     first = self._rows[:50]
     several = lambda name: any(len(values.words(row.fields.get(name)) or ()) > 1 for row in first)
     is_named = _plain(words) in _WORDS
-    return any(
-      several(name) and (is_named and self._columns[name].is_list or all(alike(row, name) for row in first))
-      for name in tags
-    )
+    # A few rows that are not alike are faults that are told of later, with their lines.
+    most = lambda name: sum(alike(row, name) for row in first) >= 0.8 * len(first)
+    return any(several(name) and (is_named and self._columns[name].is_list or most(name)) for name in tags)
 
   def _find_tags(self, words: str) -> str:
     named = [name for name in map(self._named, _TAGS) if name and name != words]
@@ -289,14 +296,18 @@ class Finder:
 
   # ---- Messages --------------------------------------------------------------
 
-  def _refuse(self, what: str, role: str, found: Sequence[str] = ()) -> str:
-    """Raises an error that says what to type."""
+  def _check_header(self) -> None:
+    """Refuses a table whose first line is an example, by names that are values of their columns."""
     if values.looks_headerless(self._names, self._rows):
       listed = ", ".join(repr(name[:40]) for name in self._names[:4])
       raise UserError(
         f"{self._where}: the first line seems to be an example and not the names of the columns: {listed}. Put a line"
-        " of names above it, such as text and label, separated as the columns are"
+        " of names above it, such as text and label, separated as the columns are; or, if these are names, say which is"
+        f" which: {_KEY}=text=COLUMN,label=COLUMN"
       )
+
+  def _refuse(self, what: str, role: str, found: Sequence[str] = ()) -> str:
+    """Raises an error that says what to type."""
     shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
     example = {role: f"{role}={found[0] if found else 'COLUMN'}"}
     if role in ("text", "label"):

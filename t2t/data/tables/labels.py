@@ -35,19 +35,20 @@ def given(labels: str) -> tuple[str, ...]:
   return found
 
 
-def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, where: str) -> TableSpec:
+def decide(spec: TableSpec, rows: Sequence[reading.Row], labels: str, *, files: str, where: str) -> TableSpec:
   """The specification with its kind, and with the names of its classes or tags.
 
   Args:
     spec: see `columns.Finder.spec`.
     rows: of the table that is trained on.
     labels: config.data.labels.
+    files: config.data.files.
     where: the key that names the files, and the files, for messages.
 
   Raises:
     UserError: labels that are no classes, a single class, or too many rows without a label.
   """
-  classes = given(labels)
+  classes = given(labels) or (reading.class_names(files, spec.label) if labels == AUTO else ())
   if spec.kind in ("span", "choice"):
     if labels != AUTO:
       raise UserError(f"config.data.labels={labels}: the table has {_CALLED[spec.kind]}; leave it {AUTO}")

@@ -23,24 +23,32 @@ class Row(NamedTuple):
 
 
 _kept: dict[str, tuple[Row, ...]] = {}
+_names: dict[str, dict[str, tuple[str, ...]]] = {}
 
 
-def keep(rows: Sequence[Mapping[str, Any]], *, where: str) -> str:
+def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, tuple[str, ...]]) -> str:
   """Keeps rows in memory, where `read` finds them.
 
   Args:
     rows: of a table.
     where: what the user passed them as, for messages.
+    names: column -> its classes in their order, where that is known.
 
   Returns:
     Their name, in place of a glob of files: it has a digest of what they hold.
   """
-  digest = hashlib.sha256()
+  digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
   for row in rows:
     digest.update(json.dumps(row, sort_keys=True, default=str).encode())
   name = f"{_MEMORY}{digest.hexdigest()[:16]}"
+  _names[name] = dict(names)
   _kept[name] = tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows))
   return name
+
+
+def class_names(patterns: str, column: str) -> tuple[str, ...]:
+  """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
+  return _names.get(patterns, {}).get(column, ())
 
 
 def is_in_memory(patterns: str) -> bool:

@@ -36,7 +36,7 @@ def find(data: DataConfig) -> TableSpec:
   where = f"config.data.files={data.files}"
   rows = reading.read(data.files, where="config.data.files")
   found = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
-  found = labels.decide(found, rows, data.labels, where=where)
+  found = labels.decide(found, rows, data.labels, files=data.files, where=where)
   found = examples.begin(found, rows)
   prefix = default_prefix(found.kind, found.texts, data.prefix)
   return dataclasses.replace(found, prefix=prefix, files=data.files, eval_files=data.eval_files)
@@ -78,7 +78,12 @@ def resolved(config: Config, vocabulary: Any) -> Config:
     UserError: see `find`; a label that the model cannot write.
   """
   if not (config.data.labels or config.data.table):
-    if not (config.data.inputs_length and config.data.targets_length) and config.data.is_named:
+    if not (config.data.inputs_length or config.data.is_named):
+      raise UserError(
+        "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
+        " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
+      )
+    if not (config.data.inputs_length and config.data.targets_length):
       raise UserError(
         f"config.data.labels is empty: {config.data.named} is no table without it; give --config.data.labels=auto, or,"
         " of registered tasks, config.data.inputs_length and targets_length, as in --config finetune_superglue"
