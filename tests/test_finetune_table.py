@@ -1,12 +1,16 @@
 """Fine-tuning on a user's own table: columns, labels, splits, the task, and the whole command."""
 
+import csv
 import json
 import pathlib
 
 import pytest
 import tensorflow as tf
+import trained
 
+import t2t
 from t2t import UserError
+from t2t import __main__ as command
 from t2t.data import pipeline, tables
 from t2t.data.tables import examples, memory, resolving
 from t2t.sections import DataConfig
@@ -194,7 +198,7 @@ def test_a_value_that_cannot_be_used_is_named_with_its_line(row, message):
   alike = {
     "tokens": lambda i: {**_TAGS, "tokens": ["Ann", "saw", str(i)]},
     "context": lambda i: {**_SPAN, "question": f"Who {i}?"},
-    "choices": lambda i: {**_CHOICE, "question": f"What {i}?"},
+    "choices": lambda i: {**_CHOICE, "question": f"What {i}?", "label": i % 2},
     "text": lambda i: {"text": f"a {i}", "label": i % 2},
   }
   good = next(make for name, make in alike.items() if name in row)
@@ -321,3 +325,102 @@ def test_a_task_yields_what_the_table_has(row):
 
 def numpy_of(example: dict[str, tf.Tensor]) -> dict:
   return {name: x.numpy() for name, x in example.items()}
+
+
+# ---- The whole command -----------------------------------------------------------------------------------------------
+
+
+def animals(number: int, first: int = 0) -> list[tuple[str, str]]:
+  return [(f"{('dog', 'fox')[i % 2] * 3} {i}", ("bark", "yelp")[i % 2]) for i in range(first, first + number)]
+
+
+def train(architecture: str, files: str, *options: str) -> int:
+  base = f"--config.init.checkpoint={trained.workdir(architecture)}"
+  quick = ("--config.eval.examples=0", "--config.data.labels=auto", "--config.optimizer.learning_rate=0.05")
+  return command.main(["train", "--config=finetune", base, f"--config.data.files={files}", *quick, *options])
+
+
+def table_of(path: str) -> list[dict[str, str]]:
+  with open(path, newline="") as file:
+    return list(csv.DictReader(file, delimiter="\t" if path.endswith(".tsv") else ","))
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_only", "encoder_only"])
+def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
+  files, test = tsv("train.tsv", "sound kind", animals(96)), tsv("test.tsv", "sound kind", animals(20, first=200))
+  pathlib.Path("test.tsv").write_text(pathlib.Path("test.tsv").read_text().replace("sound", "id\tsound", 1))
+  rows = [f"{n}\t{line}" for n, line in enumerate(pathlib.Path("test.tsv").read_text().splitlines()[1:])]
+  pathlib.Path("test.tsv").write_text("\n".join(["id\tsound\tkind", *rows]) + "\n")
+  assert train(architecture, files, "--workdir=run") == 0
+  said = capsys.readouterr()
+  assert "text: `sound`; label: `kind`" in said.err + said.out
+  assert train(architecture, files, "--workdir=run") == 0
+  said = capsys.readouterr()
+  assert "resuming from step" in said.err + said.out
+
+  assert command.main(["eval", "--checkpoint=run", f"--config.data.eval_files={test}", "--workdir=scores"]) == 0
+  result = json.loads(pathlib.Path("scores/results.json").read_text())["table.validation"]
+  assert result["metrics"]["accuracy"] > 90 and result["classification"]["n"] == 20
+  assert "confusion matrix" in capsys.readouterr().out
+
+  assert command.main(["infer", "--checkpoint=run", f"--input={test}", "--output=out.csv"]) == 0
+  found = table_of("out.csv")
+  assert [list(row) for row in found] == [["id", "sound", "kind", "prediction", "probability"]] * 20
+  assert [row["id"] for row in found] == [str(n) for n in range(20)]
+  right = sum(row["prediction"] == row["kind"] for row in found)
+  assert 5 * right == pytest.approx(result["metrics"]["accuracy"])
+
+  model = t2t.load("run")
+  answers = model.classify([{"sound": row["sound"]} for row in found])
+  assert [row["prediction"] for row in answers] == [row["prediction"] for row in found]
+  for row, answer in zip(found, answers, strict=True):
+    assert float(row["probability"]) == answer["probabilities"][answer["prediction"]]
+  assert model.classify([row["sound"] for row in found]) == answers
+  if architecture != "encoder_only":  # which reads no prefix
+    assert model.classify([f"sound: {row['sound']}" for row in found]) == answers
+
+
+def test_examples_in_memory_are_resumed_by_what_they_hold():
+  rows = [{"words": [f"w{i}", "Ann"], "tags": ["O", "B-PER"]} for i in range(40)]
+  config = t2t.config(
+    "finetune",
+    init={"checkpoint": str(trained.workdir("encoder_only"))},
+    train={"steps": 4},
+    eval={"every": 2},
+    checkpoint={"every": 2},
+  )
+  training = t2t.train(config, "run", examples=rows)
+  next(row for row in training if row["step"] >= 2)
+  training.close()
+  last = t2t.train(config, "run", examples=list(rows)).run()
+  assert "eval/table/f1" in last and last["step"] == 4
+  (row,) = t2t.load("run").answer([{"words": ["x", "Ann", "y"]}])
+  assert len(row["tags"]) == 3 and set(row["tags"]) <= {"O", "B-PER"}
+  more = t2t.config("finetune", init={"checkpoint": str(trained.workdir("encoder_only"))}, train={"steps": 6})
+  with pytest.raises(UserError, match="examples:"):
+    t2t.train(more, "run", examples=[{"words": ["other", "Ann"], "tags": ["O", "B-PER"]}, *rows[1:]]).run()
+  with pytest.raises(UserError, match="give the files of a table"):
+    assert command.main(["eval", "--checkpoint=run", "--workdir=scores", "--debug"]) == 0
+
+
+@pytest.mark.parametrize(
+  ("architecture", "row", "fields"),
+  [
+    ("encoder_only", lambda i: {"text": f"t {i}", "score": i / 7}, {"prediction"}),
+    ("encoder_decoder", lambda i: {"question": "Who?", "context": f"Ann {i}", "answer": "Ann"}, {"prediction"}),
+    ("decoder_only", lambda i: {"premise": f"p {i}", "choices": ["a", "b"], "label": i % 2}, {"prediction"}),
+    ("encoder_decoder", lambda i: {"inputs": f"{i} + 1", "targets": f"is {i + 1}"}, {"prediction"}),
+    ("encoder_decoder", lambda i: {"tokens": ["Ann", f"w{i}"], "tags": ["B-PER", "O"]}, {"prediction", "words"}),
+  ],
+)
+def test_each_kind_of_table_is_trained_and_asked(architecture, row, fields):
+  files = jsonl("train.jsonl", map(row, ROWS))
+  steps = ("--config.train.steps=2", "--config.eval.every=2", "--config.checkpoint.every=2")
+  assert train(architecture, files, *steps, "--workdir=run") == 0
+  asked = ["--config.eval.max_examples=4", "--workdir=scores"]
+  assert command.main(["eval", "--checkpoint=run", f"--config.data.eval_files={files}", *asked]) == 0
+  assert json.loads(pathlib.Path("scores/results.json").read_text())["table.validation"]["metrics"]
+  assert command.main(["infer", "--checkpoint=run", f"--input={files}", "--output=out.jsonl", "--max_length=8"]) == 0
+  found = [json.loads(line) for line in pathlib.Path("out.jsonl").read_text().splitlines()]
+  for number, answer in enumerate(found):
+    assert row(number).items() <= answer.items() and fields <= set(answer)

@@ -126,6 +126,7 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       "score": result.score,
       "examples": len(result.answers),
       "unparseable": result.unparseable,
+      **({"classification": report.to_dict()} if (report := classes_of(result)) is not None else {}),
       **about,
     }
   _replace(path, json.dumps(record, indent=2) + "\n")
