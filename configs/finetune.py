@@ -95,6 +95,7 @@ def _of_table(config: ConfigDict) -> ConfigDict:
 def _for_table(config: ConfigDict) -> None:
   """Makes the recipe for a table that of the model's width and architecture."""
   if config.model.embed_dim <= _NARROW:
+    config.train.batch_size = 8
     config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 0.02  # relative to each parameter's root mean square
     config.optimizer.schedule = "linear"

@@ -58,7 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     'asked as well, each by lines that name it, {"inputs": "...", "adapter": "law"};\n'
     "what they lie on top of is in memory once.  So each line names its task where\n"
     "the checkpoint tells tasks apart (config.pals), or --task that of all.\n"
-    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
+    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n"
+    "A model that was fine-tuned on a table reads the columns of another one, by\n"
+    "their names, and tells a label that it was trained on; the output may be a\n"
+    "table, too, with the prediction as a column more.  Where a text has blanks,\n"
+    '"filled" is the text with what was written in them.\n\n'
     "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
     '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
     '          "prediction": "yes", "score": -0.3,\n'
@@ -89,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     "    --input lines.jsonl --output out.jsonl\n"
     "  t2t infer --checkpoint runs/pals --task reviews \\\n"
     "    --input texts.txt --output out.jsonl\n"
+    "  t2t infer --checkpoint runs/reviews --input new.csv --output predicted.csv\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server\n"

@@ -185,6 +185,10 @@ def _decoded(content: bytes, where: str) -> str:
 _OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
+# Those of all ways to ask.
+ROW_FIELDS = (*_OWN[2:], "probability", "tags", "words", "start", "end", "filled")
+
+
 def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = False) -> tuple[str, Mapping[str, Any]]:
   """The text of an object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."

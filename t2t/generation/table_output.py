@@ -11,8 +11,12 @@ from typing import Any
 from t2t import UserError
 from t2t.generation import line_files
 
-# Fields of a row that a table gets, in this order; of a class the probability of the one that is predicted.
-_FIELDS = ("prediction", "probability", "tags", "start", "end", "score", "cut", "error")
+# Columns that a table gets, in this order, and the fields of a row that they are of.
+_FIELDS = {
+  **{name: name for name in ("prediction", "probability", "tags", "start", "end")},
+  "log_probability": "score",
+  **{name: name for name in ("filled", "cut", "error")},
+}
 _ROWS = ".rows.jsonl"
 
 
@@ -69,25 +73,25 @@ def _pairs(
 
 
 def _own(line: line_files.Line, row: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields that a row of the table gets."""
-  found = {}
-  for name in _FIELDS:
-    key = f"predicted_{name}" if name in line.others else name
-    if key in row and not (name == "score" and "probabilities" in row):
-      found[key] = row[key]
-  probabilities, prediction = row.get("probabilities"), row.get("prediction", row.get("predicted_prediction"))
-  key = "predicted_probability" if "probability" in line.others else "probability"
-  if isinstance(probabilities, Mapping):
-    found[key] = probabilities[prediction]
-  elif isinstance(probabilities, list):
-    found[key] = max(probabilities)
-  if "tags" in row and "tags" not in line.others or "predicted_tags" in row:  # entities are told by them
-    found = {name: x for name, x in found.items() if not isinstance(x, list) or name.endswith("tags")}
-  return found
+  """The columns that a row of the table gets: of a class the probability of the one that is predicted."""
+  # As `line_files.row` has named them.
+  own = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in line_files.ROW_FIELDS}
+  if isinstance(own["probabilities"], Mapping):
+    own["probability"] = own["probabilities"][own["prediction"]]
+  elif isinstance(own["probabilities"], list):
+    own["probability"] = max(own["probabilities"])
+  if own["tags"] is not None and isinstance(own["prediction"], list):  # entities, which the tags tell
+    own["prediction"] = None
+  if own["probability"] is not None:
+    own["score"] = None
+  found = {column: own[name] for column, name in _FIELDS.items() if own[name] is not None or name == "prediction"}
+  if own["tags"] is not None:
+    found = {name: x for name, x in found.items() if name != "prediction" or x is not None}
+  return {f"predicted_{name}" if name in line.others else name: x for name, x in found.items()}
 
 
 def _place(name: str) -> int:
-  return _FIELDS.index(name.removeprefix("predicted_"))
+  return list(_FIELDS).index(name.removeprefix("predicted_"))
 
 
 def _cell(value: Any, *, tabs: bool) -> str:

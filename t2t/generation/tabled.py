@@ -50,11 +50,14 @@ class Tabled:
 
   def __init__(self, way: lines.Way, spec: "tables.TableSpec", *, writes: bool):
     self._way, self._spec, self._whole = way, spec, writes
-    self.asks, self.unit, self.pairs, self.nothing = way.asks, way.unit, way.pairs, way.nothing
+    several = len(spec.texts) > 1 and spec.kind in ("class", "score", "text")
+    self.asks, self.unit, self.nothing = way.asks, way.unit, way.nothing
+    self.pairs = way.pairs or several
     self.longest, self.cut_to = way.longest, way.cut_to
     self.options = dict(way.options)
     own = ("tags", "words") if spec.kind == "tags" else ()
-    self.form = dataclasses.replace(way.form, columns=spec.columns, own=(*way.form.own, *own))
+    lists = tuple(dict.fromkeys((*way.form.lists, *(("parts",) if several else ()))))
+    self.form = dataclasses.replace(way.form, columns=spec.columns, own=(*way.form.own, *own), lists=lists)
     self._is_tagged = spec.kind == "tags" and way.asks == "write"
 
   def check(self, line: line_files.Line, where: str) -> None:

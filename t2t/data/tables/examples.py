@@ -17,6 +17,7 @@ Example = dict[str, Any]
 _HELD_OUT = 10  # one row in so many
 _MOST_HELD_OUT = 2_000  # rows: what more would measure better takes longer than it is worth
 _SHOWN = 8  # classes
+_LARGE = 10.0  # numbers beyond it are far from what a head that begins near 0 gives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> E
   number = values.number(value)
   if number is None:
     raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out")
-  return {"inputs": spec.inputs(texts), "targets": f"{number:.6g}", "label": number, "parts": texts}
+  return {"inputs": spec.inputs(texts), "targets": f"{number:.4g}", "label": number, "parts": texts}
 
 
 def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
@@ -328,7 +329,9 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
     return [f"{len(spec.classes)} classes: {listed}{more}"]
   if spec.kind == "score":
     scores = [example["label"] for example in examples]
-    return [f"a number from {min(scores, default=0.0):g} to {max(scores, default=0.0):g}"]
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    wide = f"; a head learns numbers up to {_LARGE:g} best: divide them" if max(-low, high) > _LARGE else ""
+    return [f"a number from {low:g} to {high:g}{wide}"]
   if spec.kind == "tags":
     return [f"{len(spec.classes)} tags: {', '.join(spec.classes[:20])}"]
   if spec.kind == "choice":
