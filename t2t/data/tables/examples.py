@@ -255,7 +255,8 @@ def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
   Raises:
     UserError: a row that cannot be used; names file, line and column.
   """
-  stamps = tuple(reading.stamp(patterns) for patterns in (spec.files, spec.eval_files))
+  keys = ("files", "eval_files")
+  stamps = tuple(reading.stamp(getattr(spec, key), where=f"config.data.{key}") for key in keys)
   return _load(spec, max(malformed, labels.MOST_MISSING), stamps)
 
 

@@ -1,6 +1,7 @@
 """Rows of a user's table, from files or from the memory of a Python program, each with the place that messages name."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import hashlib
 import json
 from typing import Any, NamedTuple
@@ -86,10 +87,21 @@ def read(patterns: str, *, where: str) -> list[Row]:
         f" again as examples=, or give the files of a table, --{where}=FILE"
       )
     return list(_kept[patterns])
-  found = [Row(row.values, row.place) for row in tables.read_rows(find(patterns, where=where), where=where)]
+  found = _read(patterns, stamp(patterns, where=where), where)
   if not found:
     raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
   return found
+
+
+@functools.lru_cache(maxsize=2)
+def _read(patterns: str, stamps: Any, where: str) -> list[Row]:
+  del stamps  # of files that have changed
+  return [Row(row.values, row.place) for row in tables.read_rows(find(patterns, where=where), where=where)]
+
+
+def forget() -> None:
+  """Gives back the memory of rows that have become examples."""
+  _read.cache_clear()
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
@@ -97,9 +109,9 @@ def names_of(rows: Iterable[Row]) -> list[str]:
   return list(dict.fromkeys(name for row in rows for name in row.fields))
 
 
-def stamp(patterns: str) -> tuple[Any, ...]:
+def stamp(patterns: str, *, where: str) -> tuple[Any, ...]:
   """What says that files are still the same: their names, sizes and times."""
   if not patterns or is_in_memory(patterns):
     return ()
-  paths = find(patterns, where="config.data.files")
-  return tuple(sorted((path, stat.size, stat.changed) for path, stat in text_files.stats(paths).items()))
+  paths = find(patterns, where=where)
+  return tuple(sorted((path, stat.size, stat.changed) for path, stat in text_files.stats(paths, where=where).items()))

@@ -107,6 +107,7 @@ def resolved(config: Config, vocabulary: Any) -> Config:
     if spec.prefix and not by_heads:
       lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
     hosts.say("\n  ".join(lines))
+  reading.forget()
   if not by_heads:
     _check_writable(spec, vocabulary())
     if spec.kind in ("class", "choice") and not config.eval.method:
