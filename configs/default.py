@@ -6,7 +6,7 @@ from t2t.models import sizes
 
 # What `t2t train --help` shows; `--help all` shows the rest, too.
 FIRST = {
-  "data": ("files", "eval_files", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
+  "data": ("files", "eval_files", "labels", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
   + ("inputs_length", "targets_length", "pack"),
   "train": ("steps", "batch_size", "microbatches", "seed", "freeze"),
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),

@@ -392,7 +392,7 @@ class Model:
       self._vocabulary,
       ends=kind.writes and prompting.ends_prompts(self._source)[0],
       longest=longest,
-      prefix=prompting.prefix(self._source) if kind.writes else "",
+      prefix=prompting.prefix(self._source) if kind.writes else None,
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     return [

@@ -364,7 +364,8 @@ def _way_of_text(
       batch_size=options.batch_size,
     )
   if asks == "write":
-    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+    decode = _as_long_as_targets(options, source, decode)
+    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length)
     return functools.partial(
       writing.Writing,
       source,
@@ -384,6 +385,15 @@ def _way_of_text(
       raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
   return functools.partial(marking.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size)
+
+
+def _as_long_as_targets(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
+) -> decoding.DecodeConfig:
+  """Has a model that was fine-tuned on a table write as much as the table's targets had, unless a length is typed."""
+  if tabled.spec_of(source) is None or options.max_length != _MAX_LENGTH:
+    return decode
+  return dataclasses.replace(decode, max_length=max(source.run["data"]["targets_length"], decode.min_length))
 
 
 def _chosen_way(

@@ -38,7 +38,7 @@ class Answering:
     self.form = line_files.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
     self._questions, self._answerer = asked(source, mesh, head=head, longest=longest, batch_size=batch_size)
     self.pairs = not answering.reads_whole(source.model.architecture, head)
-    self._prefix = "" if self.pairs else prompting.prefix(source)
+    self._prefix = prompting.Prefix() if self.pairs else prompting.prefix(source)
     self.options = {"inputs_length": longest, "head": head.name}
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
@@ -69,7 +69,7 @@ class Answering:
     candidates = line.others["candidates"] if self._head.kind == "choice" else ()
     parts = line.others.get("parts", [line.text])
     if not self.pairs and self._head.kind != "choice":  # it was trained on the texts with their prefix
-      parts = [prompting.with_prefix(parts[0], self._prefix)]
+      parts = [self._prefix.before(parts[0])]
     features, cut = self._questions(parts, candidates)
     given = {name: x.tolist() for name, x in features.items()} | {"candidates": list(candidates)}
     return lines.Asked(given, len(features["inputs"]) + cut, cut)

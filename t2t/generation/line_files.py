@@ -143,7 +143,7 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
 
 def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
-    return bool(field or form.needs or form.may)
+    return bool(field or form.needs or form.may or len(form.columns) > 1)
   if path.endswith(".jsonl"):
     return True
   if not path.endswith(".txt"):

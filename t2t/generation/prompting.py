@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
@@ -23,46 +23,58 @@ class Prompts:
     prefix: text in front of each that does not begin with it, see `prefix`.
   """
 
-  def __init__(self, vocabulary, *, ends: bool, longest: int, prefix: str = ""):
-    self._vocabulary, self._prefix = vocabulary, prefix
+  def __init__(self, vocabulary, *, ends: bool, longest: int, prefix: "Prefix | None" = None):
+    self._vocabulary, self._prefix = vocabulary, prefix or Prefix()
     self._end = [vocabulary.eos_id] if ends else []
     self._room = longest - len(self._end)
 
   def __call__(self, text: str) -> tuple[list[int], int]:
     """The tokens of a text, and how many of them were cut from its end."""
-    tokens = self._vocabulary.encode(with_prefix(text, self._prefix))
+    tokens = self._vocabulary.encode(self._prefix.before(text))
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
 
 
-def with_prefix(text: str, prefix: str) -> str:
-  """A text with the prefix of its task in front, once.
+class Prefix(NamedTuple):
+  """What stood in front of each input that a model was fine-tuned on.
 
-  In:  "It is wet.", "mnli hypothesis: "
-  Out: "mnli hypothesis: It is wet."
-  In:  "mnli premise: It rained. hypothesis: It is wet.", "mnli hypothesis: "
-  Out: "mnli premise: It rained. hypothesis: It is wet."
+  text: "mnli hypothesis: "; "" where it is not known, or not one for all.
+  name: of the task, "mnli", behind which the fields of an input may come in any order; "": there is no name.
   """
-  task = _TASK_AND_FIELD.fullmatch(prefix)
-  begins = text.startswith(prefix) or task and text.startswith(f"{task[1]} ")
-  return text if not text or begins else f"{prefix}{text}"
+
+  text: str = ""
+  name: str = ""
+
+  def before(self, text: str) -> str:
+    """A text with the prefix in front, once.
+
+    In:  "It is wet."
+    Out: "mnli hypothesis: It is wet."
+    In:  "mnli premise: It rained. hypothesis: It is wet."
+    Out: "mnli premise: It rained. hypothesis: It is wet."
+    """
+    begins = text.startswith(self.text) or self.name and text.startswith(f"{self.name} ")
+    return text if not text or begins else f"{self.text}{text}"
 
 
-_TASK_AND_FIELD = re.compile(r"(\w+) \w+: ")  # "mnli hypothesis: ", behind whose name the fields may come in any order
+_TASK_AND_FIELD = re.compile(r"(\w+(?: \w+)*) \w+: ")
 
 
-def prefix(source: pretrained.Source) -> str:
-  """What stood in front of each input that a model was fine-tuned on, where that is known and one for all; or "".
+def prefix(source: pretrained.Source) -> Prefix:
+  """The prefix of the table or of the one task that a model was fine-tuned on.
 
   Of several tasks it is that of the one that is chosen, see `by_task`.
   """
   if table := source.run["data"].get("table"):
-    return table["prefix"]
+    return Prefix(table["prefix"])
   from t2t.data import prefixes
 
   tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
   found = {prefixes.of(task) for task in tasks}
   own = found.pop() if len(found) == 1 else ()
-  return own[0] if len(own) == 1 else ""
+  if len(own) != 1:
+    return Prefix()
+  named = _TASK_AND_FIELD.fullmatch(own[0])
+  return Prefix(own[0], named[1] if named else "")
 
 
 def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:

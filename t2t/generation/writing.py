@@ -56,7 +56,7 @@ class Writing:
     # Only what departs from what outputs were written with before it could be chosen.
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
-    if prefix := prompting.prefix(source):
+    if prefix := prompting.prefix(source).text:
       self.options["prefix"] = prefix
     if decode.min_length:
       self.options["min_length"] = decode.min_length
