@@ -89,6 +89,11 @@ def resolved(config: Config, vocabulary: Any) -> Config:
         " of registered tasks, config.data.inputs_length and targets_length, as in --config finetune_superglue"
       )
     return config
+  if not config.data.vocabulary:
+    raise UserError(
+      "config.data.vocabulary is empty: a table is read in that of the model that is fine-tuned; give"
+      " --config.init.checkpoint=CHECKPOINT, and, where it has none, --config.data.vocabulary=FILE"
+    )
   is_new = bool(config.data.labels)
   config = config.with_(data=dataclasses.asdict(with_table(config.data)))
   spec = from_dict(config.data.table)
