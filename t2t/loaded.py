@@ -241,7 +241,7 @@ class Model:
 
   @property
   def _is_answered(self) -> bool:
-    """Whether a head answers, or the model was fine-tuned on a table."""
+    """True if a head answers, or the model was fine-tuned on a table."""
     by_heads = pretrained.answers_by_heads(self._source) and not pretrained.predicts_tokens(self._source)
     return by_heads or tabled.spec_of(self._source) is not None
 
@@ -320,7 +320,7 @@ class Model:
   # ---- How it is asked -----------------------------------------------------
 
   def _make_way(self, asks: str, **options: Any) -> lines.Way:
-    """What asks, with these options; a text may be a mapping with the columns of the checkpoint's table."""
+    """Builds the way that asks with these options; a text may be a mapping with the columns of the checkpoint's table."""
     if asks in ("embed", "fill"):
       return self._way_of_text(asks, self._mesh, **options)
     return tabled.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)

@@ -243,7 +243,7 @@ class _Sequence:
 
 
 class _Dataset:
-  """What is used of `datasets.Dataset`: features, column_names and iteration."""
+  """A fake of what is used of `datasets.Dataset`: features, column_names and iteration."""
 
   def __init__(self, rows, features):
     self._rows, self.features, self.column_names = rows, features, list(rows[0])

@@ -14,7 +14,7 @@ from t2t.storage import bucket
 
 
 def _is_of_table(argv: list[str]) -> bool:
-  """Whether --checkpoint was fine-tuned on a table, as its config.json says; it is read before JAX starts."""
+  """Returns whether --checkpoint was fine-tuned on a table, as its config.json says; it is read before JAX starts."""
   options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
   options.add_argument("--checkpoint", default="")
   path = options.parse_known_args(argv)[0].checkpoint

@@ -335,7 +335,7 @@ def _asks(
 
 
 def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
-  """Whether a model that writes is asked which of a table's labels is likeliest, since nothing is said of writing."""
+  """Returns whether a model that writes ranks the labels of its table: no option of writing is given."""
   spec = tabled.spec_of(source)
   is_one_of = spec is not None and spec.kind in ("class", "choice")
   return is_one_of and decode == writing.decode_config(max_length=_MAX_LENGTH)
@@ -390,7 +390,7 @@ def _way_of_text(
 def _as_long_as_targets(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> decoding.DecodeConfig:
-  """Has a model that was fine-tuned on a table write as much as the table's targets had, unless a length is typed."""
+  """Returns the options of writing; the length is that of the targets of the checkpoint's table, unless it is typed."""
   if tabled.spec_of(source) is None or options.max_length != _MAX_LENGTH:
     return decode
   return dataclasses.replace(decode, max_length=max(source.run["data"]["targets_length"], decode.min_length))

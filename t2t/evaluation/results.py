@@ -222,7 +222,7 @@ def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tu
 
 
 def classes_of(result: Result) -> classification_report.ClassificationReport | None:
-  """How well the classes of a table are told apart; None: it is another task, or has no labels."""
+  """Returns the classification report of a table; None for other tasks, and without labels."""
   from t2t.data import tables
 
   examples = [answer.example for answer in result.answers]

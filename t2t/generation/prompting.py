@@ -35,7 +35,7 @@ class Prompts:
 
 
 class Prefix(NamedTuple):
-  """What stood in front of each input that a model was fine-tuned on.
+  """Text in front of each input that a model was fine-tuned on.
 
   text: "mnli hypothesis: "; "" where it is not known, or not one for all.
   name: of the task, "mnli", behind which the fields of an input may come in any order; "": there is no name.

@@ -1,4 +1,4 @@
-"""Which of several answers a model that writes finds likeliest for each line: a class of a table, or a candidate."""
+"""Ranks a few answers for each line by their log-probability: the classes of a table, or the candidates of a line."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -61,7 +61,7 @@ class _Column:
     return self._mostly(str)
 
   def _mostly(self, kind: Any) -> bool:
-    """Whether the first values are of a type; a few that are not are faults, which are told with their lines."""
+    """Returns whether the first values are of a type; a few that are not are faults, which are told with their lines."""
     first = self.values[:100]
     return bool(first) and sum(isinstance(x, kind) for x in first) >= 0.8 * len(first)
 
@@ -83,12 +83,12 @@ class _Column:
 
   @property
   def may_be_text(self) -> bool:
-    """Whether its values are texts, as far as can be told from them alone."""
+    """True if its values are texts, as far as can be told from them alone."""
     return self.is_text and not self.is_number and (self.words >= _FEWEST_WORDS_OF_TEXT or self.distinct > 100)
 
   @property
   def may_be_label(self) -> bool:
-    """Whether its values are few and short."""
+    """True if its values are few and short."""
     few = 1 < self.distinct <= max(2, min(50, len(self.values) // 4))
     return not self.is_list and not self.is_id and few and self.words <= _MOST_WORDS_OF_LABEL
 
@@ -126,7 +126,7 @@ def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 class Finder:
-  """Which columns of a table are what.
+  """Finds the role of each column of a table.
 
   Args:
     rows: of the table.
@@ -273,7 +273,7 @@ class Finder:
     return found[0] if len(found) == 1 else ()
 
   def _looks_tagged(self) -> bool:
-    """Whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
+    """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
     words = next(filter(None, map(self._named, (*_WORDS, "text", "sentence"))), "")
     tags = [name for name in map(self._named, _TAGS) if name and name != words]
     if not words:

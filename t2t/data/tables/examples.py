@@ -281,7 +281,7 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
 
 
 def _group(example: Example) -> Any:
-  """What examples are alike by, where some of each are to be held out."""
+  """Returns the class of an example, of which some are to be held out; "" for other kinds."""
   return example["targets"] if "label" in example and isinstance(example["label"], int) else ""
 
 
@@ -343,7 +343,7 @@ def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
 
 
 def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
-  """How often the class is right that is most frequent in training; and classes that one side lacks."""
+  """Notes on the accuracy of always predicting the most frequent class, and on classes that one side lacks."""
   if spec.kind != "class" or not train or not held_out:
     return []
   counts = collections.Counter(example["targets"] for example in train)

@@ -75,7 +75,7 @@ _CALLED = {"span": "answers in a context", "choice": "candidates"}
 
 
 def is_missing(value: object, spec: TableSpec) -> bool:
-  """Whether a row lacks its label: null, empty, or -1 where that is no class."""
+  """Returns whether a row lacks its label: null, empty, or -1 where that is no class."""
   value = values.plain(value)
   if values.is_missing(value):
     return True
@@ -83,7 +83,7 @@ def is_missing(value: object, spec: TableSpec) -> bool:
 
 
 def _has_missing_mark(counts: "collections.Counter[str]", number: int, where: str, column: str) -> bool:
-  """Whether -1 marks rows without a label: the others are 0, 1, ..., and few are without."""
+  """Returns whether -1 marks rows without a label: the others are 0, 1, ..., and few are without."""
   others = sorted(name for name in counts if name != "-1")
   if "-1" not in counts or "0" not in others or not all(name.isdigit() for name in others):
     return False
@@ -207,7 +207,7 @@ def class_number(value: object, spec: TableSpec, *, where: str) -> int:
 
 
 def named(spec: TableSpec, names: Sequence[str]) -> str:
-  """What was taken of a table, for the start of a run."""
+  """Describes the columns that were taken, for the start of a run."""
   text = " and ".join(f"`{name}`" for name in spec.texts)
   found = f"{'texts' if len(spec.texts) > 1 else 'text'}: {text}"
   if spec.candidates:

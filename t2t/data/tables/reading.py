@@ -53,7 +53,7 @@ def class_names(patterns: str, column: str) -> tuple[str, ...]:
 
 
 def is_in_memory(patterns: str) -> bool:
-  """Whether a name is one that `keep` has given."""
+  """Returns whether a name is one that `keep` has given."""
   return patterns.startswith(_MEMORY)
 
 
@@ -110,7 +110,7 @@ def names_of(rows: Iterable[Row]) -> list[str]:
 
 
 def stamp(patterns: str, *, where: str) -> tuple[Any, ...]:
-  """What says that files are still the same: their names, sizes and times."""
+  """Returns names, sizes and times of files, which tell whether they have changed."""
   if not patterns or is_in_memory(patterns):
     return ()
   paths = find(patterns, where=where)

@@ -19,7 +19,7 @@ from t2t.sections import Config, DataConfig
 _MEASURED = 1_000  # rows whose lengths are counted
 _FIT = 0.99  # share of them that is not cut
 _LONGEST = 512  # positions, unless config.data says more
-_SPAN = 384  # positions of a window of a context, BERT's
+_SHORTEST_SPAN, _SPAN = 208, 384  # positions of a window of a context; BERT's are the latter
 _SPECIAL = 3  # [CLS] and [SEP], or EOS
 
 
@@ -135,7 +135,7 @@ def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
 
 
 def identity(table: Mapping[str, Any]) -> dict[str, Any]:
-  """What of a table the order and the content of examples depend on, by configuration key.  Folders may move."""
+  """Returns the settings of a table that a position in the data belongs to.  Folders may move."""
   read = {key: x for key, x in table.items() if key not in ("files", "eval_files")}
   found = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
   files = table["files"]
@@ -172,7 +172,9 @@ def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabu
     needed = [_tokens(row, spec, count, apart=by_heads and not config.model.kind.writes) for row in rows]
     most = config.model.max_length or 0
     room = _room(config, targets, by_heads=by_heads)
-    wanted = max(_SPAN, 208) if spec.kind == "span" and by_heads else _rounded(_percentile(needed), 16, _LONGEST)
+    wanted = _rounded(_percentile(needed), 16, _LONGEST)
+    if spec.kind == "span" and by_heads:  # which is asked of windows, and has a shortest one
+      wanted = min(max(wanted, _SHORTEST_SPAN), _SPAN)
     inputs = min(wanted, room) if room else wanted
     cut = sum(n > inputs for n in needed)
     why = f" (the model has learned {most} positions)" if room and inputs == room else ""

@@ -1,6 +1,6 @@
-"""How the columns of a table become a task; it is saved in the checkpoint's config, where every command reads it."""
+"""Specification of a table as a task; the checkpoint's config keeps it, and every command reads it there."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -113,8 +113,3 @@ def default_prefix(kind: str, texts: Sequence[str], given: str) -> str:
   if len(texts) > 1 or not (given or kind == "text"):
     return " ".join(filter(None, (given, f"{shown(texts[0])}: "))).rstrip() + " "
   return f"{given} " if given else ""
-
-
-def missing(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]:
-  """Those of the names that are no fields."""
-  return [name for name in names if name not in fields]

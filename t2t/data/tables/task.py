@@ -109,7 +109,7 @@ def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
 
 
 def _dataset(columns: dict[str, dict[str, Any]], split: str, shuffle_files: bool, seed: int | None = None):
-  """One pass over a split, in the order of its rows; streams shuffle windows of them."""
+  """Returns one pass over a split, in the order of its rows; streams shuffle windows of them."""
   del shuffle_files, seed
   own = {
     name: tf.RaggedTensor.from_row_splits(tf.constant(x[0], tf.string if x[0].dtype == object else None), x[1])

@@ -15,7 +15,7 @@ def plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-  """Whether a value is null, NaN, or nothing but white space."""
+  """Returns whether a value is null, NaN, or nothing but white space."""
   if value is None or isinstance(value, float) and math.isnan(value):
     return True
   return isinstance(value, str) and not value.strip()
@@ -114,7 +114,7 @@ def answers(value: Any, start: Any) -> tuple[list[str], list[int | None]] | None
 
 
 def looks_headerless(names: Sequence[str], rows: Sequence["Row"]) -> bool:
-  """Whether the names of a table's columns are values of them: its first line is an example."""
+  """Returns whether the names of a table's columns are values of them: its first line is an example."""
   for name in names:
     own = [row.fields.get(name) for row in rows[:1000]]
     is_value = number(name) is not None or any(isinstance(x, str) and x == name for x in own)
