@@ -320,7 +320,7 @@ class Model:
   # ---- How it is asked -----------------------------------------------------
 
   def _make_way(self, asks: str, **options: Any) -> lines.Way:
-    """Builds the way that asks with these options; a text may be a mapping with the columns of the checkpoint's table."""
+    """Builds the way that asks so; a text may be a mapping with the columns of the checkpoint's table."""
     if asks in ("embed", "fill"):
       return self._way_of_text(asks, self._mesh, **options)
     return tabled.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)

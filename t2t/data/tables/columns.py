@@ -61,7 +61,7 @@ class _Column:
     return self._mostly(str)
 
   def _mostly(self, kind: Any) -> bool:
-    """Returns whether the first values are of a type; a few that are not are faults, which are told with their lines."""
+    """Returns whether the first values are of a type; a few others are faults, whose lines are named later."""
     first = self.values[:100]
     return bool(first) and sum(isinstance(x, kind) for x in first) >= 0.8 * len(first)
 
