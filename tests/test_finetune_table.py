@@ -167,6 +167,12 @@ def test_rows_without_a_label_or_a_text_are_counted():
   assert load(tsv("b.tsv", "text label", most), malformed=0.6).train
 
 
+def test_a_text_with_two_labels_is_told():
+  rows = [*sentences(), ("this is what I think of 3", "bad")]
+  (note,) = [note for note in load(tsv("a.tsv", "text label", rows)).notes if "different labels" in note]
+  assert "1 texts" in note and "(a.tsv, line 5: good; a.tsv, line 42: bad)" in note
+
+
 @pytest.mark.parametrize(
   ("rows", "message"),
   [

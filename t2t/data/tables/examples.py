@@ -270,7 +270,7 @@ def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
       where = f"config.data.{key}"
       rows = reading.read(patterns, where=where)
       found[key], own = _read(spec, rows, where=f"{where}={patterns}", most_missing=most_missing)
-      notes += own
+      notes += own + _contradicting(found[key])
   train, held_out = found["files"], found["eval_files"]
   if spec.files and not spec.eval_files:
     train, held_out = split(train, where=f"config.data.files={spec.files}")
@@ -305,6 +305,21 @@ def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], li
   if len(order) < 2:
     raise UserError(f"{where}: has {len(order)} different text(s); give two rows at least, one of which is held out")
   return [x for x in examples if x["key"] not in chosen], [x for x in examples if x["key"] in chosen]
+
+
+def _contradicting(examples: Sequence[Example]) -> list[str]:
+  """A note on texts that are there several times, with different classes."""
+  first: dict[str, Example] = {}
+  pairs = [(first.setdefault(x["key"], x), x) for x in examples if _group(x)]
+  differ = [(one, other) for one, other in pairs if one["targets"] != other["targets"]]
+  if not differ:
+    return []
+  one, other = differ[0]
+  texts = len({one["key"] for one, _ in differ})
+  return [
+    f"warning: {texts:,} texts are there with different labels ({one['row']}: {one['targets']}; {other['row']}:"
+    f" {other['targets']})"
+  ]
 
 
 def _repeated(train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
