@@ -6,7 +6,7 @@ from t2t.models import sizes
 
 # What `t2t train --help` shows; `--help all` shows the rest, too.
 FIRST = {
-  "data": ("files", "eval_files", "labels", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
+  "data": ("files", "eval_files", "field", "objective", "mixture", "task_modules", "cache_dir", "vocabulary")
   + ("inputs_length", "targets_length", "pack"),
   "train": ("steps", "batch_size", "microbatches", "seed", "freeze"),
   "optimizer": ("name", "learning_rate", "schedule", "warmup_steps", "weight_decay", "clip_norm"),
@@ -37,9 +37,7 @@ def get_config() -> ConfigDict:
   config.data.both_directions = False  # a text and its translation are two examples: each is given, and the other asked
   config.data.language = ""  # what `files` are in: a name, sw; of texts with translations two, en,sw
   config.data.language_tags = ""  # in front of texts to translate: "<2{target}>", "{source} to {target}:"; "": none
-  config.data.labels = (
-    ""  # `files` are a table: auto, number, text, or its classes "no,yes"; see docs/finetune_table.md
-  )
+  config.data.labels = ""  # `files` are a table: auto, number, text, or its classes "no,yes"; docs/finetune_table.md
   config.data.columns = ""  # of a table, which is what: "text=review,label=stars"; "": found by name and content
   config.data.prefix = ""  # of a table, in front of the inputs: "sst2 sentence:"; "": its column's name; none
   config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
