@@ -83,10 +83,10 @@ def resolved(config: Config, vocabulary: Any) -> Config:
         "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
         " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
       )
-    if not (config.data.inputs_length and config.data.targets_length):
+    if config.data.files and not (config.data.inputs_length and config.data.targets_length):
       raise UserError(
-        f"config.data.labels is empty: {config.data.named} is no table without it; give --config.data.labels=auto, or,"
-        " of registered tasks, config.data.inputs_length and targets_length, as in --config finetune_superglue"
+        f"config.data.labels is empty: config.data.files={config.data.files} is no table without it; give"
+        " --config.data.labels=auto; or, of text to pre-train on, config.data.inputs_length and targets_length"
       )
     return config
   if not config.data.vocabulary:
