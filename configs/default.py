@@ -37,6 +37,9 @@ def get_config() -> ConfigDict:
   config.data.both_directions = False  # a text and its translation are two examples: each is given, and the other asked
   config.data.language = ""  # what `files` are in: a name, sw; of texts with translations two, en,sw
   config.data.language_tags = ""  # in front of texts to translate: "<2{target}>", "{source} to {target}:"; "": none
+  config.data.labels = ""  # `files` are a table: auto, number, text, or its classes "no,yes"; docs/finetune_table.md
+  config.data.columns = ""  # of a table, which is what: "text=review,label=stars"; "": found by name and content
+  config.data.prefix = ""  # of a table, in front of the inputs: "sst2 sentence:"; "": its column's name; none
   config.data.malformed = 0.0  # share of the records of `files` that each host may find so and leave out; 0: none
   config.data.files_may_change = False  # a run goes on though files that it reads were altered since it stopped
   config.data.objective = "span_corruption"  # what `files` are made into

@@ -1,5 +1,7 @@
 r"""Fine-tuning: of models that write by task prefix, as T5 (Raffel et al. 2020, section 3.1.2); of encoders by heads.
 
+  t2t train --config finetune --config.init.checkpoint=runs/tiny --config.data.files=train.tsv \
+    --config.data.labels=auto --workdir runs/reviews
   t2t train --config finetune_superglue --config.init.checkpoint=gs://BUCKET/t5_1_1_base --workdir gs://BUCKET/superglue
   t2t train --config finetune_squad --config.init.checkpoint=runs/tiny --workdir runs/qa \
     --config.data.folders.squad=SQuAD
@@ -12,6 +14,9 @@ A.3, which tried 2e-5 to 5e-5).  --config.train.loss=heads has a model that writ
 T5 took 2**18 steps of 128 sequences, and the best of the checkpoints that were evaluated on the validation set, every
 5,000 steps; the best by each metric is kept here as well.  Published, T5 1.0 base (table 14): SuperGLUE 76.2, GLUE
 82.7, SQuAD 85.44 exact match and 92.08 F1.
+
+`finetune` alone is for a table of the user's own (docs/finetune_table.md): its lengths are those
+of the table; ten passes over it at most, and an evaluation after each, until three have brought nothing better.
 
 docs_summary, docs_match and docs_package are for tiny models, on English that is already on this machine: minutes on
 two cores.  `python benchmarks/finetuning.py` compares them with the same model from scratch
@@ -42,12 +47,15 @@ _MIXTURES = {
   "docs_match": ("docs_match", "t2t.tasks.docs", (128, 4)),
   "docs_package": ("docs_package", "t2t.tasks.docs", (128, 8)),
 }
-SIZES = tuple(_MIXTURES)
+SIZES = (None, *_MIXTURES)
+_NARROW = 256  # widths of models up to which rates are those of tiny models
 
 
-def get_config(mixture: str = "superglue") -> ConfigDict:
-  """The recipe for one of SIZES."""
+def get_config(mixture: str | None = None) -> ConfigDict:
+  """The recipe for one of SIZES; None: for a table of the user's own."""
   config = default.get_config()
+  if mixture is None:
+    return _of_table(config)
   config.model.dropout_rate = 0.1
   config.data.mixture, module, lengths = _MIXTURES[mixture]
   config.data.task_modules = (module,)
@@ -66,15 +74,56 @@ def get_config(mixture: str = "superglue") -> ConfigDict:
   return config
 
 
+def _of_table(config: ConfigDict) -> ConfigDict:
+  """Changes the defaults to the recipe for a table, which says its lengths and its metrics itself."""
+  config.model.dropout_rate = 0.1
+  config.data.mixture = ""
+  config.data.inputs_length = config.data.targets_length = 0
+  config.data.num_streams = 1  # a table may have fewer rows than streams
+  config.train.epochs = 10.0
+  config.train.batch_size = 16
+  config.optimizer.learning_rate = 1e-3
+  config.optimizer.schedule = "constant"
+  config.optimizer.warmup_steps = 0
+  config.eval.every = config.checkpoint.every = 0
+  config.eval.patience = 3
+  config.eval.stop_by = "table/score"
+  config.init.inherit = True
+  return config
+
+
+def _for_table(config: ConfigDict) -> None:
+  """Makes the recipe for a table that of the model's width and architecture."""
+  if config.model.embed_dim <= _NARROW:
+    config.train.batch_size = 8
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 0.02  # relative to each parameter's root mean square
+    config.optimizer.schedule = "linear"
+    config.optimizer.warmup_ratio = 0.1
+    config.optimizer.clip_norm = 1.0
+  elif config.model.architecture != "encoder_decoder":
+    _devlin(config)
+
+
 def for_architecture(config: ConfigDict) -> None:
   """Makes the recipe that of the encoders alone (Devlin et al. 2019, appendix A.3), where the checkpoint is one.
 
   Three epochs by AdamW, 3e-5 after a warm-up over a tenth of the steps, then falling to nothing, 32 sequences a batch.
   """
+  if not (config.data.inputs_length or config.data.mixture):
+    _for_table(config)
+    return
   if config.model.architecture != "encoder_only" or config.data.mixture.startswith("docs"):
     return
   config.train.epochs = 3.0
   config.train.batch_size = 32
+  config.eval.every = 0
+  config.checkpoint.every = 0
+  _devlin(config)
+
+
+def _devlin(config: ConfigDict) -> None:
+  """AdamW of Devlin et al. 2019: 3e-5 after a warm-up over a tenth of the steps, then falling to nothing."""
   config.train.z_loss = 0.0
   config.optimizer.name = "adamw"
   config.optimizer.scale_by_parameter = False
@@ -84,8 +133,6 @@ def for_architecture(config: ConfigDict) -> None:
   config.optimizer.weight_decay = 0.01
   config.optimizer.epsilon = 1e-6
   config.optimizer.clip_norm = 1.0
-  config.eval.every = 0
-  config.checkpoint.every = 0
 
 
 def _small(config: ConfigDict) -> None:

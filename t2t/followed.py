@@ -95,6 +95,8 @@ def train(
   *,
   batches: own_batches.Source | None = None,
   eval_batches: Iterable[own_batches.Rows] | None = None,
+  examples: Any = None,
+  eval_examples: Any = None,
 ) -> "Training":
   """Trains as `t2t train` does, and yields what is measured: what it writes to metrics.jsonl, row by row.
 
@@ -115,6 +117,10 @@ def train(
       function, number of batches read -> those that follow.  Without config.data.vocabulary neither TensorFlow nor
       seqio is needed, and ids are not turned into text.
     eval_batches: those to measure on, of which config.eval.batches are read.
+    examples: rows of a table, as config.data.files has one for `--config finetune` (docs/finetune_table.md): a list of
+      dicts, [{"text": "...", "label": "..."}] or [{"words": [...], "tags": [...]}]; a `datasets.Dataset`; or a pandas
+      DataFrame. A run that goes on needs the same ones.
+    eval_examples: those to measure on; None: a tenth of `examples` is held out.
 
   Raises:
     UserError: see `loop.train` and `own_batches`, with the first row; something else is wrong with config or workdir,
@@ -133,9 +139,15 @@ def train(
     raise UserError(f"batches is {type(batches).__name__}: give an iterable of dicts, or a function that returns one")
   if eval_batches is not None and not isinstance(eval_batches, Iterable):
     raise UserError(f"eval_batches is {type(eval_batches).__name__}: give an iterable of dicts")
+  if examples is not None and batches is not None:
+    raise UserError("batches and examples: give one of them, batches of arrays or examples as texts")
+  if examples is None and eval_examples is not None:
+    raise UserError("eval_examples: without examples there is nothing to train on; give both")
   with in_python():
     bucket.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
+    if examples is not None:
+      _read_examples(config, examples, eval_examples)
 
     def run(follower: _Run) -> None:
       own = None if batches is None else own_batches.OwnData(batches, eval_batches)
@@ -144,6 +156,22 @@ def train(
         raise own.failure  # which has ended the run, saved
 
     return Training(_Run(run))
+
+
+def _read_examples(config: ConfigDict, examples: Any, eval_examples: Any) -> None:
+  """Makes examples in memory the table that a config reads.
+
+  Raises:
+    UserError: they are no examples, or the config reads something else.
+  """
+  from t2t.data import tables
+
+  if config.data.files or config.data.eval_files or config.data.sources:
+    raise UserError("examples: config.data says other data to read; leave out data.files, data.eval_files and sources")
+  config.data.files = tables.keep(examples, where="examples")
+  config.data.eval_files = "" if eval_examples is None else tables.keep(eval_examples, where="eval_examples")
+  config.data.labels = config.data.labels or "auto"
+  config.data.mixture = ""
 
 
 class Training(Iterator[dict[str, float]]):

@@ -30,6 +30,8 @@ from t2t.generation import (
   marking,
   predictor,
   prompting,
+  ranking,
+  tabled,
   writing,
 )
 from t2t.models.architecture import Batch
@@ -240,7 +242,8 @@ class Model:
         top_p=top_p,
         top_k=top_k,
       )
-      return [row["prediction"] for row in self._ask(self._way("write", decode=decode, seed=seed), _texts(texts))]
+      rows = self._ask(self._way("write", decode=decode, seed=seed), _texts(texts))
+      return [row["prediction"] for row in rows]
 
   def fill(self, texts: Sequence[str], *, top: int = 10) -> list[dict[str, Any]]:
     """What an encoder finds likely in the blanks of each text, written [MASK], <mask> or <extra_id_0>.
@@ -268,15 +271,59 @@ class Model:
 
     Args:
       texts: of each a text, or a mapping as a line of `t2t infer` has it: {"parts": ["a", "b"]}, read together;
-        {"inputs": "...", "candidates": [...]}; {"question": "...", "context": "..."}; {"words": [...]}.
+        {"inputs": "...", "candidates": [...]}; {"question": "...", "context": "..."}; {"words": [...]}. Of a model
+        that was fine-tuned on a table: a row of it, with the columns that it was trained on.
       task: whose head is asked, where the model has several.
 
     Raises:
       UserError: it has no such head, or a text lacks what the head needs.
     """
     with in_python():
-      head = answering.choose_head(self._source.model, task, where=repr(self))
-      return self._ask(self._way("answer", head=head), texts)
+      return self._ask(self._answering(task), texts)
+
+  def classify(self, texts: Sequence[Asked]) -> list[dict[str, Any]]:
+    """Returns the class of each text, one of those that the model was fine-tuned on, and the probability of each.
+
+    Args:
+      texts: of each a text; or a mapping with the columns of the table that the model was fine-tuned on.
+
+    Returns:
+      Of each text {"prediction": "yes", "score": -0.3, "probabilities": {"no": 0.27, "yes": 0.73}}.
+
+    Raises:
+      UserError: the model was fine-tuned on no classes, or a text lacks a column.
+    """
+    with in_python():
+      way = self._answering("")
+      if way.asks != "class":
+        raise UserError(f"{self!r} tells no classes apart (it was trained on: {way.asks}); use answer or generate")
+      return self._ask(way, texts)
+
+  def __call__(self, texts: Asked | Sequence[Asked]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Does what the model was trained for, see `answer`, `fill` and `generate`; of a single text it returns one row."""
+    single = isinstance(texts, str | Mapping)
+    given = [texts] if single else texts
+    if self._source.model.kind.writes or pretrained.answers_by_heads(self._source):
+      found = self.answer(given) if self._is_answered else [{"prediction": text} for text in self.generate(given)]
+    else:
+      found = self.fill(given)
+    return found[0] if single else found
+
+  @property
+  def _is_answered(self) -> bool:
+    """True if a head answers, or the model was fine-tuned on a table."""
+    by_heads = pretrained.answers_by_heads(self._source) and not pretrained.predicts_tokens(self._source)
+    return by_heads or tabled.spec_of(self._source) is not None
+
+  def _answering(self, task: str) -> lines.Way:
+    """The way of the model's head; of a model that was fine-tuned on a table in writing, that of the table."""
+    spec = tabled.spec_of(self._source)
+    if task or spec is None or pretrained.answers_by_heads(self._source) or not self.config.kind.writes:
+      return self._way("answer", head=answering.choose_head(self._source.model, task, where=repr(self)))
+    if spec.kind in ("class", "choice"):
+      return self._way("rank", classes=spec.classes)
+    length = self._source.run["data"]["targets_length"]
+    return self._way("write", decode=writing.decode_config(max_length=length), seed=0)
 
   # ---- Numbers -------------------------------------------------------------
 
@@ -347,8 +394,17 @@ class Model:
   # ---- How it is asked -----------------------------------------------------
 
   def _make_way(self, asks: str, **options: Any) -> lines.Way:
-    """What asks, with these options."""
-    source, mesh, size = self._source, self._mesh, self._batch_size
+    """Builds the way that asks so; a text may be a mapping with the columns of the checkpoint's table."""
+    if asks in ("embed", "fill"):
+      return self._way_of_text(asks, self._mesh, **options)
+    return tabled.around(self._source, lambda mesh: self._way_of_text(asks, mesh, **options))(self._mesh)
+
+  def _way_of_text(self, asks: str, mesh: jax.sharding.Mesh, **options: Any) -> lines.Way:
+    source, size = self._source, self._batch_size
+    if asks == "rank":
+      longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=1)
+      ends = prompting.ends_prompts(source)[0]
+      return ranking.Ranking(source, mesh, longest=longest, ends_prompts=ends, batch_size=size, **options)
     if asks == "write":
       length = options["decode"].max_length
       longest = prompting.longest_prompt(source, inputs_length=self._inputs_length, max_length=length)
@@ -414,6 +470,7 @@ class Model:
       ends=kind.writes and prompting.ends_prompts(self._source)[0],
       longest=longest,
       special_tokens=self._special_tokens,
+      prefix=prompting.prefix(self._source) if kind.writes else None,
     )
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
     pairs = []

@@ -53,6 +53,10 @@ class DataConfig:
   both_directions: bool = False
   language: str = ""
   language_tags: str = ""
+  labels: str = ""
+  columns: str = ""
+  prefix: str = ""
+  table: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # a table's columns and classes, once it is read
   malformed: float = 0.0
   files_may_change: bool = False
   objective: str = "span_corruption"
@@ -82,6 +86,13 @@ class DataConfig:
   def __post_init__(self) -> None:
     # A config has a ConfigDict here; config.json and what compares two of them need a dict.
     object.__setattr__(self, "folders", dict(self.folders))
+    object.__setattr__(self, "table", {key: tuple(x) if isinstance(x, list) else x for key, x in self.table.items()})
+    if (self.columns or self.prefix) and not (self.labels or self.table):
+      key = "columns" if self.columns else "prefix"
+      raise UserError(
+        f"config.data.{key}={getattr(self, key)}: is of a table, and config.data.labels is empty; give"
+        " --config.data.labels=auto"
+      )
     if not self.translation:
       raise UserError(
         "config.data.translation is empty: give the name of a field of JSON lines, or as .en.txt=.fr.txt how the names"
@@ -98,7 +109,7 @@ class DataConfig:
     Raises:
       UserError: names the key, and what would be right.
     """
-    files = {"config.data.files": self.files}
+    files = {"config.data.files": self.files or bool(self.table)}
     files |= {f"config.data.sources.{name}.files": source.files for name, source in self.sources.items()}
     for key in files:
       if files[key] and not self.vocabulary:
@@ -117,6 +128,9 @@ class DataConfig:
     """What says what is read, for messages: "config.data.mixture=glue"."""
     if self.sources:
       return f"config.data.sources ({', '.join(self.sources)})"
+    if self.table:
+      key = "files" if self.table["files"] else "eval_files"
+      return f"config.data.{key}={self.table[key]}"
     return f"config.data.files={self.files}" if self.files else f"config.data.mixture={self.mixture}"
 
 
@@ -417,6 +431,7 @@ class Config:
     del found["stages"]
     if self.stages:
       found["stages"] = [stage.to_dict() for stage in self.stages]
-    if not self.data.folders:
-      del found["data"]["folders"]
+    for name in ("folders", "labels", "columns", "prefix", "table"):
+      if not found["data"][name]:
+        del found["data"][name]
     return found

@@ -45,6 +45,7 @@ _COMPILE_ONCE = (
   "test_electra",
   "test_embed",
   "test_evaluate",
+  "test_finetune_table",
   "test_finetuning",
   "test_infer",
   "test_infer_answers",

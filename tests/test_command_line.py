@@ -86,7 +86,7 @@ FAMILIES = {
   "quick_thought": ("base", "large"),
 }
 NAMES = [f"{family}_{size}" for family, sizes in FAMILIES.items() for size in sizes]
-NAMES += ["tiny", "superglue", "t5_lm_adapt"]
+NAMES += ["tiny", "superglue", "finetune", "t5_lm_adapt"]
 
 
 def loaded(*arguments):

@@ -355,7 +355,7 @@ BAD = {
   "no checkpoint": (lambda t: ["--checkpoint", t / "none"], ["--checkpoint", "none", "no checkpoint there"]),
   "no input": (lambda t: ["--input", t / "none.txt"], ["--input", "none.txt", "no such file"]),
   "a folder": (lambda t: ["--input", (t / "a.txt").mkdir() or t / "a.txt"], ["a.txt", "cannot be read"]),
-  "another ending": (written(b"a\n", "in.csv"), ["in.csv", ".txt", ".jsonl"]),
+  "another ending": (written(b"a\n", "in.odt"), ["in.odt", ".txt", ".jsonl", ".csv"]),
   "nothing in it": (written(b"", "bad.txt"), ["bad.txt is empty"]),
   "only empty lines": (written(b"\n \n", "bad.txt"), ["bad.txt has nothing but empty lines"]),
   "not UTF-8": (written(b"fine\n\xff\xfe\n", "bad.txt"), ["bad.txt, line 2", "not valid UTF-8", "0xff"]),
@@ -497,3 +497,22 @@ def test_missing_options(capsys):
   assert "--checkpoint is missing" in capsys.readouterr().err
   assert command.main(["infer", "--checkpoint", "runs", "--output", "b.jsonl"]) == 2
   assert "--input is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("text", "prediction", "filled"),
+  [
+    (
+      "The default <extra_id_0> is None.",
+      "<extra_id_0> value <extra_id_1> the <extra_id_2> of",
+      "The default value is None.",
+    ),
+    ("<extra_id_0> is <extra_id_1>.", "<extra_id_0> It <extra_id_1> wet <extra_id_2>", "It is wet."),
+    ("<extra_id_0> is <extra_id_1>.", "<extra_id_0> It", "It is <extra_id_1>."),
+    ("a <extra_id_0> b", "<extra_id_0> <extra_id_1> x", "a b"),
+    ("a <extra_id_0> b", "nothing", "a <extra_id_0> b"),
+    ("a <extra_id_0> b", "<extra_id_0> c <extra_id_0> d", "a c b"),
+  ],
+)
+def test_a_text_is_shown_with_its_own_blanks_filled(text, prediction, filled):
+  assert writing.filled(text, prediction) == filled

@@ -1,11 +1,13 @@
 """What stands in front of a task's inputs: of the shipped tasks it is what their examples begin with."""
 
+import dataclasses
 import functools
 
 import pytest
 import trained
 
-from t2t.checkpoints import pretrained
+from t2t import UserError
+from t2t.checkpoints import by_task, pretrained
 from t2t.data import objectives, prefixes, registry, selection, text_formats
 from t2t.generation import prompting
 
@@ -58,3 +60,44 @@ def test_a_run_says_what_it_was_trained_on():
   assert prompting.task_prefixes(source) == ("docs match summary: ", "[NLU] ", "[S2S] ", "[NLG] ")
   data.update(mixture="theirs", task_modules=("somebody.tasks",), sources={})
   assert prompting.task_prefixes(source) == ()
+
+
+def source(architecture: str, **data) -> pretrained.Source:
+  modules = ("t2t.tasks.docs", "t2t.tasks.glue")
+  run = {"data": {"mixture": "", "task_modules": modules, **data}, "train": {"loss": "cross_entropy"}}
+  found = pretrained.read_source(str(trained.workdir(architecture)))
+  return dataclasses.replace(found, run=found.run | run)
+
+
+@pytest.mark.parametrize(
+  ("mixture", "text", "expected"),
+  [
+    ("docs_summary", "A text.", "summarize: A text."),
+    ("docs_summary", "summarize: A text.", "summarize: A text."),
+    ("glue_mnli", "It is wet.", "mnli hypothesis: It is wet."),
+    ("glue_mnli", "mnli premise: It rained. hypothesis: It is wet.", "mnli premise: It rained. hypothesis: It is wet."),
+    ("docs_match", "docs match text: a summary: b", "docs match text: a summary: b"),
+    ("glue_mnli,docs_summary", "It is wet.", "It is wet."),
+    ("docs_span_corruption", "It is <extra_id_0>.", "It is <extra_id_0>."),
+    ("docs_summary", "", ""),
+  ],
+)
+def test_inputs_get_the_prefix_of_the_only_task(mixture, text, expected):
+  loaded()
+  assert prompting.prefix(source("encoder_decoder", mixture=mixture)).before(text) == expected
+
+
+def test_of_several_tasks_one_is_named():
+  loaded()
+  several = source("encoder_decoder", mixture="glue_mnli,docs_summary")
+  assert prompting.tasks_with_prefixes(several) == ("glue_mnli", "docs_summary")
+  assert prompting.prefix(by_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
+  with pytest.raises(UserError, match="was trained on glue_mnli, docs_summary; give one of them"):
+    by_task.choose(several, "cola", where="--task")
+
+
+def test_a_table_says_its_prefix():
+  table = {"kind": "class", "texts": ("review",), "label": "stars", "classes": ("1", "2"), "prefix": "review: "}
+  found = prompting.prefix(source("decoder_only", mixture="table", table=table))
+  assert found.before("Good.") == found.before("review: Good.") == "review: Good."
+  assert found.before("review of it") == "review: review of it"

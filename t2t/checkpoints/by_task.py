@@ -25,10 +25,24 @@ def choose(source: pretrained.Source, task: str, *, where: str) -> pretrained.So
       f" one of {', '.join(known)}"
     )
   if task and not known:
-    raise UserError(f"{where} {task}: the model of {source.path} tells no tasks apart; leave it out")
+    return _with_prefix(source, task, where)
   if task:
     adapt.number_of(task, source.adapters, where=f"{where} {task}")
   return dataclasses.replace(source, task=task)
+
+
+def _with_prefix(source: pretrained.Source, task: str, where: str) -> pretrained.Source:
+  """The checkpoint, whose inputs get the prefix of one of the tasks that it was fine-tuned on."""
+  trained = pretrained.trained_tasks(source)
+  names = [each.name for each in trained if each.name == task] or [
+    each.name for each in trained if each.name.endswith(f"_{task}")
+  ]
+  if len(names) == 1:
+    return dataclasses.replace(source, prefix_task=names[0])
+  if trained:
+    listed = ", ".join(each.name for each in trained)
+    raise UserError(f"{where} {task}: the model of {source.path} was trained on {listed}; give one of them")
+  raise UserError(f"{where} {task}: the model of {source.path} tells no tasks apart; leave it out")
 
 
 def each(source: pretrained.Source) -> dict[str, pretrained.Source]:

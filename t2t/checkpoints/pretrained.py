@@ -24,6 +24,8 @@ from t2t.sections import DataConfig
 from t2t.storage import bucket, hub
 
 if typing.TYPE_CHECKING:
+  import seqio
+
   from t2t.convert.tensors import Foreign
 
 
@@ -41,6 +43,7 @@ class Source:
   part: where its model is among the parameters that were trained together; "" where it is all of them.
   keeps: whether what its model was adapted by stays beside the parameters, though it could be merged into them.
   task: the one that its model is asked for, if it tells tasks apart; "": none is chosen, see `by_task`.
+  prefix_task: the one of its tasks whose prefix stands in front of each input; "": of the only one.
   """
 
   path: epath.Path
@@ -53,6 +56,7 @@ class Source:
   part: str = ""
   keeps: bool = False
   task: str = ""
+  prefix_task: str = ""
 
   @property
   def prefix(self) -> str:
@@ -158,7 +162,8 @@ def adopt(config: ConfigDict, source: Source) -> None:
     # A decoder alone has the answer in the same row; an encoder alone a short one, [CLS] and [SEP].
     others = {"encoder_decoder": 0, "decoder_only": config.data.targets_length + 1, "encoder_only": 32}
     room = most - others[source.model.architecture]
-    config.data.inputs_length = max(1, min(config.data.inputs_length, room))
+    if config.data.inputs_length:  # else the data decides
+      config.data.inputs_length = max(1, min(config.data.inputs_length, room))
   if source.vocabulary:
     config.data.vocabulary = source.vocabulary
     config.data.extra_ids = source.extra_ids
@@ -213,6 +218,21 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
+def trained_tasks(source: Source) -> "list[seqio.Task]":
+  """The registered tasks that a model was fine-tuned on; objectives, and tasks of untrusted code, are left out."""
+  from t2t.data import objectives, selection
+
+  data = source.run["data"]
+  mixture = data.get("mixture", "")
+  if not mixture or data.get("files") or data.get("sources") or data.get("table"):
+    return []
+  try:
+    found = selection.named(mixture, modules=task_modules(source)[0])
+  except UserError:
+    return []
+  return [task for task in selection.tasks_of(found) if task.metric_fns and not objectives.of(task)]
+
+
 def answers_by_heads(source: Source) -> bool:
   """Whether the model was trained to answer by its heads."""
   if source.foreign is not None or not source.model.vocabulary_head:
@@ -243,6 +263,8 @@ def ends_prompts(source: Source) -> tuple[bool | None, str]:
   if data.get("files"):
     return objectives.ends_inputs(data["objective"]), f"config.data.objective={data['objective']}"
   mixture = data.get("mixture", "")
+  if data.get("table"):
+    return False, f"config.data.files={data['table']['files']} is a table"
   if not mixture:
     return None, "its checkpoint does not say what it was trained on"
   modules, untrusted = task_modules(source)

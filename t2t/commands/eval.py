@@ -1,11 +1,29 @@
 """`t2t eval`."""
 
+import argparse
+import contextlib
+import json
+
 from absl import logging
 
 from t2t.commands import gin_files
 from t2t.commands.options import config_parser, parse_with_checkpoint
 from t2t.evaluation import evaluate, longest
 from t2t.settings import records
+from t2t.storage import bucket
+
+
+def _is_of_table(argv: list[str]) -> bool:
+  """Returns whether --checkpoint was fine-tuned on a table, as its config.json says; it is read before JAX starts."""
+  options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  options.add_argument("--checkpoint", default="")
+  path = options.parse_known_args(argv)[0].checkpoint
+  if not path:
+    return False
+  for folder in (bucket.absolute(path), bucket.absolute(path).parent.parent):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+      return bool(json.loads((folder / "config.json").read_text())["data"].get("table"))
+  return False
 
 
 @gin_files.in_words_of_t5x("eval")
@@ -18,6 +36,8 @@ def main(argv: list[str]) -> None:
       "examples:\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/eval \\\n"
       "    --config.data.folders.superglue=SuperGLUE --config.eval.tasks=cb,copa,rte\n"
+      "  t2t eval --checkpoint runs/reviews --config.data.eval_files=test.tsv \\\n"
+      "    --workdir runs/reviews_test\n"
       "  t2t eval --config superglue --checkpoint runs/gpt --shots 4 \\\n"
       "    --workdir runs/few_shot\n"
       "  t2t eval --config superglue --checkpoint runs/finetuned --workdir runs/test \\\n"
@@ -26,7 +46,7 @@ def main(argv: list[str]) -> None:
       "    --gin.EVAL_OUTPUT_DIR='\"runs/eval\"'"
     ),
   )
-  parser.set_defaults(config="superglue")
+  parser.set_defaults(config="finetune" if _is_of_table(argv) else "superglue")
   parser.add_argument("--checkpoint", help="a workdir that t2t trained in, or one of its checkpoints")
   parser.add_argument("--workdir", help="folder or gs:// bucket for results.json and predictions")
   parser.add_argument("--shots", type=int, help="solved training examples before each input; config.eval.shots")

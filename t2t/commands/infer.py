@@ -28,8 +28,11 @@ from t2t.generation import (
   marking,
   predictor,
   prompting,
+  ranking,
   served,
   server,
+  table_output,
+  tabled,
   writer,
   writing,
 )
@@ -55,7 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     'asked as well, each by lines that name it, {"inputs": "...", "adapter": "law"};\n'
     "what they lie on top of is in memory once.  So each line names its task where\n"
     "the checkpoint tells tasks apart (config.pals), or --task that of all.\n"
-    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n\n"
+    "BERT and its like fill each [MASK], <mask> or <extra_id_0> of a line.\n"
+    "A model that was fine-tuned on a table reads the columns of another one, by\n"
+    "their names, and tells a label that it was trained on; the output may be a\n"
+    "table, too, with the prediction as a column more.  Where a text has blanks,\n"
+    '"filled" is the text with what was written in them.\n\n'
     "What a head is asked, a line of a .jsonl file, and what the row has of it:\n"
     '  class   {"inputs": "..."}, or {"parts": ["...", "..."]}, read together\n'
     '          "prediction": "yes", "score": -0.3,\n'
@@ -86,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     "    --input lines.jsonl --output out.jsonl\n"
     "  t2t infer --checkpoint runs/pals --task reviews \\\n"
     "    --input texts.txt --output out.jsonl\n"
+    "  t2t infer --checkpoint runs/reviews --input new.csv --output predicted.csv\n"
     "  echo 'Return the [MASK] of days.' | t2t infer --checkpoint runs/tiny_bert \\\n"
     "    --input - --output - --top 5\n"
     "  t2t infer --checkpoint runs/tiny --server\n"
@@ -103,8 +111,13 @@ def _parser() -> argparse.ArgumentParser:
   )
   files = parser.add_argument_group("lines")
   add = files.add_argument
-  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; - standard input")
-  add("--output", default="", metavar="FILE", help="the predictions; - is standard output")
+  add("--input", default="", metavar="FILE", help=".txt, an input a line; .jsonl, an object a line; a table; -")
+  add(
+    "--output",
+    default="",
+    metavar="FILE",
+    help="the predictions; .tsv, .csv, .parquet: columns more; - is standard output",
+  )
   add("--field", default="", help="of an object: where its text is; default: inputs, of a span head question")
   add("--strict", action="store_true", help="refuse lines that are empty or too long, instead of marking them")
   written = parser.add_argument_group("writing")
@@ -155,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     "--task",
     default="",
     metavar="NAME",
-    help="of a model that tells tasks apart: the one that all lines are of; default: each line names its own",
+    help="of a model that was trained on several: the one that all lines are of, whose prefix they get",
   )
   add("--inputs_length", type=int, default=0, metavar="N", help="tokens of an input at most; default: as in training")
   add("--task_modules", default="", metavar="M", help="modules or .py files of yours that its tasks are registered in")
@@ -238,12 +251,26 @@ def main(argv: list[str]) -> None:
   if adapters and options.input.endswith(".txt"):
     raise UserError(f"--adapter: a line of {options.input} can name none; give a .jsonl file, with an object on each")
   make_way = _chosen_way(options, source, adapters, decode)
+  if options.input and not options.task and (names := prompting.tasks_with_prefixes(source)):
+    said = (
+      f"{source.path}: was trained on {', '.join(names)}; --task NAME puts the prefix of one in front of each input"
+    )
+    print(said, file=sys.stderr)
   mesh = lines.make_mesh(options.tensor)
   load = functools.partial(one_base.load, source, adapters, mesh) if adapters else None
   blank = "" if adapters or options.head else prompting.blank(source)
   for input_path, output_path in _files(options, found if of_tasks else None, source):
-    job = lines.Job(input_path, output_path, options.field, options.batch_size, options.strict, blank=blank)
-    lines.run(source, mesh, make_way(mesh), job, load=load)
+    as_table = line_files.is_table(output_path)
+    if as_table:
+      table_output.check(output_path)
+    rows_path = table_output.rows_path(output_path) if as_table else output_path
+    job = lines.Job(input_path, rows_path, options.field, options.batch_size, options.strict, blank=blank)
+    way = make_way(mesh)
+    lines.run(source, mesh, way, job, load=load)
+    if as_table and jax.process_index() == 0:
+      read = functools.partial(line_files.read, input_path, field=options.field, form=way.form)
+      table_output.write(output_path, read)
+      print(f"{'table':<14} {output_path}")
 
 
 def _options(argv: list[str]) -> tuple[argparse.Namespace, gin.Converted | None]:
@@ -316,13 +343,38 @@ def _asks(
   return found
 
 
+def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
+  """Returns whether a model that writes ranks the labels of its table: no option of writing is given."""
+  spec = tabled.spec_of(source)
+  is_one_of = spec is not None and spec.kind in ("class", "choice")
+  return is_one_of and decode == writing.decode_config(max_length=_MAX_LENGTH)
+
+
 def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], lines.Way]:
-  """What is asked of each line, of a model on a mesh."""
+  """What is asked of each line, of a model on a mesh; a line may have the columns of the checkpoint's table."""
+  make_way = _way_of_text(options, source, decode)
+  return make_way if _asks(options, source, decode) == "fill" else tabled.around(source, make_way)
+
+
+def _way_of_text(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
+) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  """What is asked of each text."""
   asks = _asks(options, source, decode)
+  if asks == "write" and _ranks(source, decode):
+    return functools.partial(
+      ranking.Ranking,
+      source,
+      classes=tabled.spec_of(source).classes,
+      longest=prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=1),
+      ends_prompts=_ends_prompts(options, source),
+      batch_size=options.batch_size,
+    )
   if asks == "write":
-    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=options.max_length)
+    decode = _as_long_as_targets(options, source, decode)
+    longest = prompting.longest_prompt(source, inputs_length=options.inputs_length, max_length=decode.max_length)
     return functools.partial(
       writing.Writing,
       source,
@@ -350,6 +402,15 @@ def _way(
       raise UserError(f"--no_answer {options.no_answer}: {head.name} is a {head.kind} head, no span's; leave it out")
     head = dataclasses.replace(head, no_answer=options.no_answer == "yes")
   return functools.partial(marking.way_of(head), source, head=head, longest=longest, batch_size=options.batch_size)
+
+
+def _as_long_as_targets(
+  options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
+) -> decoding.DecodeConfig:
+  """Returns the options of writing; the length is that of the targets of the checkpoint's table, unless it is typed."""
+  if tabled.spec_of(source) is None or options.max_length != _MAX_LENGTH:
+    return decode
+  return dataclasses.replace(decode, max_length=max(source.run["data"]["targets_length"], decode.min_length))
 
 
 def _chosen_way(
@@ -420,7 +481,8 @@ def _service(
   decode: decoding.DecodeConfig,
 ) -> endpoints.Service:
   """What answers behind the page."""
-  if _asks(options, next(iter(adapters.values()), source), decode) != "write":
+  first = next(iter(adapters.values()), source)
+  if _asks(options, first, decode) != "write" or _ranks(first, decode):
     options.batch_size = 1
     way = _chosen_way(options, source, adapters, decode)
     return served.Asker(source, way, adapters=adapters, tensor=options.tensor)

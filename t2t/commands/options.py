@@ -58,6 +58,7 @@ def keys_by_section() -> dict[str, dict[str, Any]]:
   """Section -> key -> its default; those last that a config has only where they are used."""
   config = records(default.get_config())
   found = {section: dataclasses.asdict(getattr(config, section)) for section in default.FIRST}
+  del found["data"]["table"]  # which no one types: it is what a run finds of a table
   return found | {section: dataclasses.asdict(cls()) for section, cls in OPTIONAL.items()}
 
 

@@ -23,6 +23,9 @@ def main(argv: list[str]) -> None:
       "  t2t train --config t5_1_1_small --workdir runs/own \\\n"
       "    --config.data.files='text/*.jsonl.gz' \\\n"
       "    --config.data.vocabulary=spiece.model\n"
+      "  t2t train --config finetune --config.init.checkpoint=runs/tiny \\\n"
+      "    --config.data.files=reviews.tsv --config.data.labels=auto \\\n"
+      "    --workdir runs/reviews\n"
       "  t2t train --gin_file base_c4_pretrain.gin --gin.TRAIN_STEPS=1000 \\\n"
       "    --gin.MODEL_DIR='\"runs/t5x\"'"
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import seqio
 
-from t2t.data import languages, mixed, objectives, selection, streams, vocabularies
+from t2t.data import languages, mixed, objectives, selection, streams, tables, vocabularies
 from t2t.data.objectives import switching
 from t2t.data.sources import contents, named, parallel, text_files
 from t2t.sections import DataConfig
@@ -18,7 +18,7 @@ def settings(
   """What the order of the data depends on, by configuration key.  Folders may move: files count by their names."""
   left_out = {"eval_files", "eval_split", "task_modules", "num_streams", "files", "vocabulary", "cache_dir", "folders"}
   left_out |= {"malformed", "files_may_change"}  # a record that is left out leaves all others in their place
-  left_out.add("most_epochs")
+  left_out |= {"most_epochs", "labels", "columns", "prefix", "table"}
   left_out |= set() if data.language_tags and data.files else {"language"}  # which names a loss otherwise
   left_out |= {key for key in ("both_directions", "language_tags") if not getattr(data, key)}
   left_out |= {"sources"} | (set() if data.sources else {"size", "alpha"})
@@ -34,6 +34,8 @@ def settings(
     # Documents that are held out are not trained on.
     identity["data.eval_files"] = "given" if data.eval_files else "empty: about 1 % of data.files is held out"
     identity["data.files"] = contents.summary(_with_beside(data, text_files.find_files(data.files)))
+  if data.table:
+    identity |= tables.identity(data.table)
   each = mixed.each(data) if data.sources else {}
   tells_languages = bool(languages.numbers(each)) or bool(data.language_tags)
   for name, own in each.items():
@@ -85,7 +87,10 @@ def files(
   """
   splits = (data.train_split, data.eval_split)
   sources = mixed.each(data) if data.sources else {}
-  read = {"config.data": data} | {f"config.data.sources.{name}": own for name, own in sources.items()}
+  table = {key: data.table[key] for key in ("files", "eval_files")} if data.table else {}
+  read = {"config.data": dataclasses.replace(data, **tables.on_disk(table))} | {
+    f"config.data.sources.{name}": own for name, own in sources.items()
+  }
   found = {
     where: contents.Contents(_with_beside(each, text_files.find_files(patterns, where=where)), where=where)
     for begin, each in read.items()

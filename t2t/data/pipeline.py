@@ -28,6 +28,7 @@ from t2t.data import (
   selection,
   sources,
   streams,
+  tables,
   task_numbers,
   uncut,
   vocabularies,
@@ -123,6 +124,8 @@ def registered(data: DataConfig, *, alone: bool = True) -> seqio.Task | seqio.Mi
   """
   if data.sources:
     return load_task(data)
+  if data.labels or data.table:
+    return tables.make_task(tables.with_table(data))
   found = selection.named(data.mixture, modules=data.task_modules)
   if alone:
     selection.check_folders(found, data.folders)

@@ -22,6 +22,7 @@ from t2t.data import (
   selection,
   staged,
   streams,
+  tables,
   task_numbers,
   vocabularies,
 )
@@ -48,6 +49,7 @@ def resolved(config: Config) -> Config:
 
 def _resolved(config: Config) -> tuple[Config, float]:
   """`resolved`, and how many examples an epoch has; 0.0 where nothing is counted."""
+  config = tables.resolved(config, lambda: pipeline.vocabulary(config.data))
   data = config.data
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   config = _with_heads(_with_vocabulary(config), found)

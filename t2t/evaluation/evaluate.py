@@ -14,7 +14,16 @@ import numpy as np
 
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
-from t2t.data import answers, first_examples, pipeline, registry, selection, task_numbers, vocabularies
+from t2t.data import (
+  answers,
+  first_examples,
+  pipeline,
+  registry,
+  selection,
+  tables,
+  task_numbers,
+  vocabularies,
+)
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
 from t2t.models import adapt
@@ -305,6 +314,7 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
   Raises:
     UserError: tasks, data and checkpoint do not go together.
   """
+  config = _of_its_table(config, source)
   data = config.data
   by_heads = pretrained.answers_by_heads(source)
   if methods.choose(config.eval.method, source.model, by_heads=by_heads) != "head":
@@ -332,6 +342,39 @@ def prepare(config: Config, source: pretrained.Source, *, tasks: Sequence[str], 
     by_heads=by_heads,
     adapters=source.adapters,
   )
+
+
+def _of_its_table(config: Config, source: pretrained.Source) -> Config:
+  """The config with the table that a checkpoint was fine-tuned on, where it names no tasks; others as they are.
+
+  Raises:
+    UserError: the checkpoint is of no table, or files are given to train on.
+  """
+  data, saved = config.data, source.run["data"].get("table")
+  if data.mixture or data.sources or data.table:
+    return config
+  if not saved:
+    raise UserError(
+      f"--checkpoint {source.path}: was not fine-tuned on a table; say what it is measured on: --config superglue, or"
+      " --config.data.mixture=TASKS"
+    )
+  if data.files or data.labels:
+    key = "files" if data.files else "labels"
+    raise UserError(
+      f"config.data.{key}={getattr(data, key)}: a checkpoint is measured on config.data.eval_files, whose columns and"
+      f" classes are those that it was trained on; give --config.data.eval_files={data.files or 'FILE'}"
+    )
+  spec = tables.from_dict(saved)
+  files = "" if data.eval_files else spec.files
+  spec = dataclasses.replace(spec, files=files, eval_files=data.eval_files or spec.eval_files)
+  lengths = {key: getattr(data, key) or source.run["data"][key] for key in ("inputs_length", "targets_length")}
+  config = config.with_(
+    data={"files": "", "eval_files": "", "mixture": tables.TASK, "table": spec.to_dict(), **lengths}
+  )
+  is_one_of = spec.kind in ("class", "choice") and source.model.kind.writes
+  if is_one_of and not config.eval.method and not pretrained.answers_by_heads(source):
+    config = config.with_(eval={"method": "rank"})
+  return config
 
 
 def evaluate(config: Config, source: pretrained.Source, workdir: str) -> list[results.Result]:

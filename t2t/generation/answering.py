@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean, losses
 from t2t.checkpoints import pretrained
-from t2t.generation import answerer, line_files, lines
+from t2t.generation import answerer, line_files, lines, prompting
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
 
@@ -38,6 +38,7 @@ class Answering:
     self.form = line_files.Form(lists=("parts",), needs=("candidates",) if head.kind == "choice" else ())
     self._questions, self._answerer = asked(source, mesh, head=head, longest=longest, batch_size=batch_size)
     self.pairs = not answering.reads_whole(source.model.architecture, head)
+    self._prefix = prompting.Prefix() if self.pairs else prompting.prefix(source)
     self.options = {"inputs_length": longest, "head": head.name}
     self.nothing: Mapping[str, Any] = {"prediction": None} | ({} if head.kind == "score" else {"score": None})
 
@@ -66,7 +67,10 @@ class Answering:
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
     candidates = line.others["candidates"] if self._head.kind == "choice" else ()
-    features, cut = self._questions(line.others.get("parts", [line.text]), candidates)
+    parts = line.others.get("parts", [line.text])
+    if not self.pairs and self._head.kind != "choice":  # it was trained on the texts with their prefix
+      parts = [self._prefix.before(parts[0])]
+    features, cut = self._questions(parts, candidates)
     given = {name: x.tolist() for name, x in features.items()} | {"candidates": list(candidates)}
     return lines.Asked(given, len(features["inputs"]) + cut, cut)
 

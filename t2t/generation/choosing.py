@@ -113,7 +113,7 @@ def ways_of(
   for name, source in sources.items():
     # What a way is made of: the model, what adapts it, and how its run says that it is asked.
     data, loss = source.run["data"], source.run.get("train", {}).get("loss")
-    asked = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files")]
-    key = repr((source.model, source.adapters, loss, asked[:3], bool(asked[3])))
+    asked = [data.get(key) for key in ("inputs_length", "objective", "mixture", "files", "table")]
+    key = repr((source.model, source.adapters, loss, asked[:3], bool(asked[3]), asked[4]))
     found[name] = made[key] = made.get(key) or make_way(source)
   return found

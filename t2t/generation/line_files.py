@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -46,6 +47,7 @@ class Form:
   may: fields of an object that say how it is asked, and may be left out.
   own: fields of a row besides those that all rows may have.
   reads: what is asked, for messages; "": any text.
+  columns: fields that an object has its texts in, as the table that the model was fine-tuned on; () if it was none.
   """
 
   field: str = "inputs"
@@ -54,15 +56,26 @@ class Form:
   may: tuple[str, ...] = ()
   own: tuple[str, ...] = ()
   reads: str = ""
+  columns: tuple[str, ...] = ()
 
 
 TEXTS = Form()
 ADAPTER = "adapter"  # field of an object that names one of several adapters
 
 
+_TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$")
+
+
+def is_table(path: str) -> bool:
+  """Whether a file is a table by its name: .tsv, .csv or .parquet."""
+  return bool(_TABLES.search(path))
+
+
 def place(path: str, number: int = 0) -> str:
   """What a message calls a line of the input, or all of it."""
   name = "standard input" if path == PIPE else path
+  if is_table(path) and number:
+    return f"--input: {name}, row {number}"
   return f"--input: {name}, line {number}" if number else f"--input: {name}"
 
 
@@ -70,9 +83,9 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
   """The lines of an input, one after another.
 
   Args:
-    path: a .txt file, with an input on each line, or a .jsonl file, with an object on each, either also compressed;
-      local or gs://; "-" is standard input, whose lines are text, or objects if there is a `field`, or more than a
-      text is needed.
+    path: a .txt file, with an input on each line, a .jsonl file, with an object on each, or a .tsv, .csv or .parquet
+      table with names of columns; each may be compressed, local or gs://; "-" is standard input, whose lines are text,
+      or objects if there is a `field`, or more than a text is needed.
     field: of an object, where its text is; "": where the form has it.
     form: of the lines.
 
@@ -80,8 +93,15 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
     UserError: the input cannot be read or has no line; or a line, which it names, is not UTF-8, no object, or lacks
       the field.
   """
-  as_json = _is_json(path, field, form)
   number = 0
+  if is_table(path):
+    for number, values in enumerate(_table_rows(path), 1):
+      text, others = _taken(values, field or form.field, place(path, number), form, named=bool(field))
+      yield Line(number, text if text.strip() else "", others)
+    if not number:
+      raise UserError(f"{place(path)} has no row; give at least one below the names of the columns")
+    return
+  as_json = _is_json(path, field, form)
   with _open_input(path) as file:
     for number, content in enumerate(file, 1):  # noqa: B007  the last number is needed below
       where = place(path, number)
@@ -90,10 +110,18 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
         text = text.removeprefix("\ufeff")  # a byte order mark, as Windows editors write
       others: Mapping[str, Any] = {}
       if as_json and text.strip():
-        text, others = _parsed(text, field or form.field, where, form)
+        text, others = _parsed(text, field or form.field, where, form, named=bool(field))
       yield Line(number, text if text.strip() else "", others)
   if not number:
     raise UserError(f"{place(path)} is empty; give at least one line")
+
+
+def _table_rows(path: str) -> Iterator[dict[str, Any]]:
+  """The rows of a table, with values as JSON has them."""
+  from t2t.data.sources import tables, text_files
+
+  for row in tables.read_rows(text_files.find_files(path, where="--input"), where="--input"):
+    yield json.loads(json.dumps(dict(row.values), default=str))
 
 
 def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str) -> Line:
@@ -115,15 +143,15 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
 
 def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
-    return bool(field or form.needs or form.may)
+    return bool(field or form.needs or form.may or len(form.columns) > 1)
   name = path[: len(path) - len(compression.ending(path))].lower()
   if name.endswith((".jsonl", ".ndjson")):
     return True
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{place(path)}: give a .txt file, with an input on each line, or a .jsonl file, with an object on each (either"
-      f" also compressed: {packed}), or -"
+      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, a table"
+      f" (.tsv, .csv, .parquet) (all also compressed: {packed}), or -"
     )
   if field:
     raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
@@ -158,7 +186,11 @@ def _decoded(content: bytes, where: str) -> str:
 _OWN = ("line", "inputs", "prediction", "score", "alternatives", "probabilities", "fillings", "vector", "cut", "error")
 
 
-def _parsed(text: str, field: str, where: str, form: Form) -> tuple[str, Mapping[str, Any]]:
+# Those of all ways to ask.
+ROW_FIELDS = (*_OWN[2:], "probability", "tags", "words", "start", "end", "filled")
+
+
+def _parsed(text: str, field: str, where: str, form: Form, *, named: bool = False) -> tuple[str, Mapping[str, Any]]:
   """The text of an object, and its other fields."""
   shown = text if len(text) <= 60 else text[:60] + "..."
   try:
@@ -168,12 +200,36 @@ def _parsed(text: str, field: str, where: str, form: Form) -> tuple[str, Mapping
     raise UserError(f"{where}: not JSON ({reason}): {shown}") from error
   if not isinstance(value, dict):
     raise UserError(f'{where}: not an object: {shown}; each line must be like {{"{field}": "..."}}')
+  return _taken(value, field, where, form, named=named)
+
+
+def _taken(value: dict[str, Any], field: str, where: str, form: Form, *, named: bool) -> tuple[str, Mapping[str, Any]]:
+  """The text of an object, and its other fields; of the columns of a table all fields.
+
+  Args:
+    value: the object.
+    field: where its text is, unless it has the columns of the form.
+    where: what a message calls the line.
+    form: of the lines.
+    named: whether the user has said the field.
+  """
+  if form.columns and not named and all(name in value for name in form.columns):
+    if "line" in value:
+      raise UserError(f"{where}: has a field 'line', which the output has of its own; rename it")
+    found = (value[name] for name in form.columns)
+    return " ".join(x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in found), value
   for name in form.lists:
     if name in value:
       value = {field: " ".join(texts(value, name, where))} | value
   if field not in value:
     there = ", ".join(map(repr, value)) or "none at all"
     lists = "".join(f", or a list, {name!r}" for name in form.lists)
+    if form.columns and not named:
+      raise UserError(
+        f"{where}: has no column {next(name for name in form.columns if name not in value)!r}; its columns are {there}."
+        f" The model was trained on {', '.join(map(repr, form.columns))}: rename a column, or name the one with the"
+        " text by --field"
+      )
     reads = f"; {form.reads} reads one text, {field!r}{lists}" if form.reads else ""
     raise UserError(
       f"{where}: has no field {field!r}; its fields are {there}{reads}; name the one with the text by --field"
@@ -218,13 +274,16 @@ def row(line: Line, answer: Mapping[str, Any]) -> Row:
   In:  Line(3, "2 + 2 =", {"id": "a"}), {"prediction": "4", "score": -0.5}
   Out: {"line": 3, "inputs": "2 + 2 =", "prediction": "4", "score": -0.5, "id": "a"}
   """
+  # A table may have columns of these names; others may not, see `_taken`.
+  answer = {f"predicted_{name}" if name in line.others else name: x for name, x in answer.items()}
   return {"line": line.number, "inputs": line.text, **answer, **line.others}
 
 
 def _is_of(found: Row, line: Line, form: Form) -> bool:
   # As text, since NaN, which Python's JSON has, does not equal itself.
   as_text = lambda fields: json.dumps(fields, sort_keys=True)
-  expected, made = row(line, {}), (*_OWN, *form.own)
+  own = (*_OWN, *form.own)
+  expected, made = row(line, {}), (*own, *(f"predicted_{name}" for name in own if name in line.others))
   own = {name: value for name, value in found.items() if name in expected or name not in made}
   return as_text(own) == as_text(expected)
 

@@ -308,6 +308,24 @@ def _answers(
   return found
 
 
+def by_lines(done: Done, ends: Sequence[int]) -> Done:
+  """Counts lines where their parts are done: as many as their share of all parts is.
+
+  Args:
+    done: see `Way.answer`.
+    ends: of each line the number of parts up to its end.
+  """
+  read = 0
+
+  def of_windows(number: int, tokens: int) -> None:
+    nonlocal read
+    before, read = read, read + number
+    share = [len(ends) * each // int(ends[-1]) for each in (before, read)]
+    done(share[1] - share[0], tokens)
+
+  return of_windows
+
+
 class _Counts:
   """What the summary says of the output."""
 

@@ -126,7 +126,7 @@ class Extracting:
     del numbers
     windows = [window for each in given for window in each["windows"]]
     ends = np.cumsum([len(each["windows"]) for each in given])
-    logits = self._answerer.logits(params, self._head, windows, on_batch=done and _by_lines(done, ends))
+    logits = self._answerer.logits(params, self._head, windows, on_batch=done and lines.by_lines(done, ends))
     own = np.split(np.arange(len(windows)), ends[:-1])
     return [
       answerer.fields(self._head, each, np.concatenate([logits[i] for i in of]))
@@ -137,16 +137,3 @@ class Extracting:
 def way_of(head: HeadConfig) -> Callable[..., lines.Way]:
   """The way that a head is asked in: of each word, of a context, or of a text as a whole."""
   return {"tag": Tagging, "span": Extracting}.get(head.kind, answering.Answering)
-
-
-def _by_lines(done: lines.Done, ends: np.ndarray) -> lines.Done:
-  """Counts lines where windows are done: as many as their share of all windows is."""
-  read = 0
-
-  def of_windows(number: int, tokens: int) -> None:
-    nonlocal read
-    before, read = read, read + number
-    share = [len(ends) * each // int(ends[-1]) for each in (before, read)]
-    done(share[1] - share[0], tokens)
-
-  return of_windows

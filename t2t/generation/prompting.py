@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from t2t import UserError
 from t2t.checkpoints import pretrained
@@ -22,17 +23,24 @@ class Prompts:
     ends: whether EOS comes last, see `ends_prompts`.
     longest: tokens at most, EOS included.
     special_tokens: which letters that spell control tokens are these, see `vocabularies.encode_text`.
+    prefix: text in front of each that does not begin with it, see `prefix`.
   """
 
-  def __init__(self, vocabulary, *, ends: bool, longest: int, special_tokens: str = "blanks"):
-    self._vocabulary, self._special_tokens = vocabulary, special_tokens
+  def __init__(
+    self, vocabulary, *, ends: bool, longest: int, special_tokens: str = "blanks", prefix: "Prefix | None" = None
+  ):
+    self._vocabulary, self._special_tokens, self._prefix = vocabulary, special_tokens, prefix or Prefix()
     self._end = [vocabulary.eos_id] if ends else []
     self._room = longest - len(self._end)
 
   def __call__(self, text: str) -> tuple[list[int], int]:
     """The tokens of a text, and how many of them were cut from its end."""
-    tokens = self.encode(text)
+    tokens = self.prompt(text)
     return [*tokens[: self._room], *self._end], max(0, len(tokens) - self._room)
+
+  def prompt(self, text: str) -> list[int]:
+    """Returns the tokens of an input, all of them, those of its prefix first."""
+    return self.encode(self._prefix.before(text))
 
   def encode(self, text: str) -> list[int]:
     """The tokens of a text, all of them, with nothing around them."""
@@ -44,6 +52,59 @@ class Prompts:
 def said(special_tokens: str) -> dict[str, str]:
   """What rows depend on, where it is not the default."""
   return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}
+
+
+class Prefix(NamedTuple):
+  """Text in front of each input that a model was fine-tuned on.
+
+  text: "mnli hypothesis: "; "" where it is not known, or not one for all.
+  name: of the task, "mnli", behind which the fields of an input may come in any order; "": there is no name.
+  """
+
+  text: str = ""
+  name: str = ""
+
+  def before(self, text: str) -> str:
+    """A text with the prefix in front, once.
+
+    In:  "It is wet."
+    Out: "mnli hypothesis: It is wet."
+    In:  "mnli premise: It rained. hypothesis: It is wet."
+    Out: "mnli premise: It rained. hypothesis: It is wet."
+    """
+    begins = text.startswith(self.text) or self.name and text.startswith(f"{self.name} ")
+    return text if not text or begins else f"{self.text}{text}"
+
+
+_TASK_AND_FIELD = re.compile(r"(\w+(?: \w+)*) \w+: ")
+
+
+def prefix(source: pretrained.Source) -> Prefix:
+  """The prefix of the table or of the one task that a model was fine-tuned on.
+
+  Of several tasks it is that of the one that is chosen, see `by_task`.
+  """
+  if table := source.run["data"].get("table"):
+    return Prefix(table["prefix"])
+  from t2t.data import prefixes
+
+  tasks = [task for task in pretrained.trained_tasks(source) if source.prefix_task in ("", task.name)]
+  found = {prefixes.of(task) for task in tasks}
+  own = found.pop() if len(found) == 1 else ()
+  if len(own) != 1:
+    return Prefix()
+  named = _TASK_AND_FIELD.fullmatch(own[0])
+  return Prefix(own[0], named[1] if named else "")
+
+
+def tasks_with_prefixes(source: pretrained.Source) -> tuple[str, ...]:
+  """Names of the tasks that a model was fine-tuned on in writing, where they are several with a prefix of each."""
+  from t2t.data import prefixes
+
+  if pretrained.answers_by_heads(source) or not source.model.kind.writes:
+    return ()
+  tasks = [task.name for task in pretrained.trained_tasks(source) if len(prefixes.of(task)) == 1]
+  return tuple(tasks) if len(tasks) > 1 else ()
 
 
 def ends_prompts(source: pretrained.Source, wanted: str = "") -> tuple[bool, str]:

@@ -95,7 +95,11 @@ class Ready:
     self.max_inputs = prompting.longest_prompt(shortest, inputs_length=inputs_length, max_length=most)
     self.ends_prompts = ends_prompts
     self.prompt = prompting.Prompts(
-      self.vocabulary, ends=ends_prompts, longest=self.max_inputs, special_tokens=special_tokens
+      self.vocabulary,
+      ends=ends_prompts,
+      longest=self.max_inputs,
+      special_tokens=special_tokens,
+      prefix=prompting.prefix(source),
     )
     self._extra = int(source.model.kind.continues)  # BOS
     decoding.check_positions(self._asked, self.max_inputs + self._extra, most)
@@ -152,7 +156,7 @@ class Ready:
     if isinstance(prompt, str):
       names = {self.token_texts[start]: start for start in self._starts}
       name = next((name for name in names if prompt.startswith(name)), "")
-      tokens = self.prompt.encode(prompt.removeprefix(name))
+      tokens = self.prompt.prompt(prompt.removeprefix(name))
       ends_in_space = prompt[-1:].isspace() and bool(tokens) and not self.decode(tokens)[-1:].isspace()
       return Prompt((names[name],) if name else (), tokens + end, ends_in_space)
     start = tuple(prompt[:1]) if prompt[0] in self._starts else ()

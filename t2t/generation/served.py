@@ -114,7 +114,7 @@ class Asker:
 
   def _line(self, given: dict[str, Any]) -> line_files.Line:
     where, form = "the request", self._way.form
-    known = (form.field, *form.lists, *form.needs, *form.may)
+    known = (form.field, *form.lists, *form.needs, *form.may, *form.columns)
     for name in given:
       if name not in known:
         raise UserError(f"{name!r}: no such option; there are {', '.join(known)}")
@@ -122,9 +122,11 @@ class Asker:
     for name in form.lists:
       if text is None and name in given:
         text = " ".join(line_files.texts(given, name, where))
+    if text is None and form.columns and all(isinstance(given.get(name), str) for name in form.columns):
+      text = " ".join(given[name] for name in form.columns)
     if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
       raise UserError(f"{form.field}: {reason}")
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or not fields.is_text(text):
       raise UserError(f"{form.field}: there is nothing to read; write something")
     line = line_files.Line(1, text, given)
     self._way.check(line, where)
@@ -194,7 +196,10 @@ def _form_schema(way: lines.Way, adapters: list[str]) -> dict[str, Any]:
   kinds = {"context": {"type": "string"}, line_files.ADAPTER: {"enum": adapters}}
   properties = {form.field: text} | {name: several for name in form.lists}
   properties |= {name: kinds.get(name, several) for name in (*form.needs, *form.may)}
+  properties |= {name: {"type": "string"} for name in form.columns if name not in properties}
   found = {"type": "object", "properties": properties, "additionalProperties": False, "required": list(form.needs)}
+  if form.columns:  # as a row of its table, or a text
+    return found | {"required": []}
   if not form.lists:
     return found | {"required": [form.field, *form.needs]}
   return found | {"anyOf": [{"required": [name]} for name in (form.field, *form.lists)]}

@@ -1,6 +1,7 @@
 """What a model writes for each line."""
 
 from collections.abc import Mapping, Sequence
+import re
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ class Writing:
   """
 
   asks, unit = "write", "new tokens"
-  form, pairs = line_files.TEXTS, False
+  form, pairs = line_files.Form(own=("filled",)), False
   nothing: Mapping[str, Any] = {"prediction": None, "score": None}
 
   def __init__(
@@ -45,7 +46,11 @@ class Writing:
     self.longest, self.cut_to, self._seed = longest, f"{longest:,} tokens", seed
     self._vocabulary = pretrained.vocabulary(source)
     self._prompts = prompting.Prompts(
-      self._vocabulary, ends=ends_prompts, longest=longest, special_tokens=special_tokens
+      self._vocabulary,
+      ends=ends_prompts,
+      longest=longest,
+      special_tokens=special_tokens,
+      prefix=prompting.prefix(source),
     )
     model = pretrained.abstract(source, mesh)
     framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
@@ -59,6 +64,8 @@ class Writing:
     if ends_prompts != source.model.kind.reads_apart:
       self.options["prompt_eos"] = "yes" if ends_prompts else "no"
     self.options |= prompting.said(special_tokens)
+    if prefix := prompting.prefix(source).text:
+      self.options["prefix"] = prefix
     if decode.min_length:
       self.options["min_length"] = decode.min_length
     self.options["temperature"] = decode.temperature
@@ -71,14 +78,41 @@ class Writing:
   def read(self, line: line_files.Line) -> lines.Asked:
     """See `lines.Way`."""
     tokens, cut = self._prompts(line.text)
-    return lines.Asked(tokens, len(tokens) + cut, cut)
+    given = {"inputs": tokens, "text": line.text} if BLANK.search(line.text) else tokens
+    return lines.Asked(given, len(tokens) + cut, cut)
 
   def answer(
     self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
   ) -> list[dict[str, Any]]:
-    """Text, score, and with beams the others."""
-    written = self._predictor.generate(params, given, seed=self._seed, numbers=numbers, on_batch=done)
-    return [prompting.answer(each, self._vocabulary) for each in written]
+    """Text, score, and with beams the others; of a text with blanks also the text with them filled."""
+    prompts = [each["inputs"] if isinstance(each, Mapping) else each for each in given]
+    written = self._predictor.generate(params, prompts, seed=self._seed, numbers=numbers, on_batch=done)
+    found = [prompting.answer(each, self._vocabulary) for each in written]
+    return [
+      row | {"filled": filled(each["text"], row["prediction"])} if isinstance(each, Mapping) else row
+      for row, each in zip(found, given, strict=True)
+    ]
+
+
+BLANK = re.compile(r"<extra_id_[0-9]+>")
+
+
+def filled(text: str, prediction: str) -> str:
+  """A text with its blanks filled by what a model of span corruption has written.
+
+  In:  "The default <extra_id_0> is None.", "<extra_id_0> value <extra_id_1> the <extra_id_2> of"
+  Out: "The default value is None."
+
+  Blanks that the text does not have are left out; one that the model has not filled stays.
+  """
+  names = BLANK.findall(prediction)
+  texts = dict(zip(reversed(names), (part.strip() for part in reversed(BLANK.split(prediction)[1:])), strict=True))
+
+  def fill(match: re.Match[str]) -> str:
+    own = texts.get(match[2])
+    return match[0] if own is None else f"{match[1]}{own}" if own else ""
+
+  return re.sub(rf"([ \t]*)({BLANK.pattern})", fill, text).strip()
 
 
 def decode_config(

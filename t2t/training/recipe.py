@@ -260,6 +260,8 @@ def task_features(config: Config) -> tuple[str, ...]:
     return tuple(yields)
   places = features.places_of(kind)
   placed = (*both, places)
+  if data.table:
+    return both
   if data.files or not data.mixture:
     if data.objective in features.WITHOUT_INPUTS:
       return alone
@@ -288,6 +290,8 @@ def asks_data(config: Config) -> bool:
   """Whether the data alone says what is trained: heads, steps of an epoch, rows of the embedding; see `resolved`."""
   train, data = config.train, config.data
   if train.epochs or not (config.eval.every and config.checkpoint.every and config.model.vocab_size):
+    return True
+  if data.labels or not (data.inputs_length and data.targets_length):
     return True
   if data.files or not data.mixture or config.model.heads:
     return False

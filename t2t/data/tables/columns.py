@@ -1,0 +1,352 @@
+"""Finds which columns of a table are text and which is the label: by their names, then by what they hold."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import re
+from typing import Any
+
+from t2t import UserError, did_you_mean
+from t2t.data.tables import reading, values
+from t2t.data.tables.spec import TableSpec
+
+# Roles that config.data.columns may name, and the kind of task that a role belongs to.
+ROLES = ("text", "label", "words", "tags", "question", "context", "answers", "start", "candidates", "inputs", "targets")
+
+_LABELS = (
+  *("label", "labels", "gold_label", "class", "category", "sentiment", "polarity", "stars", "rating", "score"),
+  *("similarity", "similarity_score", "relatedness_score", "grade", "intent", "topic", "emotion", "stance", "toxic"),
+  *("is_duplicate", "y"),
+)
+_TARGETS = ("targets", "target", "output", "summary", "highlights", "translation", "response", "completion")
+_INPUTS = ("inputs", "input", "source", "prompt", "instruction", "document", "article", "text")
+# Names of one text; of several the first group counts that the table has.
+_TEXTS = (
+  ("text", "sentence"),
+  ("review", "comment", "content", "body", "document", "article", "tweet", "message", "utterance", "passage", "post")
+  + ("input", "inputs", "source", "prompt", "description"),
+  ("title", "question", "query", "headline"),
+)
+_PAIRS = (
+  *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2")),
+  *(("text_a", "text_b"), ("sentence_a", "sentence_b"), ("question", "passage"), ("question", "sentence")),
+  *(("question", "context"), ("query", "document"), ("query", "passage"), ("first", "second")),
+)
+_WORDS, _TAGS = ("tokens", "words"), ("ner_tags", "pos_tags", "chunk_tags", "upos", "tags", "ner", "labels", "label")
+_CANDIDATES = ("candidates", "choices", "options", "endings")
+_NUMBERED = re.compile(r"(choice|option|ending|candidate|solution|sol|answer)_?([0-9]|[a-e])")
+_RIGHT = (*_LABELS[:4], "answer", "answerkey", "answer_key", "correct", "gold", "target")
+_ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
+_IDS = re.compile(r"(.*_)?(id|idx|index|guid|uid|uuid|line|row|unnamed_?\d*)|", re.IGNORECASE)
+
+_KNOWN = {*_LABELS, *_TARGETS, *_INPUTS, *sum((*_TEXTS, *_PAIRS), ()), *_WORDS, *_TAGS, *_CANDIDATES, *_ANSWERS}
+_KEY = "--config.data.columns"
+_MOST_WORDS_OF_LABEL = 3.0  # on average
+_FEWEST_WORDS_OF_TEXT = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Column:
+  """A column and what it holds."""
+
+  name: str
+  values: Sequence[Any]  # those that are not missing
+
+  @functools.cached_property
+  def is_list(self) -> bool:
+    return self._mostly(list | tuple)
+
+  @functools.cached_property
+  def is_text(self) -> bool:
+    return self._mostly(str)
+
+  def _mostly(self, kind: Any) -> bool:
+    """Returns whether the first values are of a type; a few others are faults, whose lines are named later."""
+    first = self.values[:100]
+    return bool(first) and sum(isinstance(x, kind) for x in first) >= 0.8 * len(first)
+
+  @functools.cached_property
+  def is_number(self) -> bool:
+    return bool(self.values) and not self.is_list and all(values.number(x) is not None for x in self.values)
+
+  @functools.cached_property
+  def distinct(self) -> int:
+    return len({str(x) for x in self.values})
+
+  @functools.cached_property
+  def words(self) -> float:
+    return sum(len(str(x).split()) for x in self.values[:1000]) / max(len(self.values[:1000]), 1)
+
+  @property
+  def is_id(self) -> bool:
+    return bool(_IDS.fullmatch(_plain(self.name)))
+
+  @property
+  def may_be_text(self) -> bool:
+    """True if its values are texts, as far as can be told from them alone."""
+    return self.is_text and not self.is_number and (self.words >= _FEWEST_WORDS_OF_TEXT or self.distinct > 100)
+
+  @property
+  def may_be_label(self) -> bool:
+    """True if its values are few and short."""
+    few = 1 < self.distinct <= max(2, min(50, len(self.values) // 4))
+    return not self.is_list and not self.is_id and few and self.words <= _MOST_WORDS_OF_LABEL
+
+
+def _plain(name: str) -> str:
+  return re.sub(r"[\s.-]+", "_", name.strip().lower())
+
+
+def parse(columns: str, *, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+  """Role -> columns of config.data.columns.
+
+  In:  "text=title+body,label=stars"
+  Out: {"text": ("title", "body"), "label": ("stars",)}
+
+  Raises:
+    UserError: no such role, or no such column; names the nearest.
+  """
+  found: dict[str, tuple[str, ...]] = {}
+  for part in filter(None, (part.strip() for part in columns.split(","))):
+    role, equals, value = (x.strip() for x in part.partition("="))
+    if not equals or not value:
+      raise UserError(f"config.data.columns={columns}: {part!r} is not ROLE=COLUMN; give text=review,label=stars")
+    if role not in ROLES:
+      raise UserError(
+        f"config.data.columns={columns}: no role {role!r}{did_you_mean(role, ROLES)}; roles are {', '.join(ROLES)}"
+      )
+    found[role] = (value,) if value in names else tuple(name.strip() for name in value.split("+"))
+    for name in found[role]:
+      if name not in names:
+        raise UserError(
+          f"config.data.columns={columns}: the table has no column {name!r}{did_you_mean(name, names)};"
+          f" its columns are {', '.join(names)}"
+        )
+  return found
+
+
+class Finder:
+  """Finds the role of each column of a table.
+
+  Args:
+    rows: of the table.
+    columns: config.data.columns.
+    labels: config.data.labels.
+    where: the key that names the files, and the files, for messages.
+  """
+
+  def __init__(self, rows: Sequence[reading.Row], *, columns: str, labels: str, where: str):
+    self._names, self._rows, self._where, self._labels = reading.names_of(rows), rows, where, labels
+    self._given = parse(columns, names=self._names)
+    self._columns = {
+      name: _Column(name, [x for row in rows if not values.is_missing(x := row.fields.get(name))])
+      for name in self._names
+    }
+    self._plain: dict[str, str] = {}
+    for name in self._names:
+      self._plain.setdefault(_plain(name), name)
+
+  def spec(self) -> TableSpec:
+    """The columns as a specification without classes, files and prefix; `kind` "class" stands for any label.
+
+    Raises:
+      UserError: the columns cannot be told apart; says what to type.
+    """
+    given = set(self._given)
+    if not given and not _KNOWN & set(self._plain):
+      self._check_header()
+    if given & {"words", "tags"}:
+      return self._tags()
+    if given & {"answers", "start"} or {"question", "context"} <= given:
+      return self._span()
+    if "candidates" in given:
+      return self._choice()
+    if given & {"inputs", "targets"}:
+      return self._text()
+    if not given:
+      if self._named("question") and self._named("context") and any(map(self._named, _ANSWERS)):
+        return self._span()
+      if self._looks_tagged():
+        return self._tags()
+      if self._find_candidates() and any(map(self._named, _RIGHT)):
+        return self._choice()
+      if any(map(self._named, _TARGETS)) and not any(map(self._named, _LABELS)):
+        return self._text()
+    return self._labelled()
+
+  # ---- Kinds -----------------------------------------------------------------
+
+  def _labelled(self) -> TableSpec:
+    label = self._one("label", self._find_label)
+    texts = self._given.get("text") or self._find_texts(label)
+    return TableSpec("class", tuple(texts), label)
+
+  def _text(self) -> TableSpec:
+    label = self._one("targets", lambda: self._first(_TARGETS, "targets"))
+    inputs = self._given.get("inputs") or self._given.get("text")
+    return TableSpec("text", tuple(inputs or [self._first(_INPUTS, "inputs", but=(label,))]), label)
+
+  def _tags(self) -> TableSpec:
+    words = self._one("words", lambda: self._first((*_WORDS, "text", "sentence"), "words"))
+    tags = self._one("tags", lambda: self._find_tags(words))
+    return TableSpec("tags", (words,), tags)
+
+  def _span(self) -> TableSpec:
+    question = self._one("question", lambda: self._first(("question",), "question"))
+    context = self._one("context", lambda: self._first(("context", "passage"), "context"))
+    answers = self._one("answers", lambda: self._first(_ANSWERS, "answers"))
+    start = self._one("start", lambda: next(filter(None, map(self._named, _STARTS)), ""))
+    return TableSpec("span", (question, context), answers, start=start)
+
+  def _choice(self) -> TableSpec:
+    candidates = self._given.get("candidates") or self._find_candidates()
+    label = self._one("label", lambda: self._first(_RIGHT, "label", but=candidates))
+    texts = self._given.get("text")
+    if texts is None:
+      known = ("premise", "context", "ctx", "question", "sentence", "sent1", "text", "goal", "startphrase", "query")
+      texts = [name for name in map(self._named, known) if name and name not in (*candidates, label)]
+      others = [x.name for x in self._columns.values() if x.may_be_text and x.name not in (*candidates, label)]
+      texts = texts or self._only(others, "text", "text in front of the candidates")
+    return TableSpec("choice", tuple(texts), label, candidates=tuple(candidates))
+
+  # ---- Columns ---------------------------------------------------------------
+
+  def _named(self, name: str) -> str:
+    """The column of this name, whatever its case; "": there is none."""
+    return self._plain.get(name, "")
+
+  def _one(self, role: str, find) -> str:
+    if role not in self._given:
+      return find()
+    if len(self._given[role]) > 1:
+      raise UserError(f"config.data.columns: {role}={'+'.join(self._given[role])}: give one column as {role}")
+    return self._given[role][0]
+
+  def _first(self, names: Sequence[str], role: str, but: Sequence[str] = ()) -> str:
+    found = [name for name in map(self._named, names) if name and name not in but]
+    return found[0] if found else self._refuse(f"no column is named as {role} are ({', '.join(names[:6])})", role)
+
+  def _only(self, found: Sequence[str], role: str, what: str) -> list[str]:
+    if len(found) == 1:
+      return list(found)
+    if found:
+      self._refuse(f"{what} may be {' or '.join(f'`{name}`' for name in found[:6])}", role, found)
+    self._refuse(f"no column looks like {what}", role)
+    raise AssertionError
+
+  def _find_label(self) -> str:
+    texts = self._given.get("text", ())
+    named = [name for name in map(self._named, _LABELS) if name and name not in texts]
+    if named and (_plain(named[0]) in ("label", "labels") or len(named) == 1):
+      return named[0]
+    if named:
+      self._refuse(f"the label may be {' or '.join(f'`{name}`' for name in named)}", "label", named)
+    found = [x.name for x in self._columns.values() if x.may_be_label and x.name not in texts]
+    if not found:  # a number for each text
+      found = [x.name for x in self._columns.values() if x.is_number and not x.is_id and x.name not in texts]
+    return self._only(found, "label", "a label")[0]
+
+  def _find_texts(self, label: str) -> list[str]:
+    for pair in _PAIRS:
+      found = [self._named(name) for name in pair]
+      if all(found) and label not in found:
+        return found
+    for group in _TEXTS:
+      found = [name for name in map(self._named, group) if name and name != label and self._columns[name].is_text]
+      if found:
+        return self._only(found, "text", "the text")
+    found = [x.name for x in self._columns.values() if x.may_be_text and x.name != label]
+    if not found:  # words or short titles
+      short = [x for x in self._columns.values() if x.is_text and not x.is_number and not x.is_id and x.name != label]
+      found = [x.name for x in short if not x.may_be_label]
+    return self._only(found, "text", "text")
+
+  def _find_candidates(self) -> tuple[str, ...]:
+    for name in filter(None, map(self._named, _CANDIDATES)):
+      if self._columns[name].is_list:
+        return (name,)
+    numbered: dict[str, list[str]] = {}
+    for plain, name in self._plain.items():
+      if match := _NUMBERED.fullmatch(plain):
+        numbered.setdefault(match[1], []).append(name)
+    found = [tuple(sorted(names)) for names in numbered.values() if len(names) > 1]
+    return found[0] if len(found) == 1 else ()
+
+  def _looks_tagged(self) -> bool:
+    """Returns whether a column of words and one of tags have as many in the first rows, and more than one somewhere."""
+    words = next(filter(None, map(self._named, (*_WORDS, "text", "sentence"))), "")
+    tags = [name for name in map(self._named, _TAGS) if name and name != words]
+    if not words:
+      return False
+
+    def alike(row: reading.Row, name: str) -> bool:
+      pair = [values.words(row.fields.get(column)) for column in (words, name)]
+      return None not in pair and len(pair[0]) == len(pair[1]) > 0
+
+    first = self._rows[:50]
+    several = lambda name: any(len(values.words(row.fields.get(name)) or ()) > 1 for row in first)
+    is_named = _plain(words) in _WORDS
+    # A few rows that are not alike are faults that are told of later, with their lines.
+    most = lambda name: sum(alike(row, name) for row in first) >= 0.8 * len(first)
+    return any(several(name) and (is_named and self._columns[name].is_list or most(name)) for name in tags)
+
+  def _find_tags(self, words: str) -> str:
+    named = [name for name in map(self._named, _TAGS) if name and name != words]
+    return self._only(named, "tags", "a tag for each word")[0]
+
+  # ---- Messages --------------------------------------------------------------
+
+  def _check_header(self) -> None:
+    """Refuses a table whose first line is an example, by names that are values of their columns."""
+    if values.looks_headerless(self._names, self._rows):
+      listed = ", ".join(repr(name[:40]) for name in self._names[:4])
+      raise UserError(
+        f"{self._where}: the first line seems to be an example and not the names of the columns: {listed}. Put a line"
+        " of names above it, such as text and label, separated as the columns are; or, if these are names, say which is"
+        f" which: {_KEY}=text=COLUMN,label=COLUMN"
+      )
+
+  def _refuse(self, what: str, role: str, found: Sequence[str] = ()) -> str:
+    """Raises an error that says what to type."""
+    shown = "; ".join(f"`{name}` ({self._example(name)})" for name in self._names[:12])
+    example = {role: f"{role}={found[0] if found else 'COLUMN'}"}
+    if role in ("text", "label"):
+      example = {"text": "text=COLUMN", "label": "label=COLUMN"} | example
+    if self._given:
+      example = {key: f"{key}={'+'.join(own)}" for key, own in self._given.items()} | example
+    raise UserError(
+      f"{self._where}: {what}. Its columns: {shown}. Say which is which: {_KEY}={','.join(example.values())}"
+    )
+
+  def _example(self, name: str) -> str:
+    column: _Column = self._columns[name]
+    if not column.values:
+      return "empty"
+    text = " ".join(str(column.values[0]).split())
+    return f"{column.distinct:,} different, as {text[:30]!r}" if not column.is_list else f"lists, as {text[:40]}"
+
+
+def unread(spec: TableSpec, names: Sequence[str]) -> list[str]:
+  """Columns of a table that its task does not read."""
+  return [name for name in names if name not in (*spec.columns, spec.label, spec.start)]
+
+
+def check(spec: TableSpec, fields: Mapping[str, Any], *, where: str, labelled: bool = True) -> None:
+  """Refuses a table that lacks a column.
+
+  Args:
+    spec: of the table that the model was trained on.
+    fields: of a row.
+    where: file and line, for messages.
+    labelled: whether the answer is needed, too.
+
+  Raises:
+    UserError: names the column, and those that there are.
+  """
+  needed = (*spec.columns, *((spec.label,) if labelled else ()))
+  for name in needed:
+    if name not in fields:
+      raise UserError(
+        f"{where}: has no column {name!r}{did_you_mean(name, list(fields))}, which the model was trained on; its"
+        f" columns are {', '.join(fields)}; rename one to {name!r}"
+      )

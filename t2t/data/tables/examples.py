@@ -1,0 +1,371 @@
+"""Rows of a table as examples of its task, and which of them are held out."""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+import zlib
+
+from t2t import UserError
+from t2t.data import answers
+from t2t.data.tables import columns, labels, reading, values
+from t2t.data.tables.spec import TableSpec
+
+Example = dict[str, Any]
+
+_HELD_OUT = 10  # one row in so many
+_MOST_HELD_OUT = 2_000  # rows: what more would measure better takes longer than it is worth
+_SHOWN = 8  # classes
+_LARGE = 10.0  # numbers beyond it are far from what a head that begins near 0 gives
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """The examples of a table.
+
+  train, held_out: see `read_example`.
+  notes: lines on what was read, for the start of a run.
+  """
+
+  train: Sequence[Example]
+  held_out: Sequence[Example]
+  notes: Sequence[str]
+
+
+# ---- A row -----------------------------------------------------------------------------------------------------------
+
+
+class _Missing(Exception):
+  """A row without a text or without a label, which is left out."""
+
+
+def _text(row: reading.Row, name: str) -> str:
+  value = values.plain(row.fields.get(name))
+  found = values.text(value)
+  if found is None:
+    raise UserError(f"{row.where}: {name} is {str(value)[:40]!r}, not a text; name another column, config.data.columns")
+  if not found:
+    raise _Missing(f"without a text in {name!r}")
+  return found
+
+
+def texts_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
+  """The texts of a row, in the order in which they are read.
+
+  Raises:
+    UserError: one is missing, empty, or no text.
+  """
+  columns.check(spec, fields, where=where, labelled=False)
+  try:
+    return [_text(reading.Row(fields, where), name) for name in spec.texts]
+  except _Missing as error:
+    raise UserError(f"{where}: is {error}; give one") from error
+
+
+def candidates_of(spec: TableSpec, fields: Mapping[str, Any], *, where: str) -> list[str]:
+  """The candidates of a row.
+
+  Raises:
+    UserError: there are fewer than two, or they are no texts.
+  """
+  if len(spec.candidates) == 1:
+    value = values.plain(fields.get(spec.candidates[0]))
+    if isinstance(value, Mapping):  # as Hugging Face's ARC and CommonsenseQA have them
+      value = values.plain(value.get("text"))
+    found = values.strings(value)
+  else:
+    found = [values.text(values.plain(fields.get(name))) or "" for name in spec.candidates]
+    found = [text for text in found if text]
+  if found is None or len(found) < 2:
+    raise UserError(
+      f"{where}: {', '.join(spec.candidates)}: {str(fields.get(spec.candidates[0]))[:40]!r} is no list of two texts or"
+      ' more; give ["a", "b"]'
+    )
+  return found
+
+
+def read_example(spec: TableSpec, row: reading.Row) -> Example:
+  """A row as an example, or `_Missing`.
+
+  In:  a class, {"review": "It is great.", "stars": 5}, classes 1 to 5, prefix "review: "
+  Out: {"inputs": "review: It is great.", "targets": "5", "label": 4, "parts": ["It is great."],
+        "row": "train.tsv, line 2", "key": "It is great."}
+
+  Raises:
+    UserError: a value that cannot be used; names file, line and column.
+  """
+  columns.check(spec, row.fields, where=row.where)
+  value = values.plain(row.fields[spec.label])
+  if spec.kind == "tags":
+    found = _tags(spec, row, value)
+  else:
+    texts = [_text(row, name) for name in spec.texts]
+    found = _KINDS[spec.kind](spec, row, value, texts)
+    found["key"] = "\n".join(texts)
+  return found | {"row": row.where}
+
+
+def _check_labelled(spec: TableSpec, value: Any) -> None:
+  if labels.is_missing(value, spec):
+    raise _Missing(f"without a label in {spec.label!r}")
+
+
+def _class(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+  _check_labelled(spec, value)
+  number = labels.class_number(value, spec, where=row.where)
+  return {"inputs": spec.inputs(texts), "targets": spec.classes[number], "label": number, "parts": texts}
+
+
+def _score(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+  _check_labelled(spec, value)
+  number = values.number(value)
+  if number is None:
+    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a number; correct the row, or leave it out")
+  return {"inputs": spec.inputs(texts), "targets": f"{number:.4g}", "label": number, "parts": texts}
+
+
+def _target(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+  _check_labelled(spec, value)
+  target = values.text(value)
+  if target is None:
+    raise UserError(f"{row.where}: {spec.label} is {str(value)[:40]!r}, not a text; name another column")
+  return {"inputs": spec.inputs(texts), "targets": target}
+
+
+def _choice(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+  _check_labelled(spec, value)
+  candidates = candidates_of(spec, row.fields, where=row.where)
+  number = _right(spec, row, value, candidates)
+  options = [f"choice{n}" for n in range(1, len(candidates) + 1)]
+  found = {"inputs": spec.inputs(texts, candidates), "targets": options[number], "label": number, "parts": texts}
+  return found | {"candidates": candidates, "options": options}
+
+
+def _right(spec: TableSpec, row: reading.Row, value: Any, candidates: Sequence[str]) -> int:
+  """The number of the right candidate, from 0: given as number, letter, or as the candidate itself."""
+  name = values.label(value)
+  if name in candidates:
+    return candidates.index(name)
+  first = spec.counts_from
+  found = int(name) - first if name.isdigit() else ord(name.lower()) - ord("a") if len(name) == 1 else -1
+  if 0 <= found < len(candidates):
+    return found
+  raise UserError(
+    f"{row.where}: {spec.label} is {name[:40]!r}, which is none of the {len(candidates)} candidates; give its number,"
+    f" from {first}, or the candidate itself"
+  )
+
+
+def _tags(spec: TableSpec, row: reading.Row, value: Any) -> Example:
+  words, tags = values.words(values.plain(row.fields[spec.texts[0]])), values.words(value)
+  if words is None or tags is None:
+    name = spec.texts[0] if words is None else spec.label
+    raise UserError(f"{row.where}: {name} is {str(row.fields[name])[:40]!r}; give a list, or words with spaces between")
+  if not words:
+    raise _Missing(f"without words in {spec.texts[0]!r}")
+  if not tags or set(tags) == {"-1"}:
+    raise _Missing(f"without tags in {spec.label!r}")
+  if len(words) != len(tags):
+    raise UserError(
+      f"{row.where}: has {len(words)} words in {spec.texts[0]!r} and {len(tags)} tags in {spec.label!r}; give one tag"
+      " for each word"
+    )
+  numbers = [labels.class_number(tag, spec, where=row.where) for tag in tags]
+  names = [spec.classes[number] for number in numbers]
+  inputs, targets = spec.inputs([" ".join(words)]), answers.written_tags(words, names, spec.classes)
+  return {"inputs": inputs, "targets": targets, "words": words, "tags": numbers, "key": " ".join(words)}
+
+
+def _span(spec: TableSpec, row: reading.Row, value: Any, texts: list[str]) -> Example:
+  question, context = texts[0], row.fields[spec.texts[1]]  # as it stands: answers count its characters
+  found = values.answers(value, row.fields.get(spec.start))
+  if found is None:
+    raise UserError(
+      f'{row.where}: {spec.label} is {str(value)[:40]!r}; give the answer, or {{"text": [...], "answer_start": [...]}}'
+    )
+  given, starts = found
+  placed = []
+  for text, start in zip(given, starts, strict=True):
+    place = context.find(text) if start is None else start
+    if not text or place < 0 or context[place : place + len(text)] != text:
+      where = "" if start is None else f" at character {start}"
+      raise UserError(
+        f"{row.where}: the answer {text[:40]!r} is not in {spec.texts[1]!r}{where}; give a part of the context as it"
+        " stands there"
+      )
+    placed.append(place)
+  if not given and not spec.no_answer:
+    raise _Missing(f"without an answer in {spec.label!r}")
+  target = given[0] if given else answers.UNANSWERABLE
+  own = {"question": question, "context": context, "answer_texts": given, "answer_starts": placed, "answers": given}
+  return {"inputs": spec.inputs([question, context.strip()]), "targets": target, "id": row.where} | own
+
+
+_KINDS = {"class": _class, "score": _score, "text": _target, "choice": _choice, "span": _span}
+
+
+# ---- A table ---------------------------------------------------------------------------------------------------------
+
+
+def begin(spec: TableSpec, rows: Sequence[reading.Row]) -> TableSpec:
+  """The specification with what only all rows tell: whether answers may be missing, whether choices count from 1."""
+  found = [values.plain(row.fields.get(spec.label)) for row in rows]
+  if spec.kind == "span":
+    read = [values.answers(x, None) for x in found]
+    without = sum(x is not None and not x[0] for x in read)
+    return dataclasses.replace(spec, no_answer=0 < without < len(rows))
+  if spec.kind == "choice":
+    names = [values.label(x) for x in found if not labels.is_missing(x, spec)]
+    if names and all(name.isdigit() for name in names) and "0" not in names:
+      most = max(len(candidates_of(spec, row.fields, where=row.where)) for row in rows)
+      return dataclasses.replace(spec, counts_from=int(str(most) in names))
+  return spec
+
+
+def _read(
+  spec: TableSpec, rows: Sequence[reading.Row], *, where: str, most_missing: float
+) -> tuple[list[Example], list[str]]:
+  """The examples of rows, and notes on those that are left out."""
+  found, left_out = [], collections.Counter()
+  first: dict[str, str] = {}
+  for row in rows:
+    try:
+      found.append(read_example(spec, row))
+    except _Missing as error:
+      left_out[str(error)] += 1
+      first.setdefault(str(error), row.where)
+  number = sum(left_out.values())
+  listed = "; ".join(f"{count:,} {why} (the first: {first[why]})" for why, count in left_out.items())
+  if number > most_missing * len(rows):
+    raise UserError(
+      f"{where}: {number:,} of {len(rows):,} rows cannot be learned from: {listed}. More than {most_missing:.0%} are"
+      " missing; correct them, leave them out of the file, or allow a share, --config.data.malformed=0.5"
+    )
+  return found, [f"left out: {listed}"] if number else []
+
+
+def load(spec: TableSpec, *, malformed: float = 0.0) -> Table:
+  """Reads the examples of a table.
+
+  Args:
+    spec: of the table; its files are read.
+    malformed: share of the rows that may lack a label or a text, if it is more than `labels.MOST_MISSING`.
+
+  Raises:
+    UserError: a row that cannot be used; names file, line and column.
+  """
+  keys = ("files", "eval_files")
+  stamps = tuple(reading.stamp(getattr(spec, key), where=f"config.data.{key}") for key in keys)
+  return _load(spec, max(malformed, labels.MOST_MISSING), stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(spec: TableSpec, most_missing: float, stamps: Any) -> Table:
+  del stamps  # of files that have changed
+  notes: list[str] = []
+  found: dict[str, list[Example]] = {"files": [], "eval_files": []}
+  for key, patterns in (("files", spec.files), ("eval_files", spec.eval_files)):
+    if patterns:
+      where = f"config.data.{key}"
+      rows = reading.read(patterns, where=where)
+      found[key], own = _read(spec, rows, where=f"{where}={patterns}", most_missing=most_missing)
+      notes += own + _contradicting(found[key])
+  train, held_out = found["files"], found["eval_files"]
+  if spec.files and not spec.eval_files:
+    train, held_out = split(train, where=f"config.data.files={spec.files}")
+    notes.append(f"held out: {len(held_out):,} of {len(train) + len(held_out):,} rows, chosen by a hash of their text")
+  elif train:
+    notes += _repeated(train, held_out)
+  return Table(train, held_out, [*_described(spec, train or held_out), *notes, *_majority(spec, train, held_out)])
+
+
+def _group(example: Example) -> Any:
+  """Returns the class of an example, of which some are to be held out; "" for other kinds."""
+  return example["targets"] if "label" in example and isinstance(example["label"], int) else ""
+
+
+def split(examples: Sequence[Example], *, where: str) -> tuple[list[Example], list[Example]]:
+  """About a tenth of the examples, held out by a hash of their text; of each class one at least, where it has two.
+
+  Rows of one text are on the same side.
+
+  Raises:
+    UserError: there are fewer than two texts.
+  """
+  order = sorted({example["key"] for example in examples}, key=lambda key: (zlib.crc32(key.encode()), key))
+  group_of = {example["key"]: _group(example) for example in reversed(examples)}
+  groups: dict[Any, list[str]] = {}
+  for key in order:
+    groups.setdefault(group_of[key], []).append(key)
+  share = min(1 / _HELD_OUT, _MOST_HELD_OUT / max(len(order), 1))
+  chosen = {key for keys in groups.values() for key in keys[: min(max(1, round(share * len(keys))), len(keys) - 1)]}
+  if not chosen:
+    chosen = set(order[:1])
+  if len(order) < 2:
+    raise UserError(f"{where}: has {len(order)} different text(s); give two rows at least, one of which is held out")
+  return [x for x in examples if x["key"] not in chosen], [x for x in examples if x["key"] in chosen]
+
+
+def _contradicting(examples: Sequence[Example]) -> list[str]:
+  """A note on texts that are there several times, with different classes."""
+  first: dict[str, Example] = {}
+  pairs = [(first.setdefault(x["key"], x), x) for x in examples if _group(x)]
+  differ = [(one, other) for one, other in pairs if one["targets"] != other["targets"]]
+  if not differ:
+    return []
+  one, other = differ[0]
+  texts = len({one["key"] for one, _ in differ})
+  return [
+    f"warning: {texts:,} texts are there with different labels ({one['row']}: {one['targets']}; {other['row']}:"
+    f" {other['targets']})"
+  ]
+
+
+def _repeated(train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
+  """A note on texts that are both trained on and measured on."""
+  first = {example["key"]: example["row"] for example in reversed(train)}
+  both = [example for example in held_out if example["key"] in first]
+  if not both:
+    return []
+  at = f"{both[0]['row']} is {first[both[0]['key']]}"
+  return [
+    f"warning: {len(both):,} of {len(held_out):,} texts of config.data.eval_files are trained on, too ({at}): what is"
+    " measured on them is too good"
+  ]
+
+
+def _described(spec: TableSpec, examples: Sequence[Example]) -> list[str]:
+  """The classes and how often they are, or what the values are like."""
+  if spec.kind == "class":
+    counts = collections.Counter(example["targets"] for example in examples)
+    names = list(spec.classes[:_SHOWN])
+    listed = ", ".join(f"{name} ({counts[name] / max(len(examples), 1):.0%})" for name in names)
+    more = f", and {len(spec.classes) - _SHOWN} more" if len(spec.classes) > _SHOWN else ""
+    return [f"{len(spec.classes)} classes: {listed}{more}"]
+  if spec.kind == "score":
+    scores = [example["label"] for example in examples]
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    wide = f"; a head learns numbers up to {_LARGE:g} best: divide them" if max(-low, high) > _LARGE else ""
+    return [f"a number from {low:g} to {high:g}{wide}"]
+  if spec.kind == "tags":
+    return [f"{len(spec.classes)} tags: {', '.join(spec.classes[:20])}"]
+  if spec.kind == "choice":
+    numbers = [len(example["candidates"]) for example in examples]
+    return [f"one of {min(numbers, default=0)} to {max(numbers, default=0)} candidates"]
+  without = " or none" if spec.no_answer else ""
+  return [f"a part of the context{without}" if spec.kind == "span" else "a text that the model writes"]
+
+
+def _majority(spec: TableSpec, train: Sequence[Example], held_out: Sequence[Example]) -> list[str]:
+  """Notes on the accuracy of always predicting the most frequent class, and on classes that one side lacks."""
+  if spec.kind != "class" or not train or not held_out:
+    return []
+  counts = collections.Counter(example["targets"] for example in train)
+  (best, _), own = counts.most_common(1)[0], collections.Counter(example["targets"] for example in held_out)
+  notes = [f'always "{best}" is right for {own[best] / len(held_out):.1%} of the {len(held_out):,} held-out rows']
+  if lacking := [name for name in spec.classes if not counts[name]]:
+    notes.append(f"warning: no row to train on has the class {', '.join(lacking[:_SHOWN])}")
+  if lacking := [name for name in spec.classes if counts[name] and not own[name]]:
+    notes.append(f"no held-out row has the class {', '.join(lacking[:_SHOWN])}")
+  return notes

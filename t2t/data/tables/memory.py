@@ -1,0 +1,62 @@
+"""Examples that a Python program passes: dicts, a `datasets.Dataset` or a pandas DataFrame, as rows of a table."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from t2t import UserError
+from t2t.data.tables import reading, values
+
+
+def keep(examples: Any, *, where: str) -> str:
+  """Keeps examples in memory; returns their name, which stands in the place of config.data.files.
+
+  Args:
+    examples: an iterable of dicts; a `datasets.Dataset`, whose numbers of classes become their names; or a DataFrame.
+    where: what the user passed them as, for messages.
+
+  Raises:
+    UserError: they are something else, or none.
+  """
+  names = _class_names(examples)
+  rows = []
+  for number, row in enumerate(_rows(examples, where)):
+    if not isinstance(row, Mapping):
+      raise UserError(
+        f'{where}[{number}] is {type(row).__name__}; give a dict for each example: {{"text": "...", "label": "..."}}'
+      )
+    rows.append({str(name): _named(values.plain(x), names.get(name)) for name, x in row.items()})
+  if not rows:
+    raise UserError(f"{where} is empty; give at least two examples")
+  return reading.keep(rows, where=where, names=names)
+
+
+def _rows(examples: Any, where: str) -> Iterable[Any]:
+  if hasattr(examples, "to_dict") and hasattr(examples, "columns"):  # pandas
+    return examples.to_dict("records")
+  if isinstance(examples, Mapping | str) or not isinstance(examples, Iterable):
+    kind = type(examples).__name__
+    splits = f"; give one of its splits, such as {where}[{next(iter(examples))!r}]" if kind == "DatasetDict" else ""
+    raise UserError(f"{where} is {kind}; give a list of dicts, a datasets.Dataset or a DataFrame{splits}")
+  return examples
+
+
+def _class_names(examples: Any) -> dict[str, tuple[str, ...]]:
+  """Column -> names of its classes, or of those in its lists, as the features of a `datasets.Dataset` have them."""
+  found = {}
+  features = getattr(examples, "features", None)
+  for column, feature in features.items() if isinstance(features, Mapping) else ():
+    names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+      found[column] = tuple(values.label(name) for name in names)
+  return found
+
+
+def _named(value: Any, names: tuple[str, ...] | None) -> Any:
+  """A number of a class as its name, also in a list; -1, which marks a missing one, as None."""
+  if names is None:
+    return value
+  if isinstance(value, list):
+    return [_named(x, names) for x in value]
+  if isinstance(value, int) and not isinstance(value, bool):
+    return names[value] if 0 <= value < len(names) else None
+  return value

@@ -1,0 +1,117 @@
+"""Rows of a user's table, from files or from the memory of a Python program, each with the place that messages name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import functools
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from t2t import UserError
+from t2t.data.sources import tables, text_files
+
+_MEMORY = "examples:"
+
+
+class Row(NamedTuple):
+  """A row of a table.
+
+  fields: column -> value: text, or what JSON and Parquet have.
+  where: file and line, for messages: "train.tsv, line 7".
+  """
+
+  fields: Mapping[str, Any]
+  where: str
+
+
+_kept: dict[str, tuple[Row, ...]] = {}
+_names: dict[str, dict[str, tuple[str, ...]]] = {}
+
+
+def keep(rows: Sequence[Mapping[str, Any]], *, where: str, names: Mapping[str, tuple[str, ...]]) -> str:
+  """Keeps rows in memory, where `read` finds them.
+
+  Args:
+    rows: of a table.
+    where: what the user passed them as, for messages.
+    names: column -> its classes in their order, where that is known.
+
+  Returns:
+    Their name, in place of a glob of files: it has a digest of what they hold.
+  """
+  digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
+  for row in rows:
+    digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+  name = f"{_MEMORY}{digest.hexdigest()[:16]}"
+  _names[name] = dict(names)
+  _kept[name] = tuple(Row(row, f"{where}[{number}]") for number, row in enumerate(rows))
+  return name
+
+
+def class_names(patterns: str, column: str) -> tuple[str, ...]:
+  """Classes of a column of rows in memory, in their order, where the program that passed them has said them."""
+  return _names.get(patterns, {}).get(column, ())
+
+
+def is_in_memory(patterns: str) -> bool:
+  """Returns whether a name is one that `keep` has given."""
+  return patterns.startswith(_MEMORY)
+
+
+def find(patterns: str, *, where: str) -> tuple[str, ...]:
+  """The files of a table, sorted; of rows in memory none.
+
+  Args:
+    patterns: comma-separated globs, or what `keep` returned.
+    where: the configuration key, for messages.
+
+  Raises:
+    UserError: a pattern that matches no file, or a file that is no table.
+  """
+  return () if is_in_memory(patterns) else text_files.find_files(patterns, where=where)
+
+
+def read(patterns: str, *, where: str) -> list[Row]:
+  """All rows of a table, in the order of its files and lines.
+
+  Args:
+    patterns: see `find`.
+    where: see `find`.
+
+  Raises:
+    UserError: see `find`; a file that cannot be read, or has no row; rows that another process has had in memory.
+  """
+  if is_in_memory(patterns):
+    if patterns not in _kept:
+      raise UserError(
+        f"{where}={patterns}: these rows were passed to t2t.train by a Python program, and are not saved; pass them"
+        f" again as examples=, or give the files of a table, --{where}=FILE"
+      )
+    return list(_kept[patterns])
+  found = _read(patterns, stamp(patterns, where=where), where)
+  if not found:
+    raise UserError(f"{where}={patterns}: has no row; give a table with a line of names and a row below it at least")
+  return found
+
+
+@functools.lru_cache(maxsize=2)
+def _read(patterns: str, stamps: Any, where: str) -> list[Row]:
+  del stamps  # of files that have changed
+  return [Row(row.values, row.place) for row in tables.read_rows(find(patterns, where=where), where=where)]
+
+
+def forget() -> None:
+  """Gives back the memory of rows that have become examples."""
+  _read.cache_clear()
+
+
+def names_of(rows: Iterable[Row]) -> list[str]:
+  """All columns, in the order in which they first occur."""
+  return list(dict.fromkeys(name for row in rows for name in row.fields))
+
+
+def stamp(patterns: str, *, where: str) -> tuple[Any, ...]:
+  """Returns names, sizes and times of files, which tell whether they have changed."""
+  if not patterns or is_in_memory(patterns):
+    return ()
+  paths = find(patterns, where=where)
+  return tuple(sorted((path, stat.size, stat.changed) for path, stat in text_files.stats(paths, where=where).items()))

@@ -1,0 +1,212 @@
+"""From what a user says of a table to a config that says all: columns, classes, prefix, lengths."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import seqio
+
+from t2t import UserError
+from t2t.data.sources import contents
+from t2t.data.tables import columns, examples, labels, reading, task
+from t2t.data.tables.spec import TASK, TableSpec, default_prefix, from_dict
+from t2t.losses import answered_by_heads
+from t2t.runtime import hosts
+from t2t.sections import Config, DataConfig
+
+_MEASURED = 1_000  # rows whose lengths are counted
+_FIT = 0.99  # share of them that is not cut
+_LONGEST = 512  # positions, unless config.data says more
+_SHORTEST_SPAN, _SPAN = 208, 384  # positions of a window of a context; BERT's are the latter
+_SPECIAL = 3  # [CLS] and [SEP], or EOS
+
+
+def find(data: DataConfig) -> TableSpec:
+  """The specification of the table that `data` names.
+
+  Raises:
+    UserError: no table, or columns or labels that cannot be told apart; says what to type.
+  """
+  if not data.files:
+    raise UserError(f"config.data.labels={data.labels}: config.data.files is empty; give the table, train.tsv")
+  if data.sources or data.mixture:
+    raise UserError(f"config.data.labels={data.labels}: config.data.files is one table; leave out {_others(data)}")
+  where = f"config.data.files={data.files}"
+  rows = reading.read(data.files, where="config.data.files")
+  found = columns.Finder(rows, columns=data.columns, labels=data.labels, where=where).spec()
+  found = labels.decide(found, rows, data.labels, files=data.files, where=where)
+  found = examples.begin(found, rows)
+  prefix = default_prefix(found.kind, found.texts, data.prefix)
+  return dataclasses.replace(found, prefix=prefix, files=data.files, eval_files=data.eval_files)
+
+
+def _others(data: DataConfig) -> str:
+  return "config.data.sources" if data.sources else f"config.data.mixture={data.mixture}"
+
+
+def with_table(data: DataConfig) -> DataConfig:
+  """The data with its table as the task `TASK`, for all that read registered tasks; other data as it is."""
+  if not data.labels:
+    return data
+  return dataclasses.replace(data, files="", eval_files="", mixture=TASK, table=find(data).to_dict(), **_UNTYPED)
+
+
+# What is said by `DataConfig.table` once the table is read.
+_UNTYPED = {"labels": "", "columns": "", "prefix": "", "train_split": "train", "eval_split": "validation"}
+
+
+def spec_of(data: DataConfig) -> TableSpec | None:
+  """The specification of the table that is read; None: it is none."""
+  return from_dict(data.table) if data.table else None
+
+
+def make_task(data: DataConfig) -> seqio.Task:
+  """The task of a table; see `task.make`."""
+  return task.make(from_dict(data.table), malformed=data.malformed)
+
+
+def resolved(config: Config, vocabulary: Any) -> Config:
+  """The run with its table as a task, with lengths where they are 0, and what it measures by; says what was taken.
+
+  Args:
+    config: of a run; without a table it is returned as it is.
+    vocabulary: () -> seqio's of the run.
+
+  Raises:
+    UserError: see `find`; a label that the model cannot write.
+  """
+  if not (config.data.labels or config.data.table):
+    if not (config.data.inputs_length or config.data.is_named):
+      raise UserError(
+        "config.data.files is empty: --config finetune reads a table; give --config.data.files=train.tsv and"
+        " --config.data.labels=auto, or another config for registered tasks, such as finetune_superglue"
+      )
+    if config.data.files and not (config.data.inputs_length and config.data.targets_length):
+      raise UserError(
+        f"config.data.labels is empty: config.data.files={config.data.files} is no table without it; give"
+        " --config.data.labels=auto; or, of text to pre-train on, config.data.inputs_length and targets_length"
+      )
+    return config
+  if not config.data.vocabulary:
+    raise UserError(
+      "config.data.vocabulary is empty: a table is read in that of the model that is fine-tuned; give"
+      " --config.init.checkpoint=CHECKPOINT, and, where it has none, --config.data.vocabulary=FILE"
+    )
+  is_new = bool(config.data.labels)
+  config = config.with_(data=dataclasses.asdict(with_table(config.data)))
+  spec = from_dict(config.data.table)
+  loss = config.train.loss
+  by_heads = answered_by_heads(loss) or not (loss or config.model.kind.writes)
+  if spec.kind == "text" and by_heads:
+    raise UserError(
+      f"config.data.files={spec.files}: column {spec.label!r} has texts to be written, which"
+      f" {'an encoder alone' if not config.model.kind.writes else f'config.train.loss={loss}'} does not; start from an"
+      " encoder-decoder or a decoder, or give --config.data.labels=auto with a column of classes"
+    )
+  table = examples.load(spec, malformed=config.data.malformed)
+  if is_new:
+    names = reading.names_of(reading.read(spec.files, where="config.data.files")[:1000])
+    lines = [f"table {spec.files}: {labels.named(spec, names)}", *table.notes]
+    if spec.prefix and not by_heads:
+      lines.append(f"inputs begin with {spec.prefix!r}, which infer, eval and t2t.load add by themselves")
+    hosts.say("\n  ".join(lines))
+  reading.forget()
+  if not by_heads:
+    _check_writable(spec, vocabulary())
+    if spec.kind in ("class", "choice") and not config.eval.method:
+      config = config.with_(eval={"method": "rank"})
+  return _with_lengths(config, spec, table, vocabulary, by_heads=by_heads)
+
+
+def _check_writable(spec: TableSpec, vocabulary: seqio.Vocabulary) -> None:
+  """Refuses classes that the vocabulary writes alike: the model could not tell them apart."""
+  written: dict[tuple[int, ...], str] = {}
+  for name in spec.classes if spec.kind == "class" else ():
+    ids = tuple(vocabulary.encode(name))
+    if ids in written or not ids:
+      other = f"as {written[ids]!r}" if ids in written else "as nothing"
+      raise UserError(
+        f"config.data.files={spec.files}: the model's vocabulary writes the label {name!r} {other}; rename it, or have"
+        " a head answer: --config.train.loss=heads"
+      )
+    written[ids] = name
+
+
+def identity(table: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings of a table that a position in the data belongs to.  Folders may move."""
+  read = {key: x for key, x in table.items() if key not in ("files", "eval_files")}
+  found = {f"data.table.{key}": list(x) if isinstance(x, tuple) else x for key, x in read.items()}
+  files = table["files"]
+  paths = reading.find(files, where="config.data.files")
+  held_out = "given" if table["eval_files"] else "empty: a tenth of data.files is held out"
+  return found | {"data.files": contents.summary(paths) if paths else files, "data.eval_files": held_out}
+
+
+def on_disk(table: Mapping[str, str]) -> dict[str, str]:
+  """Keys of config.data whose files are not rows in memory -> the files."""
+  return {key: files for key, files in table.items() if files and not reading.is_in_memory(files)}
+
+
+# ---- Lengths ---------------------------------------------------------------------------------------------------------
+
+
+def _with_lengths(config: Config, spec: TableSpec, table: examples.Table, vocabulary: Any, *, by_heads: bool) -> Config:
+  """Lengths of inputs and targets that are 0 as the first rows need them; a label is never cut."""
+  data = config.data
+  rows = [*table.train[:_MEASURED], *table.held_out[:_MEASURED]] if table.train else table.held_out[:_MEASURED]
+  count = functools.cache(lambda text: len(vocabulary().encode(text)))
+  longest = 1 + max((count(name) for name in spec.classes), default=0) if spec.kind == "class" else 0
+  targets = data.targets_length
+  if not targets:
+    written = [count(row["targets"]) + 1 for row in rows]
+    targets = _rounded(longest or _percentile(written), 8, _LONGEST)
+  elif not by_heads and longest > targets:
+    raise UserError(
+      f"config.data.targets_length={targets}: the longest label has {longest} tokens, and would be cut; give {longest}"
+      " or more, or leave it 0"
+    )
+  inputs = data.inputs_length
+  if not inputs:
+    needed = [_tokens(row, spec, count, apart=by_heads and not config.model.kind.writes) for row in rows]
+    most = config.model.max_length or 0
+    room = _room(config, targets, by_heads=by_heads)
+    wanted = _rounded(_percentile(needed), 16, _LONGEST)
+    if spec.kind == "span" and by_heads:  # which is asked of windows, and has a shortest one
+      wanted = min(max(wanted, _SHORTEST_SPAN), _SPAN)
+    inputs = min(wanted, room) if room else wanted
+    cut = sum(n > inputs for n in needed)
+    why = f" (the model has learned {most} positions)" if room and inputs == room else ""
+    windows = spec.kind == "span" and by_heads
+    tail = f"; {cut:,} of the first {len(needed):,} are longer, and cut" if cut and not windows else ""
+    hosts.say(f"config.data.inputs_length={inputs}{why}, targets_length={targets}: the longest has {max(needed)}{tail}")
+  return config.with_(data={"inputs_length": inputs, "targets_length": targets})
+
+
+def _room(config: Config, targets: int, *, by_heads: bool) -> int:
+  """Positions for inputs; 0: any number."""
+  most = config.model.most_positions
+  if not most:
+    return 0
+  return max(1, most - (targets + 1 if config.model.kind.continues and not by_heads else 0))
+
+
+def _tokens(row: examples.Example, spec: TableSpec, count: Any, *, apart: bool) -> int:
+  """Tokens that a model reads of an example."""
+  if spec.kind == "choice" and (apart or "candidates" in row):
+    shared = sum(map(count, row["parts"])) + _SPECIAL + 1
+    return sum(shared + count(candidate) for candidate in row["candidates"])
+  if apart and "parts" in row:
+    return sum(map(count, row["parts"])) + _SPECIAL + len(row["parts"])
+  if apart and "words" in row:
+    return count(" ".join(row["words"])) + _SPECIAL
+  return count(row["inputs"]) + _SPECIAL
+
+
+def _percentile(lengths: Sequence[int]) -> int:
+  return int(np.ceil(np.quantile(lengths, _FIT))) if lengths else 1
+
+
+def _rounded(length: int, multiple: int, most: int) -> int:
+  return min(-(-max(length, 1) // multiple) * multiple, most)

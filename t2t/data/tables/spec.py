@@ -1,0 +1,115 @@
+"""Specification of a table as a task; the checkpoint's config keeps it, and every command reads it there."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from t2t import UserError
+
+TASK = "table"  # name of the task, and of config.data.mixture in a resolved config
+
+KINDS = ("class", "score", "tags", "span", "choice", "text")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+  """A table as a task.
+
+  kind: one of `KINDS`: a class, a number, a tag for each word, a part of a context, one of several candidates, a text.
+  texts: columns with text, in the order in which they are read; of a span the question and the context.
+  label: column with the answer; "" in a table to predict on.
+  candidates: of a choice the column with a list of them, or a column for each.
+  classes: names of the classes, or of the tags, by number.
+  prefix: text in front of the inputs of a model that writes.
+  start: of a span the column with the first character of the answer; "": the answers say it, or it is searched.
+  no_answer: of a span, whether a context may have no answer.
+  counts_from: of a choice the number of the first candidate in the label, 0 or 1.
+  files, eval_files: as config.data has them; "examples:DIGEST" are rows that a Python program has passed.
+  """
+
+  kind: str
+  texts: tuple[str, ...]
+  label: str
+  candidates: tuple[str, ...] = ()
+  classes: tuple[str, ...] = ()
+  prefix: str = ""
+  start: str = ""
+  no_answer: bool = False
+  counts_from: int = 0
+  files: str = ""
+  eval_files: str = ""
+
+  def to_dict(self) -> dict[str, Any]:
+    """The specification as JSON has it."""
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in dataclasses.asdict(self).items()}
+
+  @property
+  def columns(self) -> tuple[str, ...]:
+    """Columns that a model reads: all but the label."""
+    return (*self.texts, *self.candidates)
+
+  @property
+  def head(self) -> str:
+    """Name of the head that answers; it can stand in the path of a parameter."""
+    return TASK
+
+  def inputs(self, texts: Sequence[str], candidates: Sequence[str] = ()) -> str:
+    """The text that a model that writes reads; a prefix that is typed already is not repeated.
+
+    In:  ["It is great."], prefix "review: "
+    Out: "review: It is great."
+
+    In:  ["It rained.", "It is wet."], columns "premise" and "hypothesis", prefix "premise: "
+    Out: "premise: It rained. hypothesis: It is wet."
+
+    Args:
+      texts: one of each of the columns `texts`; a single one may be the whole text.
+      candidates: of a choice.
+    """
+    words = [texts[0] if texts[0].startswith(self.prefix) else f"{self.prefix}{texts[0]}"]
+    words += [f"{shown(name)}: {text}" for name, text in zip(self.texts[1:], texts[1:], strict=False)]
+    words += [f"choice{number}: {text}" for number, text in enumerate(candidates, start=1)]
+    return " ".join(words)
+
+
+def from_dict(saved: Mapping[str, Any]) -> TableSpec:
+  """The specification that `TableSpec.to_dict` has written.
+
+  Raises:
+    UserError: another version of t2t has written it.
+  """
+  known = {field.name for field in dataclasses.fields(TableSpec)}
+  if unknown := sorted(set(saved) - known):
+    raise UserError(f"config.data.table: has {unknown[0]!r}, which this version of t2t does not know; upgrade t2t")
+  return TableSpec(**{name: tuple(x) if isinstance(x, list | tuple) else x for name, x in saved.items()})
+
+
+def shown(column: str) -> str:
+  """A column's name as text in front of its text.
+
+  In:  "text_a"
+  Out: "text a"
+  """
+  return " ".join(column.replace("_", " ").split())
+
+
+def default_prefix(kind: str, texts: Sequence[str], given: str) -> str:
+  """The text in front of a model's inputs: T5's format without the name of a task, which a table does not have.
+
+  In:  "class", ["premise", "hypothesis"], ""         Out: "premise: "
+  In:  "class", ["premise", "hypothesis"], "cb"       Out: "cb premise: "
+  In:  "class", ["review"], ""                        Out: "review: "
+  In:  "class", ["review"], "sst2 sentence:"          Out: "sst2 sentence: "
+  In:  "text", ["inputs"], ""                         Out: ""
+
+  Args:
+    kind: of the table.
+    texts: its columns with text.
+    given: config.data.prefix; "": none is given; "none": there is none.
+  """
+  given = given.strip()
+  if given == "none":
+    return f"{shown(texts[0])}: " if len(texts) > 1 else ""
+  if len(texts) > 1 or not (given or kind == "text"):
+    return " ".join(filter(None, (given, f"{shown(texts[0])}: "))).rstrip() + " "
+  return f"{given} " if given else ""

@@ -1,0 +1,121 @@
+"""A table as a seqio task, which is trained, evaluated and reported as registered tasks are; it is not registered."""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t2t import task_metrics
+from t2t.data import answers, text_formats
+from t2t.data.tables import examples as examples_lib
+from t2t.data.tables.spec import TASK, TableSpec
+
+_SPLITS = ("train", "validation")
+
+
+def make(spec: TableSpec, *, malformed: float = 0.0) -> seqio.Task:
+  """The task of a table, with the splits "train" and "validation"; without files it has the second alone.
+
+  Args:
+    spec: of the table.
+    malformed: see `examples.load`.
+
+  Raises:
+    UserError: see `examples.load`.
+  """
+  table = examples_lib.load(spec, malformed=malformed)
+  found = {split: rows for split, rows in zip(_SPLITS, (table.train, table.held_out), strict=True) if rows}
+  constants: dict[str, Any] = {"head": spec.head}
+  if spec.kind in ("class", "tags"):
+    constants["options"] = list(spec.classes)
+  if spec.no_answer:
+    constants["no_answer"] = answers.UNANSWERABLE
+  return seqio.Task(
+    TASK,
+    source=seqio.FunctionDataSource(
+      functools.partial(_dataset, {split: _columns(rows) for split, rows in found.items()}),
+      splits=tuple(found),
+      num_input_examples={split: len(rows) for split, rows in found.items()},
+    ),
+    preprocessors=text_formats.preprocessors(with_constants, constants=constants),
+    output_features=text_formats.t5_features(),
+    postprocess_fn=_postprocess(spec, [*table.train, *table.held_out]),
+    metric_fns=metrics(spec),
+    shuffle_buffer_size=_SHUFFLE_BUFFER,
+  )
+
+
+_SHUFFLE_BUFFER = 16  # rows are shuffled as a whole where they are read; this parts windows of one context
+
+
+@seqio.map_over_dataset
+def with_constants(features: dict[str, tf.Tensor], *, constants: dict[str, Any]) -> dict[str, tf.Tensor]:
+  """An example with what is the same for all: the name of its head, the classes, the text that stands for no answer."""
+  return features | {name: tf.constant(value) for name, value in constants.items()}
+
+
+def metrics(spec: TableSpec) -> list[task_metrics.Metric]:
+  """Functions (targets, predictions) -> metrics by name, by the kind of the answer."""
+  return {
+    "class": lambda: [task_metrics.accuracy, task_metrics.mean_multiclass_f1(len(spec.classes))],
+    "score": lambda: [task_metrics.pearson, task_metrics.spearman],
+    "tags": lambda: [task_metrics.entity_f1 if answers.mark_entities(spec.classes) else task_metrics.word_accuracy],
+    "span": lambda: [task_metrics.squad_v2 if spec.no_answer else task_metrics.squad],
+    "choice": lambda: [task_metrics.accuracy],
+    "text": lambda: [task_metrics.accuracy, task_metrics.rouge],
+  }[spec.kind]()
+
+
+def _postprocess(spec: TableSpec, rows: Sequence[examples_lib.Example]) -> answers.Postprocess:
+  """Text -> the value that metrics compare; see `answers`."""
+  options = max((len(row["candidates"]) for row in rows), default=0) if spec.kind == "choice" else 0
+  return {
+    "class": lambda: answers.label(spec.classes),
+    "score": answers.number,
+    "tags": lambda: answers.tagged(spec.classes),
+    "span": answers.squad,
+    "choice": lambda: answers.label([f"choice{number}" for number in range(1, options + 1)]),
+    "text": answers.text,
+  }[spec.kind]()
+
+
+# Features of an example by kind, beside those of all kinds: texts, numbers, and lists of either.
+_TEXTS = ("inputs", "targets", "row", "id", "question", "context")
+_TEXT_LISTS = ("parts", "words", "answers", "answer_texts", "candidates", "options")
+_NUMBER_LISTS = ("tags", "answer_starts")
+
+
+def _columns(rows: Sequence[examples_lib.Example]) -> dict[str, Any]:
+  """Feature -> NumPy array [rows], or a pair (values, first value of each row and one more) of lists."""
+  found: dict[str, Any] = {}
+  for name in rows[0]:
+    own = [row[name] for row in rows]
+    if name in _TEXTS:
+      found[name] = np.array([text.encode() for text in own], object)
+    elif name in _TEXT_LISTS:
+      found[name] = np.array([text.encode() for texts in own for text in texts], object), _splits(own)
+    elif name in _NUMBER_LISTS:
+      found[name] = np.array([number for numbers in own for number in numbers], np.int32), _splits(own)
+    elif name == "label":
+      found[name] = np.array(own, np.float32 if isinstance(own[0], float) else np.int32)
+  return found
+
+
+def _splits(lists: Sequence[Sequence[Any]]) -> np.ndarray:
+  return np.cumsum([0, *map(len, lists)]).astype(np.int64)
+
+
+def _dataset(columns: dict[str, dict[str, Any]], split: str, shuffle_files: bool, seed: int | None = None):
+  """Returns one pass over a split, in the order of its rows; streams shuffle windows of them."""
+  del shuffle_files, seed
+  own = {
+    name: tf.RaggedTensor.from_row_splits(tf.constant(x[0], tf.string if x[0].dtype == object else None), x[1])
+    if isinstance(x, tuple)
+    else tf.constant(x)
+    for name, x in columns[split].items()
+  }
+  number = len(columns[split]["inputs"])
+  return tf.data.Dataset.range(number).map(lambda i: {name: x[i] for name, x in own.items()})

@@ -1,0 +1,97 @@
+"""Ranks a few answers for each line by their log-probability: the classes of a table, or the candidates of a line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.generation import answerer, line_files, lines, predictor, prompting
+from t2t.models.config import HeadConfig
+from t2t.params import Params
+
+
+class Ranking:
+  """The way of a model that writes one of a few answers; see `lines.Way`.
+
+  Args:
+    source: the checkpoint.
+    mesh: on which its parameters are.
+    classes: the answers; none: each line has "candidates", of which "choice1", "choice2", ... are written.
+    longest: tokens of a line at most, EOS included.
+    ends_prompts: whether EOS ends what the model is given.
+    batch_size: pairs of a line and an answer in a batch, over all devices.
+  """
+
+  unit, pairs = "tokens", False
+  nothing: Mapping[str, Any] = {"prediction": None, "score": None}
+
+  def __init__(
+    self,
+    source: pretrained.Source,
+    mesh: jax.sharding.Mesh,
+    *,
+    classes: Sequence[str],
+    longest: int,
+    ends_prompts: bool,
+    batch_size: int,
+  ):
+    self.asks, self._classes = ("class" if classes else "choice"), tuple(classes)
+    self.form = line_files.Form(needs=() if classes else ("candidates",))
+    self.longest, self.cut_to = longest, f"{longest:,} tokens"
+    self._vocabulary = pretrained.vocabulary(source)
+    self._prompts = prompting.Prompts(
+      self._vocabulary, ends=ends_prompts, longest=longest, prefix=prompting.prefix(source)
+    )
+    model = pretrained.abstract(source, mesh)
+    framing = predictor.framing(self._vocabulary, causal=pretrained.reads_causally(source))
+    self._predictor = predictor.Predictor(
+      model.config, model.graphdef, mesh, framing, decode=None, batch_size=batch_size, max_inputs=longest
+    )
+    self._end = [self._vocabulary.eos_id] if model.config.kind.reads_apart else []
+    self.options = {"inputs_length": longest, "method": "rank"}
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """It has candidates, where there are no classes."""
+    if not self._classes:
+      if "candidates" not in line.others:
+        raise UserError(f"{where}: has no 'candidates' to choose among; give {{'candidates': ['...', '...']}}")
+      line_files.texts(line.others, "candidates", where)
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    tokens, cut = self._prompts(line.text)
+    zeros = [0] * len(tokens)
+    given = {"inputs": tokens, "token_types": zeros, "texts": zeros}
+    if not self._classes:
+      given["candidates"] = list(line.others["candidates"])
+    return lines.Asked(given, len(tokens) + cut, cut)
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """The likeliest answer, and how likely each is among them."""
+    del numbers
+    options = [self._options(each) for each in given]
+    encoded = {text: self._vocabulary.encode(text) for own in options for text in own}
+    pairs = [
+      (each["inputs"], [*encoded[text], *self._end]) for each, own in zip(given, options, strict=True) for text in own
+    ]
+    ends = np.cumsum([len(own) for own in options])
+    log_p = self._predictor.log_likelihood(params, pairs, on_batch=done and lines.by_lines(done, ends))
+    if not np.isfinite(log_p).all():
+      raise UserError("--checkpoint: the score of an answer is NaN or Inf; use a different checkpoint")
+    return [self._fields(each, own) for each, own in zip(given, np.split(log_p, ends[:-1]), strict=True)]
+
+  def _options(self, given: Mapping[str, Any]) -> list[str]:
+    if self._classes:
+      return list(self._classes)
+    return [f"choice{number}" for number in range(1, len(given["candidates"]) + 1)]
+
+  def _fields(self, given: Mapping[str, Any], log_p: np.ndarray) -> dict[str, Any]:
+    if not self._classes:
+      return answerer.fields(HeadConfig("choice", 1, "choice"), given, log_p[:, None])
+    head = HeadConfig("class", len(self._classes), "class", self._classes)
+    return answerer.fields(head, given, log_p[None])

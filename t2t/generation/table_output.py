@@ -1,0 +1,124 @@
+"""Predictions beside the columns of the table that they are of, in a file of its own format."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import csv
+import json
+import os
+import pathlib
+from typing import Any
+
+from t2t import UserError
+from t2t.generation import line_files
+
+# Columns that a table gets, in this order, and the fields of a row that they are of.
+_FIELDS = {
+  **{name: name for name in ("prediction", "probability", "tags", "start", "end")},
+  "log_probability": "score",
+  **{name: name for name in ("filled", "cut", "error")},
+}
+_ROWS = ".rows.jsonl"
+
+
+def rows_path(output: str) -> str:
+  """The file beside a table that rows are appended to until all are there, and that a run goes on with."""
+  return f"{output}{_ROWS}"
+
+
+def check(output: str) -> None:
+  """Refuses a compressed table, which would not be written so.
+
+  Raises:
+    UserError: it is one.
+  """
+  if pathlib.Path(output).suffix not in (".tsv", ".csv", ".parquet"):
+    raise UserError(f"--output {output}: tables are written uncompressed; give a .tsv, .csv, .parquet or .jsonl file")
+
+
+def write(output: str, inputs: Callable[[], Iterator[line_files.Line]]) -> None:
+  """Writes the table, once all rows are there.
+
+  Args:
+    output: .tsv, .csv or .parquet; what stands there is replaced.
+    inputs: () -> the lines of the input, in order.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  path = pathlib.Path(os.path.expanduser(output))
+  names: dict[str, None] = {}
+  fields: dict[str, None] = {}
+  for line, row in _pairs(output, inputs):
+    own = _own(line, row)
+    names |= dict.fromkeys(line.others or ["inputs"])
+    fields |= dict.fromkeys(own)
+  ordered = [*names, *sorted(fields, key=lambda name: (_place(name), name))]
+  part = path.with_name(f"{path.name}.part")
+  try:
+    records = ((line.others or {"inputs": line.text}) | _own(line, row) for line, row in _pairs(output, inputs))
+    if path.suffix == ".parquet":
+      _write_parquet(part, ordered, records)
+    else:
+      _write_text(part, ordered, records, tabs=path.suffix == ".tsv")
+    part.replace(path)
+  except OSError as error:
+    raise UserError(f"--output {output}: cannot be written ({error.strerror}); the same command goes on") from error
+
+
+def _pairs(
+  output: str, inputs: Callable[[], Iterator[line_files.Line]]
+) -> Iterator[tuple[line_files.Line, Mapping[str, Any]]]:
+  with open(os.path.expanduser(rows_path(output)), "rb") as file, contextlib.closing(inputs()) as lines:
+    yield from zip(lines, map(json.loads, file), strict=True)
+
+
+def _own(line: line_files.Line, row: Mapping[str, Any]) -> dict[str, Any]:
+  """The columns that a row of the table gets: of a class the probability of the one that is predicted."""
+  # As `line_files.row` has named them.
+  own = {name: row.get(f"predicted_{name}" if name in line.others else name) for name in line_files.ROW_FIELDS}
+  if isinstance(own["probabilities"], Mapping):
+    own["probability"] = own["probabilities"][own["prediction"]]
+  elif isinstance(own["probabilities"], list):
+    own["probability"] = max(own["probabilities"])
+  if own["tags"] is not None and isinstance(own["prediction"], list):  # entities, which the tags tell
+    own["prediction"] = None
+  if own["probability"] is not None:
+    own["score"] = None
+  found = {column: own[name] for column, name in _FIELDS.items() if own[name] is not None or name == "prediction"}
+  if own["tags"] is not None:
+    found = {name: x for name, x in found.items() if name != "prediction" or x is not None}
+  return {f"predicted_{name}" if name in line.others else name: x for name, x in found.items()}
+
+
+def _place(name: str) -> int:
+  return list(_FIELDS).index(name.removeprefix("predicted_"))
+
+
+def _cell(value: Any, *, tabs: bool) -> str:
+  """A value as text; in a table of tabs it has no tabs and no line breaks."""
+  if value is None:
+    return ""
+  if isinstance(value, list) and all(isinstance(x, str) and x.split() == [x] for x in value):
+    value = " ".join(value)
+  text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+  return " ".join(text.split()) if tabs and any(x in text for x in "\t\r\n") else text
+
+
+def _write_text(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapping[str, Any]], *, tabs: bool) -> None:
+  with open(path, "w", encoding="utf-8", newline="") as file:
+    if tabs:
+      for row in (names, *([_cell(record.get(name), tabs=True) for name in names] for record in records)):
+        file.write("\t".join(row) + "\n")
+      return
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_cell(record.get(name), tabs=False) for name in names] for record in records)
+
+
+def _write_parquet(path: pathlib.Path, names: Sequence[str], records: Iterator[Mapping[str, Any]]) -> None:
+  import pyarrow as pa
+  import pyarrow.parquet
+
+  found = list(records)
+  columns = {name: [record.get(name) for record in found] for name in names}
+  pyarrow.parquet.write_table(pa.table(columns), path)

@@ -1,0 +1,167 @@
+"""Lines of a model that was fine-tuned on a table: their columns are found, and put together as in training."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from t2t import UserError
+from t2t.checkpoints import pretrained
+from t2t.generation import line_files, lines
+from t2t.params import Params
+
+if TYPE_CHECKING:  # it comes with TensorFlow
+  from t2t.data import tables
+
+
+def spec_of(source: pretrained.Source) -> "tables.TableSpec | None":
+  """The table that a checkpoint was fine-tuned on; None: it was none.
+
+  Raises:
+    UserError: another version of t2t has written it.
+  """
+  saved = source.run["data"].get("table")
+  if not saved:
+    return None
+  from t2t.data import tables
+
+  return tables.from_dict(saved)
+
+
+def around(
+  source: pretrained.Source, make_way: Callable[[jax.sharding.Mesh], lines.Way]
+) -> Callable[[jax.sharding.Mesh], lines.Way]:
+  """A way that also takes the columns of the checkpoint's table; of another checkpoint the way as it is."""
+  spec = spec_of(source)
+  if spec is None:
+    return make_way
+  return lambda mesh: Tabled(make_way(mesh), spec, writes=source.model.kind.writes)
+
+
+class Tabled:
+  """The way of a model that was fine-tuned on a table; see `lines.Way`.
+
+  Args:
+    way: how the model is asked of a text.
+    spec: of the table.
+    writes: whether the model is no encoder alone, and reads several texts put together in one.
+  """
+
+  def __init__(self, way: lines.Way, spec: "tables.TableSpec", *, writes: bool):
+    self._way, self._spec, self._whole = way, spec, writes
+    several = len(spec.texts) > 1 and spec.kind in ("class", "score", "text")
+    self.asks, self.unit, self.nothing = way.asks, way.unit, way.nothing
+    self.pairs = way.pairs or several
+    self.longest, self.cut_to = way.longest, way.cut_to
+    self.options = dict(way.options)
+    own = ("tags", "words") if spec.kind == "tags" else ()
+    lists = tuple(dict.fromkeys((*way.form.lists, *(("parts",) if several else ()))))
+    self.form = dataclasses.replace(way.form, columns=spec.columns, own=(*way.form.own, *own), lists=lists)
+    self._is_tagged = spec.kind == "tags" and way.asks == "write"
+
+  def check(self, line: line_files.Line, where: str) -> None:
+    """Its columns are texts; and see `lines.Way`."""
+    self._way.check(self._inner(line, where), where)
+
+  def read(self, line: line_files.Line) -> lines.Asked:
+    """See `lines.Way`."""
+    inner = self._inner(line, f"line {line.number}")
+    asked = self._way.read(inner)
+    if self._is_tagged and not asked.error:
+      return dataclasses.replace(asked, given=[self._words(line), asked.given])
+    return asked
+
+  def answer(
+    self, params: Params, given: Sequence[Any], *, numbers: Sequence[int], done: lines.Done | None
+  ) -> list[dict[str, Any]]:
+    """See `lines.Way`; a number or tags that were written are read."""
+    inner = [each[1] for each in given] if self._is_tagged else given
+    found = self._way.answer(params, inner, numbers=numbers, done=done)
+    if self._way.asks != "write":
+      return found
+    if self._is_tagged:
+      return [self._with_tags(row, each[0]) for row, each in zip(found, given, strict=True)]
+    return [self._with_number(row) for row in found] if self._spec.kind == "score" else found
+
+  def _with_tags(self, row: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    from t2t.data import answers
+
+    tags = answers.tags_of(row["prediction"].strip(), words, self._spec.classes) or ["O"] * len(words)
+    return row | {"words": words, "tags": tags}
+
+  def _with_number(self, row: dict[str, Any]) -> dict[str, Any]:
+    from t2t.data import answers
+
+    return row | {"prediction": answers.number()(row["prediction"])}
+
+  def _words(self, line: line_files.Line) -> list[str]:
+    """The words of a line's column, or of its text."""
+    from t2t.data import tables
+    from t2t.data.answering import tags
+
+    given = line.others.get(self._spec.texts[0], line.others.get("words"))
+    if given is None:
+      return tags.split(line.text)
+    return tables.words(given) or []
+
+  def _inner(self, line: line_files.Line, where: str) -> line_files.Line:
+    """The line as the model is asked: one text, or parts."""
+    spec, others = self._spec, line.others
+    if not line.text:
+      return line
+    if spec.kind == "tags":
+      words = self._words(line)
+      if self._way.asks == "tag":
+        own = {"words": words} if spec.texts[0] in others or "words" in others else {}
+        return line_files.Line(line.number, " ".join(words) if own else line.text, own)
+      return line_files.Line(line.number, spec.inputs([" ".join(words)]), {})
+    has_columns = all(name in others for name in spec.columns)
+    if spec.kind == "choice":
+      candidates = self._candidates(others, where)
+      texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
+      if self._way.asks == "choice" and "candidates" in self._way.form.needs and not self._ranks:
+        return line_files.Line(line.number, " ".join(texts), {"parts": texts, "candidates": candidates})
+      return line_files.Line(line.number, spec.inputs(texts, candidates), {"candidates": candidates})
+    texts = self._texts(others, where) if has_columns else list(others.get("parts", [line.text]))
+    if spec.kind == "span":
+      return self._question(line, texts, where)
+    if len(texts) < len(spec.texts) and not (self._whole and line.text.startswith(spec.prefix)):
+      raise UserError(
+        f"{where}: the model reads {len(spec.texts)} texts, the columns {' and '.join(map(repr, spec.texts))}; give a"
+        f" .tsv, .csv, .jsonl or .parquet file that has them"
+      )
+    if self._whole:
+      return line_files.Line(line.number, spec.inputs(texts), {})
+    return line_files.Line(line.number, " ".join(texts), {"parts": texts})
+
+  @property
+  def _ranks(self) -> bool:
+    return self._way.options.get("method") == "rank"
+
+  def _question(self, line: line_files.Line, texts: list[str], where: str) -> line_files.Line:
+    """A question and its context, apart for a head."""
+    if len(texts) < 2 and "context" in line.others:
+      texts = [line.text, line.others["context"]]
+    if len(texts) < 2 and not line.text.startswith(self._spec.prefix):
+      raise UserError(f"{where}: has no {self._spec.texts[1]!r} to find the answer in; give both columns")
+    if self._way.asks == "span":
+      return line_files.Line(line.number, texts[0], {"context": texts[1]})
+    return line_files.Line(line.number, self._spec.inputs(texts), {})
+
+  def _texts(self, fields: Mapping[str, Any], where: str) -> list[str]:
+    """The texts of a row; an empty one may be among several."""
+    from t2t.data import tables
+
+    found = [tables.text(fields[name]) for name in self._spec.texts]
+    for name, text in zip(self._spec.texts, found, strict=True):
+      if text is None:
+        raise UserError(f"{where}: {name} is {str(fields[name])[:40]!r}, not a text")
+    return found
+
+  def _candidates(self, fields: Mapping[str, Any], where: str) -> list[str]:
+    from t2t.data import tables
+
+    if "candidates" in fields and "candidates" not in self._spec.candidates:
+      return line_files.texts(fields, "candidates", where)
+    return tables.candidates_of(self._spec, fields, where=where)
