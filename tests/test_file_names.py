@@ -60,7 +60,7 @@ def test_folders_and_files_in_each_others_place(tmp_path):
   [
     (
       "a.txt",
-      gzip.compress(b"text\n"),
+      gzip.compress(b"text\n", mtime=0),
       r"compressed with gzip, and its name does not say so; rename it to .*a\.txt\.gz$",
     ),
     ("a.jsonl", b"\x28\xb5\x2f\xfd123", r"compressed with Zstandard, .* rename it to .*a\.jsonl\.zst$"),

@@ -6,12 +6,12 @@ import pytest
 
 import t2t
 from t2t import UserError, foreign_names
-from t2t.settings import _all_keys, load_config, override, records
+from t2t.settings import all_keys, load_config, override, records
 
 
 def test_every_translation_is_a_key():
   """Or --workdir; and none of them is a key here already, by its full name."""
-  keys = _all_keys()
+  keys = all_keys()
   for names in foreign_names._NAMES.values():
     for name, said in names.items():
       assert said.startswith("--workdir") or set(re.findall(r"\b[a-z]+\.[a-z_0-9]+", said)) <= {*keys}, name
