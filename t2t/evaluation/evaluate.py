@@ -15,6 +15,7 @@ import numpy as np
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
 from t2t.data import answers, first_examples, pipeline, registry, selection, task_numbers, vocabularies
+from t2t.data.sources import faults
 from t2t.evaluation import few_shot, methods, results
 from t2t.generation import predictor
 from t2t.models import adapt
@@ -103,7 +104,15 @@ class Evaluation:
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
     self.notes: list[str] = []
-    self._examples = {task.name: self._load(task, settings) for task in self._tasks}
+    self._examples = {}
+    for task in self._tasks:
+      try:
+        self._examples[task.name] = self._load(task, settings)
+      except faults.NoExamples as error:
+        if settings.tasks or not _is_never_drawn(data, task.name):
+          raise
+        hosts.say(f"{error}. It has rate 0, and is not evaluated")
+    self._tasks = [task for task in self._tasks if task.name in self._examples]
 
   @property
   def num_examples(self) -> int:
@@ -214,6 +223,13 @@ class Evaluation:
     except Exception as error:  # whatever the user's metric raises
       raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
     return {name: float(value) for name, value in metrics.items()}, percentages
+
+
+def _is_never_drawn(data: DataConfig, name: str) -> bool:
+  """Whether a task is a component of a mixture, of rate 0."""
+  found = pipeline.registered(data)
+  rates = getattr(found, "rate_per_task_name", {})
+  return name in rates and not found.get_rate(next(task for task in found.tasks if task.name == name))
 
 
 def _name(function: Callable) -> str:
