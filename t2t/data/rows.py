@@ -215,7 +215,7 @@ class Progress:
   @property
   def num_records(self) -> int:
     """Records that all streams have read."""
-    return sum(self.records.values())
+    return sum(list(self.records.values()))  # of which threads add some meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
