@@ -246,7 +246,7 @@ def test_pairs_of_sentences_need_two_documents(small, tmp_path, objective):
   texts = [" . ".join(f"{x} {y} {x}" for x in "abcdefghi" for y in pair) + " ." for pair in ("abc", "def")]
   data = files_of(tmp_path, *texts, objective=objective)
   data = dataclasses.replace(data, vocabulary=f"{tmp_path}/vocab.txt")
-  options = {"architecture": "encoder_only", "model_vocab_size": 16, "batch_size": 2}
+  options = {"architecture": "encoder_only", "model_vocab_size": 128, "batch_size": 2}
   with pytest.raises(UserError, match="one document is left to train on .1 more are held out.*of one class"):
     check(data, **options)
   (tmp_path / "b.txt").write_text("a b . c d .")

@@ -215,7 +215,7 @@ class Progress:
   @property
   def num_records(self) -> int:
     """Records that all streams have read."""
-    return sum(self.records.values())
+    return sum(list(self.records.values()))  # of which threads add some meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Source:
       for window in self.windows(int(number), place):
         yield window.columns, dataclasses.astuple(window.place), window.seed, taken if window.place == place else 0
       if self.plan.train:
-        raise self.yields_nothing()
+        raise UserError(str(self.yields_nothing()))  # tf.data hands on the name of the class and the text
 
     def note(stream: int, number: np.int64) -> np.int64:
       self.progress.note(int(stream))

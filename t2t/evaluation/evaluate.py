@@ -24,6 +24,7 @@ from t2t.data import (
   task_numbers,
   vocabularies,
 )
+from t2t.data.sources import faults
 from t2t.evaluation import classes, few_shot, methods, results
 from t2t.generation import predictor, ties
 from t2t.models import adapt
@@ -112,7 +113,15 @@ class Evaluation:
     # In the model's words, whatever those that tasks are registered with.
     self._tasks = [self._method.task(selection.adapt(task, vocabulary=vocabulary)) for task in found]
     self.notes: list[str] = []
-    self._examples = {task.name: self._load(task, settings) for task in self._tasks}
+    self._examples = {}
+    for task in self._tasks:
+      try:
+        self._examples[task.name] = self._load(task, settings)
+      except faults.NoExamples as error:
+        if settings.tasks or not _is_never_drawn(data, task.name):
+          raise
+        hosts.say(f"{error}. It has rate 0, and is not evaluated")
+    self._tasks = [task for task in self._tasks if task.name in self._examples]
 
   @property
   def num_examples(self) -> int:
@@ -254,6 +263,13 @@ class Evaluation:
 
 # Rounds in which ties are broken: as many as measure so many answers in all, and at least so many.
 _MOST_MEASURED, _LEAST_ROUNDS = 1_000_000, 12
+
+
+def _is_never_drawn(data: DataConfig, name: str) -> bool:
+  """Whether a task is a component of a mixture, of rate 0."""
+  found = pipeline.registered(data)
+  rates = getattr(found, "rate_per_task_name", {})
+  return name in rates and not found.get_rate(next(task for task in found.tasks if task.name == name))
 
 
 def _name(function: Callable) -> str:
