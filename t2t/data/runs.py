@@ -162,6 +162,7 @@ def _tell_undrawn(stage: stages.Stage) -> None:
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   if not isinstance(found, seqio.Mixture):
     return
+  found = found if data.sources else pipeline.adapted(data, found)  # whose own files say how many examples there are
   rates = {
     task.name: float(found.get_rate(task)) for task in selection.tasks_of(found) if data.train_split in task.splits
   }
