@@ -405,6 +405,7 @@ def wild(text, tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     "--config.optimizer.name=sgd",
     "--config.optimizer.learning_rate=1e30",
     "--config.optimizer.schedule=constant",
+    "--config.optimizer.warmup_steps=0",
     "--config.train.steps=4",
   )
   back = ("--config.numbers.not_finite=back", "--config.numbers.most_backs=1", "--config.checkpoint.every=1")

@@ -140,7 +140,10 @@ def test_a_source_that_is_never_drawn_is_reported(monkeypatch, capsys):
     monkeypatch.setitem(seqio.MixtureRegistry._REGISTRY, "drawn", mixture)
     config = test_runs.registered_run("drawn", train_split="train").with_(train={"steps": 4, "batch_size": 2})
     runs._tell_undrawn(stages.of(config)[0])
-    assert ("drawn: seldom has 0.001 of the draws" in capsys.readouterr().err) == (rate < 0.01)
+    said = capsys.readouterr().err
+    assert ("drawn: seldom has 0.001 of the draws" in said) == (rate < 0.01) and "about" not in said
+    runs._tell_undrawn(stages.of(config.with_(train={"steps": 3, "epochs": 1.0}))[0])
+    assert "of seldom about" in capsys.readouterr().err
 
 
 def test_epochs_that_leave_examples_unread_are_reported(config, capsys):

@@ -11,6 +11,7 @@ from t2t import UserError
 from t2t.data import runs
 from t2t.models.config import HeadConfig
 from t2t.settings import load_config, records
+from t2t.training import recipe
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_epochs_pass_over_what_is_learned(config):
   assert runs.resolved(epochs(config, 0.1)).train.steps == 1
   assert runs.resolved(epochs(config, 10.0, batch_size=1)).train.steps == 20
   assert runs.resolved(epochs(config, 0.0, steps=7)).train.steps == 7
+
+
+def test_the_vocabulary_says_how_many_rows_its_embedding_has(config):
+  """Up to a multiple of 128, which the resolved config has; a number that is given stays."""
+  found = runs.resolved(config.with_(model={"vocab_size": 0}))
+  size = runs.vocabulary(config).vocab_size
+  assert found.model.vocab_size % 128 == 0 and 0 <= found.model.vocab_size - size < 128
+  assert found.to_dict()["model"]["vocab_size"] == found.model.vocab_size
+  assert runs.resolved(config).model.vocab_size == 384
+  with pytest.raises(UserError, match="config.model.vocab_size=0 is the size of the vocabulary, .* give a number"):
+    recipe.make(config.with_(model={"vocab_size": 0}))
 
 
 def test_a_context_is_as_many_rows_as_windows(tmp_path, monkeypatch):

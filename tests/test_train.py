@@ -318,6 +318,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(text, tm
     "--config.optimizer.name=sgd",
     "--config.optimizer.learning_rate=1e30",
     "--config.optimizer.schedule=constant",
+    "--config.optimizer.warmup_steps=0",
   )
   diverging = arguments(text, tmp_path / "wild", *wild, "--config.checkpoint.every=1")
   assert command.main(diverging) == 2
@@ -331,6 +332,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, tmp_path, capsys):
   rate = (
     "--config.optimizer.learning_rate=1e39",
     "--config.optimizer.schedule=constant",
+    "--config.optimizer.warmup_steps=0",
     "--config.optimizer.name=sgd",
   )
   assert command.main(arguments(text, tmp_path, *rate, "--config.checkpoint.every=1")) == 2

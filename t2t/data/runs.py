@@ -159,12 +159,16 @@ def _tell_unread(config: Config, number: float) -> None:
     )
 
 
+_MOST_UNREAD = 0.1  # share of a task's examples that an epoch of a mixture may leave unread without a word
+
+
 def _tell_undrawn(stage: stages.Stage) -> None:
-  """Reports tasks of a mixture of which no example is expected in the steps of a stage."""
+  """Reports tasks of a mixture of which no example is expected in a stage, or of which epochs leave many unread."""
   data, steps = stage.config.data, stage.end - stage.begin
   found = pipeline.registered(data) if data.sources or (data.mixture and not data.files) else None
   if not isinstance(found, seqio.Mixture):
     return
+  found = found if data.sources else pipeline.adapted(data, found)  # whose own files say how many examples there are
   rates = {
     task.name: float(found.get_rate(task)) for task in selection.tasks_of(found) if data.train_split in task.splits
   }
@@ -178,6 +182,16 @@ def _tell_undrawn(stage: stages.Stage) -> None:
       hosts.say(
         f"{stage.name and f'config.stages, {stage.name}: '}{where} has {rate / total:.2g} of the draws, and"
         f" {steps:,} steps read {rows:,} rows: no example of it is expected; give it a higher rate, or leave it out"
+      )
+  if stage.config.train.epochs < 1.0:
+    return
+  for task in selection.tasks_of(found):
+    number = (task.name in rates and task.num_input_examples(data.train_split)) or 0
+    read = rows * rates.get(task.name, 0.0) / total
+    if read < (1.0 - _MOST_UNREAD) * number:
+      hosts.say(
+        f"config.train.epochs={stage.config.train.epochs:g} counts the examples of all tasks; {data.named} draws them"
+        f" at other rates: of {task.name} about {read:,.0f} of {number:,} are read"
       )
 
 

@@ -242,7 +242,7 @@ class Electra:
     # Of all tokens it is asked about, which are all real ones, or the masked ones alone.
     if self.config.positions == "all":
       knows = "says of each token how often one was replaced"
-      found["loss"] = Baseline("constant", _entropy(values["replaced"]), knows, cause=_CAUSE)
+      found["loss"] = Baseline("constant", _entropy(values.get("replaced", 0.0)), knows, cause=_CAUSE)
     return found
 
 
