@@ -248,6 +248,11 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
     vocabularies.encode_text(vocabulary, text, special_tokens="some")
 
 
+def test_a_lone_surrogate_is_named(vocabulary):
+  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', one half of a character"):
+    vocabularies.encode_text(vocabulary, "ab\ud800")
+
+
 def test_blanks_beside_letters_that_spell_others(tmp_path):
   vocabulary = vocabularies.load(wordpiece(tmp_path), extra_ids=0)
   ids, _ = filling.Blanks(vocabulary, "encoder_only")("the [MASK] [SEP] [PAD]", 99)
