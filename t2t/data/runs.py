@@ -254,9 +254,13 @@ def check(config: Config) -> None:
 def _tell_spelled(config: Config) -> None:
   """Tells which control tokens the text to train on spells."""
   data = config.data
-  if not data.is_named or data.cache_dir or jax.process_index():
+  # Malformed records that may be left out are told when they are trained on, and once.
+  if not data.is_named or data.cache_dir or data.malformed or jax.process_index():
     return
-  found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+  try:
+    found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
   if found:
     telling.tell(f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}")
 
