@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 import pytest
 import tokenizers
 
@@ -59,6 +59,7 @@ TEXTS = strategies.one_of(
 )
 
 
+@settings(max_examples=40)
 @given(TEXTS, strategies.integers(0, 40))
 def test_a_prompt_and_its_continuation_are_the_text_of_both(vocabulary, text, cut):
   """Token by token too, and where a character is several tokens."""
@@ -73,6 +74,7 @@ def test_a_prompt_and_its_continuation_are_the_text_of_both(vocabulary, text, cu
     assert shown + joined == vocabulary.decode(ids)
 
 
+@settings(max_examples=40)
 @given(strategies.lists(strategies.integers(0, 56), max_size=20), strategies.integers(0, 20))
 def test_any_ids_are_a_text_and_its_rest(vocabulary, ids, cut):
   ids = [i for i in ids if i not in vocabularies.framing_ids(vocabulary)]

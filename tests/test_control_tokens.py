@@ -4,7 +4,7 @@ import json
 import pathlib
 import pickle
 
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 import numpy as np
 import pytest
 import sentencepiece
@@ -130,6 +130,7 @@ TEXTS = TEXTS.map("".join)
 # ---- Ids -------------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=25)
 @given(TEXTS)
 def test_letters_are_text(vocabulary, text):
   """No control token comes of a text, in Python as in a graph, and offsets are of the same ids."""
@@ -141,6 +142,7 @@ def test_letters_are_text(vocabulary, text):
   assert vocabularies.tokens_of(encoded, text).ids.tolist() == ids
 
 
+@settings(max_examples=25)
 @given(TEXTS)
 def test_text_without_control_tokens_is_encoded_as_published(vocabulary, text):
   published = list(vocabulary.encode(text))
@@ -148,11 +150,13 @@ def test_text_without_control_tokens_is_encoded_as_published(vocabulary, text):
     assert list(vocabularies.as_text(vocabulary).encode(text)) == published
 
 
+@settings(max_examples=25)
 @given(TEXTS.filter(lambda text: not set("［＜") & set(text)))
 def test_all_control_tokens_are_those_of_the_published_tokenizer(vocabulary, text):
   assert vocabularies.encode_text(vocabulary, text, special_tokens="all") == list(vocabulary.encode(text))
 
 
+@settings(max_examples=25)
 @given(TEXTS, TEXTS)
 def test_what_a_record_spells_is_text_beside_what_a_format_writes(vocabulary, record, written):
   """Protected letters are text, those around them what they spell; protection keeps the number of characters."""
@@ -246,6 +250,11 @@ def test_which_control_tokens_of_a_prompt_are_meant(tmp_path):
   )
   with pytest.raises(UserError, match="special_tokens='some': give one of none, blanks, all"):
     vocabularies.encode_text(vocabulary, text, special_tokens="some")
+
+
+def test_a_lone_surrogate_is_named(vocabulary):
+  with pytest.raises(UserError, match=r"character 3 of the text is '\\ud800', one half of a character"):
+    vocabularies.encode_text(vocabulary, "ab\ud800")
 
 
 def test_blanks_beside_letters_that_spell_others(tmp_path):

@@ -5,7 +5,7 @@ with a format of its own, the records' letters are protected before its first pr
 last, so that a format may write <extra_id_0>, and a record that contains these letters has no sentinel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
 from typing import Any
@@ -26,7 +26,12 @@ def guarded(found: selection.Found) -> selection.Found:
 
 def is_guarded(task: seqio.Task) -> bool:
   """Whether a task is one of `guarded` whose records are protected."""
-  return any(text_formats.function_of(step) in STEPS for step in task.preprocessors)
+  return not all(map(is_own, task.preprocessors))
+
+
+def is_own(step: Callable) -> bool:
+  """Whether a preprocessor is one that a task was registered with, and none of `guarded`."""
+  return text_formats.function_of(step) not in STEPS
 
 
 def _guarded(task: seqio.Task) -> seqio.Task:
@@ -36,7 +41,7 @@ def _guarded(task: seqio.Task) -> seqio.Task:
     name: dataclasses.replace(feature, vocabulary=encoder(feature.vocabulary))
     for name, feature in task.output_features.items()
   }
-  steps = [step for step in task.preprocessors if text_formats.function_of(step) not in STEPS]
+  steps = [step for step in task.preprocessors if is_own(step)]
   if written:
     steps = [protect_records, *steps, give_back]
   return task.replace(preprocessors=steps, output_features=features)

@@ -20,6 +20,7 @@ from t2t.data import (
   pipeline,
   raw_text,
   selection,
+  sources,
   staged,
   streams,
   tables,
@@ -341,9 +342,13 @@ def check(config: Config) -> list[str]:
 def _spelled(config: Config) -> list[str]:
   """Notes on control tokens that the text to train on spells."""
   data = config.data
-  if not data.is_named or data.cache_dir or jax.process_index():
+  # Malformed records that may be left out are told when they are trained on, and once.
+  if not data.is_named or data.cache_dir or data.malformed or jax.process_index():
     return []
-  found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+  try:
+    found = raw_text.spelled(pipeline.load_task(data), split=pipeline.split_of(data, train=True))
+  except tf.errors.OpError as error:
+    raise sources.user_error(error) or error from None
   return [f"{data.named}: {raw_text.told(found, special_tokens=data.special_tokens)}"] if found else []
 
 

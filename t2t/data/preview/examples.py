@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import pipeline, rows, selection, sources, streams, uncut, vocabularies
+from t2t.data import pipeline, raw_text, rows, selection, sources, streams, uncut, vocabularies
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
 from t2t.models.config import HeadConfig
 from t2t.runtime import quiet
@@ -358,7 +358,9 @@ def _step(task: seqio.Task, step: int, error: Exception) -> str:
   function = task.preprocessors[step - 1]
   place = _own_line(error) or _definition(function)
   name = seqio.utils.function_name(function) or type(function).__name__
-  return f": preprocessor {step} of {len(task.preprocessors)}, {name}{f' ({place})' if place else ''}"
+  # Those that the task was registered with: others protect its records.
+  own = [raw_text.is_own(each) for each in task.preprocessors]
+  return f": preprocessor {sum(own[:step])} of {sum(own)}, {name}{f' ({place})' if place else ''}"
 
 
 def _given(task: seqio.Task, split: str, lengths: Mapping[str, int], step: int) -> str:
@@ -398,7 +400,13 @@ def _own_line(error: Exception) -> str | None:
   # What autograph and tf.py_function raise has the user's lines in its text.
   frames += [(path, int(line)) for path, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
   here = pathlib.Path(__file__)
-  skipped = ("site-packages", "autograph_generated_file", "<", str(here), str(here.parents[1] / "pipeline.py"))
+  skipped = (
+    "site-packages",
+    "autograph_generated_file",
+    "<",
+    str(here),
+    *(str(here.parents[1] / name) for name in ("pipeline.py", "raw_text.py")),
+  )
   own = [(path, line) for path, line in frames if not any(part in path for part in skipped)]
   return f"{_shown_path(own[-1][0])}, line {own[-1][1]}" if own else None
 

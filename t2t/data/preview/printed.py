@@ -10,7 +10,7 @@ import rich.console
 import rich.text
 import seqio
 
-from t2t.data import objectives, raw_text, sources, text_formats, uncut, vocabularies
+from t2t.data import objectives, raw_text, sources, uncut, vocabularies
 from t2t.data.preview import examples
 from t2t.data.sources import named, released
 from t2t.models.architecture import ARCHITECTURES, real_positions, sides
@@ -82,7 +82,7 @@ def _print_facts(console: rich.console.Console, shown: examples.Preview, data: D
   if isinstance(task, seqio.Mixture):
     facts["mixture"] = ", ".join(f"{each.name} {task.get_rate(each):g}" for each in tasks)
   # Those of the task itself: what protects its records is in front of and behind every task.
-  steps = [[f for f in each.preprocessors if text_formats.function_of(f) not in raw_text.STEPS] for each in tasks]
+  steps = [[f for f in each.preprocessors if raw_text.is_own(f)] for each in tasks]
   names = [[seqio.utils.function_name(f) or type(f).__name__ for f in each] for each in steps]
   facts["source"] = ", ".join(dict.fromkeys(source_name(each.source) for each in tasks)) if not data.files else "files"
   facts["split"] = f"{shown.split}; there are {', '.join(sorted(task.splits))}"

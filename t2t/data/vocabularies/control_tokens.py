@@ -84,7 +84,17 @@ def encode_text(vocabulary: seqio.Vocabulary, text: str, *, special_tokens: str 
     vocabulary: of any kind; one of the user's own class encodes as it does.
     text: valid Unicode.
     special_tokens: "none"; "blanks": sentinels and masks are control tokens; "all": all control tokens are.
+
+  Raises:
+    UserError: no such choice, or a lone surrogate in the text, which is no character.
   """
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise UserError(
+      f"character {error.start + 1} of the text is {text[error.start]!r}, one half of a character (a lone surrogate);"
+      " write the whole character"
+    ) from error
   reader = _reader(vocabulary)
   if reader is None:
     return [int(i) for i in vocabulary.encode(text)]
