@@ -56,7 +56,7 @@ def _preprocess_tsv(
 ):
   names = [str(number) for number in range(num_fields)] if field_names is None else list(field_names)
   values = dict(zip(names, tf.io.decode_csv(line, [""] * len(names), field_delim, use_quote_delim), strict=True))
-  pattern = "({" + "}|{".join(map(re.escape, names)) + "})"
+  pattern = "(" + "|".join(re.escape(f"{{{name}}}") for name in names) + ")"
 
   def filled(template: str) -> tf.Tensor:
     parts = re.split(pattern, template)
