@@ -83,6 +83,13 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
   return Vocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
 
 
+def longest_in(folder: epath.Path) -> int:
+  """Returns the number of tokens that a folder's tokenizer cuts texts to; 0 if it names none."""
+  path = folder / vocabulary_files.SETTINGS
+  found = untrusted.read_json(path).get(_LENGTH) if path.exists() else None
+  return found if type(found) is int and 0 < found <= _NO_LENGTH else 0
+
+
 _BY_JSON = (
   "t2t reads text as they do from a tokenizer.json, which transformers'"
   " AutoTokenizer.from_pretrained(...).save_pretrained(...) writes; give that with --vocabulary"
