@@ -534,4 +534,4 @@ def in_python() -> Iterator[None]:
     yield
   except UserError as error:
     text = str(error).replace("--checkpoint: ", "")
-    raise type(error)(re.sub(r"(t2t [a-z]+ --[^;,`\n]*)|--", lambda found: found[1] or "", text)) from None
+    raise type(error)(re.sub(r"(`[^`]*`|t2t [a-z]+ --[^;,`\n]*)|--", lambda found: found[1] or "", text)) from None

@@ -57,6 +57,7 @@ def test_everything_that_names_a_checkpoint_says_how_to_download_it(tmp_path, mo
     with pytest.raises(UserError) as error:
       ask()
     assert DOWNLOAD in str(error.value) and "give t5-v1_1-small" in str(error.value)
+  (tmp_path / "in.txt").write_text("a text\n")
   (tmp_path / "adapter").mkdir()
   settings = {"peft_type": "LORA", "base_model_name_or_path": NAME}
   (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
@@ -66,10 +67,10 @@ def test_everything_that_names_a_checkpoint_says_how_to_download_it(tmp_path, mo
     ["convert", "adapter", "out"],
     ["convert", "adapter", "out", "--base", NAME],
     ["eval", "--checkpoint", NAME, "--config", "superglue", "--workdir", "eval"],
-    ["infer", "--checkpoint", NAME, "--input", "in", "--output", "out"],
-    ["embed", "--checkpoint", NAME, "--input", "in", "--output", "out.npy"],
-    ["checkpoint", "show", NAME],
-    ["train", "--config", "finetune", f"--config.init.checkpoint={NAME}", "--workdir", "w"],
+    ["infer", "--checkpoint", NAME, "--input", "in.txt", "--output", "out.jsonl"],
+    ["embed", "--checkpoint", NAME, "--input", "in.txt", "--output", "out.npy"],
+    ["checkpoint", "diff", NAME, NAME],
+    ["train", "--config", "finetune_superglue", f"--config.init.checkpoint={NAME}", "--workdir", "w"],
   ):
     assert command.main(options) == 2
     assert DOWNLOAD in " ".join(capsys.readouterr().err.split()), options

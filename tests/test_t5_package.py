@@ -1,5 +1,8 @@
 """A task module that imports the t5 package runs without it, or its error has the lines that take its place."""
 
+import importlib
+import pathlib
+import re
 import sys
 import textwrap
 
@@ -9,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t2t import UserError
-from t2t.data import registry, t5_package
+from t2t.data import objectives, registry, t5_package
 
 
 @pytest.fixture
@@ -93,6 +96,22 @@ def test_a_name_without_a_counterpart_has_its_rewrite_in_the_error(load, line, s
   with pytest.raises(UserError, match=r"tasks.py, line \d: t5\.") as error:
     load(line)
   assert said in str(error.value) and "the t5 package is not installed" in str(error.value)
+
+
+def test_every_name_of_the_page_runs_or_has_its_rewrite():
+  """As docs/from_t5x.md lists them; the functions that take their place exist."""
+  page = (pathlib.Path(__file__).parent.parent / "docs" / "from_t5x.md").read_text()
+  table = page.partition("| `t5.data.preprocessors` | t2t |")[2].partition("\n## ")[0]
+  rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+  names = {name for row in rows if "none" not in row[1] for name in re.findall(r"`(\w+)`", row[0])}
+  known = t5_package._AVAILABLE["t5.data.preprocessors"]
+  left = {name for name in names if name not in known and f"t5.data.preprocessors.{name}" not in t5_package._INSTEAD}
+  assert len(names) > 40 and not left
+  for ours in t5_package._FUNCTIONS.values():
+    module, _, function = ours.rpartition(".")
+    assert callable(getattr(importlib.import_module(f"t2t.data.{module}"), function)), ours
+  for ours in t5_package._OBJECTIVES.values():
+    assert objectives.preprocessors(ours)
 
 
 def test_an_installed_package_is_not_shadowed(load, tmp_path, monkeypatch):

@@ -45,8 +45,8 @@ def _gemma_notes(settings: families.Settings) -> tuple[str, ...]:
   if settings.get("hidden_act") != "gelu":
     return ()
   return (
-    "hidden_act='gelu' is taken for the tanh approximation, with which Gemma was trained; transformers computes the"
-    " exact GELU of it, and logits differ a little",
+    "hidden_act='gelu' is taken for the tanh approximation, with which Gemma was trained, as transformers 5 does;"
+    " transformers 4 computes the exact GELU, and its logits differ a little",
   )
 
 

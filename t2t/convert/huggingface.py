@@ -180,7 +180,7 @@ def open_foreign(path: str, *, where: str = "") -> Foreign:
     )
   vocabulary = tokenizer.vocabulary_in(folder, settings)
   notes += tokenizer.check(vocabulary, model.vocab_size, named)
-  lengths = _lengths(model, settings)
+  lengths = _lengths(model, settings, tokenizer.longest_in(folder))
   tensors = _tensors(family, model, wanted, entries)
   return Foreign(
     folder, "hf", model, vocabulary.spec, vocabulary.extra_ids, lengths, tensors, pooler=pooler, notes=tuple(notes)
@@ -442,8 +442,8 @@ def _without_copies(
   return entries
 
 
-def _lengths(model: TransformerConfig, settings: Settings) -> dict[str, int]:
-  positions = model.max_length or settings.get("n_positions") or 512
+def _lengths(model: TransformerConfig, settings: Settings, longest: int) -> dict[str, int]:
+  positions = model.max_length or longest or settings.get("n_positions") or 512
   if model.kind.continues:
     return {"targets_length": min(positions, 1024)}
   return {"inputs_length": min(positions, 512)}

@@ -83,6 +83,13 @@ def vocabulary_in(folder: epath.Path, settings: Settings) -> Vocabulary:
   return Vocabulary(str(path), extra_ids, size + extra_ids, keeps_case=keeps_case)
 
 
+def longest_in(folder: epath.Path) -> int:
+  """Returns the number of tokens that a folder's tokenizer cuts texts to; 0 if it names none."""
+  path = folder / vocabulary_files.SETTINGS
+  found = untrusted.read_json(path).get(_LENGTH) if path.exists() else None
+  return found if type(found) is int and 0 < found <= _NO_LENGTH else 0
+
+
 _BY_JSON = (
   "t2t reads text as they do from a tokenizer.json, which transformers'"
   " AutoTokenizer.from_pretrained(...).save_pretrained(...) writes; give that with --vocabulary"
@@ -263,11 +270,12 @@ def _bytes(sentinels: list[str], ids: dict[str, int], mask_id: int | None, lengt
   settings: dict[str, Any] = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": len(sentinels), **length}
   notes = []
   if mask_id is not None:
-    # Theirs counts sentinels up; of bytes alone the last is the mask, which no text in UTF-8 has.
+    # Theirs counts sentinels up; of bytes alone the last is the mask, which no text in UTF-8 has.  Each has its id
+    # here, for a token that is named as the mask would come before the others.
     settings["mask_token"] = f"<extra_id_{len(sentinels) - 1}>" if sentinels else "<mask>"
-    if not sentinels:
-      added = {"content": "<mask>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-      settings["added_tokens_decoder"] = {str(mask_id): added | {"special": True}}
+    added = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    names = {mask_id + 1 - len(sentinels) + i: name for i, name in enumerate(sentinels)} or {mask_id: "<mask>"}
+    settings["added_tokens_decoder"] = {str(i): {"content": name, **added} for i, name in names.items()}
   if sentinels:
     notes = [
       f"the {len(sentinels)} sentinels count down from the last id; ByT5's tokenizer of transformers counts its"

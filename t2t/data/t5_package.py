@@ -25,8 +25,11 @@ from t2t import UserError
 _PAGE = "docs/from_t5x.md has the table"
 
 
-class UnknownName(UserError):
-  """A name of the t5 package that has no exact counterpart; the message has the lines that replace it."""
+class UnknownName(UserError, ImportError):
+  """A name of the t5 package that has no exact counterpart; the message has the lines that replace it.
+
+  An ImportError as well, so that code which can do without the package catches it.
+  """
 
 
 # ---- t5.data.preprocessors -------------------------------------------------------------------------------------------
@@ -53,7 +56,7 @@ def _preprocess_tsv(
 ):
   names = [str(number) for number in range(num_fields)] if field_names is None else list(field_names)
   values = dict(zip(names, tf.io.decode_csv(line, [""] * len(names), field_delim, use_quote_delim), strict=True))
-  pattern = "({" + "}|{".join(map(re.escape, names)) + "})"
+  pattern = "(" + "|".join(re.escape(f"{{{name}}}") for name in names) + ")"
 
   def filled(template: str) -> tf.Tensor:
     parts = re.split(pattern, template)
@@ -342,14 +345,63 @@ def _answer(call: str) -> str:
   return f"\n  from t2t.data import answers\n  postprocess_fn=answers.{call}"
 
 
+def _function(name: str) -> str:
+  return f"\n  from t2t.data import objectives, vocabularies\n  {name}  # its docstring has the arguments"
+
+
+# Functions of objectives, which t2t's objectives call themselves -> t2t's.
+_FUNCTIONS = {
+  "random_spans_noise_mask": "objectives.corruption.noise_mask",
+  "iid_noise_mask": "objectives.corruption.random_mask",
+  "random_prefix_noise_mask": "objectives.corruption.random_prefix",
+  "noise_span_to_unique_sentinel": "objectives.corruption.spans_to_sentinels",
+  "nonnoise_span_to_unique_sentinel": "objectives.corruption.spans_to_sentinels",
+  "noise_token_to_sentinel": "objectives.corruption.mask_tokens",
+  "noise_span_to_sentinel": "objectives.corruption.infill",
+  "noise_token_to_random_token": "objectives.masking.replace",
+  "noise_token_to_random_token_or_sentinel": "objectives.masking.replace",
+  "drop_noise_tokens": "objectives.iid.drop",
+  "drop_nonnoise_tokens": "objectives.iid.drop",
+  "permute_noise_tokens": "objectives.corruption.shuffle",
+  "sentinel_id": "vocabularies.sentinel_ids",
+  "random_spans_helper": "objectives.corruption.span_lengths",
+  "random_spans_tokens_length": "objectives.corruption.span_lengths",
+  "random_spans_targets_length": "objectives.corruption.span_lengths",
+  "select_random_chunk": "objectives.pieces.random_chunk",
+  "single_example_select_random_chunk": "objectives.pieces.random_chunk",
+  "reduce_concat_tokens": "objectives.pieces.concatenate",
+  "split_tokens": "objectives.pieces.split",
+  "split_tokens_to_inputs_length": "objectives.pieces.split",
+  "split_tokens_to_targets_length": "objectives.pieces.split",
+  "concatenate_and_split_to_fixed_length": "objectives.pieces.cut",
+}
+_OBJECTIVES = {
+  "span_corruption": "span_corruption",
+  "denoise": "span_corruption",
+  "single_example_denoise": "span_corruption",
+  "unsupervised": "span_corruption",
+  "iid_denoising": "iid_span_corruption",
+  "prefix_lm": "prefix_lm",
+  "targets_for_prefix_lm_objective": "prefix_lm",
+  "pack_prefix_lm_encoder_decoder": "prefix_lm",
+  "pack_prefix_lm_decoder_only": "prefix_lm",
+  "full_lm": "causal_lm",
+  "lm": "causal_lm",
+  "neighboring_pairs": "neighbouring_sentences",
+  "next_sentence_prediction": "masked_lm_nsp",
+}
+
+_RANKED = _format("text_formats.choices") + "\n  --config.eval.method=rank"
+
 # Full name -> the lines in its place.
 _INSTEAD: dict[str, str] = {
-  **{f"t5.data.preprocessors.{name}": _objective("span_corruption") for name in ("span_corruption", "denoise")},
-  "t5.data.preprocessors.unsupervised": _objective("span_corruption"),
-  "t5.data.preprocessors.iid_denoising": _objective("iid_span_corruption"),
-  "t5.data.preprocessors.prefix_lm": _objective("prefix_lm"),
-  "t5.data.preprocessors.full_lm": _objective("causal_lm"),
-  "t5.data.preprocessors.lm": _objective("causal_lm"),
+  **{f"t5.data.preprocessors.{name}": _objective(ours) for name, ours in _OBJECTIVES.items()},
+  **{f"t5.data.preprocessors.{name}": _function(ours) for name, ours in _FUNCTIONS.items()},
+  "t5.data.preprocessors.multi_translate": _format('text_formats.translate, source="en", target="de"'),
+  "t5.data.preprocessors.rank_classification": _RANKED,
+  "t5.data.preprocessors.rank_classification_formatter": _RANKED,
+  "t5.data.preprocessors.trim_and_pad_dataset": " nothing; batches are cut and padded as they are read",
+  "t5.data.preprocessors.squad_span_space_tokenized": _format("reading_formats.spans"),
   "t5.data.preprocessors.record": _format("reading_formats.record, reading_formats.each_answer"),
   "t5.data.preprocessors.wsc": _format("text_formats.wsc"),
   "t5.data.preprocessors.wsc_simple": _format("text_formats.only_right, text_formats.wsc"),
