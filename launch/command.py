@@ -80,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
   vm = add("tpu-vm", "Cloud TPU VMs, by queued resources", epilog=known)
   vm.add_argument("--zone", help="such as us-central2-b")
   vm.add_argument("--type", help="such as v5p-64")
-  vm.add_argument(
-    "--slices", type=numeric.integer(1), default=1, metavar="N", help="as many slices of --type, as one job (1)"
-  )
+  vm.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
   vm.add_argument("--spot", action="store_true", help="cheaper, and may be taken away at any time")
   vm.add_argument("--project", help="in place of gcloud's own")
   vm.add_argument("--wheel", metavar="FILE", help="of t2t; otherwise that of this checkout is built")
@@ -102,9 +100,7 @@ def _parser() -> argparse.ArgumentParser:
   pods = add("gke", "TPUs of a GKE cluster, as a JobSet", epilog=known)
   pods.add_argument("--type", help="such as v5p-64")
   pods.add_argument("--image", help="with t2t in it; launch/Dockerfile makes one")
-  pods.add_argument(
-    "--slices", type=numeric.integer(1), default=1, metavar="N", help="as many slices of --type, as one job (1)"
-  )
+  pods.add_argument("--slices", type=int, default=1, metavar="N", help="as many slices of --type, as one job (1)")
   pods.add_argument("--spot", action="store_true", help="on spot nodes")
   pods.add_argument("--namespace", default="default", help="of Kubernetes (default)")
   pods.add_argument("--context", help="of kubectl; the current one otherwise")
@@ -113,10 +109,8 @@ def _parser() -> argparse.ArgumentParser:
   pods.add_argument("--delete", action="store_true", help="delete the JobSet when this command ends, in whatever way")
 
   batch = add("slurm", "GPUs of a SLURM cluster, as a batch job")
-  batch.add_argument("--nodes", type=numeric.integer(1), default=1, metavar="N", help="machines (1)")
-  batch.add_argument(
-    "--gpus-per-node", type=numeric.integer(1), default=1, metavar="N", help="each a process of its own (1)"
-  )
+  batch.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (1)")
+  batch.add_argument("--gpus-per-node", type=int, default=1, metavar="N", help="each a process of its own (1)")
   batch.add_argument("--time", help="such as 24:00:00; saves and is queued again when it is up")
   batch.add_argument("--partition", help="in place of the default")
   batch.add_argument("--account", help="in place of your own")

@@ -46,7 +46,7 @@ MEANINGLESS = {
   ("--lost_seconds", "-1"): ["train", "--config", "tiny", "--workdir", "w"],
   ("--examples", "-1"): ["tasks", "show", "docs_match"],
   ("--poll", "-1"): OPTIONS["poll"],
-  ("--nodes", "0"): ["launch", "slurm", "--name", "a"],
+  ("--worker", "-1"): OPTIONS["poll"],
   ("--seed", "2.5"): ["fisher", "r", "--output", "o"],
 }
 
