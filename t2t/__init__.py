@@ -22,6 +22,7 @@ if (_CHECKOUT / "pyproject.toml").exists() and (_CHECKOUT / "configs" / "default
 
 # Before a library of C++ is loaded, by whichever door.
 quiet.set_log_levels()
+quiet.leave_tpu_out()
 
 
 class UserError(ValueError):

@@ -52,8 +52,11 @@ class TypedConfig(ConfigDict):
     except TypeError as error:
       raise _OtherType(f"{name}={value!r}: {_wanted(before)}{_remedy(before, value)}") from error
 
-  # Of one that is made anew, as a copy is before its attributes are set.
-  _section = ""
+  def __setstate__(self, state):
+    super().__setstate__(state)
+    object.__setattr__(self, "_section", state.get("_section", ""))
+
+  _section = ""  # of a config that is made anew
 
 
 def typed(config: ConfigDict, section: str = "") -> TypedConfig:

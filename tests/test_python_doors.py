@@ -114,7 +114,7 @@ IDS = np.full((2, 8), 5)
     ("tiny_bert", {"encoder_input_tokens": "abc"}, "is str: give an array"),
     (
       "tiny_bert",
-      {"encoder_input_tokens": IDS, "encoder_target_tokens": np.where(IDS[0] == 5, [[5] * 4 + [-100] * 4], 0)},
+      {"encoder_input_tokens": IDS, "encoder_target_tokens": np.array([[5] * 4 + [-100] * 4] * 2)},
       r"has -100, which marks positions that do not count .*: give encoder_loss_weights = \(labels != -100\), and 0",
     ),
   ],

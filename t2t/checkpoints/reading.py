@@ -47,6 +47,8 @@ def checkpoint_folder(path: str, *, where: str = "config.init.checkpoint=") -> e
   if unfinished:
     raise UserError(f"{where}{path}: of its steps none is whole; {unfinished[0]}: {_UNFINISHED}")
   hub.check(path, where=where)
+  if not bucket.is_remote(root) and root.is_file():
+    raise UserError(f"{where}{path}: is a file; give the folder of a checkpoint, or a workdir")
   raise UserError(
     f"{where}{path}: no checkpoint there; looked for {root}/state, {root}/checkpoints/STEP"
     f" and {root}/STEP, and for a checkpoint of Hugging Face's or T5X's; give a workdir that t2t trained in, or a"

@@ -3,16 +3,18 @@
 import atexit
 from collections.abc import Iterator
 import contextlib
+import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 
-# Log levels of C++ libraries, where the user has set none: 2 and 3 leave out warnings and errors, of which each that
-# matters is a Python exception as well.  Messages of a process that ends itself are of a higher level.
+# Log levels of C++ libraries, where the user has set none: 3 leaves out warnings and errors, of which each that matters
+# is a Python exception as well.  Messages of a process that ends itself are of a higher level.
 _LOG_LEVELS = {
   "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow: "oneDNN supports DT_INT64 only ..." on CPUs without AVX-512
-  "TPU_MIN_LOG_LEVEL": "3",  # libtpu: TPU_WORKER_HOSTNAMES and others on machines without a TPU
+  "TPU_MIN_LOG_LEVEL": "3",
   "TPU_STDERR_LOG_LEVEL": "3",
   "GRPC_VERBOSITY": "ERROR",
 }
@@ -25,6 +27,52 @@ def set_log_levels() -> None:
   """Has C++ libraries that are loaded later log what ends the process, and no less; the environment has precedence."""
   for name, level in _LOG_LEVELS.items():
     os.environ.setdefault(name, level)
+
+
+def leave_tpu_out() -> None:
+  """Has JAX not look for a TPU on a machine that has none.
+
+  Where the `tpu` extra is installed, as for `t2t plan`, libtpu would write five lines of TPU_WORKER_HOSTNAMES, which no
+  log level turns off.  `t2t plan` compiles for TPUs all the same.
+  """
+  chosen = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS")
+  if any(os.environ.get(name) for name in chosen):
+    return
+  if importlib.util.find_spec("libtpu") is None or importlib.util.find_spec("jax_plugins") is not None or has_tpu():
+    return
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  if jax := sys.modules.get("jax"):  # has read the environment
+    jax.config.update("jax_platforms", jax.config.jax_platforms or "cpu")
+  _chosen.append("cpu")
+
+
+_chosen: list[str] = []
+
+
+def chose_cpu() -> bool:
+  """Whether JAX_PLATFORMS is of `leave_tpu_out` and not of the user."""
+  return bool(_chosen)
+
+
+_GOOGLE, _NO_TPU = "0x1ae0", ("0x0042", "0x001f")  # of PCI; a virtual machine's network and disks are Google's, too
+
+
+def has_tpu(root: pathlib.Path = pathlib.Path("/")) -> bool:
+  """Whether the machine may have a TPU, by its devices.
+
+  Args:
+    root: of the file system.
+  """
+  if any(root.glob("dev/accel*")) or any(root.glob("dev/vfio/[0-9]*")):
+    return True
+
+  def content(path: pathlib.Path) -> str:
+    with contextlib.suppress(OSError):
+      return path.read_text().strip()
+    return ""
+
+  devices = root.glob("sys/bus/pci/devices/*")
+  return any(content(each / "vendor") == _GOOGLE and content(each / "device") not in _NO_TPU for each in devices)
 
 
 @contextlib.contextmanager
