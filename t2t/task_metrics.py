@@ -96,12 +96,13 @@ def axg_parity(targets: Sequence[Mapping], predictions: Sequence[int]) -> dict[s
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str] | None]) -> dict[str, float]:
   """F1 of whole entities, of all types together, as the script of CoNLL counts them (Tjong Kim Sang & De Meulder 2003).
 
-  Targets and predictions are tags with B-, I- and O; an unparseable prediction has no entity.
+  Targets and predictions are tags with B-, I- and O; an unparseable prediction has no entity. Words behind the last tag
+  of a prediction have none, and tags behind the last word do not count.
   """
   import seqeval.metrics
 
   found = [
-    ["O"] * len(right) if prediction is None else list(prediction)
+    [*(prediction or ()), *["O"] * len(right)][: len(right)]
     for right, prediction in zip(targets, predictions, strict=True)
   ]
   right = [list(tags) for tags in targets]
@@ -157,15 +158,23 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def squad_v2(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """The same where a question may have no answer: then `answers.UNANSWERABLE` is right, and else it is wrong.
+  """Exact match and F1 of words as the script of SQuAD 2.0 counts them, where a question may have no answer.
+
+  An empty prediction says that there is none, and so does `answers.UNANSWERABLE`, which models write. Right answers of
+  which normalization leaves nothing are no answers. Where nothing is left of the prediction or of the right answer,
+  exact match and F1 are 100 if nothing is left of both, and else 0.
 
   Source: Rajpurkar et al. 2018.
   """
-  pairs = []
+  exact, overlap = [], []
   for right, prediction in zip(targets, predictions, strict=True):
-    withheld = prediction == answers.UNANSWERABLE
-    pairs.append((right, "" if withheld else prediction) if right else (["none"], "none" if withheld else ""))
-  return squad([right for right, _ in pairs], [prediction for _, prediction in pairs])
+    prediction = "" if prediction == answers.UNANSWERABLE else _normalize(prediction)
+    right = [answer for answer in map(_normalize, right) if answer] or [""]
+    exact.append(prediction in right)
+    overlap.append(
+      max(_word_f1(answer, prediction) if answer and prediction else answer == prediction for answer in right)
+    )
+  return {"exact_match": _percent(exact), "f1": _percent(overlap)}
 
 
 def record(targets: Sequence[Mapping], predictions: Sequence[str]) -> dict[str, float]:

@@ -34,10 +34,15 @@ MODULE = """
     labels = [-1 if split == "test" else i % 2 for i in range(number)]
     return tf.data.Dataset.from_tensor_slices({"text": texts, "label": labels, "idx": list(range(number))})
 
+  def partly(split, shuffle_files, seed=None):
+    return records(split, shuffle_files).map(
+      lambda x: x | {"label": tf.where(x["idx"] % 3 == 0, tf.constant(-1, tf.int32), tf.cast(x["label"], tf.int32))}
+    )
+
   def likelihood(targets, scores):
     return {"likelihood": sum(scores) / len(scores)}
 
-  def add(name, metric_fns, **how):
+  def add(name, metric_fns, records=records, **how):
     seqio.TaskRegistry.add(
       name,
       source=seqio.FunctionDataSource(records, splits=("train", "validation", "test"), num_input_examples={"train": 6}),
@@ -53,6 +58,7 @@ MODULE = """
   add("odd_label", [task_metrics.accuracy])
   add("odd_likelihood", [likelihood])
   add("odd_silent", [])
+  add("odd_partly", [task_metrics.accuracy], records=partly)
   def broken(targets, predictions):
     return {"ratio": 1 / 0}
   add("odd_broken", [broken])
@@ -133,11 +139,27 @@ def test_every_architecture_answers(architecture, module, tmp_path, capsys):
   assert found["metrics"] == {"accuracy": pytest.approx(100 * np.mean(right))}
   assert found["unparseable"] == sum(row["value"] == -1 for row in rows)
   assert found["examples"] == 5
+  assert found["classes"]["labels"] == ["no", "yes"] and found["classes"]["n"] == 5
+  assert found["classes"]["accuracy"] == pytest.approx(100 * np.mean(right))
+  assert found["classes"]["not_a_label"] == found["unparseable"]
+  assert found["classes"]["majority"] == {"label": "no", "accuracy": 60.0}
   if architecture == "encoder_only":
     assert {row["prediction"] for row in rows} <= {"no", "yes"}
   out = capsys.readouterr().out
   assert "odd_label" in out and "accuracy" in out and f"{np.mean(right):.2%}"[:-1] in out
+  assert "confusion matrix (rows: gold, columns: predicted" in out and 'majority baseline 60.00 % (always "no")' in out
   assert max(map(len, out.splitlines())) <= 80 or str(tmp_path) in out
+
+
+def test_examples_without_a_gold_answer_are_left_out(module, tmp_path, capsys):
+  """Every third label is -1: the metric is of the others, and how many are missing is told."""
+  assert run(module, tmp_path, mixture="odd_partly") == 0
+  rows = predictions(tmp_path, "odd_partly.validation")
+  right = [row["value"] == row["target"] for row in rows if row["target"] != -1]
+  found = json.loads((tmp_path / "results.json").read_text())["odd_partly.validation"]
+  assert len(right) == 3 and found["metrics"] == {"accuracy": pytest.approx(100 * np.mean(right))}
+  assert (found["examples"], found["without_gold"], found["classes"]["n"]) == (5, 2, 3)
+  assert "odd_partly: 2 of 5 examples have no gold answer" in capsys.readouterr().out
 
 
 def evaluation(module, architecture, mixture="odd_label", **settings):

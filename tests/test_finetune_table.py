@@ -366,7 +366,7 @@ def test_a_table_is_learned_measured_and_predicted(architecture, capsys):
 
   assert command.main(["eval", "--checkpoint=run", f"--config.data.eval_files={test}", "--workdir=scores"]) == 0
   result = json.loads(pathlib.Path("scores/results.json").read_text())["table.validation"]
-  assert result["metrics"]["accuracy"] > 60 and result["classification"]["n"] == 20
+  assert result["metrics"]["accuracy"] > 60 and result["classes"]["n"] == 20
   assert "confusion matrix" in capsys.readouterr().out
 
   assert command.main(["infer", "--checkpoint=run", f"--input={test}", "--output=out.csv"]) == 0

@@ -18,7 +18,7 @@ _policies = ocp.checkpoint_managers
 
 
 def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, int]:
-  """The best step by each metric, the earliest of several that are as good; what is no number is never the best.
+  """The best step by each metric, the earliest of several that are as good up to rounding; NaN is never the best.
 
   In:  {10: {"loss": nan, "cb/f1": 50.0}, 20: {"loss": 1.5, "cb/f1": 50.0, "rte/f1": nan}, 30: None}
   Out: {"loss": 20, "cb/f1": 10}
@@ -32,9 +32,14 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
       if math.isnan(value):
         continue
       sign = -1 if name == "loss" else 1
-      if name not in best or sign * value > sign * metrics[best[name]][name]:
+      if name not in best or _is_above(sign * value, sign * metrics[best[name]][name]):
         best[name] = step
   return best
+
+
+def _is_above(value: float, other: float) -> bool:
+  """Whether one is above the other by more than the rounding of a mean in float64."""
+  return value > other and not math.isclose(value, other, rel_tol=1e-12)
 
 
 def best_of_stages(metrics: Mapping[int, Mapping[str, float] | None], ends: Sequence[int]) -> list[dict[str, int]]:

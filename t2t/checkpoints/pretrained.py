@@ -303,13 +303,13 @@ def reads_causally(source: Source) -> bool:
 def abstract(source: Source, mesh: jax.sharding.Mesh) -> Model:
   """The model with the shapes of its parameters, each with its sharding, in their place.
 
-  Without an accelerator it computes in float32, which a CPU does faster than bfloat16.
+  It computes as `TransformerConfig.for_inference` says.
 
   Raises:
     UserError: the mesh does not divide a parameter.
   """
   on_cpu = mesh.devices.flat[0].platform == "cpu"
-  config = dataclasses.replace(source.model, dtype="float32" if on_cpu else source.model.dtype, dropout_rate=0.0)
+  config = source.model.for_inference(on_cpu=on_cpu)
 
   def make(key: jax.Array) -> nnx.Module:
     rngs = nnx.Rngs(key)

@@ -85,6 +85,14 @@ class ClassificationReport:
     gold = self.confusion.sum(axis=1)
     return self.labels[int(np.argmax(gold))], 100.0 * float(np.max(gold)) / self.n
 
+  def matrix(self, width: int) -> tuple[list[str], list[str], np.ndarray]:
+    """Names of rows and of columns, and counts, of a confusion matrix whose lines have at most `width` characters.
+
+    Where not all classes have room the least frequent ones are added up. The last column counts predictions that are
+    not a label, and is there only if there are any.
+    """
+    return _fitted(self, width)
+
   def to_dict(self) -> dict[str, Any]:
     """The report as JSON has it; the confusion matrix is a list of rows, gold by predicted."""
     label, share = self.majority

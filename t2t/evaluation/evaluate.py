@@ -15,8 +15,8 @@ import numpy as np
 from t2t import UserError, losses, task_metrics
 from t2t.checkpoints import pretrained
 from t2t.data import answers, pipeline, registry, selection, tables, task_numbers, vocabularies
-from t2t.evaluation import few_shot, methods, results
-from t2t.generation import predictor
+from t2t.evaluation import classes, few_shot, methods, results
+from t2t.generation import predictor, ties
 from t2t.models import adapt
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
@@ -160,48 +160,79 @@ class Evaluation:
     if task.name in self._numbers:
       params = adapt.of_task(params, self._adapters, self._numbers[task.name])
     done = None if on_batch is None else lambda number, tokens: on_batch(task.name, number, tokens)
-    texts, scores = [""] * len(examples), np.zeros(len(examples))
+    said = methods.Answers([""] * len(examples), np.zeros(len(examples)), [()] * len(examples))
     if task.predict_metric_fns:
-      texts, scores = self._method.answer(task, examples, params, done)
+      said = self._method.answer(task, examples, params, done)
     target_scores = None
     if task.score_metric_fns:
       target_scores = self._method.log_likelihood(examples, params, done)
-      scores = scores if task.predict_metric_fns else target_scores
+      said = said if task.predict_metric_fns else methods.Answers(said.texts, target_scores, said.tied)
     labelled = not all(_is_unlabelled(example) for example in examples)
     found = [
-      self._answer(task, example, text, float(score), labelled=labelled)
-      for example, text, score in zip(examples, texts, scores, strict=True)
+      self._answer(task, example, text, float(score), labelled=labelled, tied=tied)
+      for example, text, score, tied in zip(examples, *said, strict=True)
     ]
-    metrics, percentages = self._measure(task, found, target_scores) if labelled else ({}, set())
-    return results.Result(task.name, self._split_of(task), metrics, found, percentages)
+    if not labelled:
+      return results.Result(task.name, self._split_of(task), {}, found)
+    # What has no gold answer is neither right nor wrong.
+    counts = [place for place, answer in enumerate(found) if answer.has_gold]
+    gold = [found[place] for place in counts]
+    metrics, percentages = self._measure(task, gold, None if target_scores is None else target_scores[counts])
+    return results.Result(
+      *(task.name, self._split_of(task), metrics, found, percentages),
+      classes=classes.of_answers(gold, without_gold=len(found) - len(gold)) if task.predict_metric_fns else None,
+    )
 
-  def _answer(self, task: "seqio.Task", example, text: str, score: float, *, labelled: bool) -> results.Answer:
-    value = task.postprocess_fn(text, example=example, is_target=False)
-    target = None
+  def _answer(
+    self, task: "seqio.Task", example, text: str, score: float, *, labelled: bool, tied: Sequence[str] = ()
+  ) -> results.Answer:
+    value_of = lambda text: task.postprocess_fn(text, example=example, is_target=False)
+    value, target = value_of(text), None
     if labelled and "targets_pretokenized" in example:
       target = task.postprocess_fn(methods.text(example["targets_pretokenized"]), example=example, is_target=True)
+    # That a question has no answer may be said in no words.
+    withheld = value == "" and "no_answer" in example
+    is_lost = bool(task.predict_metric_fns) and answers.is_unparseable(value) and not withheld
     return results.Answer(
-      example, text, value, target, score, parseable=not (task.predict_metric_fns and answers.is_unparseable(value))
+      *(example, text, value, target, score),
+      parseable=not is_lost,
+      tied=tuple(value_of(each) for each in tied),
+      has_gold=labelled and not _is_unlabelled(example),
     )
 
   def _measure(
     self, task: "seqio.Task", found: Sequence[results.Answer], target_scores
   ) -> tuple[dict[str, float], set[str]]:
-    """The metrics, and which of them are percentages."""
-    targets, values = [answer.target for answer in found], [answer.value for answer in found]
+    """The metrics, and which of them are percentages.
+
+    Where answers tie, a metric is the mean over rounds in each of which every tie is broken in another way: each of k
+    answers that tie counts 1/k.
+    """
+    targets = [answer.target for answer in found]
+    tied = [len(answer.tied) for answer in found if answer.tied]
+    most = max(_LEAST_ROUNDS, _MOST_MEASURED // max(len(found), 1))
+    rounds = ties.rounds(tied, most=most) if tied else [0]
+    in_round = lambda number: [
+      answer.tied[number % len(answer.tied)] if answer.tied else answer.value for answer in found
+    ]
     metrics: dict[str, float] = {}
     percentages: set[str] = set()
-    asked = [(function, values) for function in task.predict_metric_fns]
-    asked += [(function, target_scores.tolist()) for function in task.score_metric_fns]
+    asked = [(function, [in_round(number) for number in rounds]) for function in task.predict_metric_fns]
+    asked += [(function, [target_scores.tolist()]) for function in task.score_metric_fns]
     try:
       for function, given in asked:
-        measured = function(targets, given)
+        of_rounds = [function(targets, values) for values in given]
+        measured = {name: float(np.mean([each[name] for each in of_rounds])) for name in of_rounds[0]}
         metrics |= measured
         ours = getattr(function, "__module__", "") == task_metrics.__name__
         percentages = percentages | set(measured) if ours else percentages - set(measured)
     except Exception as error:  # whatever the user's metric raises
       raise UserError(f"{task.name}: metric {_name(function)} failed: {type(error).__name__}: {error}") from error
-    return {name: float(value) for name, value in metrics.items()}, percentages
+    return metrics, percentages
+
+
+# Rounds in which ties are broken: as many as measure so many answers in all, and at least so many.
+_MOST_MEASURED, _LEAST_ROUNDS = 1_000_000, 12
 
 
 def _name(function: Callable) -> str:
@@ -213,6 +244,10 @@ def _is_unlabelled(example: Mapping[str, Any]) -> bool:
   if "label" in example:
     label = np.asarray(example["label"])
     return bool(np.isnan(label) if np.issubdtype(label.dtype, np.floating) else label == -1)
+  if "tags" in example:
+    return bool(np.any(np.asarray(example["tags"]) < 0))
+  if "answers" not in example and "options" in example and "targets_pretokenized" in example:
+    return methods.text(example["targets_pretokenized"]) not in [methods.text(text) for text in example["options"]]
   # A question that has none says what is right then.
   return "answers" in example and not len(example["answers"]) and "no_answer" not in example
 

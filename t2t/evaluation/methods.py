@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flax import nnx
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t import UserError, did_you_mean, losses
 from t2t.data import answering
-from t2t.generation import answerer, decoding, predictor
+from t2t.generation import answerer, decoding, predictor, ties
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
 from t2t.sections import DataConfig, EvalConfig
@@ -46,6 +46,19 @@ class Asked:
   causal: bool = False
 
 
+class Answers(NamedTuple):
+  """Answers to examples.
+
+  texts: of each the answer.
+  scores: of each the log-probability.
+  tied: of each all answers that are as good, the given one among them; empty where no other is.
+  """
+
+  texts: Sequence[str]
+  scores: Sequence[float]
+  tied: Sequence[tuple[str, ...]]
+
+
 class Method(Protocol):
   """A way to ask."""
 
@@ -62,10 +75,8 @@ class Method(Protocol):
   def inputs(self, task: "seqio.Task", example: Mapping[str, Any]) -> Sequence[int]:
     """What the model is given of an example, token ids."""
 
-  def answer(
-    self, task: "seqio.Task", examples: Examples, params: Params, done: Done
-  ) -> tuple[Sequence[str], Sequence[float]]:
-    """The answer to each example as text, and its score."""
+  def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done) -> Answers:
+    """The answer to each example."""
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
     """Of each example's own target, float32 [examples]; where `check` lets tasks pass that measure it."""
@@ -124,11 +135,12 @@ class Writes:
       return [*tokens[: self._asked.data.inputs_length - 1], eos_id]
     return tokens
 
-  def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
-    """What is written, and its log-probability."""
+  def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
+    """What is written, and its log-probability; of tokens that tie the one with the lower id is written, as argmax."""
     del task
     written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
-    return [self._vocabulary.decode(each.tokens[0]) for each in written], [each.scores[0] for each in written]
+    texts = [self._vocabulary.decode(each.tokens[0]) for each in written]
+    return Answers(texts, [each.scores[0] for each in written], [()] * len(texts))
 
   def log_likelihood(self, examples: Examples, params: Params, done: Done) -> np.ndarray:
     """See `Method`."""
@@ -154,8 +166,8 @@ class Ranks(Writes):
         " a head on it, config.train.loss=heads, or have it written: config.eval.method=write"
       )
 
-  def answer(self, task, examples: Examples, params: Params, done: Done) -> tuple[list[str], list[float]]:
-    """See the class."""
+  def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
+    """See the class; options that tie are all told."""
     del task
     kind = self._asked.config.kind
     end = [self._vocabulary.eos_id] if kind.reads_apart else []
@@ -173,11 +185,13 @@ class Ranks(Writes):
     if not kind.writes:
       scores = scores / np.array([max(len(target), 1) for _, target in pairs])
     ends = np.cumsum([len(texts) for texts in options])
-    chosen, best = [], []
+    chosen, best, tied = [], [], []
     for texts, of_texts in zip(options, np.split(scores, ends[:-1]), strict=True):
       chosen.append(texts[int(np.argmax(of_texts))])
       best.append(float(np.max(of_texts)))
-    return chosen, best
+      own = tuple(texts[place] for place in ties.best(of_texts))
+      tied.append(own if len(set(own)) > 1 else ())
+    return Answers(chosen, best, tied)
 
 
 class Heads:
@@ -221,7 +235,7 @@ class Heads:
     del task
     return example["inputs"]
 
-  def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done):
+  def answer(self, task: "seqio.Task", examples: Examples, params: Params, done: Done) -> Answers:
     """What the head says, as the text that would have been written."""
     head = self._heads[task.name]
     rows = [example.get("windows", [example]) for example in examples]
@@ -232,7 +246,8 @@ class Heads:
     logits = self._answerer.logits(params, head, [row for each in rows for row in each], on_batch=step)
     own = [np.concatenate(logits[end - len(each) : end]) for each, end in zip(rows, ends, strict=True)]
     pairs = [answerer.answer(head, example, each) for example, each in zip(examples, own, strict=True)]
-    return [answer for answer, _ in pairs], [score for _, score in pairs]
+    tied = [answerer.tied(head, example, each) for example, each in zip(examples, own, strict=True)]
+    return Answers([answer for answer, _ in pairs], [score for _, score in pairs], tied)
 
 
 METHODS: dict[str, Callable[[Asked], Method]] = {"write": Writes, "rank": Ranks, "head": Heads}

@@ -22,7 +22,7 @@ from t2t import UserError
 from t2t.checkpoints import pretrained
 from t2t.data import answering, pipeline, registry, selection
 from t2t.evaluation import few_shot
-from t2t.generation import embedding
+from t2t.generation import embedding, ties
 from t2t.models.config import HeadConfig
 from t2t.sections import DataConfig
 
@@ -39,6 +39,7 @@ class Probe:
   constant: accuracy of who always says the class that is the most frequent in training, in percent.
   accuracy: layer -> of the classifier, in percent; layer 0 is what was embedded.
   fitted: the same on the examples that it was fitted to.
+  tied: layer -> number of examples that were measured whose likeliest classes tie; each of k counts 1/k.
   """
 
   task: str
@@ -47,6 +48,7 @@ class Probe:
   constant: float
   accuracy: Mapping[int, float]
   fitted: Mapping[int, float]
+  tied: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 def probe(
@@ -95,13 +97,13 @@ def probe(
   (x, y), (x_held_out, y_held_out) = ((embedder.vectors(params, each), _labels(each)) for each in (train, held_out))
   if len(set(y.tolist())) < 2:
     raise UserError(f"{task.name}: its first {len(y):,} training examples are all of one class; give more --examples")
-  accuracy, fitted = {}, {}
+  accuracy, fitted, tied = {}, {}, {}
   for i, number in enumerate(layers):
     classifier = fit(x[:, i], y)
-    accuracy[number] = 100 * float(np.mean(classifier.predict(x_held_out[:, i]) == y_held_out))
-    fitted[number] = 100 * float(np.mean(classifier.predict(x[:, i]) == y))
+    share, tied[number] = share_right(classifier, x_held_out[:, i], y_held_out)
+    accuracy[number], fitted[number] = 100 * share, 100 * share_right(classifier, x[:, i], y)[0]
   constant = 100 * float(np.mean(y_held_out == np.bincount(y).argmax()))
-  return Probe(task.name, data.eval_split, (len(y), len(y_held_out)), constant, accuracy, fitted)
+  return Probe(task.name, data.eval_split, (len(y), len(y_held_out)), constant, accuracy, fitted, tied)
 
 
 def _task(data: DataConfig, vocabulary: Any, model) -> tuple[Any, tuple[HeadConfig, ...]]:
@@ -146,6 +148,22 @@ def fit(x: np.ndarray, y: np.ndarray) -> sklearn.pipeline.Pipeline:
     return classifier.fit(x, y)
 
 
+def share_right(classifier: sklearn.pipeline.Pipeline, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+  """Share of examples that a classifier gets right, and the number of those whose likeliest classes tie.
+
+  Args:
+    classifier: see `fit`.
+    x: [examples, features].
+    y: [examples].
+  """
+  scores = np.asarray(classifier.decision_function(x))
+  if scores.ndim == 1:  # of two classes the score of the second
+    scores = np.stack([np.zeros_like(scores), scores], axis=1)
+  best = [classifier.classes_[ties.best(row)] for row in scores]
+  right = [np.mean(own == label) for own, label in zip(best, y, strict=True)]
+  return float(np.mean(right)), sum(len(own) > 1 for own in best)
+
+
 def print_table(found: Probe) -> None:
   """A line for each layer, at 80 columns."""
   console = rich.console.Console(width=80, highlight=False)
@@ -162,3 +180,6 @@ def print_table(found: Probe) -> None:
   fitted, measured = found.examples
   console.print(f"{found.task}: accuracy (%) of a linear probe, fitted to {fitted:,} examples, of {measured:,}")
   console.print(table)
+  for number, count in found.tied.items():
+    if count:
+      console.print(f"layer {number}: the likeliest classes of {count:,} examples tie; each of k that tie counts 1/k")

@@ -16,7 +16,7 @@ import rich.console
 import rich.progress
 import rich.table
 
-from t2t.evaluation import classification_report
+from t2t.evaluation import benchmarks, classification_report
 
 _SECONDS = 10.0  # between lines on how far it is, where these are not drawn over one another
 
@@ -31,6 +31,8 @@ class Answer:
   target: the value that was right; None where the split has no labels.
   score: log-probability of what was written or chosen, or of the target where a task only scores.
   parseable: whether the text is a value of the task; what is not counts as wrong.
+  tied: values of all answers that are as good as this one, this one among them; empty where no other is.
+  has_gold: whether the example has a gold answer; without one it is left out of the metrics.
   """
 
   example: Mapping[str, Any]
@@ -39,6 +41,8 @@ class Answer:
   target: Any
   score: float
   parseable: bool = True
+  tied: Sequence[Any] = ()
+  has_gold: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Result:
 
   metrics: name -> value; empty where the split has no labels.
   percentages: names of those that are known to be such; of a function of the user's own nobody knows.
+  classes: how well each class is predicted; None: the task has no classes, or the split no labels.
   """
 
   task: str
@@ -54,6 +59,17 @@ class Result:
   metrics: Mapping[str, float]
   answers: Sequence[Answer]
   percentages: Collection[str] = ()
+  classes: classification_report.ClassificationReport | None = None
+
+  @property
+  def tied(self) -> int:
+    """Number of answers that tie with another one; in a metric each of k that tie counts 1/k."""
+    return sum(bool(answer.tied) for answer in self.answers)
+
+  @property
+  def without_gold(self) -> int:
+    """Number of answers that the metrics leave out because there is no gold answer; 0 where no answer has one."""
+    return sum(not answer.has_gold for answer in self.answers) if self.metrics else 0
 
   @property
   def unparseable(self) -> int:
@@ -126,7 +142,9 @@ def write(results: Sequence[Result], folder: epath.Path, *, about: Mapping[str, 
       "score": result.score,
       "examples": len(result.answers),
       "unparseable": result.unparseable,
-      **({"classification": report.to_dict()} if (report := classes_of(result)) is not None else {}),
+      **({"tied": result.tied} if result.tied else {}),
+      **({"without_gold": result.without_gold} if result.without_gold else {}),
+      **({"classes": result.classes.to_dict()} if result.classes is not None else {}),
       **about,
     }
   _replace(path, json.dumps(record, indent=2) + "\n")
@@ -143,7 +161,7 @@ def _replace(path: epath.Path, text: str) -> None:
 def print_table(
   results: Sequence[Result], console: rich.console.Console, *, steps: Mapping[str, int] | None = None
 ) -> None:
-  """A line for each metric of each task, and the mean over tasks that benchmarks call their score.
+  """A line for each metric of each task, and the mean over tasks that benchmarks call their score, see `benchmarks`.
 
   Args:
     results: one of each task.
@@ -162,11 +180,37 @@ def print_table(
       unit = " %" if name in result.percentages else ""
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
       task, facts = ["", ""], []
-  scores = [result.score for result in results if result.score is not None]
-  if len(scores) > 1:
-    table.add_row("mean of tasks", "", "", f"{sum(scores) / len(scores):.2f}", style="bold")
+  means = benchmarks.means({each.task: each.score for each in results if each.score is not None})
+  for mean in means:
+    table.add_row(mean.name, "", "", f"{mean.value:.2f}", style="bold")
   console.print(table)
+  for note in filter(None, (mean.note for mean in means)):
+    console.print(note)
+  note_items(results, console)
+
+
+def note_items(results: Sequence[Result], console: rich.console.Console) -> None:
+  """Prints which tasks have answers that tie, examples without a gold answer, or mostly unparseable answers."""
+  for result in results:
+    if result.tied:
+      console.print(
+        f"{result.task}: {result.tied:,} of {len(result.answers):,} answers tie with others; each of k that tie counts"
+        " 1/k, and the classes below count the first"
+      )
+    if result.without_gold:
+      console.print(
+        f"{result.task}: {result.without_gold:,} of {len(result.answers):,} examples have no gold answer, and are left"
+        " out of its metrics"
+      )
   _note_unparseable(results, console)
+
+
+def print_classes(results: Sequence[Result], console: rich.console.Console) -> None:
+  """Prints accuracy, the scores of each class and the confusion matrix of tasks that have classes, at 80 columns."""
+  for result in results:
+    if result.classes is not None and result.classes.n:
+      console.print(f"{result.task}, {result.split}", style="bold")
+      print(result.classes.to_text(width=80), end="\n\n")
 
 
 def _note_unparseable(results: Sequence[Result], console: rich.console.Console) -> None:
@@ -221,19 +265,6 @@ def write_leaderboards(results: Sequence[Result], folder: epath.Path) -> list[tu
   return found
 
 
-def classes_of(result: Result) -> classification_report.ClassificationReport | None:
-  """Returns the classification report of a table; None for other tasks, and without labels."""
-  from t2t.data import tables
-
-  examples = [answer.example for answer in result.answers]
-  is_class = examples and "options" in examples[0] and "label" in examples[0] and "candidates" not in examples[0]
-  if result.task != tables.TASK or not is_class or not result.metrics:
-    return None
-  labels = [_text(name) for name in examples[0]["options"]]
-  pairs = [(answer.target, answer.value) for answer in result.answers]
-  return classification_report.classification_report(*zip(*pairs, strict=True), labels)
-
-
 def publish(
   results: Sequence[Result],
   folder: epath.Path,
@@ -252,19 +283,17 @@ def publish(
   from t2t.evaluation import languages
 
   path = write(results, folder, about=about)
-  reports = {each.task: report for each in results if (report := classes_of(each)) is not None}
   console = rich.console.Console()
   found = languages.parted(results)
   for (benchmark, split), by_language in found.items():
     languages.print_table(benchmark, split, by_language, console)
-    _note_unparseable(list(by_language.values()), console)
+    note_items(list(by_language.values()), console)
   tabled = {id(each) for by_language in found.values() for each in by_language.values()}
   # A benchmark's score is a mean over tasks of one split; its diagnostic sets, which are tests, are no part of it.
   others = [each for each in results if id(each) not in tabled]
   for split in dict.fromkeys(each.split for each in others):
     print_table([each for each in others if each.split == split], console, steps=steps)
-  for report in reports.values():
-    print(f"\n{report.to_text()}\n")
+  print_classes(others, console)
   if found:
     together = folder / "languages.json"
     there = json.loads(together.read_text()) if together.exists() else {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from t2t import UserError, losses, sharding
-from t2t.generation import predictor, prompting
+from t2t.generation import predictor, prompting, ties
 from t2t.models.architecture import Batch
 from t2t.models.config import HeadConfig, TransformerConfig
 from t2t.params import Params
@@ -116,20 +117,26 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
   return logits - np.logaddexp.reduce(logits)
 
 
+def _classes(head: HeadConfig, example: Example) -> Sequence:
+  return example["classes"] if "classes" in example else head.labels or range(head.num_classes)
+
+
 def _class(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
-  texts = example["classes"] if "classes" in example else head.labels or range(head.num_classes)
-  log_p = _log_softmax(logits[0])
-  best = int(np.argmax(log_p))
-  return _text(texts[best]), float(log_p[best])
+  texts = _classes(head, example)
+  best = int(np.argmax(logits[0]))
+  return _text(texts[best]), float(_log_softmax(logits[0])[best])
 
 
 def _choice(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
   del head
   if not len(logits):
     return "", 0.0  # of an example none of whose candidates is mentioned
-  log_p = _log_softmax(logits[:, 0])
-  best = int(np.argmax(log_p))
-  return _text(example["options" if "options" in example else "candidates"][best]), float(log_p[best])
+  best = int(np.argmax(logits[:, 0]))
+  return _text(_candidates(example)[best]), float(_log_softmax(logits[:, 0])[best])
+
+
+def _candidates(example: Example) -> Sequence:
+  return example["options" if "options" in example else "candidates"]
 
 
 def _score(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, float]:
@@ -141,7 +148,8 @@ def _tags(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[list[
   """The tag of each word and its log-probability; of words that are not asked O and 0."""
   tags, log_p = ["O"] * len(example["words"]), np.zeros(len(example["words"]))
   for number, own in zip(example["asked_words"], logits, strict=True):
-    tags[int(number)], log_p[int(number)] = named(head, int(np.argmax(own))), np.max(_log_softmax(own))
+    best = int(np.argmax(own))
+    tags[int(number)], log_p[int(number)] = named(head, best), _log_softmax(own)[best]
   return tags, log_p
 
 
@@ -227,6 +235,56 @@ def answer(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str,
   return _ANSWERS[head.kind](head, example, logits)
 
 
+def _tied_class(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
+  texts = _classes(head, example)
+  return [_text(texts[place]) for place in ties.best(logits[0])]
+
+
+def _tied_choice(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
+  del head
+  return [_text(_candidates(example)[place]) for place in ties.best(logits[:, 0])] if len(logits) else []
+
+
+def _tied_tags(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
+  """Tags in which each word takes the tags that are tied for it in turn."""
+  tied = [ties.best(own) for own in logits]
+  tags, found = ["O"] * len(example["words"]), []
+  for number in ties.rounds([len(each) for each in tied], most=ties.MOST):
+    for word, each in zip(example["asked_words"], tied, strict=True):
+      tags[int(word)] = named(head, int(each[number % len(each)]))
+    found.append(" ".join(tags))
+  return found
+
+
+def _tied_spans(head: HeadConfig, example: Example, logits: np.ndarray) -> list[str]:
+  """Spans that are as likely as the best, and no answer where that is; of all that were looked at."""
+  del head
+  found = _spans(example, logits)
+  if not len(found.log_p):
+    return []
+  texts = [_text(example["context"])[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
+  texts += [_text(example["no_answer"])] if "no_answer" in example else []
+  bounds = [*zip(found.starts, found.ends, strict=True), *([(math.inf, math.inf)] if "no_answer" in example else [])]
+  return [texts[place] for place in sorted(ties.best(found.log_p), key=lambda place: bounds[place])]
+
+
+_TIED: dict[str, Callable[[HeadConfig, Example, np.ndarray], list[str]]] = {
+  "class": _tied_class,
+  "choice": _tied_choice,
+  "span": _tied_spans,
+  "tag": _tied_tags,
+}
+
+
+def tied(head: HeadConfig, example: Example, logits: np.ndarray) -> tuple[str, ...]:
+  """All answers that are as likely as `answer`, where there are several that differ; else none.
+
+  Args: see `answer`.
+  """
+  found = _TIED[head.kind](head, example, logits) if head.kind in _TIED else []
+  return tuple(found) if len(set(found)) > 1 else ()
+
+
 # ---- Fields of a row -------------------------------------------------------------------------------------------------
 
 
@@ -236,16 +294,14 @@ def _rounded(value: float) -> float:
 
 def _class_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   del given
-  log_p = _log_softmax(logits[0])
-  best = int(np.argmax(log_p))
+  log_p, best = _log_softmax(logits[0]), int(np.argmax(logits[0]))
   probabilities = {named(head, i): _rounded(np.exp(x)) for i, x in enumerate(log_p)}
   return {"prediction": named(head, best), "score": _rounded(log_p[best]), "probabilities": probabilities}
 
 
 def _choice_fields(head: HeadConfig, given: Example, logits: np.ndarray) -> dict[str, Any]:
   del head
-  log_p = _log_softmax(logits[:, 0])
-  best = int(np.argmax(log_p))
+  log_p, best = _log_softmax(logits[:, 0]), int(np.argmax(logits[:, 0]))
   probabilities = [_rounded(np.exp(x)) for x in log_p]
   return {"prediction": given["candidates"][best], "score": _rounded(log_p[best]), "probabilities": probabilities}
 

@@ -63,7 +63,7 @@ class Contrastive:
 
   So is it of InfoNCE (van den Oord et al. 2018).  Both texts are read by the model and by its one head of kind vector.
 
-  Metrics: loss, and accuracy, the share of the first texts to which no other is nearer than the right partner.
+  Metrics: loss, and accuracy, the share of the first texts whose nearest second text is the right partner.
   """
 
   config: ContrastiveConfig
@@ -148,11 +148,14 @@ class Contrastive:
     if config.symmetric:
       loss = 0.5 * (loss + _missed(logits, right, axis=0))
     loss, number = jnp.sum(jnp.where(real, loss, 0.0)), jnp.sum(real.astype(jnp.float32))
-    nearest = jnp.max(jnp.where(real[None, :], near, _NOT_THERE), axis=1)
-    found = real & (jnp.sum(jnp.where(right, near, 0.0), axis=1) >= nearest)
+    others = jnp.where(real[None, :], near, _NOT_THERE)
+    is_nearest = others >= jnp.max(others, axis=1, keepdims=True)
+    # Of k texts that are equally near each counts 1/k.
+    found = jnp.any(is_nearest & right, axis=1) / jnp.maximum(jnp.sum(is_nearest, axis=1), 1)
+    found = jnp.where(real, found, 0.0)
     metrics = {
       "loss": WeightedSum(loss, number),
-      "accuracy": WeightedSum(jnp.sum(found.astype(jnp.float32)), number),
+      "accuracy": WeightedSum(jnp.sum(found), number),
     }
     return {"contrastive": loss / jnp.maximum(weights["contrastive"], 1.0)}, metrics
 

@@ -31,7 +31,7 @@ class CrossEntropyConfig:
 def token_cross_entropy(
   logits: jax.Array, targets: jax.Array, *, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Cross-entropy of each target, what z-loss adds to it, and whether the target is the likeliest token.
+  """Cross-entropy of each target, what z-loss adds to it, and how right it is to predict the likeliest token.
 
   Args:
     logits: [..., vocab]; the softmax is taken in float32.
@@ -41,7 +41,8 @@ def token_cross_entropy(
       smoothed distribution is not subtracted: a perfect prediction has a loss above zero.
 
   Returns:
-    float32 [...] in nats, float32 [...], bool [...].
+    float32 [...] in nats; float32 [...]; float32 [...]: 1 where the target alone is the likeliest token, 1/k where it
+    is one of k that tie, else 0.
   """
   logits = logits.astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -51,9 +52,11 @@ def token_cross_entropy(
   loss = log_z - (1.0 - label_smoothing) * target_logit
   if label_smoothing:
     loss = loss - label_smoothing * jnp.mean(logits, axis=-1)
-  # The maximum is there already, for log(Z); an argmax would be one more pass over the logits.
-  is_right = target_logit >= jnp.max(logits, axis=-1)
-  return loss, z_loss * jnp.square(log_z), is_right
+  # The maximum is there already, for log(Z); an argmax would cost more than to count who has it.
+  most = jnp.max(logits, axis=-1)
+  number = jnp.sum(logits == most[..., None], axis=-1, dtype=jnp.float32)
+  right = jnp.where(target_logit >= most, 1.0 / jnp.maximum(number, 1.0), 0.0)
+  return loss, z_loss * jnp.square(log_z), right
 
 
 def _chunk_loss(
@@ -67,10 +70,10 @@ def _chunk_loss(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
   """Summed loss of [tokens, embed]; [cross-entropy, z-loss, number right] as sums; a token drawn for each, if any."""
   logits = sharding.shard(logits_fn(hidden), None, "vocab")
-  loss, z_term, is_right = token_cross_entropy(
+  loss, z_term, right = token_cross_entropy(
     logits, targets, z_loss=config.z_loss, label_smoothing=config.label_smoothing
   )
-  sums = jnp.stack([jnp.sum(x * weights) for x in (loss, z_term, is_right)])
+  sums = jnp.stack([jnp.sum(x * weights) for x in (loss, z_term, right)])
   return sums[0] + sums[1], (sums, None if seed is None else _drawn(seed, logits, positions))
 
 

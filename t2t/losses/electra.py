@@ -199,7 +199,9 @@ class Electra:
     if self.config.predicts == "replaced":
       scores = module.discriminator.head_logits(HEAD, seen)[..., 0]
       summed = jnp.sum(asked * (jax.nn.softplus(scores) - replaced * scores))
-      loss, right = summed, jnp.sum(asked * ((scores > 0) == (replaced > 0)))
+      # A score of 0 is a tie of both answers.
+      says = jnp.where(scores == 0, 0.5, (scores > 0) == (replaced > 0))
+      loss, right = summed, jnp.sum(asked * says)
     else:
       logits_fn = module.discriminator.logits_fn()
       sparse = self.config.positions == "masked"

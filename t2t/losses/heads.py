@@ -92,11 +92,13 @@ def _one_each(asked: Asked) -> jax.Array:
 
 
 def _class(logits: jax.Array, asked: Asked) -> Found:
-  """Cross-entropy of the class."""
+  """Cross-entropy of the class; right is the likeliest one, and of k that tie each counts 1/k."""
   log_p = jax.nn.log_softmax(logits)
   is_target = jnp.where(asked.at, asked.targets, 0)[..., None] == jnp.arange(logits.shape[-1])
   at, of_target = _one_each(asked), jnp.sum(jnp.where(is_target, log_p, 0.0), axis=-1)
-  return Found(-at * of_target, at * (of_target >= jnp.max(log_p, axis=-1)))
+  is_best = logits >= jnp.max(logits, axis=-1, keepdims=True)
+  right = jnp.any(is_best & is_target, axis=-1) / jnp.maximum(jnp.sum(is_best, axis=-1), 1)  # NaN is none
+  return Found(-at * of_target, at * right)
 
 
 def scores_of(targets: jax.Array) -> jax.Array:
@@ -125,8 +127,10 @@ def _choice(logits: jax.Array, asked: Asked) -> Found:
   """Minus the log-probability that one of the right candidates has, by a softmax over those of the example."""
   scores, units = logits[..., 0], _one_for_each_right(asked)
   total, right = (_logsumexp(asked, at, scores) for at in (asked.at, _right(asked)))
-  best, best_right = (_max(asked, at, scores) for at in (asked.at, _right(asked)))
-  return Found(jnp.where(units > 0, units * (total - right), 0.0), units * (best_right >= best))
+  # Of the candidates that tie for the best score the share that is right.
+  is_best = asked.at & (scores >= _max(asked, asked.at, scores))
+  best, best_right = (_sum(asked, at, jnp.ones(scores.shape)) for at in (is_best, is_best & _right(asked)))
+  return Found(jnp.where(units > 0, units * (total - right), 0.0), units * best_right / jnp.maximum(best, 1.0))
 
 
 def _starts(asked: Asked) -> jax.Array:
@@ -144,7 +148,9 @@ def _span(logits: jax.Array, asked: Asked) -> Found:
     scores = logits[..., number]
     total = _logsumexp(asked, asked.at, scores)
     loss += 0.5 * jnp.where(is_bound > 0, total - scores, 0.0)
-    found.append(is_bound * (scores >= _max(asked, asked.at, scores)))
+    is_best = asked.at & (scores >= _max(asked, asked.at, scores))
+    number = _sum(asked, is_best, jnp.ones(scores.shape))
+    found.append(is_bound * is_best / jnp.maximum(number, 1.0))  # of k bounds that tie each counts 1/k
   return Found(loss, found[0] * _max(asked, asked.at, found[1]))
 
 

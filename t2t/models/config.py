@@ -210,6 +210,17 @@ class TransformerConfig:
     """What holds for every model of this architecture."""
     return ARCHITECTURES[self.architecture]
 
+  def for_inference(self, *, on_cpu: bool) -> "TransformerConfig":
+    """The model as evaluation and generation compute it: without dropout, 8-bit products and the kernel of training.
+
+    Training's evaluation of tasks and every command that reads the checkpoint compute this one, so that a figure does
+    not depend on which of them computed it.  Without an accelerator the dtype is float32, which a CPU computes faster
+    than bfloat16.
+    """
+    dtype = "float32" if on_cpu else self.dtype
+    same = {"attention_kernel": "", "attention_block": 0, "quantization": "", "dropout_rate": 0.0}
+    return dataclasses.replace(self, dtype=dtype, **same)
+
   def has_parameters(self, head: HeadConfig) -> bool:
     """Whether one of this model's heads does: a vector may be what is read, as it is."""
     spelled_out = head.spelled_out(self.kind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import html
+import math
 from typing import Any
 
 from t2t.reports import curves
@@ -41,12 +42,15 @@ dt{color:var(--soft)}dd{margin:0;white-space:pre-wrap}
 .pieces span{border-left:1px solid var(--line);padding:0 1px}
 .pieces b{border-left:1px solid var(--line);padding:0 1px;font-weight:400;text-decoration:underline 2px;
 text-underline-offset:.25em}
+.h1{--part:8%}.h2{--part:20%}.h3{--part:32%}.h4{--part:44%}.h5{--part:56%}
+td[class*=" h"]{background:color-mix(in srgb,var(--c0) var(--part),var(--paper))}
 .k0{color:var(--c3)}.k1{color:var(--c5)}.k2{color:var(--c4)}.k3{color:var(--c1)}.k4{color:var(--soft)}
 details{margin:.25rem 0}summary{cursor:pointer}
 code{font:.9em ui-monospace,monospace}
 footer{margin-top:2rem;border-top:1px solid var(--line);font-size:.85rem}
 """
 _SOFT, _WIDE, _NUMBER = ' class="soft"', ' class="wide"', ' class="n"'
+_LEVELS = 5  # of colour in a cell of `heat_table`, classes h1 to h5
 _DASHED = {"-": "", "--": ' stroke-dasharray="5 2.5"', ":": ' stroke-dasharray="1.5 2.5"'}
 
 escaped = html.escape
@@ -120,6 +124,28 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
     lines = [*lines[:half], *lines[-half:]]
   head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
   # What can be scrolled can be reached by the keyboard.
+  where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
+  return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def heat_table(
+  caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], heat: Sequence[Sequence[float]]
+) -> str:
+  """A table of numbers whose cells are coloured; the numbers say all that the colours do.
+
+  Args:
+    caption: what it is of.
+    columns: their heads.
+    rows: a name, and a number for each further column.
+    heat: of each number how much colour its cell has, from 0 to 1.
+  """
+  heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  lines = []
+  for (name, *cells), shares in zip(rows, heat, strict=True):
+    levels = [f" h{math.ceil(_LEVELS * share)}" if share > 0 else "" for share in shares]
+    found = "".join(f'<td class="n{level}">{_cell(x)}</td>' for x, level in zip(cells, levels, strict=True))
+    lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
+  head = f"<caption>{escaped(caption)}</caption><thead><tr>{heads}</tr></thead>"
   where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
   return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 

@@ -16,7 +16,7 @@ from t2t.checkpoints import damage, going_back, store, writer
 from t2t.reports import history, seen
 from t2t.settings import config_names, flat, load_config, records, saved_config
 from t2t.storage import bucket, logs
-from t2t.training import numbers, writers
+from t2t.training import class_files, numbers, writers
 
 METRICS, CONFIG = writers.METRICS, "config.json"
 RUNS, FINISHED, STOPPED, HELD = "runs", "finished", "stopped", "held"  # states
@@ -37,6 +37,7 @@ class Run:
   bad_batches: names of files.
   samples: step -> what the model made of held-out texts, of each a few lines of a label and a text.
   first_rows: what it was given first, see `seen.read`.
+  classes: how well each class was predicted, see `class_files.read`.
   damaged: lines of metrics.jsonl that are no rows.
   state: `RUNS`, `FINISHED`, `STOPPED`, or `HELD`, of one in a bucket that runs or was killed.
   written: when metrics were last written; None: not known.
@@ -51,6 +52,7 @@ class Run:
   bad_batches: Sequence[str]
   samples: Mapping[int, Sequence[Sequence[tuple[str, str]]]]
   first_rows: Sequence[Mapping[str, Any]]
+  classes: Mapping[str, Any]
   damaged: int
   state: str
   written: datetime.datetime | None
@@ -160,6 +162,7 @@ def _read(folder: epath.Path, names: Sequence[str], state: str) -> Run:
     bad_batches=bucket.names(folder / numbers.BAD_BATCHES, where="") if numbers.BAD_BATCHES in names else [],
     samples=writers.read_samples(folder / writers.SAMPLES) if writers.SAMPLES in names else {},
     first_rows=seen.read(folder) if seen.NAME in names else [],
+    classes=class_files.read(folder) if class_files.NAME in names else {},
     damaged=writers.damaged_lines(content),
     state=state,
     written=_written(folder / (METRICS if METRICS in names else CONFIG)),

@@ -115,10 +115,15 @@ class Recipe:
       skip_not_finite=self.config.numbers.not_finite == "skip",
     )
     evaluate = train_state.make_eval_step(graphdef, self.loss)
-    reader = graphdef
-    if self.config.model.attention_kernel:
-      reader, _, _ = make(self.config.with_(model={"attention_kernel": ""})).state(mesh)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    reader = functools.cache(lambda: self._reader(on_cpu=on_cpu))
     return Program(graphdef, reader, state, shardings, make_state, step, evaluate, self.freeze, self.halved)
+
+  def _reader(self, *, on_cpu: bool) -> nnx.GraphDef:
+    """See `Program.reader`."""
+    config = dataclasses.replace(self.config, model=self.config.model.for_inference(on_cpu=on_cpu))
+    built = jax.eval_shape(make(config).model_fn, jax.eval_shape(lambda: jax.random.key(0)))
+    return nnx.split(built, graph=False)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +131,14 @@ class Program:
   """What runs on a mesh.
 
   graphdef: structure of the model.
-  reader: the same for texts of other lengths than those of training: each attention runs on what its lengths allow,
-    whatever kernel training asks for.
+  make_reader: returns `reader`, and traces the model once.
   state: the training state's shapes, each with its sharding; `shardings` has these alone.
   make_state: key -> a fresh state; to be compiled with `shardings`.
   train_step, eval_step: see `train_state`.
   """
 
   graphdef: nnx.GraphDef
-  reader: nnx.GraphDef
+  make_reader: Callable[[], nnx.GraphDef]
   state: train_state.TrainState
   shardings: train_state.TrainState
   make_state: Callable[[jax.Array], train_state.TrainState]
@@ -142,6 +146,14 @@ class Program:
   eval_step: Callable
   freeze: tuple[str, ...]
   halved: tuple[str, ...] = ()
+
+  @property
+  def reader(self) -> nnx.GraphDef:
+    """The structure that evaluates tasks and writes samples, see `TransformerConfig.for_inference`.
+
+    It reads texts of other lengths than those of training: each attention runs on what its lengths allow.
+    """
+    return self.make_reader()
 
   def fresh(self) -> Callable[[jax.Array], train_state.TrainState]:
     """The compiled key -> state, each array made in its shards."""

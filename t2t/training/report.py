@@ -19,7 +19,7 @@ from t2t.models.architecture import Batch
 from t2t.runtime import memory, telling
 from t2t.sections import Config
 from t2t.stages import Stage
-from t2t.training import numbers, trackers, tracking, writers
+from t2t.training import class_files, numbers, trackers, tracking, writers
 from t2t.training.histograms import Histogram
 from t2t.training.throughput import Throughput
 
@@ -33,6 +33,9 @@ class TaskResult(Protocol):
   answers: Sequence
   unparseable: int
   percentages: Collection[str]
+  tied: int
+  without_gold: int
+  classes: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +232,15 @@ class Report:
       for each in found:
         unit = lambda name, each=each: " %" if name in each.percentages else ""
         metrics = ", ".join(f"{name} {value:.2f}{unit(name)}" for name, value in each.metrics.items())
-        unparseable = f" ({each.unparseable} of {len(each.answers)} unparseable)" if each.unparseable else ""
-        self._line.say(f"step {step}: {each.task} {metrics}{unparseable}")
+        counts = {
+          "unparseable": each.unparseable,
+          "tied": each.tied,
+          "without a gold answer, and left out": each.without_gold,
+        }
+        told = "; ".join(f"{count} of {len(each.answers)} {what}" for what, count in counts.items() if count)
+        self._line.say(f"step {step}: {each.task} {metrics}{told and f' ({told})'}")
+      records = {each.task: each.classes.to_dict() for each in found if each.classes is not None}
+      class_files.write(self._workdir, step, records)
     return values
 
   def samples(self, step: int, shown: Sequence[Sequence[tuple[str, str]]]) -> None:

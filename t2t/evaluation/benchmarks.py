@@ -1,0 +1,66 @@
+"""Means over the tasks of a benchmark by its own rule: what its leaderboard counts once, and what it leaves out."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Task -> the task that it counts as: the leaderboard of GLUE averages both test sets of MNLI into one task.
+_PART_OF = {"glue_mnli_mismatched": "glue_mnli"}
+
+# Diagnostic sets are no part of a mean (Wang et al. 2018, 2019); WNLI is left out as by Devlin et al. 2019 and Raffel
+# et al. 2020, because its validation set contradicts its training set.
+_LEFT_OUT = {"glue_ax", "glue_wnli", "super_glue_axb", "super_glue_axg"}
+
+_GLUE = {f"glue_{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "mnli_mismatched", "qnli", "rte")}
+_SUPER_GLUE = {f"super_glue_{name}" for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")}
+_BENCHMARKS = {"GLUE": _GLUE, "SuperGLUE": _SUPER_GLUE}
+
+
+def mean(scores: Mapping[str, float]) -> float | None:
+  """The mean of the scores of tasks; None: there are fewer than two tasks that count.
+
+  In:  {"glue_rte": 60.0, "glue_mnli": 84.0, "glue_mnli_mismatched": 86.0, "glue_ax": 30.0}
+  Out: 72.5
+
+  Args:
+    scores: task -> its score, the mean of its metrics.
+  """
+  parts: dict[str, list[float]] = {}
+  for task, score in scores.items():
+    if task not in _LEFT_OUT:
+      parts.setdefault(_PART_OF.get(task, task), []).append(score)
+  if len(parts) < 2:
+    return None
+  return sum(sum(part) / len(part) for part in parts.values()) / len(parts)
+
+
+class Mean(NamedTuple):
+  """The mean of a benchmark: its name, its value, and what is special about how tasks count; "" for nothing."""
+
+  name: str
+  value: float
+  note: str
+
+
+def means(scores: Mapping[str, float]) -> list[Mean]:
+  """The mean of all tasks; of tasks of several benchmarks, and of no other, one for each benchmark.
+
+  Args: see `mean`.
+  """
+  of_benchmark = {
+    name: {task: score for task, score in scores.items() if task in tasks} for name, tasks in _BENCHMARKS.items()
+  }
+  of_benchmark = {name: own for name, own in of_benchmark.items() if own}
+  known = set().union(*of_benchmark.values(), _LEFT_OUT)
+  if len(of_benchmark) < 2 or set(scores) - known:
+    groups = {"mean of tasks": dict(scores)}
+  else:
+    groups = {f"mean of {name}": own for name, own in of_benchmark.items()}
+  found = ((name, mean(own), _note(name, own)) for name, own in groups.items())
+  return [Mean(name, value, note) for name, value, note in found if value is not None]
+
+
+def _note(name: str, scores: Mapping[str, float]) -> str:
+  left_out = [task for task in scores if task in _LEFT_OUT]
+  merged = [f"{part} and {of} count as one task" for part, of in _PART_OF.items() if part in scores and of in scores]
+  facts = [*merged, *([f"{', '.join(left_out)} left out"] if left_out else [])]
+  return f"{name}: {'; '.join(facts)}" if facts else ""

@@ -1,0 +1,106 @@
+"""Which class each answer to a task names, for the report of classes; tasks without classes have none."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from t2t.evaluation import classification_report
+
+_MOST = 1_000  # classes of a task whose classes are the numbers or texts that occur
+
+
+class Answer(Protocol):
+  """See `results.Answer`."""
+
+  example: Mapping[str, Any]
+  text: str
+  value: Any
+  target: Any
+  tied: Sequence[Any]
+
+
+def of_answers(found: Sequence[Answer], *, without_gold: int = 0) -> classification_report.ClassificationReport | None:
+  """The report of a task whose answers are classes; None: they are not.
+
+  Classes are the options, where all examples have the same; else the numbers that the answers stand for, or the texts
+  where each occurs several times.
+
+  Args:
+    found: answers with a gold answer.
+    without_gold: number of answers that are left out.
+  """
+  if not found:
+    return None
+  labels = _options(found)
+  if labels:
+    pairs = [(_gold(answer, labels), _class(_value(answer), answer.text, labels)) for answer in found]
+  else:
+    pairs = [(_bare(answer.target), _bare(_value(answer))) for answer in found]
+    labels = _numbers(pairs) or _texts(pairs)
+  if not labels or any(gold is None for gold, _ in pairs):
+    return None
+  targets, predictions = zip(*pairs, strict=True)
+  report = classification_report.classification_report(targets, predictions, labels)
+  return classification_report.ClassificationReport(report.labels, report.confusion, without_gold)
+
+
+def _options(found: Sequence[Answer]) -> tuple[str, ...]:
+  """Options that all examples share."""
+  if any("options" not in answer.example or "tags" in answer.example for answer in found):
+    return ()
+  first = found[0].example["options"]
+  if not all(np.array_equal(answer.example["options"], first) for answer in found):
+    return ()
+  texts = tuple(text.decode() if isinstance(text, bytes) else str(text) for text in first)
+  return texts if len(set(texts)) == len(texts) > 1 else ()
+
+
+def _value(answer: Answer) -> Any:
+  """The value that counts: of answers that tie the first, whichever of them rounding has put ahead."""
+  return answer.tied[0] if answer.tied else answer.value
+
+
+def _gold(answer: Answer, labels: Sequence[str]) -> int | str | None:
+  if "label" in answer.example:
+    label = int(answer.example["label"])
+    return label if 0 <= label < len(labels) else None
+  return _class(_bare(answer.target), "", labels)
+
+
+def _class(value: Any, text: str, labels: Sequence[str]) -> int | str | None:
+  """The class that a value of a task, or else the text itself, names; None: no class."""
+  value = _bare(value)
+  if isinstance(value, int | np.integer) and not isinstance(value, bool):
+    return int(value) if 0 <= value < len(labels) else None
+  for name in (value, text.strip()):
+    if isinstance(name, str) and name in labels:
+      return name
+  return None
+
+
+def _bare(value: Any) -> Any:
+  """A value without the group that it belongs to."""
+  if isinstance(value, Mapping):
+    return value.get("value", value.get("label"))
+  return value
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _numbers(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
+  """Names of classes that are numbers from 0 on; numbers that are more than the answers count something else."""
+  if not all(_is_number(gold) and 0 <= gold < _MOST for gold, _ in pairs):
+    return ()
+  largest = max(max(gold, said if _is_number(said) and said < _MOST else 0) for gold, said in pairs)
+  return tuple(str(number) for number in range(int(largest) + 1)) if 0 < largest < max(2, len(pairs)) else ()
+
+
+def _texts(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, ...]:
+  """Texts that occur as gold answers, if each does twice on average: free text is no class."""
+  if not all(isinstance(gold, str) for gold, _ in pairs):
+    return ()
+  names = sorted({gold for gold, _ in pairs})
+  return tuple(names) if 1 < len(names) <= min(_MOST, len(pairs) // 2) else ()

@@ -1,0 +1,63 @@
+"""Scores of classes and confusion matrices of a run's tasks, as tables whose cells are darker the more they hold."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from t2t.evaluation import classification_report
+from t2t.reports import page
+from t2t.training import class_files
+
+_WIDTH = 120  # characters of a matrix; classes that have no room are added up
+_MOST_TASKS = 12
+_MOST_BYTES = 100_000  # of all of them
+
+
+def parts(found: Mapping[str, Any]) -> Iterator[str]:
+  """HTML of each task that has classes.
+
+  Args:
+    found: see `class_files.read`.
+  """
+  room = _MOST_BYTES
+  for task, record in list(found.get("tasks", {}).items())[:_MOST_TASKS]:
+    try:
+      report = classification_report.from_dict(record)
+    except (KeyError, TypeError, ValueError):  # of another version, or changed by hand
+      continue
+    own = list(_of_task(f"{task}, step {found['step']:,}", report)) if report.n else []
+    room -= sum(len(part.encode()) for part in own)
+    if room < 0:
+      yield page.paragraph(f"{task}: its table has no room here; see {class_files.NAME}.", soft=True)
+      return
+    yield from own
+
+
+def _of_task(name: str, report: classification_report.ClassificationReport) -> Iterator[str]:
+  label, share = report.majority
+  facts = [f"{report.n:,} items", f"accuracy {report.accuracy:.2f} %", f"macro F1 {report.macro_f1:.2f} %"]
+  facts.append(f'majority baseline {share:.2f} % (always "{label}")')
+  if report.not_a_label:
+    facts.append(f"{report.not_a_label:,} predictions are not a label, and count as wrong")
+  if report.without_gold:
+    facts.append(f"{report.without_gold:,} items without a gold label are left out")
+  yield page.paragraph(f"{name}: {'; '.join(facts)}.")
+  rows = [
+    (own, f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}", scores.gold, scores.predicted)
+    for own, scores in zip(report.labels, report.classes, strict=True)
+  ]
+  columns = ("class", "precision", "recall", "F1", "gold", "predicted")
+  yield page.table(f"{name}: scores of each class, in percent", columns, rows, right=True)
+  names, columns, counts = report.matrix(_WIDTH)
+  if sum(map(len, columns)) > _WIDTH:
+    numbers = [str(place + 1) for place in range(len(names))]
+    columns = [*numbers, *columns[len(numbers) :]]
+    names = [f"{number} {own}" for number, own in zip(numbers, names, strict=True)]
+  heat = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+  yield page.heat_table(
+    f"{name}: confusion matrix (rows: gold, columns: predicted)",
+    ("", *columns),
+    [(own, *row.tolist()) for own, row in zip(names, counts, strict=True)],
+    heat.tolist(),
+  )

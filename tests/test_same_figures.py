@@ -1,0 +1,154 @@
+"""A figure of a task is the same for the same checkpoint and examples: while a step is chosen, when it is reported, and
+by `t2t eval` with any batch size."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import trained
+
+from t2t import __main__ as command
+from t2t.training import writers
+
+DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+ONCE = ("--config.train.steps=1", "--config.eval.every=1", "--config.checkpoint.every=1")
+# Training in bfloat16, of which a tiny model's candidates differ by less than its rounding.
+SMALL = (
+  "--config.model.dtype=bfloat16",
+  "--config.data.inputs_length=56",
+  "--config.data.targets_length=8",
+  "--config.data.num_streams=1",
+  "--config.train.batch_size=8",
+  "--config.eval.batches=1",
+  "--config.eval.examples=0",
+  "--config.eval.max_examples=12",
+)
+GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+
+
+def metrics_of(folder):
+  """Task -> metrics of the validation split, as results.json has them."""
+  found = json.loads((folder / "results.json").read_text())
+  return {name.split(".")[0]: own for name, own in found.items() if name.endswith(".validation")}
+
+
+def at_step(workdir, task, step):
+  """Metrics of a task at a step of training."""
+  names = {
+    name.removeprefix(f"eval/{task}/"): own[step]
+    for name, own in writers.parse_metrics((workdir / "metrics.jsonl").read_bytes()).items()
+    if name.startswith(f"eval/{task}/") and not name.endswith("/score")
+  }
+  assert names, task
+  return names
+
+
+def check_eval(workdir, step, folder, config, *options, tasks):
+  """`t2t eval` of a step, with batches of another size, finds what training found."""
+  checkpoint = f"--checkpoint={workdir / 'checkpoints' / str(step)}"
+  given = [option for option in SMALL if not option.startswith(("--config.model", "--config.train"))]
+  arguments = ["eval", f"--config={config}", checkpoint, f"--workdir={folder / 'eval'}", *given, *options]
+  assert command.main([*arguments, "--config.eval.batch_size=3"]) == 0
+  found = metrics_of(folder / "eval")
+  for task in tasks:
+    assert found[task]["metrics"] == pytest.approx(at_step(workdir, task, step), abs=1e-3), task
+
+
+@pytest.fixture(scope="module")
+def superglue(tmp_path_factory):
+  """All tasks of SuperGLUE, real examples, in one folder."""
+  if not (DATA / "superglue").exists():
+    pytest.skip(f"{DATA / 'superglue'} is not there: real examples of SuperGLUE")
+  folder = tmp_path_factory.mktemp("SuperGLUE")
+  for name in ("CB", "COPA", "MultiRC", "RTE", "WiC", "WSC", "AX-b", "AX-g"):
+    (folder / name).symlink_to(DATA / "superglue" / name)
+  for name in ("BoolQ", "ReCoRD"):
+    (folder / name).mkdir()
+    for ours, theirs in (("train", "train32"), ("val", "dev32"), ("test", "dev32")):
+      (folder / name / f"{ours}.jsonl").symlink_to(DATA / "superglue_fewshot" / name / f"{theirs}.jsonl")
+  return f"--config.data.folders.superglue={folder}"
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+  """All tasks of GLUE in files as released, of made sentences."""
+  folder = tmp_path_factory.mktemp("GLUE")
+  random = np.random.default_rng(0)
+  words = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog")
+  text = lambda: " ".join(random.choice(words, size=6))
+  two = ("entailment", "not_entailment")
+  columns = {
+    "SST-2": (("sentence", "label"), ("0", "1")),
+    "STS-B": (("sentence1", "sentence2", "score"), ("0.5", "2.25", "4.0")),
+    "QQP": (("question1", "question2", "is_duplicate"), ("0", "1")),
+    "QNLI": (("question", "sentence", "label"), two),
+    "RTE": (("sentence1", "sentence2", "label"), two),
+    "WNLI": (("sentence1", "sentence2", "label"), ("0", "1")),
+    "MRPC": (("Quality", "#1 String", "#2 String"), ("0", "1")),
+    "MNLI": (("sentence1", "sentence2", "gold_label"), ("neutral", "entailment", "contradiction")),
+  }
+  for name, (heads, labels) in columns.items():
+    stems = ("train", "dev_matched", "dev_mismatched") if name == "MNLI" else ("train", "dev")
+    stems = ("msr_paraphrase_train", "dev") if name == "MRPC" else stems
+    (folder / name).mkdir()
+    for stem in stems:
+      rows = [
+        [
+          labels[i % len(labels)] if head in ("label", "score", "is_duplicate", "Quality", "gold_label") else text()
+          for head in heads
+        ]
+        for i in range(12)
+      ]
+      lines = ["\t".join(row) for row in [list(heads), *rows]]
+      suffix = ".txt" if name == "MRPC" else ".tsv"
+      (folder / name / f"{stem}{suffix}").write_text("\n".join(lines) + "\n")
+  (folder / "CoLA").mkdir()
+  for stem in ("train", "dev"):
+    (folder / "CoLA" / f"{stem}.tsv").write_text("".join(f"s\t{i % 2}\t\t{text()}\n" for i in range(12)))
+  return f"--config.data.folders.glue={folder}"
+
+
+def test_every_task_of_superglue_by_heads(superglue, tmp_path):
+  """Classes, candidates and mentions; the command that chooses a step reports what it chose it by."""
+  checkpoint = f"--checkpoint={trained.workdir('encoder_only')}"
+  twice = ("--config.train.steps=2", "--config.eval.every=1", "--config.checkpoint.every=1")
+  arguments = ["superglue", checkpoint, f"--workdir={tmp_path}", superglue, *SMALL, *twice]
+  assert command.main(arguments) == 0
+  found = metrics_of(tmp_path)
+  assert len(found) == 8
+  for task, own in sorted(found.items()):
+    scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
+    step = max(scores, key=scores.get)  # the first of several that are as good
+    assert own["metrics"] == pytest.approx(at_step(tmp_path / "finetune", task, step), abs=1e-3), task
+  check_eval(tmp_path / "finetune", 2, tmp_path, "superglue", superglue, tasks=found)
+
+
+def test_every_task_of_glue_by_heads(glue, tmp_path):
+  """Classes and a number."""
+  mixture = ",".join(f"glue_{name}" for name in GLUE)
+  arguments = ["train", "--config=finetune_glue", f"--config.init.checkpoint={trained.workdir('encoder_only')}"]
+  arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={mixture}", glue, *SMALL, *ONCE]
+  assert command.main(arguments) == 0
+  own = (f"--config.data.mixture={mixture}", "--config.data.task_modules=t2t.tasks.glue", glue)
+  check_eval(tmp_path / "run", 1, tmp_path, "superglue", *own, tasks=mixture.split(","))
+
+
+@pytest.mark.parametrize(
+  ("architecture", "options"),
+  [
+    ("encoder_decoder", ("--config.eval.num_beams=2", "--config.eval.shots=1")),
+    ("encoder_decoder", ("--config.eval.method=rank",)),
+    ("decoder_only", ("--config.eval.method=rank", "--config.eval.shots=1")),
+    ("decoder_only", ("--config.train.loss=heads",)),
+  ],
+)
+def test_what_is_written_and_ranked(architecture, options, superglue, tmp_path):
+  """Beams, solved examples, the likeliest option, and heads on a decoder."""
+  tasks = ["super_glue_copa", "super_glue_multirc"]
+  arguments = ["train", "--config=finetune_superglue", f"--config.init.checkpoint={trained.workdir(architecture)}"]
+  arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={','.join(tasks)}", superglue]
+  assert command.main([*arguments, *SMALL, *ONCE, *options]) == 0
+  of_eval = [option for option in options if option.startswith("--config.eval")]
+  tasks_given = f"--config.eval.tasks={','.join(tasks)}"
+  check_eval(tmp_path / "run", 1, tmp_path, "superglue", superglue, tasks_given, *of_eval, tasks=tasks)
