@@ -29,9 +29,9 @@ def get_config() -> ConfigDict:
   config.model = ConfigDict(sizes.t5_1_1("small"))
 
   config.data = ConfigDict()
-  config.data.files = ""  # globs, comma-separated: .txt, .jsonl, .tsv, .tmx (all .gz, too), .parquet, .tfrecord; gs://
+  config.data.files = ""  # globs, comma-separated: .txt .jsonl .csv .tsv .tmx (.gz, .zst) .parquet .tfrecord; gs://
   config.data.eval_files = ""  # held-out text; without it about 1 % of `files` is held out, by a hash of the text
-  config.data.field = "text"  # name of the text field in JSON lines, Parquet and TFRecord; of TMX a language
+  config.data.field = "text"  # name of the text in JSON lines, CSV, Parquet, TFRecord; a path, meta.text; TMX: language
   config.data.annotations = "entities"  # that of [start, end] of each phrase, in characters: for annotated_masked_lm
   config.data.translation = "translation"  # of each text: a field, TMX's language, or beside it: .en.txt=.fr.txt
   config.data.both_directions = False  # a text and its translation are two examples: each is given, and the other asked

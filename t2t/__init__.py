@@ -6,6 +6,8 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from t2t.runtime import quiet
+
 if TYPE_CHECKING:
   from t2t.followed import config as config
   from t2t.followed import train as train
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "pyproject.toml").exists() and (_CHECKOUT / "configs" / "default.py").exists():
   __path__.append(str(_CHECKOUT))
+
+
+# Before a library of C++ is loaded, by whichever door.
+quiet.set_log_levels()
+quiet.leave_tpu_out()
 
 
 class UserError(ValueError):
@@ -35,6 +42,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # What Python code finds here -> the module that has it, imported when it is first asked for: `import t2t` loads no JAX.
 _FOUND = {"load": "t2t.loaded", "config": "t2t.followed", "train": "t2t.followed"}
+
+
+__all__ = ["UserError", "config", "load", "train"]
+
+
+def __dir__() -> list[str]:
+  """Names for tab completion, without helpers."""
+  return sorted([*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))])
 
 
 def __getattr__(name: str) -> Any:

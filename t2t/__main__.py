@@ -11,7 +11,7 @@ import threading
 import traceback
 
 from t2t import UserError, did_you_mean
-from t2t.runtime import exit_codes, stopping, telling
+from t2t.runtime import exit_codes, quiet, stopping, telling
 from t2t.storage import away
 
 # name -> (module with main(argv), what it does)
@@ -98,6 +98,7 @@ def _of_process() -> int:
     traceback.print_exc()
     code = exit_codes.FAILED
   if _compiles():
+    quiet.drain()
     # As where the data is found wanting: XLA brings down a process that Python takes apart around it.
     for file in (sys.stdout, sys.stderr):
       with contextlib.suppress(OSError):

@@ -20,17 +20,18 @@ import weakref
 
 import jax
 from ml_collections import ConfigDict
-import numpy as np
 
-from t2t import UserError, loop, own_batches, settings
+from t2t import UserError, loop, own_batches, settings, typed_config
 from t2t.checkpoints import pretrained
 from t2t.loaded import in_python
 from t2t.runtime import agreement, link, stopping, telling, waiting
-from t2t.storage import bucket
+from t2t.storage import bucket, given_paths
 from t2t.training import ahead
 
 
-def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> ConfigDict:
+def config(
+  name: str | os.PathLike, changes: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]
+) -> ConfigDict:
   """A config by its name, with changes.
 
       t2t.config("tiny", {"train.steps": 50, "model.dropout_rate": 0.1})
@@ -48,34 +49,28 @@ def config(name: str, changes: Mapping[str, Any] | None = None, **sections: Mapp
   Raises:
     UserError: no such config, or no such key: names the nearest; or a value of another kind.
   """
+  name = given_paths.text(name, called="the config's name")
+  if changes is not None and not isinstance(changes, Mapping):
+    raise UserError(f"changes is {type(changes).__name__}: give a dict of keys and values, {{'train.steps': 10}}")
   dotted = dict(changes or {})
   for section, values in sections.items():
     if not isinstance(values, Mapping):
       raise UserError(f"{section}={values!r}: give the keys of this section, {section}={{'key': {values!r}}}")
     dotted |= {f"{section}.{key}": value for key, value in values.items()}
-  dotted = {key: _plain(value) for key, value in dotted.items()}
+  dotted = {str(key): typed_config.plain(value) for key, value in dotted.items()}
   typed = [f"--config.{key}={value if isinstance(value, str) else repr(value)}" for key, value in dotted.items()]
 
   with in_python():
     found = settings.overridden(name, typed)
     for key, value in dotted.items():
-      if _is_text(found, str(key)) and isinstance(value, list | tuple | Mapping | None):
-        raise UserError(f"config.{key}={value!r}: must be a text")
+      if _is_text(found, key) and isinstance(value, list | tuple | Mapping | None):
+        texts = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        hint = f"; several are separated by commas: {','.join(value)!r}" if texts else ""
+        raise UserError(f"config.{key}={value!r}: must be a text{hint}")
     if found.init.inherit and found.init.checkpoint:
       source = pretrained.read_source(found.init.checkpoint, where="config.init.checkpoint=")
       found = settings.overridden(name, typed, prepare=lambda found: pretrained.adopt(found, source))
-  return found
-
-
-def _plain(value: Any) -> Any:
-  """A value as the command line knows it: NumPy's numbers are Python's, and paths are texts."""
-  if isinstance(value, np.generic | np.ndarray):
-    return value.tolist()
-  if isinstance(value, os.PathLike):
-    return os.fspath(value)
-  if isinstance(value, Mapping):
-    return {key: _plain(each) for key, each in value.items()}
-  return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+  return typed_config.typed(found)
 
 
 def _is_text(config: ConfigDict, key: str) -> bool:
@@ -89,7 +84,7 @@ def _is_text(config: ConfigDict, key: str) -> bool:
 
 def train(
   config: ConfigDict,
-  workdir: str,
+  workdir: str | os.PathLike,
   *,
   batches: own_batches.Source | None = None,
   eval_batches: Iterable[own_batches.Rows] | None = None,
@@ -128,7 +123,8 @@ def train(
     raise UserError(f"config is {type(config).__name__}: give what t2t.config(name) returns")
   if jax.process_count() > 1 and link.current() is None:
     raise UserError("several processes train together by the command, `t2t train`; t2t.train is for one process")
-  if not str(workdir):
+  workdir = given_paths.text(workdir, called="workdir")
+  if not workdir:
     raise UserError("workdir is empty: give a folder, or a gs:// path, for checkpoints and metrics")
   if (batches is None) != (eval_batches is None):
     raise UserError("batches and eval_batches: give both, what is trained on and what is measured on, or neither")
@@ -141,14 +137,14 @@ def train(
   if examples is None and eval_examples is not None:
     raise UserError("eval_examples: without examples there is nothing to train on; give both")
   with in_python():
-    bucket.check_folder(str(workdir), where="workdir ")
+    bucket.check_folder(workdir, where="workdir ")
     config = copy.deepcopy(config)
     if examples is not None:
       _read_examples(config, examples, eval_examples)
 
     def run(follower: _Run) -> None:
       own = None if batches is None else own_batches.OwnData(batches, eval_batches)
-      loop.train(settings.records(config), str(workdir), follower=follower, data=own)
+      loop.train(settings.records(config), workdir, follower=follower, data=own)
       if own is not None and own.failure is not None:
         raise own.failure  # which has ended the run, saved
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 from typing import Any
 import warnings
@@ -36,19 +37,20 @@ from t2t.generation import (
 from t2t.models.architecture import Batch
 from t2t.models.config import TransformerConfig
 from t2t.params import Params
+from t2t.storage import encoding, given_paths
 
 Asked = str | Mapping[str, Any]  # a text, or what a line of `t2t infer` may have: {"parts": ["a", "b"]}
 
 
 def load(
-  checkpoint: str,
+  checkpoint: str | os.PathLike,
   *,
   task: str = "",
   tensor: int = 1,
   batch_size: int = 32,
   inputs_length: int = 0,
-  task_modules: str = "",
-  vocabulary: str = "",
+  task_modules: str | os.PathLike | Sequence[str | os.PathLike] = "",
+  vocabulary: str | os.PathLike = "",
 ) -> "Model":
   """Reads a checkpoint onto this process's devices.
 
@@ -59,18 +61,31 @@ def load(
     tensor: devices that share one copy of the model.
     batch_size: texts at a time, over all devices.
     inputs_length: tokens of a text at most; 0: as in training.
-    task_modules: modules of tasks that you trust, comma-separated, where the checkpoint's vocabulary is one of theirs.
+    task_modules: modules of tasks that you trust, comma-separated or a list, where they have the checkpoint's
+      vocabulary.
     vocabulary: "bytes", or the file of one, for a folder that has none: T5X's never has, nor a run of own batches that
       named none.
 
   Raises:
     UserError: there is no checkpoint, or it cannot be read; says what was found there.
   """
+  checkpoint, vocabulary = (
+    given_paths.text(path, called=called) for path, called in ((checkpoint, "checkpoint"), (vocabulary, "vocabulary"))
+  )
+  if not checkpoint:
+    raise UserError("checkpoint is empty: give a workdir, one of its steps, or a folder of Hugging Face's or T5X's")
+  task_modules = _listed(task_modules)
   with in_python():
     source = by_task.choose(pretrained.read_source(checkpoint, where=""), task, where="task")
     source = _with_vocabulary(source, vocabulary) if vocabulary else source
     pretrained.trust(task_modules)
     return Model(source, tensor=tensor, batch_size=batch_size, inputs_length=inputs_length)
+
+
+def _listed(modules: str | os.PathLike | Sequence[str | os.PathLike]) -> str:
+  """Modules of tasks as the commands take them, separated by commas."""
+  given = [modules] if isinstance(modules, str | os.PathLike) else modules
+  return ",".join(given_paths.text(module, called="task_modules") for module in given)
 
 
 def _with_vocabulary(source: pretrained.Source, spec: str) -> pretrained.Source:
@@ -439,6 +454,8 @@ def _texts(texts: Sequence[str], called: str = "texts") -> Sequence[str]:
   for number, text in enumerate(texts):
     if not isinstance(text, str):
       raise UserError(f"{called}[{number}]: is {type(text).__name__}; give a text")
+    if reason := encoding.unpaired_surrogate(text):
+      raise UserError(f"{called}[{number}]: {reason}")
   return texts
 
 

@@ -49,10 +49,11 @@ def completed(
   segments = {f"{side}_segment_ids": wanted[f"{side}_input_tokens"] for side in sides(wanted)}
   may = segments | wanted
   if not isinstance(rows, Mapping):
-    raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays, {_listed(wanted)}")
+    raise UserError(f"{where} is {type(rows).__name__}: give a dict of arrays; {_listed(wanted)}")
   for name in rows:
     if name not in may:
-      raise UserError(f"{where}: {name!r} is no feature of this model{did_you_mean(str(name), may)}; {_listed(wanted)}")
+      hint = _other_name(str(name), may) or did_you_mean(str(name), may)
+      raise UserError(f"{where}: {name!r} is no feature of this model{hint}; {_listed(wanted)}")
   found = {name: _array(x, may[name], f"{where}: {name}") for name, x in rows.items()}
   if len({len(x) for x in found.values()}) > 1:
     told = ", ".join(f"{name} {len(x)}" for name, x in found.items())
@@ -70,6 +71,38 @@ def completed(
   return {name: found[name] for name in may if name in found}
 
 
+_IGNORED = -100  # the label of PyTorch's cross entropy for positions without one
+
+
+def _other_name(name: str, may: Mapping[str, Any]) -> str:
+  """The end of the error on a feature that has the name of a column of Hugging Face's."""
+  sides_here = [side for side in ("encoder", "decoder") if any(each.startswith(side) for each in may)]
+  predicts = predicted_side(may)
+  reads = sides_here[0]
+  names = {
+    "input_ids": f"{reads}_input_tokens",
+    "tokens": f"{reads}_input_tokens",
+    "labels": f"{predicts}_target_tokens",
+    "targets": f"{predicts}_target_tokens",
+    "decoder_input_ids": "decoder_input_tokens",
+    "attention_mask": f"{reads}_segment_ids",
+    "decoder_attention_mask": "decoder_segment_ids",
+    "token_type_ids": f"{reads}_token_types",
+    "position_ids": f"{reads}_positions",
+    "loss_mask": f"{predicts}_loss_weights",
+  }
+  if name in names and names[name] in may:
+    # A decoder's labels are its inputs in Hugging Face's models, which shift them.
+    shifted = name in ("input_ids", "labels") and sides_here == ["decoder"]
+    note = "; targets[i] is the token after inputs[i], and inputs are filled in from the targets" if shifted else ""
+    return f"; Hugging Face's {name} is {names[name]} here{note}"
+  if name in names:
+    return "; leave it out, since it follows from the tokens"
+  if name in ("text", "texts", "sentence", "inputs", "label", "words", "tags"):
+    return ": batches have ids of tokens; texts are read by config.data.files"
+  return ""
+
+
 def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, where: str) -> None:
   """Refuses what no row of a table is for; that would be taken for another, or count as right."""
   if name.endswith("_loss_weights"):
@@ -81,6 +114,12 @@ def _check_numbers(name: str, array: np.ndarray, found: Rows, config: Config, wh
     return
   limits = (limit(config.model) for end, limit in _MOST.items() if name.endswith(end))
   most, said = next(limits, (0, ""))
+  if name.endswith("_target_tokens") and array.min() == _IGNORED:
+    weights = name.replace("target_tokens", "loss_weights")
+    raise UserError(
+      f"{where} has {_IGNORED}, which marks positions that do not count in labels of Hugging Face and PyTorch: give"
+      f" {weights} = (labels != {_IGNORED}), and 0 in place of {_IGNORED}"
+    )
   if array.min() < 0 or (most and array.max() >= most):
     limit = f", and {said} is {most}" if most else ": must be at least 0"
     raise UserError(f"{where} has ids from {array.min()} to {array.max()}{limit}")
@@ -104,6 +143,8 @@ _MOST: Mapping[str, Callable[[Any], tuple[int, str]]] = {
 
 
 def _array(values: Any, wanted: jax.ShapeDtypeStruct, where: str) -> np.ndarray:
+  if values is None or isinstance(values, str | bytes):
+    raise UserError(f"{where} is {type(values).__name__}: give an array [rows, length] of ids")
   try:
     array = np.array(values)  # a copy: whoever made it may write the next batch into the same memory
   except Exception as error:  # rows of different lengths; or whatever a library says of its own arrays

@@ -5,6 +5,7 @@ import importlib.util
 import pathlib
 import re
 
+import commands
 import keys
 import masks
 import meshes
@@ -159,6 +160,27 @@ def test_commands_that_are_named_are_there(path):
   text = path.read_text()
   named = re.findall(r"(?:^(?: {4})?|`)t2t ([a-z_]+)(?![\w-])", text, re.MULTILINE)
   assert set(named) <= set(t2t_main.SUBCOMMANDS), set(named) - set(t2t_main.SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("path", commands.pages(), ids=lambda path: path.stem)
+def test_commands_fit_the_column_of_a_page(path):
+  """Of 80 characters; `python docs/site/commands.py` wraps them."""
+  assert commands.too_wide(path.read_text()) == []
+
+
+def test_a_command_is_wrapped_between_its_options():
+  """In blocks of sh and indented; text, tables and other code stay as they are."""
+  option = "--config.data.files='a b/*.txt'"
+  text = (
+    f"text {'x' * 90}\n\n    t2t train {option} --workdir runs/one {option} {option}\n\n```text\nt2t {'y ' * 50}\n```\n"
+  )
+  assert commands.wrapped(text).splitlines()[2:5] == [
+    f"    t2t train {option} --workdir runs/one \\",
+    f"      {option} {option}",
+    "",
+  ]
+  assert commands.wrapped(commands.wrapped(text)) == commands.wrapped(text)
+  assert commands.too_wide(text) and not commands.too_wide(commands.wrapped(text))
 
 
 def test_the_page_of_keys_is_made_of_the_code():

@@ -61,17 +61,19 @@ def spoiled(folder: pathlib.Path, name: str) -> pathlib.Path:
     old, new = {
       ".txt": (b"number 7 ", b"number \xff "),
       ".jsonl": (b'{"id": 7,', b'{"id" 7, '),
+      ".csv": (b"\n7,", b"\n7,,"),
       ".tfrecord": (b"number 7 ", b"number 8 "),
     }[path.suffix]
     path.write_bytes(path.read_bytes().replace(old, new))
   return path
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.parquet", "a.tfrecord"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.tfrecord"])
 def test_a_malformed_record_is_told_and_left_out_if_it_may_be(name, tmp_path, capfd):
   """All others are there, in training as well; without the key it is an error with file and line or record."""
   path = spoiled(tmp_path, name)
-  place = f"{path}, {'line 15' if name == 'a.txt' else 'line 8' if 'json' in name else 'record 8'}"
+  places = {"a.txt": "line 15", "a.csv": "line 9", "a.jsonl": "line 8", "a.jsonl.gz": "line 8"}
+  place = f"{path}, {places.get(name, 'record 8')}"
   with pytest.raises(UserError, match=place):
     scan.scan((str(path),), field="text")
   expected = [text for text in TEXTS if "number 7 " not in text]
@@ -146,7 +148,7 @@ def test_a_length_that_no_record_has(tmp_path):
     texts(tmp_path / "a.tfrecord")
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.tfrecord", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.bz2", "a.txt.xz", "a.tfrecord", "a.parquet"])
 def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   """Where no scan has come so far: the file is named, in one sentence."""
   monkeypatch.setattr(scan, "READ_WHOLE_BYTES", 0)
@@ -154,8 +156,8 @@ def test_a_file_that_ends_too_soon_ends_the_run(name, tmp_path, monkeypatch):
   draws = random.Random(0)
   long = [f"{text} {draws.randbytes(40).hex()}" for text in TEXTS * 50]
   path = tmp_path / name
-  if name.endswith(".gz"):
-    path.write_bytes(gzip.compress("\n".join(long).encode()))
+  if ".txt." in name:
+    path.write_bytes(test_sources.compressed(name, "\n".join(long).encode()))
   elif name.endswith(".parquet"):
     # Without checksums other letters among those of a text are not seen.
     table = pa.table({"text": long})
@@ -247,7 +249,7 @@ def anywhere(tmp_path_factory):
 
 @_FUZZ
 @hypothesis.given(
-  st.sampled_from(["a.txt", "a.jsonl", "a.jsonl.gz", "a.parquet", "a.tfrecord"]),
+  st.sampled_from(["a.txt", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.xz", "a.csv", "a.parquet", "a.tfrecord"]),
   st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
   st.floats(0, 1) | st.just(1.0),
 )

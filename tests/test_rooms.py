@@ -22,6 +22,7 @@ FLOORS = (
   "configs",
   "sections",
   "settings",
+  "typed_config",
   "stages",
   "losses",
   "data.documentation",

@@ -1,7 +1,11 @@
 """Reading files, sharding them, and every way in which they can be bad."""
 
+import bz2
+import csv
 import gzip
+import io
 import json
+import lzma
 import pathlib
 
 import pyarrow as pa
@@ -30,8 +34,12 @@ def write(folder: pathlib.Path, name: str, texts) -> str:
     path.write_text("\n\n".join(texts))
   elif name.endswith(".jsonl"):
     path.write_text(lines)
-  elif name.endswith(".jsonl.gz"):
-    path.write_bytes(gzip.compress(lines.encode()))
+  elif ".jsonl." in name:
+    path.write_bytes(compressed(name, lines.encode()))
+  elif ".csv" in name:
+    file = io.StringIO()
+    csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
+    path.write_bytes(compressed(name, file.getvalue().encode()))
   elif name.endswith(".parquet"):
     pa.parquet.write_table(pa.table({"text": list(texts)}), path, row_group_size=7)
   else:
@@ -42,6 +50,17 @@ def write(folder: pathlib.Path, name: str, texts) -> str:
   return str(path)
 
 
+def compressed(name: str, content: bytes) -> bytes:
+  """Content as the end of a name says."""
+  if name.endswith(".zst"):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+      file.write(content)
+    return sink.getvalue().to_pybytes()
+  ways = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+  return ways.get(pathlib.Path(name).suffix, bytes)(content)
+
+
 def read(source, split="train", *, shard=0, num_shards=1):
   dataset = source.get_dataset(split, shuffle=False, shard_info=seqio.ShardInfo(shard, num_shards))
   return [element["text"].decode() for element in dataset.as_numpy_iterator()]
@@ -49,10 +68,12 @@ def read(source, split="train", *, shard=0, num_shards=1):
 
 def test_all_formats_in_one_list(tmp_path):
   """Each format holds a part of the texts; together, in tf.data and in plain Python, they are all there once."""
-  names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001"]
+  names = ["a.txt", "b.jsonl", "c.jsonl.gz", "d.parquet", "e.tfrecord-00000-of-00001", "f.csv", "g.csv.gz"]
+  names += ["h.jsonl.zst", "i.jsonl.bz2", "j.jsonl.xz"]
   for number, name in enumerate(names):
-    write(tmp_path, name, TEXTS[number::5])
-  files = text_files.find_files(f"{tmp_path}/*.txt, {tmp_path}/*.jsonl*,{tmp_path}/*.parquet,{tmp_path}/*.tfrecord*")
+    write(tmp_path, name, TEXTS[number :: len(names)])
+  globs = ("*.txt", " *.jsonl*", "*.parquet", "*.tfrecord*", "*.csv*")
+  files = text_files.find_files(",".join(f"{tmp_path}/{each.strip()}" for each in globs))
   assert [pathlib.Path(file).name for file in files] == names
   assert sorted(read(sources.FileSource({"train": files}))) == sorted(TEXTS)
   assert sorted(text for file in files for text in text_files.read_texts(file, field="text")) == sorted(TEXTS)

@@ -1,7 +1,11 @@
 """Training vocabularies, by function and by command."""
 
 import json
+import random
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -212,3 +216,20 @@ def test_pieces_that_come_of_merges_are_not_extended(tmp_path):
   assert vocab.main(argv_for(tmp_path, "--size", "300", "--type", "bpe")) == 0
   with pytest.raises(UserError, match="--extend .*: only WordPiece .* and SentencePiece's unigram models can"):
     vocab.main(argv_for(tmp_path, "--extend", str(tmp_path / "vocabulary"), "--size", "400", "--overwrite"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_training_at_once(number, tmp_path):
+  """Though SentencePiece looks at no signal of Python's; what is going on was told before."""
+  draws = random.Random(0)
+  with (tmp_path / "a.txt").open("w") as file:
+    for _ in range(60_000):
+      file.write(" ".join("".join(draws.choices("abcdefghijklmnop", k=7)) for _ in range(12)) + "\n")
+  command = [sys.executable, "-m", "t2t", "vocab", "train", "--input", f"{tmp_path}/a.txt", "--size", "8000"]
+  options = {"stderr": subprocess.PIPE, "text": True}
+  with subprocess.Popen([*command, "--output", str(tmp_path / "v")], **options) as child:
+    while "training a SentencePiece vocabulary of 8,000 pieces on" not in (line := child.stderr.readline()):
+      assert line
+    child.send_signal(number)
+    assert child.wait() == -number
+  assert not (tmp_path / "v" / "spiece.model").exists()

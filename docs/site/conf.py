@@ -21,7 +21,7 @@ import pages
 project = "t2t"
 author = "the authors of t2t"
 copyright = "the authors of t2t; Apache-2.0"  # noqa: A001  Sphinx's name
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["_build", "site"]
 source_suffix = {".md": "myst-nb"}
 root_doc = "index"
@@ -36,6 +36,9 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # of a cell, on a machine that is shared
 nb_execution_in_temp = True
 nb_output_stderr = "remove"  # progress, and what libraries have to say
+
+copybutton_prompt_text = r"^\$ |^>>> |^\.\.\. "
+copybutton_prompt_is_regexp = True
 
 html_theme = "sphinx_book_theme"
 html_title = "t2t documents"

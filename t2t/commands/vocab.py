@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     metavar="VOCABULARY",
     help="keep the pieces of this one, a WordPiece or SentencePiece, under their ids, and add what your text needs",
   )
-  train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .jsonl.gz .parquet .tfrecord*")
+  train.add_argument("--input", help="globs, comma-separated: .txt .jsonl .csv (.gz, .zst too) .parquet .tfrecord*")
   train.add_argument(
     "--alpha",
     type=float,

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from t2t import UserError, did_you_mean
+from t2t.storage import encoding
 
 # What a request may ask for: a page is no place for more, and the memory for it is taken from the device.
 MAX_BODY = 1_000_000  # bytes
@@ -105,10 +106,10 @@ class Field:
     return int(value) if self.kind == "integer" else value
 
   def _check_text(self, text: str) -> str:
-    if self.filled and not is_text(text):
+    if reason := encoding.unpaired_surrogate(text):
+      raise self._error(reason)
+    if self.filled and not text.strip():
       raise self._error("there is nothing to read; write something")
-    if not is_unicode(text):
-      raise self._error("is not valid Unicode (an unpaired surrogate escape)")
     return text
 
   def _check_strings(self, value: Any) -> list[str]:
@@ -213,17 +214,3 @@ def _check_size(value: Any) -> None:
       f"the request has {sum(texts):,} characters in {len(texts):,} texts; {_MAX_CHARACTERS:,} in {_MAX_TEXTS} are the"
       " most; more is what `t2t infer --input FILE` is for"
     )
-
-
-def is_unicode(text: str) -> bool:
-  """Whether a text has no half of a surrogate pair, which JSON can escape."""
-  try:
-    text.encode("utf-8")
-  except UnicodeEncodeError:
-    return False
-  return True
-
-
-def is_text(text: str) -> bool:
-  """Whether there is anything to read in it."""
-  return bool(text.strip()) and is_unicode(text)

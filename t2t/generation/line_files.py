@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from t2t import UserError
-from t2t.storage import bucket, encoding
+from t2t.storage import bucket, compression, encoding
 
 PIPE = "-"  # standard input, or standard output
 
@@ -84,8 +84,8 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
 
   Args:
     path: a .txt file, with an input on each line, a .jsonl file, with an object on each, or a .tsv, .csv or .parquet
-      table with names of columns; local or gs://; "-" is standard input, whose lines are text, or objects if there is a
-      `field`, or more than a text is needed.
+      table with names of columns, each also compressed; local or gs://; "-" is standard input, whose lines are text, or
+      objects if there is a `field`, or more than a text is needed.
     field: of an object, where its text is; "": where the form has it.
     form: of the lines.
 
@@ -144,12 +144,14 @@ def made(number: int, value: str | Mapping[str, Any], *, form: Form, where: str)
 def _is_json(path: str, field: str, form: Form) -> bool:
   if path == PIPE:
     return bool(field or form.needs or form.may or len(form.columns) > 1)
-  if path.endswith(".jsonl"):
+  name = path[: len(path) - len(compression.ending(path))].lower()
+  if name.endswith((".jsonl", ".ndjson")):
     return True
-  if not path.endswith(".txt"):
+  if not name.endswith(".txt"):
+    packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, a table"
-      " (.tsv, .csv, .parquet), or -"
+      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a table"
+      f" (.tsv, .csv, .parquet), each also compressed ({packed}), or -"
     )
   if field:
     raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")
@@ -165,7 +167,9 @@ def _open_input(path: str) -> Iterator[io.IOBase]:
     raise UserError(f"{place(path)}: no such file")
   try:
     with bucket.open_binary(path) if bucket.is_remote(path) else open(os.path.expanduser(path), "rb") as file:
-      yield file
+      yield compression.checked(file, path, where="--input")
+  except compression.DAMAGED as error:
+    raise UserError(f"{place(path)}: {compression.damage(path, error)}") from error
   except OSError as error:
     raise UserError(f"{place(path)}: cannot be read ({error.strerror or error})") from error
 
@@ -175,10 +179,7 @@ def _decoded(content: bytes, where: str) -> str:
   try:
     return content.decode("utf-8")
   except UnicodeDecodeError as error:
-    raise UserError(
-      f"{where}: not valid UTF-8 (byte {error.start + 1} is 0x{content[error.start]:02x}, {error.reason});"
-      f" {encoding.remedy(content)}"
-    ) from error
+    raise UserError(f"{where}: {encoding.not_utf8(content, error)}") from error
 
 
 # What a row has of its own; see `row`.
@@ -249,10 +250,8 @@ def check_text(text: Any, field: str, where: str) -> None:
   """
   if not isinstance(text, str):
     raise UserError(f"{where}: field {field!r} is {json.dumps(text)[:60]}, not a string")
-  try:
-    text.encode("utf-8")  # JSON can escape half of a surrogate pair, which is no text
-  except UnicodeEncodeError as error:
-    raise UserError(f"{where}: field {field!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  if reason := encoding.unpaired_surrogate(text):
+    raise UserError(f"{where}: field {field!r} {reason}")
 
 
 def texts(fields: Mapping[str, Any], name: str, where: str) -> list[str]:

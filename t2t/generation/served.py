@@ -15,6 +15,7 @@ from t2t.generation import answerer, attending, choosing, endpoints, fields, lin
 from t2t.generation.endpoints import Endpoint, Event
 from t2t.params import Params
 from t2t.runtime import amounts
+from t2t.storage import encoding
 
 
 def facts(source: pretrained.Source, params: Params) -> dict[str, Any]:
@@ -123,7 +124,9 @@ class Asker:
         text = " ".join(line_files.texts(given, name, where))
     if text is None and form.columns and all(isinstance(given.get(name), str) for name in form.columns):
       text = " ".join(given[name] for name in form.columns)
-    if not isinstance(text, str) or not fields.is_text(text):
+    if isinstance(text, str) and (reason := encoding.unpaired_surrogate(text)):
+      raise UserError(f"{form.field}: {reason}")
+    if not isinstance(text, str) or not text.strip():
       raise UserError(f"{form.field}: there is nothing to read; write something")
     line = line_files.Line(1, text, given)
     self._way.check(line, where)

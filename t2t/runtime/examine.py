@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 import t2t
-from t2t.runtime import amounts, cache_folder, descriptors
+from t2t.runtime import amounts, cache_folder, descriptors, quiet
 
 DISTRIBUTION = "t2t-jax"
 _CHECKOUT = pathlib.Path(t2t.__file__).resolve().parent.parent
@@ -176,7 +176,7 @@ def _left_aside(used: set[str], *, root: pathlib.Path = pathlib.Path("/dev")) ->
   for kind, paths in there.items():
     if kind in used or not any(path.exists() for path in paths):
       continue
-    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced else install(kind)
+    remedy = f"unset JAX_PLATFORMS, which is {forced}" if forced and not quiet.chose_cpu() else install(kind)
     yield Finding(WRONG, kind, "there is one, which JAX does not use", remedy)
 
 

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from t2t import UserError
-from t2t.runtime import cache_folder, cpu_threads, descriptors, link, memory, roll_call, telling, xla_flags
+from t2t.runtime import cache_folder, cpu_threads, descriptors, link, memory, quiet, roll_call, telling, xla_flags
 
 _JOIN_SECONDS, _LOST_SECONDS = 300, 60
 
@@ -119,6 +119,7 @@ def join(options: argparse.Namespace) -> None:
   place = place_of(options)
   if place is None:
     return
+  quiet.without_gloo()
   others = roll_call.roll_call(place, seconds=options.join_seconds)
   link.Link(place.index, others, silence=options.lost_seconds).start_listening()
   jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of others nothing is changed by it

@@ -158,6 +158,8 @@ def _refusal(error: Exception, path: Any, what: str) -> UserError:
 def glob(pattern: str, *, where: str) -> list[str]:
   """Paths of the objects whose names match a glob; `*` stays within a folder, `**` does not.
 
+  The name of an object that is there is taken as it stands, with brackets and braces in it.
+
   Args:
     pattern: gs://BUCKET/NAME.
     where: what the user set, for messages.
@@ -167,10 +169,11 @@ def glob(pattern: str, *, where: str) -> list[str]:
   """
   name, key = _split(pattern)
   prefix = re.match(r"[^*?\[{]*", key).group()
-  if prefix == key:
-    blobs, _ = _list(name, prefix, where=where, path=pattern, delimiter="/")
+  blobs: list = []
+  if prefix == key or "[" in key or "{" in key:
+    blobs, _ = _list(name, key, where=where, path=pattern, delimiter="/")
     blobs = [blob for blob in blobs if blob.name == key]
-  else:
+  if prefix != key and not blobs:
     blobs, _ = _list(name, prefix, where=where, path=pattern, match_glob=key)
   return [f"gs://{name}/{blob.name}" for blob in blobs if not blob.name.endswith("/")]
 

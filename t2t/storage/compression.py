@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 from typing import BinaryIO, NamedTuple
+import zlib
 
 import pyarrow as pa
 
@@ -49,7 +50,10 @@ class _Raw(io.RawIOBase):
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
       if getattr(error, "errno", None) is not None:
         raise  # the system's, and not the content's
-      raise Damaged((str(error).splitlines() or [type(error).__name__])[0]) from error
+      reason = (str(error).splitlines() or [type(error).__name__])[0]
+      if "too much memory" in reason:
+        reason = "it needs a window of more than 128 MiB; unpack it with `zstd -d --long=31`"
+      raise Damaged(reason) from error
     buffer[: len(content)] = content
     return len(content)
 
@@ -95,6 +99,25 @@ def renamed(path: str, found: str, *, where: str) -> UserError:
   content = f"compressed with {FORMATS[found].name}" if found else "not compressed"
   name = f"ends in {ending(path)}" if ending(path) else "does not say so"
   return UserError(f"{where}: {path}: is {content}, and its name {name}; rename it to {plain}{found}")
+
+
+# What reading raises where the content is damaged.
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+def damage(path: str, error: Exception) -> str:
+  """The message on a damaged file, with the command that checks it."""
+  format_ = FORMATS[ending(path)]
+  return f"truncated or corrupt {format_.name} ({error}); check it with `{format_.test}`"
+
+
+def checked(file: io.BufferedReader, path: str, *, where: str) -> io.BufferedReader:
+  """The bytes of any file, decompressed if its name says that it is compressed; errors as those of `opened`."""
+  if ending(path):
+    return opened(file, path, where=where)
+  if found := sniff(file.peek(_HEAD)[:_HEAD]):
+    raise renamed(path, found, where=where)
+  return file
 
 
 def opened(file: io.BufferedReader, path: str, *, where: str) -> io.BufferedReader:

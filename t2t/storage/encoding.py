@@ -41,6 +41,22 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, *, unit: str = "line", h
   )
 
 
+def unpaired_surrogate(text: str) -> str:
+  """The reason why a text is not valid Unicode; "" if it is.
+
+  JSON can escape half of a surrogate pair, and Python makes one of a byte that is not UTF-8 in a file's name; no UTF-8
+  text can hold it.
+  """
+  try:
+    text.encode("utf-8")
+  except UnicodeEncodeError as error:
+    half = ord(text[error.start])
+    return (
+      f"is not valid Unicode (an unpaired surrogate escape, \\u{half:04x}, at character {error.start + 1}); remove it"
+    )
+  return ""
+
+
 def _charset(content: bytes) -> str:
   """The name that iconv has for the likeliest encoding; "" for none."""
   content = content[:_SHOWN]

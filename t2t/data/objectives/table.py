@@ -18,7 +18,18 @@ import tensorflow as tf
 
 from t2t import UserError, did_you_mean, features
 from t2t.data import vocabularies
-from t2t.data.objectives import annotated, corruption, iid, in_place, masking, pairs, pieces, sentences, switching
+from t2t.data.objectives import (
+  annotated,
+  corruption,
+  iid,
+  in_place,
+  masking,
+  other_names,
+  pairs,
+  pieces,
+  sentences,
+  switching,
+)
 from t2t.data.objectives.denoisers import R_DENOISERS, S_DENOISERS, X_DENOISERS, ul2
 from t2t.data.objectives.middle import fill_in_the_middle
 from t2t.data.objectives.next_tokens import masked_next_token, next_token
@@ -364,7 +375,9 @@ OF_TEXT = tuple(name for name, found in OBJECTIVES.items() if not (found.annotat
 
 def _objective(name: str) -> Objective:
   if name not in OBJECTIVES:
-    hint = did_you_mean(name, OBJECTIVES) or "."
+    meant = other_names.name_here(name)
+    spelled = name.lower().replace("-", "_") if name.lower().replace("-", "_") in OBJECTIVES else meant
+    hint = f"; give {spelled}." if spelled else did_you_mean(name, OBJECTIVES) or "."
     raise UserError(f"config.data.objective={name}: no such objective{hint} There are: {', '.join(sorted(OBJECTIVES))}")
   return OBJECTIVES[name]
 

@@ -1,16 +1,15 @@
 """What goes wrong while files are read: records that are malformed, and files that cannot be read for a while."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-import gzip
 import itertools
 import threading
 import time
-import zlib
 
 from absl import logging
 
 from t2t import UserError
 from t2t.runtime import telling, waiting
+from t2t.storage import compression
 
 # A share of fewer records would be none of most.
 _LEAST_RECORDS = 1_000
@@ -131,7 +130,7 @@ def numbered(
       yield number, found
   except UserError:
     raise
-  except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+  except (ValueError, *compression.DAMAGED) as error:
     raise UserError(f"{where}: {path}: {broken} after {unit} {number} ({error})") from error
   except OSError as error:
     raise UserError(f"{where}: {path}: cannot be read after {unit} {number} ({error.strerror or error})") from error

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import re
 from typing import Any
 
+from t2t.storage import encoding
+
 _INDEX = re.compile(r"-?\d+")
 _DEPTH = 4  # names of a path that a message suggests
 
@@ -41,23 +43,18 @@ def text(record: Mapping[str, Any], field: str, *, key: str) -> str:
   if isinstance(value, list):
     value = "\n".join(_strings(value, field, key))
   if value is None:
-    raise Unreadable(is_null(field))
+    raise Unreadable(is_null(field, key))
   if not isinstance(value, str):
     raise Unreadable(f"field {field!r} is a {json_type(value)}, not a string; {key}{_suggestion(record)}")
-  try:
-    value.encode("utf-8")  # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
-  except UnicodeEncodeError as error:
-    half = value[error.start]
-    raise Unreadable(
-      f"field {field!r} is not valid Unicode (an unpaired surrogate escape, \\u{ord(half):04x}, at character"
-      f" {error.start + 1})"
-    ) from error
+  if reason := encoding.unpaired_surrogate(value):
+    raise Unreadable(f"field {field!r} {reason}")
   return value
 
 
-def is_null(field: str) -> str:
+def is_null(field: str, key: str) -> str:
   """The message on a field that is null."""
-  return f"{field!r} is null; remove the record, or have a share of the records left out: --config.data.malformed=0.001"
+  left_out = ", or have a share of the records left out: --config.data.malformed=0.001" if "config." in key else ""
+  return f"{field!r} is null; remove the record{left_out}"
 
 
 def find(record: Mapping[str, Any], field: str, *, key: str = "") -> Any:
@@ -99,8 +96,8 @@ def _strings(value: Any, field: str, key: str) -> Iterator[str]:
       raise Unreadable(
         f"field {field!r} is a list of objects with {listed(each)}, not a string; "
         + (
-          f"set the field to {paths[-1]!r} to read it of each object, joined by line breaks, or to"
-          f" {field + '.0.' + paths[-1].removeprefix(field + '.')!r} for that of the first"
+          f"{likeliest(paths)!r} in place of {field!r} reads the text of each object, joined by line breaks, and"
+          f" {field + '.0' + likeliest(paths).removeprefix(field)!r} that of the first"
           if paths
           else key
         )
@@ -120,9 +117,17 @@ def _paths(value: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[str]:
       yield from (f"{name}.{path}" for path in _paths(each, depth - 1))
 
 
+_LIKELY = ("text", "content", "value", "body")
+
+
+def likeliest(paths: Sequence[str]) -> str:
+  """The path that most likely has the text: that of a field which is named so, or the first."""
+  return min(paths, key=lambda path: path.rpartition(".")[2] not in _LIKELY)
+
+
 def _suggestion(record: Mapping[str, Any]) -> str:
   nested = [path for path in _paths(record) if "." in path]
-  return f", for example {nested[0]!r}" if nested else ""
+  return f", for example {likeliest(nested)!r}" if nested else ""
 
 
 def json_type(value: Any) -> str:

@@ -104,7 +104,7 @@ class Texts:
     place = f"{where}: {path}"
     if found is None:
       nested = [text for text in _texts(schema) if "." in text]
-      hint = f", for example {nested[0]!r}" if nested else ""
+      hint = f", for example {fields.likeliest(nested)!r}" if nested else ""
       raise UserError(f"{place}: has no column {field!r}; it has {fields.listed(schema.names)}; {key}{hint}")
     self._column, kind, lists = found
     inner = kind
@@ -158,7 +158,7 @@ class Texts:
     return [self._null() if text is None else text for text in found]
 
   def _null(self) -> faults.Damaged:
-    return faults.Damaged(b"", fields.is_null(self._field))
+    return faults.Damaged(b"", fields.is_null(self._field, self._key))
 
   def _of_value(self, value: Any) -> bytes:
     try:

@@ -40,12 +40,8 @@ def _field(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
     value = int(value)  # AX-b writes its numbers as strings
   if not isinstance(value, kind):
     raise UserError(f"{place}: field {name!r} is {_kind(value)}, not {_kind(kind())}")
-  if kind is str:
-    try:
-      # JSON can escape half of a surrogate pair, which no UTF-8 text can hold.
-      value.encode()
-    except UnicodeEncodeError as error:
-      raise UserError(f"{place}: field {name!r} is not valid Unicode (an unpaired surrogate escape)") from error
+  if kind is str and (reason := encoding.unpaired_surrogate(value)):
+    raise UserError(f"{place}: field {name!r} {reason}")
   return value
 
 

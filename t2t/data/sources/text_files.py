@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import functools
 import glob
-import gzip
 import io
 import itertools
 import json
@@ -19,7 +18,6 @@ import os
 import pathlib
 import re
 from typing import Any
-import zlib
 
 from etils import epath
 import numpy as np
@@ -28,6 +26,7 @@ import tensorflow as tf
 from t2t import UserError
 from t2t.data.objectives import annotated
 from t2t.data.sources import csv_files, faults, fields, parquet_files, translation_memory
+from t2t.runtime import telling
 from t2t.storage import bucket, compression, encoding
 from t2t.storage import records as tfrecords
 
@@ -61,6 +60,7 @@ _OTHERS = {
 }
 
 _BLOCK = 2**20  # bytes that are read at a time
+_MOST_COMMAS = 8  # parts of a list that are tried as one name
 _HEAD = 400  # bytes of the beginning of a file that say what it is
 # A kilobyte of gzip can be a megabyte of one line.
 _LONGEST_LINE = 64 * 2**20
@@ -81,14 +81,19 @@ def kind(path: str, *, where: str = "config.data.files") -> str:
   raise UserError(f"{where}: {path}: do not know how to read this file; {step}the name must end in {_ENDINGS}")
 
 
+def _has_kind(name: str) -> bool:
+  return "." in name[1:] and not name.startswith(".") and any(each.search(name) for each in KINDS.values())
+
+
 # ---- Finding files ---------------------------------------------------------------------------------------------------
 
 
 def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool = True) -> tuple[str, ...]:
-  """All files that comma-separated globs match, sorted and each once.
+  """All files that comma-separated globs match, sorted and each once, by however many names and links it is found.
 
   Args:
-    patterns: local or in a bucket (gs://...); `**` reaches into folders.
+    patterns: local or in a bucket (gs://...); `**` reaches into folders.  The name of a file that exists is taken as it
+      stands, with brackets and commas in it.
     where: what the user set, for messages.
     pairs: also files of texts and their translations.
 
@@ -96,12 +101,8 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
     UserError: a pattern that matches no file; says how far its path exists.
   """
   found: set[str] = set()
-  for pattern in filter(None, (part.strip() for part in patterns.split(","))):
-    if bucket.is_remote(pattern):
-      matches = bucket.glob(pattern, where=where)
-    else:
-      pattern = str(pathlib.Path(pattern).expanduser())
-      matches = [path for path in glob.glob(pattern, recursive=True) if not pathlib.Path(path).is_dir()]
+  for pattern in _split(os.fspath(patterns)):
+    matches = bucket.glob(pattern, where=where) if bucket.is_remote(pattern) else _glob(pattern)
     if not matches:
       raise UserError(_unmatched(pattern, where=where))
     found.update(matches)
@@ -112,19 +113,101 @@ def find_files(patterns: str, *, where: str = "config.data.files", pairs: bool =
       raise UserError(
         f"{where}: {path}: has two texts in each line, not one; give a file for each, `cut -f1` makes one"
       )
-  return tuple(sorted(found))
+  return _each_once(sorted(found), where=where)
+
+
+def _split(patterns: str) -> list[str]:
+  """The parts between commas; commas in the name of a file that exists do not count."""
+  parts, found = patterns.split(","), []
+  while parts:
+    names = [(length, ",".join(parts[:length]).strip()) for length in range(min(len(parts), _MOST_COMMAS), 1, -1)]
+    length, part = next((each for each in names if os.path.isfile(os.path.expanduser(each[1]))), (1, parts[0].strip()))
+    parts = parts[length:]
+    if part:
+      found.append(part if bucket.is_remote(part) else str(pathlib.Path(part).expanduser()))
+  return found
+
+
+def _glob(pattern: str) -> list[str]:
+  """The local files that a pattern matches; brackets that match nothing are letters of a name."""
+  if os.path.isfile(pattern):
+    return [pattern]
+  found: list[str] = []
+  for each in (pattern, pattern.replace("[", "[[]")):
+    found = found or [path for path in _expanded(each) if not os.path.isdir(path)]
+  return found
+
+
+def _expanded(pattern: str) -> list[str]:
+  """`glob.glob`, but `**` enters each folder once: links that lead round would otherwise double with each level."""
+  names = pattern.split(os.sep)
+  if "**" not in names:
+    return glob.glob(pattern)
+  at = names.index("**")
+  head, tail = os.sep.join(names[:at]), os.sep.join(names[at + 1 :]) or "*"
+  bases = glob.glob(head) if head else [os.sep if at else ""]
+  return [
+    path for base in bases for folder in _folders(base) for path in _expanded(os.path.join(glob.escape(folder), tail))
+  ]
+
+
+def _folders(base: str) -> Iterator[str]:
+  """A folder and all below it, except hidden ones; those behind links last, and each once."""
+  folders, links, seen = [base], [], set()
+  while folders or links:
+    folder = folders.pop() if folders else links.pop(0)
+    if (real := os.path.realpath(folder)) in seen:
+      continue
+    seen.add(real)
+    yield folder
+    try:
+      with os.scandir(folder or ".") as entries:
+        inner = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:  # one that may not be looked into, as `glob` has it
+      continue
+    for entry in sorted(inner, key=lambda entry: entry.name):
+      (links if entry.is_symlink() else folders).append(os.path.join(folder, entry.name))
+
+
+def _each_once(paths: Sequence[str], *, where: str) -> tuple[str, ...]:
+  """The first name of each file; links, and folders that are links, lead to files which have another name already."""
+  kept: dict[str, str] = {}
+  again: list[tuple[str, str]] = []
+  folder_of = functools.cache(os.path.realpath)
+  for path in paths:
+    real = path
+    if not bucket.is_remote(path):
+      folder, name = os.path.split(path)
+      real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folder_of(folder), name)
+    if real in kept:
+      again.append((path, kept[real]))
+    else:
+      kept[real] = path
+  if again:
+    others = f" (and {len(again) - 1:,} others are found twice)" if len(again) > 1 else ""
+    _tell_once(f"{where}: {again[0][0]} is the same file as {again[0][1]}{others}; each is read once")
+  return tuple(kept.values())
+
+
+@functools.cache
+def _tell_once(text: str) -> None:
+  telling.tell(text)
 
 
 def _unmatched(pattern: str, *, where: str) -> str:
   path = epath.Path(pattern)
   remote = bucket.is_remote(pattern)
   if not remote and path.is_dir():
-    return f"{where}: {pattern} is a folder; give a glob of its files, for example '{path / '*.jsonl.gz'}'"
+    endings = [name[name.index(".") :] for name in bucket.names(path, where=where) if _has_kind(name)]
+    example = path / f"*{max(endings, key=endings.count) if endings else '.txt'}"
+    return f"{where}: {pattern} is a folder; give a glob of its files, for example '{example}'"
   folder = path.parent
   while any(character in str(folder) for character in "*?[{") or not (remote or folder.exists()):
     if folder == folder.parent:
       return f"{where}: no file matches {pattern}, and none of its folders exists"
     folder = folder.parent
+  if not remote and not folder.is_dir():
+    return f"{where}: no file matches {pattern}: {folder} is a file, not a folder"
   try:
     names = bucket.names(folder, where=where)
     # A bucket has no empty folders, and its own name is one that exists.
@@ -394,7 +477,7 @@ def lines(path: str, *, where: str, start: int = 0, stop: int = 0) -> Iterator[t
   try:
     for number, line in faults.patiently(lambda: _lines(path, start, stop, where), path):
       yield number, line
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+  except compression.DAMAGED as error:
     packed = compression.FORMATS[compression.ending(path)]
     raise UserError(
       f"{where}: {path}: truncated or corrupt {packed.name} after line {number} ({error}); check it with"

@@ -6,14 +6,16 @@ import contextlib
 import io
 import pathlib
 import re
+import signal
+import threading
+import time
 
-from absl import logging
 import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from t2t import UserError
-from t2t.runtime import cache_folder
+from t2t.runtime import cache_folder, telling
 
 _ALPHABET_SIZE = 1000  # characters that get a piece in any case, the most frequent; BERT's uncased vocabulary has 997
 _COVERAGE = 0.9995  # T5's, with which mT5 has scripts of thousands of characters
@@ -57,7 +59,7 @@ def train_sentencepiece(
   if character_coverage is None:
     character_coverage = coverage_for(count_characters(lines), size=size)
   try:
-    with _quiet():
+    with _told(f"training a SentencePiece vocabulary of {size:,} pieces on {len(lines):,} lines"):
       sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
         model_writer=model,
@@ -138,11 +140,23 @@ def sentences(texts: Iterable[str], max_sentences: int):
 
 
 @contextlib.contextmanager
-def _quiet():
-  """SentencePiece's progress is hundreds of lines; ours is two."""
-  logging.info("training a SentencePiece vocabulary ...")
-  yield
-  logging.info("training a SentencePiece vocabulary: done")
+def _told(what: str):
+  """Tells when training begins and ends; the libraries' own progress is hundreds of lines.
+
+  They come back to Python only when they are done, so that Python's handlers would let Ctrl-C wait for that: in the
+  block a signal ends the process at once.  Nothing is written before the end.
+  """
+  main = threading.current_thread() is threading.main_thread()
+  before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM) if main}
+  telling.tell(f"{what} ...")
+  began = time.monotonic()
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      if handler is not None:  # one that was not set from Python
+        signal.signal(number, handler)
+  telling.tell(f"{what}: done in {time.monotonic() - began:.0f} s")
 
 
 def _trainer_error(error: Exception, size: int) -> UserError:
@@ -293,9 +307,8 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer, documents: Iterable[str], s
       empty = False
       yield document
 
-  logging.info("training a vocabulary ...")
-  tokenizer.train_from_iterator(noted(), trainer)
-  logging.info("training a vocabulary: done")
+  with _told(f"training a vocabulary of {size:,} pieces"):
+    tokenizer.train_from_iterator(noted(), trainer)
   if empty:
     raise UserError("--input: there is no text to train a vocabulary on")
   found = tokenizer.get_vocab_size()
