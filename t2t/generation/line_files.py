@@ -63,7 +63,7 @@ TEXTS = Form()
 ADAPTER = "adapter"  # field of an object that names one of several adapters
 
 
-_TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$")
+_TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
 
 
 def is_table(path: str) -> bool:
