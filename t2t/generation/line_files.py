@@ -63,7 +63,7 @@ TEXTS = Form()
 ADAPTER = "adapter"  # field of an object that names one of several adapters
 
 
-_TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$")
+_TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
 
 
 def is_table(path: str) -> bool:
@@ -84,8 +84,8 @@ def read(path: str, *, field: str = "", form: Form = TEXTS) -> Iterator[Line]:
 
   Args:
     path: a .txt file, with an input on each line, a .jsonl file, with an object on each, or a .tsv, .csv or .parquet
-      table with names of columns; each may be compressed, local or gs://; "-" is standard input, whose lines are text,
-      or objects if there is a `field`, or more than a text is needed.
+      table with names of columns, each also compressed; local or gs://; "-" is standard input, whose lines are text, or
+      objects if there is a `field`, or more than a text is needed.
     field: of an object, where its text is; "": where the form has it.
     form: of the lines.
 
@@ -150,8 +150,8 @@ def _is_json(path: str, field: str, form: Form) -> bool:
   if not name.endswith(".txt"):
     packed = ", ".join(compression.FORMATS)
     raise UserError(
-      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, a table"
-      f" (.tsv, .csv, .parquet) (all also compressed: {packed}), or -"
+      f"{place(path)}: give a .txt file, with an input on each line, a .jsonl file, with an object on each, or a table"
+      f" (.tsv, .csv, .parquet), each also compressed ({packed}), or -"
     )
   if field:
     raise UserError(f"--field {field}: {path} has lines of text and no fields; leave it out, or give a .jsonl file")

@@ -100,8 +100,9 @@ def _read(patterns: str, stamps: Any, where: str) -> list[Row]:
 
 
 def forget() -> None:
-  """Gives back the memory of rows that have become examples."""
+  """Gives back the memory of rows that have become examples; a file may change until the next run of this process."""
   _read.cache_clear()
+  text_files.sizes.cache_clear()
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
