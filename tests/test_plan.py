@@ -298,7 +298,7 @@ def test_what_would_make_a_plan_fit(small):
   assert plan.would_fit(large)[0].startswith("--config.train.microbatches=4: 1 row of the batch at a time")
   assert plan.would_fit(large)[-1].startswith("--config.model.remat=full")  # of which nothing is known before
   # A contrastive loss compares the rows of a whole batch.
-  assert plan.would_fit(large | {"takes_microbatches": False})[0] == "--config.train.batch_size=2"
+  assert plan.would_fit(large | {"takes_microbatches": False})[0].startswith("--config.train.batch_size=")
   state = on_a_tpu(small, total=60e9, temporaries=30e9, **(gigabytes | {"parameters": 10e9, "optimizer": 20e9}))
   state |= {"parameters": 2.5e9 * 8, "optimizer": "adamw"}
   assert plan.would_fit(state)[0] == "32 chips or more: parameters, optimizer and gradients alone fill 20"
