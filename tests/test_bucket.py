@@ -515,3 +515,11 @@ def test_a_listing_that_lacks_a_step_begins_nothing_anew(gcs, monkeypatch):
   again = saver("gs://bucket/listed")
   assert again.latest_step() == 3
   again.close()
+
+
+@pytest.mark.parametrize("name", ["[a].txt", "b{c}.txt"])
+def test_the_literal_name_of_an_object_is_found(gcs, name):
+  """Its brackets are letters where an object has them."""
+  for each in (name, "a.txt", "bc.txt"):
+    gcs.write(f"names/{each}", b"text\n")
+  assert bucket.glob(f"gs://bucket/names/{name}", where="x") == [f"gs://bucket/names/{name}"]
