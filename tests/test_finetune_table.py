@@ -411,7 +411,6 @@ def test_examples_in_memory_are_resumed_by_what_they_hold():
   ("architecture", "row", "fields"),
   [
     ("encoder_only", lambda i: {"text": f"t {i}", "score": i / 7}, {"prediction"}),
-    ("encoder_decoder", lambda i: {"question": "Who?", "context": f"Ann {i}", "answer": "Ann"}, {"prediction"}),
     ("decoder_only", lambda i: {"premise": f"p {i}", "choices": ["a", "b"], "label": i % 2}, {"prediction"}),
     ("encoder_decoder", lambda i: {"tokens": ["Ann", f"w{i}"], "tags": ["B-PER", "O"]}, {"prediction", "words"}),
   ],
