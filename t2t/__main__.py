@@ -157,7 +157,7 @@ def _of_others(command: str, rest: list[str], error: Exception) -> int:
 
 
 def _out_of_memory(command: str, text: str) -> str:
-  """What to do about a device whose memory is full, by what XLA says that it wanted."""
+  """Returns advice on a device whose memory is full, from the sizes in XLA's message."""
   found = re.search(r"allocat\w* (?:of )?(\d[\d.]* ?(?:[KMGT]?i?B\b|bytes))", text)
   wanted = f", which had no room for {found[1]}" if found else ""
   if command != "train":

@@ -127,7 +127,7 @@ _NAMES = {"Hugging Face": _HUGGING_FACE, "T5X": _T5X, "MaxText": _MAXTEXT}
 
 
 def translated(name: str) -> str:
-  """What a name of another framework is here, as the end of an error; "" where it is none.
+  """Returns the end of an error that translates a name of another framework; "" if there is no translation.
 
   In:  "adam_beta1"
   Out: "; Hugging Face's adam_beta1 is config.optimizer.b1"

@@ -22,7 +22,7 @@ class TypedConfig(ConfigDict):
   """A ConfigDict that takes paths and NumPy's numbers, and refuses unknown keys and values of another type by key."""
 
   def __setattr__(self, name: str, value: Any) -> None:
-    """As `ConfigDict`'s.
+    """Sets a key as `ConfigDict` does.
 
     Raises:
       UserError: the key does not exist, or the value is not of its type.
@@ -37,7 +37,7 @@ class TypedConfig(ConfigDict):
       raise _NoSuchKey(f"config.{key}={value!r}: no such key{nearest}") from error
 
   def __setitem__(self, key, value):
-    """As `ConfigDict`'s.
+    """Sets a key as `ConfigDict` does.
 
     Raises:
       UserError: the value is not of the key's type.

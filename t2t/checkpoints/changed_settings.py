@@ -16,7 +16,7 @@ _DECIDE = ("model", "optimizer", "train", *OPTIONAL)  # sections of which a stat
 
 
 def error(saved: Mapping[str, Any], config: Config, mesh: jax.sharding.Mesh, *, workdir: Any, step: int) -> str:
-  """What to say of a checkpoint whose arrays are others than the run's; "": no setting explains it.
+  """Returns the error on a checkpoint whose arrays differ from the run's; "": no setting explains it.
 
   Args:
     saved: the config that the checkpoint was saved with.
@@ -58,7 +58,7 @@ class _Change:
 
   @property
   def options(self) -> list[str]:
-    """What to type for it to be as it was."""
+    """Options that restore the former value."""
     if self.key:
       return [f"--config.{self.section}.{self.key}={_quoted(_typed(self.was))}"]
     if self.was is None:
@@ -102,7 +102,7 @@ def _changes(old: Config, new: Config) -> Iterator[_Change]:
 
 
 def _decides(change: _Change, config: Config, mesh: jax.sharding.Mesh) -> bool:
-  """Whether the arrays are others with one setting as it was."""
+  """Returns True if undoing one setting changes the arrays."""
   try:
     undone = _shapes(change.undone(config), mesh)
   except UserError:  # it does not go with the others, which have changed as well

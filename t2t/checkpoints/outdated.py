@@ -38,7 +38,7 @@ def best_steps(metrics: Mapping[int, Mapping[str, float] | None]) -> dict[str, i
 
 
 def _is_above(value: float, other: float) -> bool:
-  """Whether one is above the other by more than the rounding of a mean in float64."""
+  """Returns True if one value exceeds the other by more than the rounding of a mean in float64."""
   return value > other and not math.isclose(value, other, rel_tol=1e-12)
 
 

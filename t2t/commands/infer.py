@@ -353,7 +353,7 @@ def _ranks(source: pretrained.Source, decode: decoding.DecodeConfig) -> bool:
 def _way(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], lines.Way]:
-  """What is asked of each line, of a model on a mesh; a line may have the columns of the checkpoint's table."""
+  """Builds the way of asking a model on a mesh; a line may have the columns of the checkpoint's table."""
   make_way = _way_of_text(options, source, decode)
   return make_way if _asks(options, source, decode) == "fill" else tabled.around(source, make_way)
 
@@ -361,7 +361,7 @@ def _way(
 def _way_of_text(
   options: argparse.Namespace, source: pretrained.Source, decode: decoding.DecodeConfig
 ) -> Callable[[jax.sharding.Mesh], lines.Way]:
-  """What is asked of each text."""
+  """Returns what builds the way of asking each text."""
   asks = _asks(options, source, decode)
   if asks == "write" and _ranks(source, decode):
     return functools.partial(

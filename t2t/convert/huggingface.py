@@ -377,7 +377,7 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
 
 
 def _same(one: Entry, other: Entry) -> bool:
-  """Whether two tensors hold the same numbers; their dtypes may differ."""
+  """Returns True if two tensors hold the same numbers; their dtypes may differ."""
   if one == other:
     return True
   if one.shape != other.shape:

@@ -165,7 +165,7 @@ _COUNTED = ("answer_heads", "answer_targets", "has_answer", "options", "candidat
 
 
 def _arrays(examples: tf.data.Dataset) -> Iterable[dict[str, Any]]:
-  """What is counted of each example."""
+  """Yields the fields that are counted of each example."""
   names = {*uncut.TEXTS, *(name + uncut.SUFFIX for name in uncut.TEXTS), *_COUNTED}
   kept = examples.map(rows.not_converted(lambda example: {name: x for name, x in example.items() if name in names}))
   return kept.as_numpy_iterator()

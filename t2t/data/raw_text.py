@@ -25,12 +25,12 @@ def guarded(found: selection.Found) -> selection.Found:
 
 
 def is_guarded(task: seqio.Task) -> bool:
-  """Whether a task is one of `guarded` whose records are protected."""
+  """Returns True if a task is a result of `guarded` whose records are protected."""
   return not all(map(is_own, task.preprocessors))
 
 
 def is_own(step: Callable) -> bool:
-  """Whether a preprocessor is one that a task was registered with, and none of `guarded`."""
+  """Returns True if a preprocessor was registered with its task, and not added by `guarded`."""
   return text_formats.function_of(step) not in STEPS
 
 
@@ -48,7 +48,7 @@ def _guarded(task: seqio.Task) -> seqio.Task:
 
 
 def _is_text_alone(task: seqio.Task) -> bool:
-  """Whether nothing is written into the text of the records: an objective behind steps that are known."""
+  """Returns True if no step writes into the text of the records: an objective behind steps that are known."""
   steps = [text_formats.function_of(step) for step in task.preprocessors]
   known = all(getattr(step, "__module__", "").split(".")[0] in ("t2t", "seqio") for step in steps)
   made = objectives.of(task)

@@ -1,4 +1,4 @@
-"""Which class each answer to a task names, for the report of classes; tasks without classes have none."""
+"""Classes of gold labels and predictions, for the classification report of a task."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

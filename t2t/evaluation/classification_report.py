@@ -33,7 +33,7 @@ class ClassScores:
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationReport:
-  """How well predictions of classes agree with gold labels.
+  """Agreement of predicted classes with gold labels.
 
   labels: names of the classes.
   confusion: int64 [classes, classes + 1]: gold by predicted; the last column counts predictions that are not a label.

@@ -266,7 +266,7 @@ _MOST_MEASURED, _LEAST_ROUNDS = 1_000_000, 12
 
 
 def _is_never_drawn(data: DataConfig, name: str) -> bool:
-  """Whether a task is a component of a mixture, of rate 0."""
+  """Returns True if a task is a component of a mixture with rate 0."""
   found = pipeline.registered(data)
   rates = getattr(found, "rate_per_task_name", {})
   return name in rates and not found.get_rate(next(task for task in found.tasks if task.name == name))

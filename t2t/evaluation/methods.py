@@ -136,7 +136,7 @@ class Writes:
     return tokens
 
   def answer(self, task, examples: Examples, params: Params, done: Done) -> Answers:
-    """What is written, and its log-probability; of tokens that tie the one with the lower id is written, as argmax."""
+    """Returns the written tokens and their log-probability; of tokens that tie, the lower id is written, as argmax."""
     del task
     written = self._predictor.generate(params, [example["inputs"] for example in examples], on_batch=done)
     texts = [self._vocabulary.decode(each.tokens[0]) for each in written]

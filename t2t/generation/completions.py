@@ -157,7 +157,7 @@ class Completions:
     return list(self._adapters)
 
   def endpoint(self) -> Endpoint:
-    """What stands behind the path."""
+    """Returns the endpoint: its description, parser and answers."""
     return Endpoint(
       "What the model writes, asked and answered as by OpenAI's API.",
       self.parse,
@@ -222,7 +222,7 @@ class Completions:
     )
 
   def check_model(self, name: str) -> None:
-    """Whether there is such a model.
+    """Returns True if the server has this model.
 
     Raises:
       NotFound: there is none; says which there are.
@@ -343,7 +343,7 @@ class Completions:
       yield dict(head) | {"choices": [choice]} | ({"usage": None} if request.include_usage else {})
 
   def _echoed(self, request: Request) -> list[tuple[ready.Row, likelihoods.Likelihoods]]:
-    """Of each prompt that is only read, together: the token behind it if it is asked for, and how likely all are."""
+    """Returns the next token, if requested, and the log-probabilities of each prompt that is only read."""
     ends = [self._ready.vocabulary.eos_id] if request.max_tokens else []
     targets = [[*prompt.tokens, *ends] for prompt in request.prompts]
     found = []
@@ -358,7 +358,7 @@ class Completions:
   def _told(
     self, prompt: ready.Prompt, request: Request, rows: list[ready.Row]
   ) -> Sequence[likelihoods.Likelihoods | None]:
-    """Of each text how likely its tokens were, the end included; with `echo` those of the prompt as well."""
+    """Returns the log-probabilities of the tokens of each text, EOS included; with `echo` also those of the prompt."""
     if request.logprobs is None:
       return [None] * len(rows)
     before = prompt.tokens if request.echo else []
@@ -417,7 +417,7 @@ class Completions:
 
 
 def _offsets(parts: Sequence[str]) -> list[int]:
-  """Where each part begins in the text that they make."""
+  """Returns the offset of each part in the joined text."""
   return [0, *itertools.accumulate(map(len, parts))][: len(parts)]
 
 

@@ -67,7 +67,7 @@ _TABLES = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
 
 
 def is_table(path: str) -> bool:
-  """Whether a file is a table by its name: .tsv, .csv or .parquet."""
+  """Returns True if the name of a file is that of a table: .tsv, .csv or .parquet."""
   return bool(_TABLES.search(path))
 
 

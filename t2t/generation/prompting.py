@@ -50,7 +50,7 @@ class Prompts:
 
 
 def said(special_tokens: str) -> dict[str, str]:
-  """What rows depend on, where it is not the default."""
+  """Returns the options that rows depend on, if they are not the default."""
   return {} if special_tokens == "blanks" else {"special_tokens": special_tokens}
 
 

@@ -42,7 +42,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """What a model reads before it writes.
+  """Tokens that a model reads before it writes.
 
   start: the BOS or EOS with which a prompt of a decoder alone begins a text; none: the prompt does not say so.
   tokens: ids behind the model's own BOS, with EOS where the model reads one behind each prompt.
@@ -55,7 +55,7 @@ class Prompt:
 
   @property
   def ids(self) -> list[int]:
-    """As they were given."""
+    """All token ids, the start token first."""
     return [*self.start, *self.tokens]
 
 
@@ -171,7 +171,7 @@ class Ready:
     return text.removeprefix(" ") if prompt.ends_in_space else text
 
   def parts(self, prompt: Prompt, tokens: Sequence[int], *, echo: bool) -> list[str]:
-    """What each token adds to the text; with `echo` those of the prompt come first, special ones by their names."""
+    """Returns the text that each token adds; with `echo` the prompt comes first, special tokens by name."""
     if not self.config.kind.continues:
       return likelihoods.pieces(self.decode, tokens)
     if echo:

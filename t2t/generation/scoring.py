@@ -49,7 +49,7 @@ class Scoring:
     self._fields = (needed, *FIELDS[1:])
 
   def endpoint(self) -> Endpoint:
-    """What stands behind the path."""
+    """Returns the endpoint: its description, parser and answers."""
     return Endpoint(
       "The log-probability of each target behind its input, in nats, summed over its tokens.",
       self.parse,

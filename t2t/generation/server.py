@@ -100,7 +100,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._refuse(404, str(error), error)
 
   def do_OPTIONS(self) -> None:  # noqa: N802  http.server's name
-    """Which methods a path has; none of them is for pages of other sites."""
+    """Answers OPTIONS with the methods of a path; sends no CORS headers."""
     path = self._path()
     if not self._is_let_in(asks=path != "/"):
       return
@@ -111,7 +111,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._start(204, "application/json", {"Allow": allowed})
 
   def _refuse_method(self) -> None:
-    """Of a path that there is, the methods that it has; else that there is none."""
+    """Returns 405 with the methods of a known path, else 404."""
     path = self._path()
     if allowed := self._allowed(path):
       self._refuse(405, f"{path[:80]} has no {str(self.command)[:20]}; give {allowed}", headers={"Allow": allowed})
@@ -122,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._refuse(404, f"nothing is at {path[:80]}; {hint}")
 
   def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-    """What http.server itself refuses, in JSON: what is no HTTP, headers that are too long, unknown methods."""
+    """Sends http.server's own refusals as JSON: malformed HTTP, headers that are too long, unknown methods."""
     if code == http.HTTPStatus.NOT_IMPLEMENTED:
       if self._is_let_in(asks=True):
         self._refuse_method()

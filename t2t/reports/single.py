@@ -124,7 +124,7 @@ def _remarks(run: runs.Run) -> Iterator[str]:
 
 
 def _notes(run: runs.Run) -> list[str]:
-  """What the run reported since it was last begun anew."""
+  """Returns the notes of the run since its last fresh start."""
   found: list[str] = []
   for note in run.history:
     if note["event"] == history.START and not note["step"]:

@@ -50,7 +50,7 @@ _chosen: list[str] = []
 
 
 def chose_cpu() -> bool:
-  """Whether JAX_PLATFORMS is of `leave_tpu_out` and not of the user."""
+  """Returns True if `leave_tpu_out` has set JAX_PLATFORMS, and not the user."""
   return bool(_chosen)
 
 
@@ -58,7 +58,7 @@ _GOOGLE, _NO_TPU = "0x1ae0", ("0x0042", "0x001f")  # of PCI; a virtual machine's
 
 
 def has_tpu(root: pathlib.Path = pathlib.Path("/")) -> bool:
-  """Whether the machine may have a TPU, by its devices.
+  """Returns True if the machine may have a TPU, by its devices.
 
   Args:
     root: of the file system.

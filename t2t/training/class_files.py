@@ -1,4 +1,4 @@
-"""How well each class of the tasks was predicted at the last evaluation: a file of the workdir, for its report."""
+"""Classification reports of the last evaluation: a file of the workdir, read by its report."""
 
 from collections.abc import Mapping
 import json

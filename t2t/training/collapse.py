@@ -16,7 +16,7 @@ _RATE = 0.1
 
 
 def is_at(loss: float, baseline: Baseline) -> bool:
-  """Whether a loss is that of a baseline, within `TOLERANCE`."""
+  """Returns True if a loss equals that of a baseline, within `TOLERANCE`."""
   return abs(loss - baseline.loss) <= TOLERANCE * baseline.loss
 
 
@@ -36,7 +36,7 @@ class Collapse:
     self._evaluated: tuple[int, float] | None = None
 
   def step(self, step: int, values: Mapping[str, float]) -> list[str]:
-    """What to report of a training step, one sentence for each metric at chance.
+    """Returns one sentence for each metric of a training step that is at chance.
 
     Args:
       step: its number.
@@ -59,7 +59,7 @@ class Collapse:
     return found
 
   def evaluation(self, step: int, loss: float, baselines: Sequence[Baseline]) -> list[str]:
-    """What to report of an evaluation: it is where the one before was, and both are at a baseline.
+    """Returns a sentence if this evaluation and the one before are at the same baseline.
 
     Args:
       step: its number.

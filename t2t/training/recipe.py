@@ -287,7 +287,7 @@ def task_features(config: Config) -> tuple[str, ...]:
 
 
 def asks_data(config: Config) -> bool:
-  """Whether the data alone says what is trained: heads, steps of an epoch, rows of the embedding; see `resolved`."""
+  """Returns True if only the data decides what is trained: heads, steps of an epoch, embedding rows; see `resolved`."""
   train, data = config.train, config.data
   if train.epochs or not (config.eval.every and config.checkpoint.every and config.model.vocab_size):
     return True

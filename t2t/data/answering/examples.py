@@ -168,7 +168,7 @@ def gathered(examples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def has_answer(example: Mapping[str, Any]) -> Any:
-  """Whether the answer of an example is given, as a bool or a tensor: one of heads says so, a written one is text.
+  """Returns True, or a tensor, if an example has an answer: a field of head examples, a text of written ones.
 
   What `text_formats` writes for a label that is not given, -1 or NaN, is none.
   """

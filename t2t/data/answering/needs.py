@@ -209,12 +209,12 @@ def head_of(task: seqio.Task, heads: Sequence[HeadConfig]) -> tuple[int, Need]:
 
 
 def is_answered(found: selection.Found) -> bool:
-  """Whether all tasks have answers, by what they measure or by the fields of their examples, and no objective."""
+  """Returns True if all tasks have answers, by their metrics or by the fields of their examples, and no objective."""
   return all(not objectives.of(task) and (task.metric_fns or asks(task)) for task in selection.tasks_of(found))
 
 
 def asks(task: seqio.Task) -> bool:
-  """Whether the examples of a task have the fields of a question that a head answers; no record is read."""
+  """Returns True if the examples of a task have the fields of a question that a head answers; reads no record."""
   records = task.source.get_dataset(split=_split(task), shuffle=False, seed=0)
   spec = formatted(task, records).element_spec
   return isinstance(spec, Mapping) and bool(kinds.kind_of(spec))

@@ -471,7 +471,7 @@ def heads_of(name: str) -> tuple[HeadConfig, ...]:
 
 
 def needs_other_documents(name: str) -> bool:
-  """Whether a class of an objective's examples is made of two documents.
+  """Returns True if a class of an objective's examples is made of two documents.
 
   Raises:
     UserError: no such objective; names the nearest.

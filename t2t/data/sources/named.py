@@ -23,7 +23,7 @@ class NamedSource(seqio.DataSource):
     self.source, self.task = source, task
 
   def __getattr__(self, name: str) -> Any:
-    """What else the source has."""
+    """Other attributes of the source."""
     if name in ("source", "task"):
       raise AttributeError(name)
     return getattr(self.source, name)
@@ -43,7 +43,7 @@ class NamedSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """Whether any number of shards can read it."""
+    """True if any number of shards can read the source."""
     return self.source.supports_arbitrary_sharding
 
   def list_shards(self, split: str) -> Sequence[str]:
@@ -55,7 +55,7 @@ class NamedSource(seqio.DataSource):
     return self._ask(lambda: self.source.num_input_examples(split), KeyError)
 
   def get_dataset(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
-    """One pass over a shard of a split; arguments are seqio's."""
+    """Returns one pass over a shard of a split; arguments are seqio's."""
     return self._ask(lambda: self.source.get_dataset(*arguments, **options))
 
 

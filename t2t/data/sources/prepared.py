@@ -52,7 +52,7 @@ class TfdsSource(seqio.TfdsDataSource):
     return self._ask(lambda: super(TfdsSource, self).num_input_examples(split))
 
   def get_dataset(self, *args: Any, **options: Any) -> tf.data.Dataset:
-    """One pass over a shard of a split; arguments are seqio's."""
+    """Returns one pass over a shard of a split; arguments are seqio's."""
     try:
       with _fewer_retries():
         return super().get_dataset(*args, **options)

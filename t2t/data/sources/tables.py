@@ -17,7 +17,7 @@ _KINDS = ("csv", "pairs", "json", "parquet")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One record of a table.
+  """A record of a table.
 
   path: of its file.
   number: of the line that it begins in, or of the record in Parquet, from 1.

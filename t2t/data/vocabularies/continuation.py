@@ -71,7 +71,7 @@ def _whole(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> t
 
 
 def _added(vocabulary: seqio.Vocabulary, prefix: list[int], ids: list[int]) -> list[str]:
-  """What each of `ids` adds to the text of `prefix`; none of them frames a text."""
+  """Returns the text that each of `ids` adds to the text of `prefix`; no id frames a text."""
   if not ids:
     return []
   whole, context, before, text = _whole(vocabulary, prefix, ids)

@@ -54,7 +54,7 @@ def control_tokens(vocabulary: seqio.Vocabulary) -> dict[str, int]:
 
 
 def is_blank(name: str) -> bool:
-  """Whether a control token stands for missing text: a sentinel or a mask."""
+  """Returns True if a control token stands for missing text: a sentinel or a mask."""
   return name in _BLANKS or _SENTINEL.fullmatch(name) is not None
 
 
@@ -260,7 +260,7 @@ def _any_of(names: Collection[str]) -> str:
 
 
 class _Reader:
-  """What encodes for a kind of vocabulary.
+  """Encoder of one kind of vocabulary.
 
   names: the control tokens that a text can spell, and their ids.
   """
@@ -277,13 +277,13 @@ class _Reader:
     return frozenset(name[0] for name in self.names)
 
   def spells(self, text: str) -> bool:
-    """Whether a text contains one of the names."""
+    """Returns True if a text contains one of the names."""
     # Characters are found ten times as fast as a pattern.
     return any(first in text for first in self._firsts) and self.literal.search(text) is not None
 
   @functools.cached_property
   def unusual(self) -> str:
-    """What a text contains that is not encoded by the fast way, for TensorFlow: a name, or protection."""
+    """Regular expression of the texts that the fast TensorFlow path cannot encode: a name, or protection."""
     return f"(?s).*(?:{self.literal.pattern}|[{''.join(_PLAIN)}]).*" if self.names else "(?!)"
 
   def encode(self, text: str, *, accept: Collection[str], protected: bool = False) -> list[int]:
@@ -407,7 +407,7 @@ class _SentencePieces(_Reader):
   def _mixed(
     self, text: str, accept: Collection[str], protected: bool
   ) -> tuple[sentencepiece.SentencePieceProcessor, str, list[int]]:
-    """What encodes, the text with a mark before each control token that is meant, and where the marks stand."""
+    """Returns the encoder, the text with a mark before each control token, and the positions of the marks."""
     places = []
     for i, start, end in sentencepiece_offsets(self._published, text):
       name = self._control.get(i)
@@ -558,7 +558,7 @@ class _Subwords(_Reader):
 
 
 def _without_special(processor: dict | None) -> dict | None:
-  """What trims offsets, and adds nothing."""
+  """Returns the part of a post-processor that trims offsets and adds no token."""
   if processor is None or processor["type"] in ("ByteLevel", "RobertaProcessing"):
     return processor
   if processor["type"] == "Sequence":

@@ -85,7 +85,7 @@ def check_same(trained: seqio.Vocabulary, given: seqio.Vocabulary, *, spec: str)
 
 
 def _difference(trained: seqio.Vocabulary, given: seqio.Vocabulary) -> str:
-  """How the run's vocabulary differs from the checkpoint's, in words; "" where it does not."""
+  """Returns a sentence on how the run's vocabulary differs from the checkpoint's; "" if it does not."""
   ours, theirs = ids.token_texts(trained), ids.token_texts(given)
   if ours == theirs:
     return ""
