@@ -50,7 +50,9 @@ def test_what_a_process_writes_before_it_ends_is_there(end):
 
 def test_an_interruption_does_not_lose_lines():
   """The terminal sends Ctrl-C to all processes in the foreground."""
-  wait = f"os.setpgid(0, 0)\nsys.stdout.flush()\nos.killpg(0, {int(signal.SIGINT)})\nsignal.pause()"
+  # A shell starts background jobs with SIGINT ignored, which these tests would inherit.
+  catch = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+  wait = f"{catch}\nos.setpgid(0, 0)\nsys.stdout.flush()\nos.killpg(0, {int(signal.SIGINT)})\nsignal.pause()"
   found = run(f"import signal\n{_WRITES}\n{wait}")
   assert "from C++" in found.stdout and "KeyboardInterrupt" in found.stderr
 
