@@ -359,7 +359,7 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
       )
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
-  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `--help all` lists all keys")
+  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `t2t train --help all` lists all keys")
 
 
 def instead_of(key: str, known: Sequence[str]) -> str:
@@ -369,9 +369,13 @@ def instead_of(key: str, known: Sequence[str]) -> str:
     key: "train.learning_rate", or without a section.
     known: all keys.
   """
-  field = key.rpartition(".")[2]
+  section, _, field = key.rpartition(".")
+  near = difflib.get_close_matches(key, dict.fromkeys(known), n=3, cutoff=0.5)
   same = [each for each in known if each.rpartition(".")[2] == field]
-  if len(same) == 1:
+  # A misspelt section, or a field of the right section, is nearer than an equal field of another section.
+  sections = {each.rpartition(".")[0] for each in known}
+  is_near = section and near and (section not in sections or near[0].startswith(f"{section}."))
+  if len(same) == 1 and not is_near:
     return f"; did you mean config.{same[0]}?"
   return foreign_names.translated(key) or _nearest(key, list(known))
 

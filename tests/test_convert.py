@@ -218,7 +218,6 @@ def test_sentinels_of_t5(more_rows, extra_ids, pieces):
     (["--vocabulary=bytes"], "259 ids (0 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "38 ids (13 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "or --extra_ids 12 or less"),
-    (["--vocabulary={letters}", "--extra_ids=-1"], "--extra_ids -1: must be at least 0"),
     (["--vocabulary={folder}/gone.model"], "--vocabulary {folder}/gone.model: no such file"),
     (["--vocabulary={folder}/odd.model"], "odd.model is not what its name says"),
     (["--vocabulary={folder}/vocab.json"], "merges.txt must lie beside it"),

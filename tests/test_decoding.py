@@ -437,7 +437,7 @@ def test_log_likelihood_is_the_sum_over_what_counts(kind, monkeypatch):
     (dict(max_length=0), "max_length=0: must be at least 1"),
     (dict(num_beams=0), "num_beams=0: must be at least 1"),
     (dict(temperature=-0.5), "temperature=-0.5: must be at least 0"),
-    (dict(temperature=float("nan")), "temperature=nan: must be at least 0"),
+    (dict(temperature=float("nan")), "temperature=nan: must be a finite number"),
     (dict(top_k=-1), "top_k=-1: must be at least 0"),
     (dict(temperature=1.0, top_p=0.0), "top_p=0.0: must be above 0 and at most 1"),
     (dict(temperature=1.0, top_p=1.5), "top_p=1.5: must be above 0"),

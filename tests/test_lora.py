@@ -259,7 +259,7 @@ def test_the_section_is_there_where_it_is_used():
     (["--config.lora.rnak=4"], "config.lora.rnak: no such key; nearest: lora.rank"),
     (["--config.lora.rank=0"], "config.lora.rank=0: must be at least 1"),
     (["--config.lora.alpha=0"], "config.lora.alpha=0.0: must be more than 0"),
-    (["--config.lora.alpha=inf"], "config.lora.alpha=inf: must be more than 0, and finite"),
+    (["--config.lora.alpha=inf"], "config.lora.alpha=inf: must be a finite number"),
     (["--config.lora.dropout=1"], "config.lora.dropout=1.0: must be at least 0 and below 1"),
   ],
 )

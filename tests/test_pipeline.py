@@ -214,6 +214,7 @@ def test_a_position_belongs_to_all_that_the_order_of_the_data_depends_on(data):
   free |= {"malformed", "files_may_change", "most_epochs", "sources", "size", "alpha"}
   free |= {"dictionary", "switching_rate"}  # which count together
   free.add("language")  # counts where tags name it
+  free |= {"labels", "columns", "prefix", "table"}  # of a table, whose resolved columns count, see test_tables.py
 
   def identity(data, **options):
     options = {"batch_size": 8, "seed": 1, "num_streams": 2} | options
@@ -324,11 +325,13 @@ def test_a_corpus_smaller_than_a_batch(data):
 
 
 def test_a_corpus_of_no_example(tmp_path):
-  """No size of a batch would do."""
+  """The only document is held out; with other text to evaluate on, it fills no batch of two."""
   (tmp_path / "a.txt").write_text("word\n")
   data = DataConfig(files=str(tmp_path / "a.txt"), vocabulary="bytes", inputs_length=32, targets_length=16)
-  with pytest.raises(UserError, match="make 0 example.s., fewer than one batch; give more text$"):
+  with pytest.raises(UserError, match="its only document is held out.* config.data.eval_files"):
     check(data, batch_size=2)
+  with pytest.raises(UserError, match="make 1 example.s., fewer than one batch; give more text, or set .*batch_size=1"):
+    check(dataclasses.replace(data, eval_files=data.files), batch_size=2)
 
 
 def test_an_unknown_architecture(data, mesh):

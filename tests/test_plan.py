@@ -354,8 +354,6 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
     (["--topology", "v9:1x1"], "no such TPU"),
     (["--slices", "2"], "--slices 2: needs --topology"),
     (["--price", "4"], "--price 4: needs --tokens"),
-    (["--tokens", "-1"], "--tokens -1: must be above 0"),
-    (["--search", "--max_compiles", "0"], "--max_compiles 0: must be above 0"),
     (["--config.model.positions=learned", "--config.model.max_length=64"], "config.model.max_length=64 positions"),
     (["--search", "--config.model.positions=learned", "--config.model.max_length=64"], "of 512 in the encoder"),
     (["--config.data.inputs_length=0"], "config.data.inputs_length=0: must be at least 1"),
@@ -366,6 +364,20 @@ def test_the_command_prints_a_report_and_json(capsys, tmp_path, monkeypatch):
 def test_bad_options_are_refused(capsys, arguments, message):
   """In one line, with exit code 2."""
   assert command.main(["plan", "--config", "t5_1_1_small", *arguments]) == 2
+  assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["plan", "--config", "t5_1_1_small", "--tokens", "-1"], "--tokens: is -1; give a finite number, above 0"),
+    (["plan", "--search", "--max_compiles", "0"], "--max_compiles: is 0; give a whole number, 1 or more"),
+    (["convert", "a", "--vocabulary=bytes", "--extra_ids=-1"], "--extra_ids: is -1; give a whole number, 0 or more"),
+  ],
+)
+def test_numbers_out_of_range_are_refused_by_option(capsys, arguments, message):
+  with pytest.raises(SystemExit, match="^2$"):
+    command.main(arguments)
   assert message in capsys.readouterr().err
 
 

@@ -90,9 +90,9 @@ def test_inputs_get_the_prefix_of_the_only_task(mixture, text, expected):
 def test_of_several_tasks_one_is_named():
   loaded()
   several = source("encoder_decoder", mixture="glue_mnli,docs_summary")
-  assert prompting.tasks_with_prefixes(several) == ("glue_mnli", "docs_summary")
+  assert prompting.tasks_with_prefixes(several) == ("docs_summary", "glue_mnli")
   assert prompting.prefix(by_task.choose(several, "mnli", where="--task")).text == "mnli hypothesis: "
-  with pytest.raises(UserError, match="was trained on glue_mnli, docs_summary; give one of them"):
+  with pytest.raises(UserError, match="was trained on docs_summary, glue_mnli; give one of them"):
     by_task.choose(several, "cola", where="--task")
 
 

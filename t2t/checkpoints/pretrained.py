@@ -24,8 +24,6 @@ from t2t.sections import DataConfig
 from t2t.storage import bucket, hub
 
 if typing.TYPE_CHECKING:
-  import seqio
-
   from t2t.convert.tensors import Foreign
 
 
@@ -218,8 +216,8 @@ def task_modules(source: Source) -> tuple[tuple[str, ...], str]:
   return tuple(filter(registry.is_trusted, modules)), f"{why} (of eval: --config.data.task_modules)" if why else ""
 
 
-def trained_tasks(source: Source) -> "list[seqio.Task]":
-  """The registered tasks that a model was fine-tuned on; objectives, and tasks of untrusted code, are left out."""
+def trained_tasks(source: Source) -> list[typing.Any]:
+  """Returns the registered seqio tasks that a model was fine-tuned on, without objectives and untrusted code's."""
   from t2t.data import objectives, selection
 
   data = source.run["data"]

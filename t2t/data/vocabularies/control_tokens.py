@@ -529,7 +529,7 @@ class _Subwords(_Reader):
   def encode_with_offsets(self, text, *, accept, protected=False):
     found, end = [], 0
     # Sentinels behind the file's own ids are not known to the library.
-    for match in subwords._SENTINEL.finditer(text) if self._sentinels else ():
+    for match in subwords.SENTINEL.finditer(text) if self._sentinels else ():
       name = match[0].strip()
       if name in accept and name in self._sentinels:
         found += self._part(text[end : match.start()], end, accept, protected)

@@ -38,7 +38,7 @@ NAMES = {
 }
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
-_SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
+SENTINEL = re.compile(r"\s*<extra_id_([0-9]{1,6})>")
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")
 
 
@@ -63,7 +63,7 @@ class SubwordVocabulary(seqio.Vocabulary):
   @functools.cached_property
   def _file(self) -> "_File":
     file = _read(self._path)
-    sentinels = [piece for piece in file.ids if _SENTINEL.fullmatch(piece)]
+    sentinels = [piece for piece in file.ids if SENTINEL.fullmatch(piece)]
     if sentinels and self.extra_ids:
       raise UserError(
         f"config.data.vocabulary={self._path}: already contains {len(sentinels)} sentinels"
@@ -178,7 +178,7 @@ class SubwordVocabulary(seqio.Vocabulary):
   def _parts(self, text: str) -> Iterator[tuple[int, int, int | None]]:
     """(start, end, id) of each sentinel that is spelled out, and of what stands between them, whose id is None."""
     end = 0
-    for match in _SENTINEL.finditer(text) if self.extra_ids and "<extra_id_" in text else ():
+    for match in SENTINEL.finditer(text) if self.extra_ids and "<extra_id_" in text else ():
       if int(match[1]) < self.extra_ids:
         yield end, match.start(), None
         yield *match.span(), self.vocab_size - 1 - int(match[1])
