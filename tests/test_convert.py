@@ -21,7 +21,7 @@ import toy
 import trained
 
 from t2t import __main__ as command
-from t2t import sharding
+from t2t import UserError, sharding
 from t2t.checkpoints import converted, pretrained, store
 from t2t.convert import given_vocabulary, open_foreign, t5x
 from t2t.convert.tensors import Foreign
@@ -218,7 +218,6 @@ def test_sentinels_of_t5(more_rows, extra_ids, pieces):
     (["--vocabulary=bytes"], "259 ids (0 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "38 ids (13 sentinels included), but the embedding of"),
     (["--vocabulary={letters}", "--extra_ids=13"], "or --extra_ids 12 or less"),
-    (["--vocabulary={letters}", "--extra_ids=-1"], "--extra_ids -1: must be at least 0"),
     (["--vocabulary={folder}/gone.model"], "--vocabulary {folder}/gone.model: no such file"),
     (["--vocabulary={folder}/odd.model"], "odd.model is not what its name says"),
     (["--vocabulary={folder}/vocab.json"], "merges.txt must lie beside it"),
@@ -237,6 +236,16 @@ def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, conve
   assert code == 2
   assert words.format(**names) in said
   assert not (tmp_path / "t2t").exists()
+
+
+def test_fewer_than_no_sentinels(t5x_folder, letters, convert, tmp_path, capsys):
+  """Refused by the command as by the function below it."""
+  with pytest.raises(SystemExit) as stopped:
+    convert(t5x_folder, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
+  assert stopped.value.code == 2
+  assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
+  with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
+    given_vocabulary.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
 # ---- From t2t --------------------------------------------------------------------------------------------------------
