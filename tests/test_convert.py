@@ -20,8 +20,8 @@ import t5x_files
 import toy
 import trained
 
-from t2t import __main__ as command
 from t2t import UserError, sharding
+from t2t import __main__ as command
 from t2t.checkpoints import converted, pretrained, store
 from t2t.convert import given_vocabulary, open_foreign, t5x
 from t2t.convert.tensors import Foreign
