@@ -238,10 +238,10 @@ def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, conve
   assert not (tmp_path / "t2t").exists()
 
 
-def test_fewer_than_no_sentinels(t5x_folder, letters, convert, tmp_path, capsys):
+def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
   """Refused by the command as by the function below it."""
   with pytest.raises(SystemExit) as stopped:
-    convert(t5x_folder, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
+    convert(tmp_path, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
   assert stopped.value.code == 2
   assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
   with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
