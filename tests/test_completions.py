@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -13,8 +14,9 @@ import trained
 import t2t
 from t2t import __main__ as command
 from t2t.checkpoints import pretrained
+from t2t.data import tables
 from t2t.data.vocabularies import training
-from t2t.generation import completions, decoding, likelihoods, ready, server, writer
+from t2t.generation import completions, decoding, likelihoods, prompting, ready, server, writer
 
 ask = test_server.ask
 KINDS = ["encoder_decoder", "decoder_only"]
@@ -242,6 +244,62 @@ def test_ids_are_what_text_is(ports):
     assert texts == [texts[0]] * 4
   starts = [complete(ports["decoder_only"], prompt=each, **asked)["choices"][0]["text"] for each in ([1], "</s>", [0])]
   assert starts == [starts[0]] * 3
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+  """Architecture -> workdir and port of the same model, fine-tuned on a table whose prefix is "sum: "."""
+  table = tables.TableSpec("text", ("text",), "answer", prefix="sum: ").to_dict()
+  found = {}
+  with contextlib.ExitStack() as stack:
+    for kind in KINDS:
+      workdir = tmp_path_factory.mktemp(kind) / "tuned"
+      shutil.copytree(trained.workdir(kind), workdir)
+      saved = [path for path in workdir.glob("checkpoints/*/config/*") if path.is_file()]
+      for path in saved:
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"data": content["data"] | {"table": table}}))
+      source = pretrained.read_source(str(workdir))
+      ends, defaults = prompting.ends_prompts(source)[0], decoding.DecodeConfig(max_length=6)
+      model = writer.Writer(source, ends_prompts=ends, defaults=defaults)
+      running = stack.enter_context(server.make_server(model, host="127.0.0.1", port=0))
+      thread = threading.Thread(target=running.serve_forever)
+      thread.start()
+      stack.callback(lambda running=running, thread=thread: (running.shutdown(), thread.join()))
+      found[kind] = workdir, running.server_port
+    yield found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_is_read_behind_the_prefix_of_its_table(kind, ports, tuned):
+  """Once, by each path as by Python; a prompt of token ids is read as it is."""
+  (workdir, port), plain = tuned[kind], ports[kind]
+  told = {"temperature": 0, "max_tokens": 6, "logprobs": 0}
+  told_of = lambda port, prompt: complete(port, prompt=prompt, **told)
+  numbers = lambda reply: reply["choices"][0]["logprobs"]["token_logprobs"]
+  alone, behind = (told_of(plain, text) for text in ("lazy dog", "sum: lazy dog"))
+  assert not np.allclose(numbers(alone), numbers(behind), rtol=1e-4)
+  (ids,) = loaded(kind).tokenize(["lazy dog"])
+  for prompt, expected in (("lazy dog", behind), ("sum: lazy dog", behind), (list(map(int, ids)), alone)):
+    reply = told_of(port, prompt)
+    assert reply["usage"] == expected["usage"], prompt
+    np.testing.assert_allclose(numbers(reply), numbers(expected), rtol=1e-5, err_msg=str(prompt))
+  status, _, content = ask(port, "POST", "/generate", {"inputs": "lazy dog", "temperature": 0, "max_length": 6})
+  last = json.loads(content.splitlines()[-1])
+  assert status == 200 and last["prediction"] == loaded(kind).generate(["sum: lazy dog"], max_length=6)[0]
+  status, _, content = ask(port, "POST", "/score", {"inputs": ["lazy dog"], "targets": ["box"]})
+  (score,) = json.loads(content)["scores"]
+  assert score == pytest.approx(t2t.load(workdir).score(["lazy dog"], ["box"])[0], rel=1e-5)
+  assert score == pytest.approx(loaded(kind).score(["sum: lazy dog"], ["box"])[0], rel=1e-5)
+
+
+def test_an_echo_has_no_prefix_in_front(ports, tuned):
+  """Its tokens would be counted among those of the text whose likelihood is wanted."""
+  for more in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 3}):
+    asked = {"prompt": "lazy dog", "temperature": 0, "echo": True, "logprobs": 0} | more
+    found, expected = (complete(port, **asked) for port in (tuned["decoder_only"][1], ports["decoder_only"]))
+    assert found["usage"] == expected["usage"] and found["choices"][0]["text"].startswith("lazy dog")
+    assert found["choices"][0]["logprobs"] == expected["choices"][0]["logprobs"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,8 +20,8 @@ import t5x_files
 import toy
 import trained
 
+from t2t import UserError, sharding
 from t2t import __main__ as command
-from t2t import sharding
 from t2t.checkpoints import converted, pretrained, store
 from t2t.convert import given_vocabulary, open_foreign, t5x
 from t2t.convert.tensors import Foreign
@@ -236,6 +236,16 @@ def test_vocabularies_that_do_not_fit(options, words, t5x_folder, letters, conve
   assert code == 2
   assert words.format(**names) in said
   assert not (tmp_path / "t2t").exists()
+
+
+def test_fewer_than_no_sentinels(letters, convert, tmp_path, capsys):
+  """Refused by the command as by the function below it."""
+  with pytest.raises(SystemExit) as stopped:
+    convert(tmp_path, tmp_path / "t2t", f"--vocabulary={letters}", "--extra_ids=-1")
+  assert stopped.value.code == 2
+  assert "argument --extra_ids: is -1; give a whole number, 0 or more" in capsys.readouterr().err
+  with pytest.raises(UserError, match="--extra_ids -1: must be at least 0"):
+    given_vocabulary.give(_with_rows(40), str(letters), extra_ids=-1)
 
 
 # ---- From t2t --------------------------------------------------------------------------------------------------------

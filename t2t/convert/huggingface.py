@@ -376,6 +376,15 @@ def _is_tied(family: Family, fields: Mapping[str, Any], entries: Mapping[str, En
   return False
 
 
+def _difference(one: Entry, other: Entry) -> str:
+  """How two tensors differ, for a message: " (by up to 0.25)"; "" where their numbers cannot be read."""
+  if one.shape != other.shape:
+    return f" ({list(one.shape)} against {list(other.shape)})"
+  if not {one.dtype, other.dtype} <= set(safetensors.DTYPES):
+    return ""
+  return f" (by up to {np.abs(one.read().astype(np.float32) - other.read().astype(np.float32)).max():.3g})"
+
+
 def _same(one: Entry, other: Entry) -> bool:
   """Returns True if two tensors hold the same numbers; their dtypes may differ."""
   if one == other:
@@ -418,8 +427,10 @@ def _without_copies(
     elif not _same(entries[copy], entries[original]):
       if not copy.endswith(".bias"):
         raise UserError(
-          f"{named}: {copy} differs from {entries[original].name}. transformers 5 keeps both, transformers 4 reads"
-          f" one of them for both; t2t's model has one embedding. If {copy} is left over, remove it from the file"
+          f"{named}: {copy} differs from {entries[original].name}{_difference(entries[copy], entries[original])}."
+          " transformers 5 keeps both, transformers 4 reads one of them for both; t2t's model has one embedding and"
+          f" cannot compute a model with two. If {copy} is not used, delete it from {entries[copy].path.name} and"
+          " convert again"
         )
       if is_tied:
         raise UserError(

@@ -200,7 +200,7 @@ def files(foreign: Foreign, family: Family) -> Files:
   length = _longest(foreign)
   mask_id = None if foreign.model.kind.writes else vocabularies.find_mask_id(vocabulary)
   if foreign.vocabulary == "bytes":
-    return _bytes(sentinels, ids, mask_id, length)
+    return _bytes(sentinels, ids, mask_id, length, has_types=foreign.model.segment_types > 1)
   path = epath.Path(foreign.vocabulary)
   texts = vocabularies.token_texts(vocabulary)
   # A vocabulary without a mask of its own hides tokens by its first sentinel.
@@ -266,7 +266,9 @@ def _settings_file(**settings: Any) -> dict[str, bytes]:
   return {vocabulary_files.SETTINGS: (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def _bytes(sentinels: list[str], ids: dict[str, int], mask_id: int | None, length: Mapping[str, int]) -> Files:
+def _bytes(
+  sentinels: list[str], ids: dict[str, int], mask_id: int | None, length: Mapping[str, int], *, has_types: bool
+) -> Files:
   settings: dict[str, Any] = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": len(sentinels), **length}
   notes = []
   if mask_id is not None:
@@ -281,6 +283,11 @@ def _bytes(sentinels: list[str], ids: dict[str, int], mask_id: int | None, lengt
       f"the {len(sentinels)} sentinels count down from the last id; ByT5's tokenizer of transformers counts its"
       " <extra_id_0>, ... up from 259: write ids, not names"
     ]
+  if has_types:
+    notes.append(
+      "ByT5's tokenizer of transformers returns no token_type_ids: of a pair of texts, give 1 for each token of the"
+      " second yourself"
+    )
   return Files(_settings_file(**settings), ids, notes)
 
 
@@ -305,6 +312,9 @@ def _subwords(
   if "vocab.json" in named:
     classes = {"roberta": "RobertaTokenizer", "bart": "BartTokenizer"}
     settings = {"tokenizer_class": classes.get(family.model_type, "GPT2Tokenizer")}
+    # Transformers 5 makes tokens without these of a vocab.json: RoBERTa's <mask> takes the space before it, too.
+    if strips := _stripping(vocabulary.tokenizer):
+      settings["added_tokens_decoder"] = strips
   else:
     made, settings = vocabulary.tokenizer.to_str(), _FAST | frame.features
     if any(name.endswith(".txt") for name in named):
@@ -326,6 +336,13 @@ def _subwords(
     # Behind the file's own ids in this order: the last id is <extra_id_0>.
     settings["additional_special_tokens"] = sentinels[::-1]
   return Files(named | _settings_file(**settings), ids)
+
+
+def _stripping(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
+  """The special tokens that take the spaces beside them, by id, as a tokenizer_config.json lists them."""
+  flags = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+  added = tokenizer.get_added_tokens_decoder().items()
+  return {str(i): {flag: getattr(token, flag) for flag in flags} for i, token in added if token.lstrip or token.rstrip}
 
 
 def _pieces(

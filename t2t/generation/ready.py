@@ -146,8 +146,10 @@ class Ready:
     """Their text."""
     return self.vocabulary.decode(list(tokens))
 
-  def read(self, prompt: str | Sequence[int]) -> Prompt:
+  def read(self, prompt: str | Sequence[int], *, as_given: bool = False) -> Prompt:
     """A prompt's tokens, none of which is cut off.
+
+    Behind the prefix of the task that the model was fine-tuned on, if it is a text and not `as_given`.
 
     A BOS or EOS that begins the prompt of a decoder alone, as an id or spelled out, takes the place of the model's own:
     evaluation harnesses begin a text with either, whatever the model was trained to begin one with.
@@ -156,7 +158,8 @@ class Ready:
     if isinstance(prompt, str):
       names = {self.token_texts[start]: start for start in self._starts}
       name = next((name for name in names if prompt.startswith(name)), "")
-      tokens = self.prompt.prompt(prompt.removeprefix(name))
+      encode = self.prompt.encode if as_given else self.prompt.prompt
+      tokens = encode(prompt.removeprefix(name))
       ends_in_space = prompt[-1:].isspace() and bool(tokens) and not self.decode(tokens)[-1:].isspace()
       return Prompt((names[name],) if name else (), tokens + end, ends_in_space)
     start = tuple(prompt[:1]) if prompt[0] in self._starts else ()
