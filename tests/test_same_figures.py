@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import test_spans
 import trained
 
 from t2t import __main__ as command
@@ -44,15 +45,16 @@ def at_step(workdir, task, step):
   return names
 
 
-def check_eval(workdir, step, folder, config, *options, tasks):
-  """`t2t eval` of a step, with batches of another size, finds what training found."""
+def check_eval(workdir, step, folder, config, *options, tasks, batch_sizes=(3,)):
+  """`t2t eval` of a step, with batches of other sizes, finds what training found."""
   checkpoint = f"--checkpoint={workdir / 'checkpoints' / str(step)}"
   given = [option for option in SMALL if not option.startswith(("--config.model", "--config.train"))]
-  arguments = ["eval", f"--config={config}", checkpoint, f"--workdir={folder / 'eval'}", *given, *options]
-  assert command.main([*arguments, "--config.eval.batch_size=3"]) == 0
-  found = metrics_of(folder / "eval")
-  for task in tasks:
-    assert found[task]["metrics"] == pytest.approx(at_step(workdir, task, step), abs=1e-3), task
+  for size in batch_sizes:
+    arguments = ["eval", f"--config={config}", checkpoint, f"--workdir={folder / f'eval{size}'}", *given, *options]
+    assert command.main([*arguments, f"--config.eval.batch_size={size}"]) == 0
+    found = metrics_of(folder / f"eval{size}")
+    for task in tasks:
+      assert found[task]["metrics"] == pytest.approx(at_step(workdir, task, step), abs=1e-3), (task, size)
 
 
 @pytest.fixture(scope="module")
@@ -109,29 +111,54 @@ def glue(tmp_path_factory):
   return f"--config.data.folders.glue={folder}"
 
 
-def test_every_task_of_superglue_by_heads(superglue, tmp_path):
-  """Classes, candidates and mentions; the command that chooses a step reports what it chose it by."""
+@pytest.mark.parametrize(
+  ("names", "steps"),
+  [(("cb", "copa", "multirc", "record", "wsc"), 1), ((), 2)],
+  ids=["kinds", "all"],
+)
+def test_tasks_of_superglue_by_heads(names, steps, superglue, tmp_path):
+  """Classes, candidates, mentions and questions of several answers; what chooses a step reports what it chose it by."""
   checkpoint = f"--checkpoint={trained.workdir('encoder_only')}"
-  twice = ("--config.train.steps=2", "--config.eval.every=1", "--config.checkpoint.every=1")
-  arguments = ["superglue", checkpoint, f"--workdir={tmp_path}", superglue, *SMALL, *twice]
+  own = [superglue, *([f"--config.eval.tasks={','.join(f'super_glue_{name}' for name in names)}"] if names else [])]
+  arguments = ["superglue", checkpoint, f"--workdir={tmp_path}", *own, *SMALL, *ONCE, f"--config.train.steps={steps}"]
   assert command.main(arguments) == 0
   found = metrics_of(tmp_path)
-  assert len(found) == 8
-  for task, own in sorted(found.items()):
+  assert len(found) == (len(names) or 8)
+  for task, reported in sorted(found.items()):
     scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)  # the first of several that are as good
-    assert own["metrics"] == pytest.approx(at_step(tmp_path / "finetune", task, step), abs=1e-3), task
-  check_eval(tmp_path / "finetune", 2, tmp_path, "superglue", superglue, tasks=found)
+    assert reported["metrics"] == pytest.approx(at_step(tmp_path / "finetune", task, step), abs=1e-3), task
+  check_eval(tmp_path / "finetune", steps, tmp_path, "superglue", *own, tasks=found, batch_sizes=(3, 8))
 
 
-def test_every_task_of_glue_by_heads(glue, tmp_path):
-  """Classes and a number."""
-  mixture = ",".join(f"glue_{name}" for name in GLUE)
+@pytest.mark.parametrize("names", [("cola", "stsb", "mnli"), GLUE], ids=["kinds", "all"])
+def test_tasks_of_glue_by_heads(names, glue, tmp_path):
+  """Classes of a text and of a pair, and a number."""
+  mixture = ",".join(f"glue_{name}" for name in names)
   arguments = ["train", "--config=finetune_glue", f"--config.init.checkpoint={trained.workdir('encoder_only')}"]
   arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={mixture}", glue, *SMALL, *ONCE]
   assert command.main(arguments) == 0
   own = (f"--config.data.mixture={mixture}", "--config.data.task_modules=t2t.tasks.glue", glue)
   check_eval(tmp_path / "run", 1, tmp_path, "superglue", *own, tasks=mixture.split(","))
+
+
+def test_spans_and_tags_by_heads(tmp_path):
+  """Answers of several windows, and one tag a word."""
+  (tmp_path / "squad").mkdir()
+  (tmp_path / "conll").mkdir()
+  test_spans.write(tmp_path / "squad", 3)
+  words = ("Ann B-PER", "Lee I-PER", "saw O", "Rome B-LOC", "and O", "Fiat B-ORG", "again O")
+  sentences = [words[i:] + words[:i] for i in range(len(words))]
+  text = "\n\n".join("\n".join(word.replace(" ", " NNP I-NP ") for word in sentence) for sentence in sentences)
+  for name in ("train", "valid"):
+    (tmp_path / "conll" / f"{name}.txt").write_text(text + "\n")
+  tasks = ["squad_v2", "conll2003"]
+  data = [f"--config.data.mixture={','.join(tasks)}", "--config.data.task_modules=t2t.tasks.squad,t2t.tasks.conll2003"]
+  data += [f"--config.data.folders.squad_v2={tmp_path / 'squad'}"]
+  data += [f"--config.data.folders.conll2003={tmp_path / 'conll'}", "--config.data.inputs_length=256"]
+  model = ["--config=tiny_bert", *trained.SMALL, "--config.model.num_encoder_layers=1", "--config.model.max_length=256"]
+  assert command.main(["train", *model, *SMALL, *data, *ONCE, f"--workdir={tmp_path / 'run'}"]) == 0
+  check_eval(tmp_path / "run", 1, tmp_path, "finetune_squad_v2", *data, tasks=tasks, batch_sizes=(3, 8))
 
 
 @pytest.mark.parametrize(
