@@ -145,8 +145,8 @@ def check_superglue(folder, given, names, *, steps, batch_sizes):
 
 
 def test_kinds_of_superglue_by_heads(superglue, tmp_path):
-  """Candidates, questions of several answers, mentions, and references of a pronoun."""
-  check_superglue(tmp_path, superglue, ("copa", "multirc", "record", "wsc"), steps=1, batch_sizes=(3,))
+  """Candidates, questions of several answers, and mentions."""
+  check_superglue(tmp_path, superglue, ("copa", "multirc", "record"), steps=1, batch_sizes=(3,))
 
 
 def test_every_task_of_superglue_by_heads(whole_superglue, tmp_path):
