@@ -6,6 +6,7 @@ import hypothesis
 from hypothesis import strategies
 import numpy as np
 import pytest
+from rich import cells
 import sklearn.metrics
 
 from t2t.evaluation import classification_report as report_lib
@@ -77,3 +78,18 @@ def test_the_text_fits_into_80_columns(classes, number):
   rows, _, counts = report_lib._fitted(found, 80)
   assert counts.sum() == number and end - start == len(rows)
   assert (end < len(lines)) == (len(rows) < classes)
+
+
+def test_long_labels_that_begin_alike_differ_in_the_text():
+  labels = [f"Department of Transport and Energy, section {i}" for i in (1, 2, 3)]
+  text = report_of(labels, [*labels[1:], labels[0]], labels).to_text(width=80)
+  for i in (1, 2, 3):
+    assert sum(f"…, section {i}" in line for line in text.splitlines()) == 2 + (i == 1)  # and as the majority
+
+
+def test_labels_whose_characters_are_wide_are_aligned():
+  """Chinese characters take two columns of a terminal."""
+  labels = ["好评", "差", "一般般的评价"]
+  lines = report_of([0, 1, 2, 2], [0, 1, 2, 0], labels).to_text().splitlines()
+  for number in (4, len(lines) - 3):
+    assert len({cells.cell_len(line) for line in lines[number - 1 : number + 3]}) == 1

@@ -207,3 +207,15 @@ def test_a_mesh_gathers_nothing_to_multiply():
   assert "all-gather" not in program
   for one, other in zip(found, grad(x, kernel), strict=True):
     assert_near(one, other)
+
+
+def test_what_is_selected_by_an_index_and_its_gradient():
+  """Equal to the bit to the sum of what a comparison leaves; nothing where the index is out of range."""
+  x, cotangent = normal(2, 6, 9, dtype="float32"), normal(2, 6, seed=1, dtype="float32")
+  index = jnp.array([[0, 8, 4, 3, 9, -1]] * 2)
+  compared = lambda x: jnp.sum(jnp.where(index[..., None] == jnp.arange(9), x, 0.0), axis=-1)
+  found, vjp = jax.vjp(jax.jit(lambda x: cpu.select(x, index)), x)
+  expected, expected_vjp = jax.vjp(compared, x)
+  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(vjp(cotangent)[0], expected_vjp(cotangent)[0])
+  assert found[0, -2:].tolist() == [0.0, 0.0]

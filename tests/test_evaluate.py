@@ -11,6 +11,7 @@ from etils import epath
 import jax
 import numpy as np
 import pytest
+import rich.console
 import trained
 
 from t2t import __main__ as command
@@ -353,11 +354,12 @@ def test_superglue_from_a_checkpoint_to_the_leaderboard(superglue_folder, tmp_pa
     "AX-b.jsonl": [0, 1, 2],
   }
   found = json.loads((tmp_path / "results.json").read_text())
+  table = out.partition("task (validation)")[2].partition("task (test)")[0]
   for task in ("super_glue_cb", "super_glue_rte"):
     scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)
     assert found[f"{task}.validation"]["score"] == pytest.approx(scores[step], abs=1e-3)
-    assert any(task in line and "validation" in line and line.split()[-1] == str(step) for line in out.splitlines())
+    assert any(task in line and line.split()[-1] == str(step) for line in table.splitlines())
   assert "super_glue_axb" in out and "leaderboard" in out
   assert command.main(arguments) == 0
 
@@ -471,3 +473,16 @@ def test_meshes_give_the_same_answers(module):
 def test_what_has_no_label(example, unlabelled):
   """As in test sets; that a question has no answer is a label."""
   assert evaluate._is_unlabelled(example) is unlabelled
+
+
+def test_no_name_of_a_table_is_cut_off(capsys):
+  """At 80 columns the longest names of GLUE and SuperGLUE are whole, steps beside them; longer ones go on below."""
+  tasks = {"glue_mnli_mismatched": "accuracy", "super_glue_cb": "mean_3class_f1", "x" * 60: "accuracy"}
+  found = [results.Result(task, "validation", {metric: 50.0}, [], (metric,)) for task, metric in tasks.items()]
+  results.print_table(found[:2], rich.console.Console(width=80), steps=dict.fromkeys(tasks, 262_144))
+  lines = capsys.readouterr().out.splitlines()
+  assert any(line.split() == ["glue_mnli_mismatched", "accuracy", "50.00", "%", "0", "0", "262,144"] for line in lines)
+  assert any("mean_3class_f1" in line for line in lines) and any("task (validation)" in line for line in lines)
+  results.print_table(found[2:], rich.console.Console(width=80))
+  out = capsys.readouterr().out
+  assert out.count("x") == 60 + "examples".count("x") and max(map(len, out.splitlines())) <= 80

@@ -214,6 +214,24 @@ def test_diagnostic_sets_are_no_part_of_a_mean():
   assert benchmarks.means({"super_glue_axb": 10.0, "super_glue_rte": 20.0}) == []
 
 
+@pytest.mark.parametrize(
+  ("published", "scores"),
+  [
+    (89.3, [(91.2,), (93.9, 96.8), (94.8,), (88.1, 63.3), (94.1, 93.4), (92.5,), (76.9,), (93.8,)]),  # T5 11B
+    (89.2, [(91.1,), (95.8, 97.6), (95.6,), (87.9, 61.9), (93.3, 92.4), (92.9,), (75.8,), (93.8,)]),  # SPoT
+    (89.8, [(89.0,), (95.8, 98.9), (100.0,), (81.8, 51.9), (91.7, 91.3), (93.6,), (80.0,), (100.0,)]),  # people
+  ],
+)
+def test_rows_of_superglues_leaderboard_have_their_published_means(published, scores):
+  """Two metrics of a task are averaged first: F1 and accuracy of CB, F1 over answers and exact match of MultiRC."""
+  names = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
+  of_tasks = {
+    f"super_glue_{name}": task_metrics.score(dict(enumerate(own))) for name, own in zip(names, scores, strict=True)
+  }
+  assert benchmarks.mean(of_tasks) == pytest.approx(published, abs=0.0501)  # with one digit
+  assert benchmarks.mean(of_tasks | {"super_glue_axb": 0.0, "super_glue_axg": 0.0}) == benchmarks.mean(of_tasks)
+
+
 def test_two_benchmarks_have_two_means_and_other_tasks_one():
   scores = {"glue_rte": 60.0, "glue_cola": 40.0, "super_glue_rte": 70.0, "super_glue_cb": 90.0}
   assert [(mean.name, mean.value) for mean in benchmarks.means(scores)] == [

@@ -220,14 +220,15 @@ def test_a_run_notes_its_starts_and_ends(tmp_path, capsys):
 
 
 def test_every_run_leaves_its_report():
-  """With its command, its examples and the loss of who has learned nothing; who reads it needs nothing else."""
+  """With its command, its examples and its settings; a baseline of too few targets to be fair is not shown."""
   workdir = trained.workdir("encoder_decoder")
   run = runs.read(str(workdir))
   assert [(note["event"], note["step"]) for note in run.history] == [("start", 0), ("end", 2)]
   assert (run.state, run.step, run.steps, run.history[-1]["why"]) == (runs.FINISHED, 2, 2, history.FINISHED)
   assert run.history[0]["flops_per_step"] > 0
   found = check((workdir / written.NAME).read_text()).text
-  assert "step 2 of 2" in found and "unigram model" in found and "config.train.batch_size" in found
+  assert "step 2 of 2" in found and "held-out loss" in found and "config.train.batch_size" in found
+  assert "unigram model" not in found
 
 
 def test_a_report_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):

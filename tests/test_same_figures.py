@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import test_spans
 import trained
 
 from t2t import __main__ as command
@@ -25,6 +26,7 @@ SMALL = (
   "--config.eval.max_examples=12",
 )
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 
 
 def metrics_of(folder):
@@ -44,30 +46,48 @@ def at_step(workdir, task, step):
   return names
 
 
-def check_eval(workdir, step, folder, config, *options, tasks):
-  """`t2t eval` of a step, with batches of another size, finds what training found."""
+def check_eval(workdir, step, folder, config, *options, tasks, batch_sizes=(3,)):
+  """`t2t eval` of a step, with batches of other sizes, finds what training found."""
   checkpoint = f"--checkpoint={workdir / 'checkpoints' / str(step)}"
   given = [option for option in SMALL if not option.startswith(("--config.model", "--config.train"))]
-  arguments = ["eval", f"--config={config}", checkpoint, f"--workdir={folder / 'eval'}", *given, *options]
-  assert command.main([*arguments, "--config.eval.batch_size=3"]) == 0
-  found = metrics_of(folder / "eval")
-  for task in tasks:
-    assert found[task]["metrics"] == pytest.approx(at_step(workdir, task, step), abs=1e-3), task
+  for size in batch_sizes:
+    arguments = ["eval", f"--config={config}", checkpoint, f"--workdir={folder / f'eval{size}'}", *given, *options]
+    assert command.main([*arguments, f"--config.eval.batch_size={size}"]) == 0
+    found = metrics_of(folder / f"eval{size}")
+    for task in tasks:
+      assert found[task]["metrics"] == pytest.approx(at_step(workdir, task, step), abs=1e-3), (task, size)
+
+
+def superglue_in(folder, *, whole):
+  """Real examples of SuperGLUE; unless `whole`, of training and validation sets alone, which takes less time."""
+  if not (DATA / "superglue").exists():
+    pytest.skip(f"{DATA / 'superglue'} is not there: real examples of SuperGLUE")
+  stems = (
+    (("train", "train32"), ("val", "dev32"), ("test", "dev32")) if whole else (("train", "train32"), ("val", "dev32"))
+  )
+  for name in ("CB", "COPA", "MultiRC", "RTE", "WiC", "WSC"):
+    (folder / name).mkdir()
+    for stem, _ in stems:
+      (folder / name / f"{stem}.jsonl").symlink_to(DATA / "superglue" / name / f"{stem}.jsonl")
+  for name in ("BoolQ", "ReCoRD"):
+    (folder / name).mkdir()
+    for ours, theirs in stems:
+      (folder / name / f"{ours}.jsonl").symlink_to(DATA / "superglue_fewshot" / name / f"{theirs}.jsonl")
+  for name in ("AX-b", "AX-g") if whole else ():
+    (folder / name).symlink_to(DATA / "superglue" / name)
+  return f"--config.data.folders.superglue={folder}"
 
 
 @pytest.fixture(scope="module")
 def superglue(tmp_path_factory):
-  """All tasks of SuperGLUE, real examples, in one folder."""
-  if not (DATA / "superglue").exists():
-    pytest.skip(f"{DATA / 'superglue'} is not there: real examples of SuperGLUE")
-  folder = tmp_path_factory.mktemp("SuperGLUE")
-  for name in ("CB", "COPA", "MultiRC", "RTE", "WiC", "WSC", "AX-b", "AX-g"):
-    (folder / name).symlink_to(DATA / "superglue" / name)
-  for name in ("BoolQ", "ReCoRD"):
-    (folder / name).mkdir()
-    for ours, theirs in (("train", "train32"), ("val", "dev32"), ("test", "dev32")):
-      (folder / name / f"{ours}.jsonl").symlink_to(DATA / "superglue_fewshot" / name / f"{theirs}.jsonl")
-  return f"--config.data.folders.superglue={folder}"
+  """All tasks of SuperGLUE in one folder, without test sets."""
+  return superglue_in(tmp_path_factory.mktemp("SuperGLUE"), whole=False)
+
+
+@pytest.fixture(scope="module")
+def whole_superglue(tmp_path_factory):
+  """All tasks of SuperGLUE in one folder, with test sets and diagnostic sets."""
+  return superglue_in(tmp_path_factory.mktemp("SuperGLUE"), whole=True)
 
 
 @pytest.fixture(scope="module")
@@ -109,29 +129,58 @@ def glue(tmp_path_factory):
   return f"--config.data.folders.glue={folder}"
 
 
-def test_every_task_of_superglue_by_heads(superglue, tmp_path):
-  """Classes, candidates and mentions; the command that chooses a step reports what it chose it by."""
+def check_superglue(folder, given, names, *, steps, batch_sizes):
+  """`t2t superglue` reports of each task what it has chosen its step by, and `t2t eval` finds the same."""
   checkpoint = f"--checkpoint={trained.workdir('encoder_only')}"
-  twice = ("--config.train.steps=2", "--config.eval.every=1", "--config.checkpoint.every=1")
-  arguments = ["superglue", checkpoint, f"--workdir={tmp_path}", superglue, *SMALL, *twice]
+  own = [given, f"--config.eval.tasks={','.join(f'super_glue_{name}' for name in names)}"]
+  arguments = ["superglue", checkpoint, f"--workdir={folder}", *own, *SMALL, *ONCE, f"--config.train.steps={steps}"]
   assert command.main(arguments) == 0
-  found = metrics_of(tmp_path)
-  assert len(found) == 8
-  for task, own in sorted(found.items()):
-    scores = writers.read_metrics(tmp_path / "finetune" / "metrics.jsonl", f"eval/{task}/score")
+  found = metrics_of(folder)
+  assert len(found) == len(names)
+  for task, reported in sorted(found.items()):
+    scores = writers.read_metrics(folder / "finetune" / "metrics.jsonl", f"eval/{task}/score")
     step = max(scores, key=scores.get)  # the first of several that are as good
-    assert own["metrics"] == pytest.approx(at_step(tmp_path / "finetune", task, step), abs=1e-3), task
-  check_eval(tmp_path / "finetune", 2, tmp_path, "superglue", superglue, tasks=found)
+    assert reported["metrics"] == pytest.approx(at_step(folder / "finetune", task, step), abs=1e-3), task
+  check_eval(folder / "finetune", steps, folder, "superglue", *own, tasks=found, batch_sizes=batch_sizes)
+
+
+def test_kinds_of_superglue_by_heads(superglue, tmp_path):
+  """Candidates, questions of several answers, and mentions."""
+  check_superglue(tmp_path, superglue, ("copa", "multirc", "record"), steps=1, batch_sizes=(3,))
+
+
+def test_every_task_of_superglue_by_heads(whole_superglue, tmp_path):
+  check_superglue(tmp_path, whole_superglue, SUPERGLUE, steps=2, batch_sizes=(3, 16))
 
 
 def test_every_task_of_glue_by_heads(glue, tmp_path):
-  """Classes and a number."""
+  """Classes of a text and of a pair, and a number."""
   mixture = ",".join(f"glue_{name}" for name in GLUE)
   arguments = ["train", "--config=finetune_glue", f"--config.init.checkpoint={trained.workdir('encoder_only')}"]
   arguments += [f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={mixture}", glue, *SMALL, *ONCE]
   assert command.main(arguments) == 0
   own = (f"--config.data.mixture={mixture}", "--config.data.task_modules=t2t.tasks.glue", glue)
-  check_eval(tmp_path / "run", 1, tmp_path, "superglue", *own, tasks=mixture.split(","))
+  check_eval(tmp_path / "run", 1, tmp_path, "superglue", *own, tasks=mixture.split(","), batch_sizes=(3, 16))
+
+
+def test_classes_scores_spans_and_tags_by_heads(glue, tmp_path):
+  """One class of a text and of a pair, a number, answers of several windows, and one tag a word."""
+  (tmp_path / "squad").mkdir()
+  (tmp_path / "conll").mkdir()
+  test_spans.write(tmp_path / "squad", 3)
+  words = ("Ann B-PER", "Lee I-PER", "saw O", "Rome B-LOC", "and O", "Fiat B-ORG", "again O")
+  sentences = [words[i:] + words[:i] for i in range(len(words))]
+  text = "\n\n".join("\n".join(word.replace(" ", " NNP I-NP ") for word in sentence) for sentence in sentences)
+  for name in ("train", "valid"):
+    (tmp_path / "conll" / f"{name}.txt").write_text(text + "\n")
+  tasks = ["glue_cola", "glue_mnli", "glue_stsb", "squad_v2", "conll2003"]
+  modules = ",".join(f"t2t.tasks.{name}" for name in ("glue", "squad", "conll2003"))
+  data = [f"--config.data.mixture={','.join(tasks)}", f"--config.data.task_modules={modules}", glue]
+  data += [f"--config.data.folders.squad_v2={tmp_path / 'squad'}"]
+  data += [f"--config.data.folders.conll2003={tmp_path / 'conll'}", "--config.data.inputs_length=256"]
+  model = ["--config=tiny_bert", *trained.SMALL, "--config.model.num_encoder_layers=1", "--config.model.max_length=256"]
+  assert command.main(["train", *model, *SMALL, *data, *ONCE, f"--workdir={tmp_path / 'run'}"]) == 0
+  check_eval(tmp_path / "run", 1, tmp_path, "finetune_squad_v2", *data, tasks=tasks)
 
 
 @pytest.mark.parametrize(

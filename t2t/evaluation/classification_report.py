@@ -1,10 +1,12 @@
 """Accuracy, scores of each class, confusion matrix and majority baseline of a classifier, as a record and as text."""
 
+import collections
 from collections.abc import Hashable, Sequence
 import dataclasses
 from typing import Any
 
 import numpy as np
+from rich import cells
 
 NOT_A_LABEL = "not a label"  # the column of predictions that name no class
 _OTHERS = "(others)"  # the row and column of the classes that a narrow matrix leaves out
@@ -175,23 +177,52 @@ def _index(value: Any, index: dict[str, int]) -> int | None:
 # ---- Text ------------------------------------------------------------------------------------------------------------
 
 
+# Characters of a terminal: those of Chinese, Japanese and Korean take two.
+_width = cells.cell_len
+
+
 def _cut(text: str, width: int) -> str:
   text = " ".join(text.split())
-  return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+  return text if _width(text) <= width else f"{cells.set_cell_size(text, max(width - 1, 0)).rstrip()}…"
+
+
+def _cut_all(labels: Sequence[str], width: int) -> list[str]:
+  """Labels of at most `width` characters; those that begin alike keep their ends, so that they differ."""
+  labels = [" ".join(label.split()) for label in labels]
+  short = [_cut(label, width) for label in labels]
+  alike = {name for name, number in collections.Counter(short).items() if number > 1}
+  return [
+    _without_middle(label, width) if name in alike and _width(label) > width else name
+    for label, name in zip(labels, short, strict=True)
+  ]
+
+
+def _without_middle(text: str, width: int) -> str:
+  end = (width - 1) // 2
+  return f"{_cut(text, width - end)}{cells.set_cell_size(text[::-1], end)[::-1].lstrip()}"
+
+
+def _left(text: str, width: int) -> str:
+  return text + " " * (width - _width(text))
+
+
+def _right(text: str, width: int) -> str:
+  return " " * (width - _width(text)) + text
 
 
 def _summary(report: ClassificationReport, width: int) -> list[str]:
   label, share = report.majority
+  names = dict(zip(report.labels, _cut_all(report.labels, _LONGEST_LABEL), strict=True))
   items = "item" if report.n == 1 else "items"
   facts = [
     f"{report.n:,} {items}",
     f"accuracy {report.accuracy:.2f} %",
     f"macro F1 {report.macro_f1:.2f} %",
-    f'majority baseline {share:.2f} % (always "{_cut(label, _LONGEST_LABEL)}")',
+    f'majority baseline {share:.2f} % (always "{names.get(label, label)}")',
   ]
   lines = [facts[0]]
   for fact in facts[1:]:
-    if len(f"{lines[-1]}, {fact}") > width:
+    if _width(f"{lines[-1]}, {fact}") > width:
       lines.append(fact)
     else:
       lines[-1] += f", {fact}"
@@ -207,14 +238,14 @@ def _class_lines(report: ClassificationReport) -> list[str]:
   # Of very many classes the most frequent ones; the record has all.
   order = np.argsort(-report.confusion.sum(axis=1), kind="stable")[:_MOST_CLASSES]
   shown = sorted(order.tolist())
-  first = max(len("class"), *(len(_cut(label, _LONGEST_LABEL)) for label in report.labels), 1)
+  names = _cut_all(report.labels, _LONGEST_LABEL)
+  first = max(map(_width, ["class", *names]))
   lines = ["class".ljust(first) + "".join(f"  {head:>9}" for head in heads)]
   for place in shown:
     scores = report.classes[place]
     cells = [f"{scores.precision:.2f}", f"{scores.recall:.2f}", f"{scores.f1:.2f}"]
     cells += [f"{scores.gold:,}", f"{scores.predicted:,}"]
-    name = _cut(report.labels[place], _LONGEST_LABEL)
-    lines.append(name.ljust(first) + "".join(f"  {cell:>9}" for cell in cells))
+    lines.append(_left(names[place], first) + "".join(f"  {cell:>9}" for cell in cells))
   if left := len(report.labels) - len(shown):
     lines.append(f"... and {left:,} less frequent classes")
   return lines
@@ -225,16 +256,16 @@ def _matrix_lines(report: ClassificationReport, width: int) -> list[str]:
   rows, columns, counts = _fitted(report, width)
   size, legend = _cell(counts), ""
   names = [_cut(name, max(_room(rows, columns, width), size)) for name in columns]
-  if names != columns and (max(map(len, names)) < _SHORTEST_HEADING or len(set(names)) < len(names)):
+  if names != columns and (max(map(_width, names)) < _SHORTEST_HEADING or len(set(names)) < len(names)):
     numbers = [str(place + 1) for place in range(len(rows))]
     rows = [f"{number:>{len(numbers[-1])}} {name}" for number, name in zip(numbers, rows, strict=True)]
     names = numbers + ["?"] * (len(columns) - len(rows))
     legend = f"; ?: {NOT_A_LABEL}" if "?" in names else ""
-  first, size = max(map(len, rows)), max(size, *map(len, names)) + 1
+  first, size = max(map(_width, rows)), max(size, *map(_width, names)) + 1
   lines = [f"confusion matrix (rows: gold, columns: predicted{legend})"]
-  lines.append(" " * first + "".join(f"{name:>{size}}" for name in names))
+  lines.append(" " * first + "".join(_right(name, size) for name in names))
   lines += [
-    name.ljust(first) + "".join(f"{count or '.':>{size}}" for count in row.tolist())
+    _left(name, first) + "".join(f"{count or '.':>{size}}" for count in row.tolist())
     for name, row in zip(rows, counts, strict=True)
   ]
   if len(rows) < len(report.labels):
@@ -249,7 +280,7 @@ def _cell(counts: np.ndarray) -> int:
 
 def _room(rows: Sequence[str], columns: Sequence[str], width: int) -> int:
   """Characters that each column has, the space before it aside."""
-  return (width - max(map(len, rows))) // max(len(columns), 1) - 1
+  return (width - max(map(_width, rows))) // max(len(columns), 1) - 1
 
 
 def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[str], np.ndarray]:
@@ -257,11 +288,11 @@ def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[s
   stray = [NOT_A_LABEL] if report.not_a_label else []
   counts = report.confusion if stray else report.confusion[:, :-1]
   for length in _LABEL_LENGTHS:
-    names = [_cut(label, length) for label in report.labels]
+    names = _cut_all(report.labels, length)
     if _numbered_width(names, counts) <= width:
       return names, [*names, *stray], counts
   frequency = report.confusion.sum(axis=1) + report.confusion[:, :-1].sum(axis=0)
-  order = np.argsort(-frequency, kind="stable")
+  order, short = np.argsort(-frequency, kind="stable"), _cut_all(report.labels, _LONGEST_LABEL)
   for number in range(len(report.labels) - 1, 0, -1):
     kept = np.sort(order[:number])
     group = np.full(len(report.labels), number)
@@ -269,7 +300,7 @@ def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[s
     merged = np.zeros((number + 1, number + 2), np.int64)
     np.add.at(merged, (group[:, None], np.append(group, number + 1)[None, :]), report.confusion)
     merged = merged if stray else merged[:, :-1]
-    names = [*(_cut(report.labels[place], _LONGEST_LABEL) for place in kept), _OTHERS]
+    names = [*(short[place] for place in kept), _OTHERS]
     if _numbered_width(names, merged) <= width:
       break
   return names, [*names, *stray], merged
@@ -278,19 +309,18 @@ def _fitted(report: ClassificationReport, width: int) -> tuple[list[str], list[s
 def _numbered_width(rows: Sequence[str], counts: np.ndarray) -> int:
   """Characters of a line of the matrix whose classes are numbered."""
   number = len(str(len(rows)))
-  return number + 1 + max(map(len, rows)) + (max(number, _cell(counts)) + 1) * counts.shape[1]
+  return number + 1 + max(map(_width, rows)) + (max(number, _cell(counts)) + 1) * counts.shape[1]
 
 
 def _confusions(report: ClassificationReport, width: int) -> list[str]:
   wrong = report.confusion.copy()
   np.fill_diagonal(wrong, 0)
   flat = wrong.ravel()
-  names = [*report.labels, NOT_A_LABEL]
+  names = [*_cut_all(report.labels, (width - 14) // 2), NOT_A_LABEL]
   lines = []
   for place in np.argsort(-flat, kind="stable")[:_MOST_CONFUSIONS].tolist():
     if flat[place] == 0:
       break
     gold, predicted = divmod(place, len(names))
-    room = (width - 14) // 2
-    lines.append(f"  {flat[place]:>6,}  {_cut(names[gold], room)} -> {_cut(names[predicted], room)}")
+    lines.append(f"  {flat[place]:>6,}  {names[gold]} -> {names[predicted]}")
   return lines

@@ -169,21 +169,24 @@ def print_table(
     console: where it is printed.
     steps: of training, by task, where they differ.
   """
-  columns = {"task": "left", "split": "left", "metric": "left", "value": "right", "examples": "right"}
-  columns |= {"unparseable": "right"} | ({"step": "right"} if steps else {})
+  splits = list(dict.fromkeys(result.split for result in results))
+  # A split that all have stands in the heading: the names of tasks and metrics need its room.
+  texts = [f"task ({splits[0]})", "metric"] if len(splits) == 1 else ["task", "split", "metric"]
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-  for heading, side in columns.items():
-    table.add_column(heading, justify=side)
+  for heading in texts:
+    table.add_column(heading, overflow="fold")  # a name that is cut off might be another's
+  for heading in ("value", "examples", "unparseable", *(["step"] if steps else [])):
+    table.add_column(heading, justify="right", no_wrap=True)
   for result in results:
     facts = [f"{len(result.answers):,}", f"{result.unparseable:,}", *([f"{steps[result.task]:,}"] if steps else [])]
-    task = [result.task, result.split]
+    task = [result.task, result.split][: len(texts) - 1]
     for name, value in result.metrics.items() or [("no labels", None)]:
       unit = " %" if name in result.percentages else ""
       table.add_row(*task, name, "" if value is None else f"{value:.2f}{unit}", *facts)
-      task, facts = ["", ""], []
+      task, facts = [""] * len(task), []
   means = benchmarks.means({each.task: each.score for each in results if each.score is not None})
   for mean in means:
-    table.add_row(mean.name, "", "", f"{mean.value:.2f}", style="bold")
+    table.add_row(mean.name, *[""] * (len(texts) - 1), f"{mean.value:.2f}", style="bold")
   console.print(table)
   for note in filter(None, (mean.note for mean in means)):
     console.print(note)

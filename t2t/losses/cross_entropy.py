@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from t2t import sharding
 from t2t.losses.protocol import Baseline, LogitsFn, Weights
 from t2t.metrics import Metrics, WeightedSum
-from t2t.models import transformer
+from t2t.models import cpu, transformer
 from t2t.models.architecture import Batch, Model, predicted_side
 from t2t.models.config import TransformerConfig
 from t2t.models.flops import model_flops
@@ -47,17 +47,24 @@ def token_cross_entropy(
   """
   logits = logits.astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
-  # A comparison instead of a gather: it stays on the shard that holds that part of the vocabulary.
-  is_target = targets[..., None] == jnp.arange(logits.shape[-1])
-  target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+  target_logit = _target_logit(logits, targets)
   loss = log_z - (1.0 - label_smoothing) * target_logit
   if label_smoothing:
     loss = loss - label_smoothing * jnp.mean(logits, axis=-1)
-  # The maximum is there already, for log(Z); an argmax would cost more than to count who has it.
+  # The maximum is there already, for log(Z); an argmax would cost more than to count the tokens that have it.
   most = jnp.max(logits, axis=-1)
   number = jnp.sum(logits == most[..., None], axis=-1, dtype=jnp.float32)
   right = jnp.where(target_logit >= most, 1.0 / jnp.maximum(number, 1.0), 0.0)
   return loss, z_loss * jnp.square(log_z), right
+
+
+def _target_logit(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  """The logit of each target; 0 where a target is no index."""
+  if cpu.is_fast(logits) and sharding.is_alone():
+    return cpu.select(logits, targets)
+  # A comparison instead of a gather: it stays on the shard that holds that part of the vocabulary.
+  is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+  return jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
 
 
 def _chunk_loss(

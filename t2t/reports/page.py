@@ -34,7 +34,7 @@ svg text{font-family:system-ui,sans-serif}
 .scroll{overflow-x:auto;margin-bottom:1rem}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);padding-bottom:.25rem}
 th,td{text-align:left;vertical-align:top;padding:.2rem .9rem .2rem .3rem;border-bottom:1px solid var(--line)}
-tbody tr:nth-child(even){background:var(--stripe)}td.n{text-align:right;white-space:nowrap}
+tbody tr:nth-child(even){background:var(--stripe)}.n{text-align:right}td.n{white-space:nowrap}
 th,td{overflow-wrap:break-word;max-width:60ch}tbody th{font-weight:600}
 dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.15rem 1rem;margin:.5rem 0}
 dt{color:var(--soft)}dd{margin:0;white-space:pre-wrap}
@@ -110,13 +110,14 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
     rows: a cell for each column.
     right: whether all cells stand to the right, as numbers do in any case.
   """
-  lines = []
+  lines, numeric = [], [True] * (len(columns) - 1)
   for name, *cells in rows:
+    numeric = [was and (right or _is_number(x)) for was, x in zip(numeric, cells, strict=True)]
     found = "".join(f"<td{_NUMBER if right or _is_number(x) else ''}>{_cell(x)}</td>" for x in cells)
     lines.append(f'<tr><th scope="row">{_cell(name)}</th>{found}</tr>')
   if not lines:
     return ""
-  heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  heads = _heads(columns, numeric)
   # As many as there is room for, if all are about as long.
   half = max(1, min(_MOST_ROWS, int(_MOST_OF_TABLE * len(lines) / len("".join(lines)))) // 2)
   if len(lines) > 2 * half:
@@ -126,6 +127,14 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *
   # What can be scrolled can be reached by the keyboard.
   where = f'role="region" aria-label="{escaped(caption)}" tabindex="0"'
   return f'<div class="scroll" {where}><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _heads(columns: Sequence[str], numeric: Sequence[bool]) -> str:
+  """Heads of columns; above numbers they stand to the right, as those do."""
+  return "".join(
+    f'<th scope="col"{_NUMBER if right else ""}>{escaped(column)}</th>'
+    for column, right in zip(columns, (False, *numeric), strict=True)
+  )
 
 
 def heat_table(
@@ -139,7 +148,7 @@ def heat_table(
     rows: a name, and a number for each further column.
     heat: of each number how much colour its cell has, from 0 to 1.
   """
-  heads = "".join(f'<th scope="col">{escaped(column)}</th>' for column in columns)
+  heads = _heads(columns, [True] * (len(columns) - 1))
   lines = []
   for (name, *cells), shares in zip(rows, heat, strict=True):
     levels = [f" h{math.ceil(_LEVELS * share)}" if share > 0 else "" for share in shares]
