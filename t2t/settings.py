@@ -359,7 +359,7 @@ def _check_key(argument: str, key: str, *, there: Sequence[str], mappings: Seque
       )
     if f"{key}.".startswith(f"{mapping}."):
       raise UserError(f"{argument}: give --config.{mapping}.NAME=VALUE; a NAME is of letters, digits and _")
-  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `--help all` lists all keys")
+  raise UserError(f"--config.{key}: no such key{instead_of(key, list(known))}; `t2t train --help all` lists all keys")
 
 
 def instead_of(key: str, known: Sequence[str]) -> str:
