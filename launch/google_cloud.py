@@ -34,7 +34,7 @@ def check_reads(shell: shell_lib.Shell, reads: Mapping[str, Sequence[str]]) -> N
     for path in paths:
       folder = path.rpartition("/")[0] + "/"
       copied = f"gcloud storage cp --recursive {path.rpartition('/')[2]} {folder}"
-      shell.say(f"Is {key} there? If not: {copied}")
+      shell.say(f"Is {key} there? If not, copy it:\n  {copied}")  # a line of its own, to be pasted
       answer = shell.ask(["gcloud", "storage", "ls", path])
       if answer.code:
         raise UserError(f"{key}={path}: is not in the bucket, or cannot be read:\n{answer.reason()}\nCopy it: {copied}")

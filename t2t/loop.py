@@ -229,7 +229,7 @@ def train(
       hosts.say(why)
 
     # ---- What came out -----------------------------------------------------
-    baselines = [baseline for baseline in leg.baselines if baseline.is_fair]
+    baselines = leg.baselines
     if jax.process_index() == 0:
       kept = checkpoints.metrics()
       loss, best = measured["loss"], (outdated.best_of_stages(kept, ends) or [{}])[-1]

@@ -84,6 +84,8 @@ def plain(value: Any) -> Any:
 
 
 def _wanted(before: Any) -> str:
+  if isinstance(before, ConfigDict):
+    return f"is a section; set its keys, {', '.join(list(before)[:3])}, ..."
   kinds = {bool: "True or False", int: "an integer", float: "a number", str: "a text", tuple: "a tuple"}
   return f"must be {kinds.get(type(before), type(before).__name__)}"
 

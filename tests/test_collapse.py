@@ -68,8 +68,8 @@ def test_evaluations_that_stay_at_a_baseline_are_reported():
     found = watch("tiny_t5")
     said = [text for number, loss in enumerate(losses_) for text in found.evaluation(100 * number, loss, [unigram])]
     assert bool(said) == reported and all("ignores its input" in text for text in said)
-  unfair = Baseline("unigram model", 5.0, "few", is_fair=False)
-  assert not [text for step in (100, 200) for text in watch("tiny_t5").evaluation(step, 5.0, [unfair])]
+  few = Baseline("unigram model", 5.0, "few", is_exact=False)
+  assert not [text for step in (100, 200) for text in watch("tiny_t5").evaluation(step, 5.0, [few])]
 
 
 def test_chance_is_what_equal_vectors_and_logits_have():

@@ -97,9 +97,7 @@ def test_changes_are_those_of_the_command_line():
 def test_what_cannot_be_is_said_at_once(ask, message):
   with pytest.raises(UserError, match=message) as found:
     ask()
-  assert (
-    "--" not in str(found.value).replace("`t2t train --help`", "").replace("`t2t train --help all`", "").splitlines()[0]
-  )
+  assert "--" not in re.sub("`t2t train --help( all)?`", "", str(found.value)).splitlines()[0]
 
 
 def test_a_run_that_nobody_goes_through_is_told(text, tmp_path):

@@ -292,15 +292,27 @@ def test_unigram_loss_is_the_entropy_of_the_targets():
 
 
 @pytest.mark.parametrize(
-  ("times", "what"),
+  ("times", "what", "loss"),
   [
-    (10, "knows how often each token occurs in these 40 targets"),
-    (9, "was made from these 36 targets: too few to be fair"),
+    (10, "knows how often each token occurs in these 40 targets", np.log(4)),
+    # Each token occurs 8 times among the 35 others; 0.01 is added to all 6.
+    (9, "knows how often each token occurs in the others of these 36 targets", np.log(35.06 / 8.01)),
   ],
 )
-def test_a_unigram_model_of_few_targets_says_so(times, what):
-  """Of as many tokens that occur once it would be any model's better: its loss is that of having seen the answers."""
+def test_a_unigram_model_of_few_targets_is_one_of_the_others(times, what, loss):
+  """It has not seen the token that it predicts, as a model that was fitted on other text."""
   targets = np.tile([[1, 2, 3, 4]], (1, times))
   batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.full(targets.shape, 0.1)}]
   found = losses.unigram(batches, vocab_size=6)
-  assert (found.knows, found.loss) == (what, pytest.approx(np.log(4), rel=1e-6))
+  assert (found.knows, found.loss) == (what, pytest.approx(loss, rel=1e-6))
+
+
+def test_a_unigram_model_of_few_targets_is_no_better_than_one_that_knows_all():
+  """Of tokens drawn by Zipf's law: above their entropy and near it, where their own frequencies are far below it."""
+  shares = 1 / np.arange(1, 1_001)
+  shares /= shares.sum()
+  targets = np.random.default_rng(0).choice(1_000, size=(1, 3_000), p=shares)
+  batches = [{"decoder_target_tokens": targets, "decoder_loss_weights": np.ones(targets.shape)}]
+  entropy = -np.sum(shares * np.log(shares))
+  assert losses.unigram_loss(batches, vocab_size=1_000) < entropy - 0.1
+  assert entropy < losses.unigram(batches, vocab_size=1_000).loss < entropy + 0.25

@@ -258,7 +258,7 @@ GOOD = next(random_batches())
   [
     (
       [1, 2],
-      r"^batches, batch 1 is list: give a dict of arrays, this config's model takes encoder_input_tokens \[8, 48",
+      r"^batches, batch 1 is list: give a dict of arrays; this config's model takes encoder_input_tokens \[8, 48",
     ),
     (
       GOOD | {"encoder_input_token": 0},

@@ -70,6 +70,11 @@ def test_a_value_of_another_type_is_a_sentence(key, value, message):
     config.update({section: {name: value}})
 
 
+def test_a_value_for_a_section_is_a_sentence():
+  with pytest.raises(t2t.UserError, match="config.train=3: is a section; set its keys, batch_size, "):
+    t2t.config("tiny").train = 3
+
+
 def test_numpys_numbers_are_taken_and_copies_stay_checked():
   config = t2t.config("tiny").copy_and_resolve_references()
   config = t2t.config("tiny")

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--tokens", type=numeric.number(0, above=True), help="says the hours and chip-hours of so many tokens"
   )
-  parser.add_argument("--price", type=numeric.number(0), help="of a chip-hour: says the cost of --tokens")
+  parser.add_argument("--price", type=numeric.number(0, above=True), help="of a chip-hour: says the cost of --tokens")
   parser.add_argument("--hlo", help="write the compiled program to this file")
   parser.add_argument(
     "--json",
@@ -63,10 +63,6 @@ def main(argv: list[str]) -> None:
   """The command."""
   parser = _parser()
   options, config = parse(parser, argv)
-  for name in ("tokens", "price", "budget", "max_compiles", "slices"):
-    value = getattr(options, name)
-    if value is not None and not value > 0:
-      raise UserError(f"--{name} {value:g}: must be above 0")
   if options.price is not None and options.tokens is None:
     raise UserError(f"--price {options.price:g}: needs --tokens, which it is the price of")
   options.topology = options.topology and tpu_types.topology(options.topology)

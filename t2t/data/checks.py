@@ -94,7 +94,9 @@ def check(
     selection.check(task, splits, where=data.named)
   # Builds the graph of the preprocessors, where lengths and sentinels are checked; reads no text.
   try:
-    made = pipeline.task_examples(data, architecture, task, split=pipeline.split_of(data, train=True))
+    progress = rows.Progress()
+    split = pipeline.split_of(data, train=True)
+    made = pipeline.task_examples(data, architecture, task, split=split, progress=progress)
     examples = pipeline.model_features(data, architecture, task, made)
   except UserError:
     raise
@@ -114,7 +116,8 @@ def check(
   _check_fills_a_batch(data, examples, batch_size=batch_size)
   training = pipeline.plan(data, architecture, task, train=True, seed=pipeline.EVAL_SEED)
   if trains:
-    notes += _check_first_examples(data, own, training, architecture)
+    of_task = (made, progress) if isinstance(task, seqio.Task) else (None, None)
+    notes += _check_first_examples(data, own, training, architecture, *of_task)
   if data.mixture or data.sources:
     try:
       repeatable.check(training)
@@ -124,9 +127,19 @@ def check(
 
 
 def _check_first_examples(
-  data: DataConfig, own: Mapping[str, DataConfig], training: rows.Plan, architecture: str
+  data: DataConfig,
+  own: Mapping[str, DataConfig],
+  training: rows.Plan,
+  architecture: str,
+  made: tf.data.Dataset | None,
+  progress: rows.Progress | None,
 ) -> list[str]:
-  """Reads the first examples of each task that is trained on; what is to be said of them."""
+  """Reads the first examples of each task that is trained on; what is to be said of them.
+
+  Args:
+    data, own, training, architecture: see `check`.
+    made, progress: of the one task, see `first_examples.read`; None: there are several.
+  """
   writes, notes = ARCHITECTURES[architecture].writes, []
   vocabulary = selection.vocabulary_of(training.task)
   for task in training.tasks:
@@ -136,7 +149,7 @@ def _check_first_examples(
     files = own[task.name].files if task.name in own else data.files
     where = f"config.data.sources.{task.name}" if task.name in own else "config.data"
     try:
-      found = first_examples.read(training, task)
+      found = first_examples.read(training, task, made, progress)
     except faults.NoExamples as error:
       if not files:
         raise

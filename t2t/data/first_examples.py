@@ -134,21 +134,34 @@ def _unknown_id(vocabulary: seqio.Vocabulary) -> int:
   return -1 if unknown is None or unknown in (vocabulary.eos_id, vocabulary.pad_id) else unknown
 
 
-def read(plan: rows.Plan, task: seqio.Task) -> Counts:
+def read(
+  plan: rows.Plan,
+  task: seqio.Task,
+  made: tf.data.Dataset | None = None,
+  progress: rows.Progress | None = None,
+) -> Counts:
   """Counts over the first examples of a task, in the order of its source.
 
   Args:
     plan: of it, or of a mixture that it is of.
     task: one of `plan.tasks`.
+    made: these examples from `pipeline.task_examples`, where they are built already, which takes longer than to read
+      them.
+    progress: of `made`.
 
   Raises:
     UserError: there is none among the records that are looked through; or a record that cannot be used.
   """
-  progress, most = rows.Progress(), _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
+  most = _OF_OBJECTIVES if objectives.of(task) else MOST_EXAMPLES
+  if made is None or progress is None or not uncut.is_measured(made):
+    made, progress = None, rows.Progress()
   # Where the first of very many records make nothing, those that training begins with may.
   for train in (False, True):
-    of_task = dataclasses.replace(plan, task=uncut.measured(task), train=train)
-    examples = rows.in_order(of_task, trim=False, progress=progress).with_options(rows.options())
+    examples = None if train else made
+    if examples is None:
+      of_task = dataclasses.replace(plan, task=uncut.measured(task), train=train)
+      examples = rows.in_order(of_task, trim=False, progress=progress)
+    examples = examples.with_options(rows.options())
     try:
       # One more tells whether these are all.
       found = counted(_arrays(examples.take(most + 1)), task, plan.split, plan.lengths, most=most, whole=not train)

@@ -178,6 +178,7 @@ def task_examples(
   split: str,
   seed: int = EVAL_SEED,
   trim: bool = True,
+  progress: rows.Progress | None = None,
 ) -> tf.data.Dataset:
   """What a task yields, one example after another in the source's order, before a feature converter.
 
@@ -189,11 +190,12 @@ def task_examples(
     seed: of the preprocessors' noise.
     trim: cut to `feature_lengths`, as training does; a task alone may cut them itself, and says how long they were
       (`uncut.measured`).
+    progress: counts what is read of a task, no mixture.
   """
   of_task = dataclasses.replace(plan(data, architecture, task, train=False, seed=seed), split=split)
   if isinstance(task, seqio.Task):
     of_task = dataclasses.replace(of_task, task=uncut.measured(of_task.task))
-    return rows.in_order(of_task, trim=trim)
+    return rows.in_order(of_task, trim=trim, progress=progress)
   whole = of_task.task if trim else selection.copy(of_task.task, uncut.untrimmed, lambda rate: rate)
   return whole.get_dataset(
     sequence_length={name: length for name, length in of_task.lengths.items() if name in task.output_features},

@@ -14,7 +14,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t2t.data import objectives, selection, text_formats, vocabularies
+from t2t.data import objectives, selection, sources, text_formats, vocabularies
 
 _SAMPLE = 1000  # records
 
@@ -100,8 +100,11 @@ def spelled(task: selection.Found, *, split: str) -> dict[str, int]:
   found: dict[str, int] = {}
   for each in selection.tasks_of(task):
     if split in each.splits:
-      records = each.source.get_dataset(split=split, shuffle=False, seed=0)
-      texts = texts_of(itertools.islice(records.as_numpy_iterator(), _SAMPLE))
+      if isinstance(each.source, sources.FileSource):
+        records = each.source.texts(split)
+      else:
+        records = each.source.get_dataset(split=split, shuffle=False, seed=0).as_numpy_iterator()
+      texts = texts_of(itertools.islice(records, _SAMPLE))
       for name, number in count(each, texts).items():
         found[name] = found.get(name, 0) + number
   return dict(sorted(found.items(), key=lambda pair: -pair[1]))

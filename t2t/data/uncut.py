@@ -48,6 +48,12 @@ def measured(task: seqio.Task) -> seqio.Task:
   return task.replace(preprocessors=steps)
 
 
+def is_measured(dataset: tf.data.Dataset) -> bool:
+  """Whether each text of the examples comes with its length before it was cut."""
+  spec = dataset.element_spec
+  return isinstance(spec, Mapping) and all(name + SUFFIX in spec for name in TEXTS if name in spec)
+
+
 def untrimmed(task: seqio.Task) -> seqio.Task:
   """The task whose texts are not cut; of a mixture, which leaves out what `measured` adds."""
   whole = lambda step: seqio.preprocessors.append_eos if _cuts(step) else step

@@ -367,16 +367,18 @@ def unigram_loss(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
 
 
 def unigram(batches: Sequence[Batch], vocab_size: int) -> Baseline:
-  """`unigram_loss`, and of how many targets it is: of few it is far below what any model reaches on other text."""
+  """The loss of a unigram model: `unigram_loss`, or where targets are few, a model of the other targets for each.
+
+  The frequencies of few targets fit these far better than a model that was fitted on other text does.
+  """
   weights = [batch[f"{predicted_side(batch)}_loss_weights"] for batch in batches]
   number = sum(int(jnp.sum(x > 0)) for x in weights)
   counts = _counts(batches, vocab_size)
-  is_fair = number >= _OFTEN * int(jnp.sum(counts > 0))
-  knows = f"knows how often each token occurs in these {number:,} targets"
-  if not is_fair:
-    knows = f"was made from these {number:,} targets: too few to be fair"
+  is_exact = number >= _OFTEN * int(jnp.sum(counts > 0))
+  loss = _entropy(counts) if is_exact else _left_out(counts, _occurrences(batches, vocab_size))
+  knows = f"knows how often each token occurs in {'these' if is_exact else 'the others of these'} {number:,} targets"
   cause = "the model knows how often tokens occur and ignores its input; give more steps, or another learning rate"
-  return Baseline("unigram model", float(_entropy(counts)), knows, is_fair, cause)
+  return Baseline("unigram model", float(loss), knows, is_exact, cause)
 
 
 _OFTEN = 10  # times that a token occurs on average, where how often says something of it
@@ -385,6 +387,29 @@ _OFTEN = 10  # times that a token occurs on average, where how often says someth
 def _entropy(counts: jax.Array) -> jax.Array:
   shares = counts / jnp.sum(counts)
   return -jnp.sum(jax.scipy.special.xlogy(shares, shares))
+
+
+# Added to each token's number of occurrences.
+_SMOOTHING = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def _left_out(counts: jax.Array, occurrences: jax.Array) -> jax.Array:
+  """Loss of the unigram model of all targets but the one that it predicts, with the best additive smoothing.
+
+  Args:
+    counts: weight of each token, float32 [vocab_size].
+    occurrences: number of targets of each token, float32 [vocab_size].
+  """
+  added = jnp.array(_SMOOTHING)[:, None]
+  others = jnp.sum(occurrences) - 1
+  shares = jnp.maximum(occurrences - 1 + added, added) / (others + added * counts.size)
+  return jnp.min(-jnp.sum(counts * jnp.log(shares), axis=1)) / jnp.sum(counts)
+
+
+def _occurrences(batches: Sequence[Batch], vocab_size: int) -> jax.Array:
+  """Number of targets of each id that count, float32 [vocab_size]."""
+  weights = lambda batch: f"{predicted_side(batch)}_loss_weights"
+  return _counts([{**batch, weights(batch): batch[weights(batch)] > 0} for batch in batches], vocab_size)
 
 
 def _counts(batches: Sequence[Batch], vocab_size: int) -> jax.Array:

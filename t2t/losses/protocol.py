@@ -23,14 +23,15 @@ class Baseline:
   """The loss of who has learned nothing, or next to nothing.
 
   knows: what that is, in a few words.
-  is_fair: whether a model that has learned something is below it; others are not shown.
+  is_exact: whether a model that knows no more, fitted on other text, has the same loss, so that a loss that stays there
+    is recognized.
   cause: of a loss that stays there, and what to try.
   """
 
   name: str
   loss: float
   knows: str
-  is_fair: bool = True
+  is_exact: bool = True
   cause: str = ""
 
 

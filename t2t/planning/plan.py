@@ -177,7 +177,8 @@ def would_fit(plan: Plan) -> list[str]:
       found.append("--config.optimizer.name=adafactor: its state is hardly more than the parameters")
     return found
   # Gradients stay, and with microbatches their sums; the rest is of a batch, and falls with what runs at once.
-  rest, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - 2 * gradients
+  sums = gradients if plan["takes_microbatches"] else 0
+  rest, room = max(memory["temporaries"] - gradients, 0), capacity - memory["arguments"] - gradients - sums
   parts = next((n for n in range(2, rows + 1) if rows % n == 0 and rest / n <= room), None)
   if parts:
     at_once = f"{rows // parts} row{'s' if rows > parts else ''} of the batch at a time, not {rows}"

@@ -6,9 +6,11 @@ import contextlib
 import importlib.util
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  import subprocess
 
 # Log levels of C++ libraries, where the user has set none: 3 leaves out warnings and errors, of which each that matters
 # is a Python exception as well.  Messages of a process that ends itself are of a higher level.
@@ -94,6 +96,9 @@ def without_gloo() -> None:
 
   A process of its own copies all other lines as they come, so that none is lost if this process crashes.
   """
+  import shutil  # here, as subprocess: `import t2t` imports this module, and would take a third longer
+  import subprocess
+
   grep = shutil.which("grep")
   if grep is None or _filters:
     return
@@ -110,12 +115,16 @@ def without_gloo() -> None:
   _filters.append((child, kept))
 
 
-_filters: list[tuple[subprocess.Popen, int]] = []
+_filters: list[tuple["subprocess.Popen", int]] = []
 
 
 @atexit.register
 def drain() -> None:
   """Waits until all lines are copied, and writes directly from then on."""
+  if not _filters:
+    return
+  import subprocess
+
   while _filters:
     child, kept = _filters.pop()
     with contextlib.suppress(OSError, ValueError):

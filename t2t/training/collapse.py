@@ -70,7 +70,7 @@ class Collapse:
     if before is None or step - before[0] < STEPS or abs(loss - before[1]) > TOLERANCE * abs(loss):
       return []
     found = []
-    for baseline in (x for x in baselines if x.is_fair and x.name not in self._reported):
+    for baseline in (x for x in baselines if x.is_exact and x.name not in self._reported):
       if -TOLERANCE * baseline.loss <= loss - baseline.loss <= _ABOVE * baseline.loss:
         self._reported.add(baseline.name)
         found.append(
