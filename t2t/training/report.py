@@ -187,8 +187,8 @@ class Report:
       return
     self._uncounted += 1
     what = (
-      f"step {step}: in the {self._uncounted} batch(es) since training or its stage began no position counts in the loss"
-      f" (config.train.loss={self._config.train.loss or 'cross_entropy'}: all weights are 0), so that nothing is"
+      f"step {step}: in the {self._uncounted} batch(es) since training or its stage began no position counts in the"
+      f" loss (config.train.loss={self._config.train.loss or 'cross_entropy'}: all weights are 0), so that nothing is"
       " learned. Look at the targets, loss weights and questions of heads that the data makes, with `t2t tasks show`"
       " or in the batches themselves, and give a task or a loss that goes with them"
     )
