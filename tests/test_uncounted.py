@@ -27,7 +27,7 @@ _LENGTHS = {"data.inputs_length": 16, "data.targets_length": 16, "model.max_leng
 def config_of(loss, **changes):
   name, own = LOSSES[loss]
   encoder = {"data.objective": "masked_lm", "model.num_decoder_layers": 0} if loss != "cross_entropy" else {}
-  own = {"stages": (), "data.mixture": "", "init.inherit": False} | own
+  own = {"stages": (), "data.mixture": "", "init.inherit": False, "optimizer.warmup_steps": 0} | own
   return t2t.config(name, test_own_batches.SMALL | encoder | (_LENGTHS if encoder else {}) | own | changes)
 
 
@@ -71,6 +71,14 @@ def test_a_run_in_which_nothing_counts_ends_with_an_error(loss, tmp_path):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_held_out_batches_in_which_nothing_counts_are_refused(loss, tmp_path):
+  config = config_of(loss, **{"train.steps": 2, "eval.every": 2, "checkpoint.every": 2})
+  run = t2t.train(config, str(tmp_path), batches=[counted(config, "tokens", "heads")], eval_batches=[uncounted(config)])
+  with pytest.raises(UserError, match=r"^eval_batches: no (target|position of the held-out batches) counts"):
+    run.run()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_weights_say_whether_a_batch_counts(loss):
   """Each term of each loss: held-out batches are looked through for them."""
   config = config_of(loss)
@@ -79,17 +87,16 @@ def test_weights_say_whether_a_batch_counts(loss):
   assert any(float(weight) for weight in of_loss.weights(counted(config, "tokens", "heads")).values())
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(
-  ("loss", "terms"),
-  [("cross_entropy", ("tokens",)), ("tokens_and_heads", ("heads",)), ("tokens_and_heads", ("tokens",))],
+  ("loss", "terms", "microbatches"),
+  [("cross_entropy", ("tokens",), 2), ("tokens_and_heads", ("heads",), 1), ("tokens_and_heads", ("tokens",), 2)],
 )
 def test_a_run_goes_on_in_which_few_batches_count(loss, terms, microbatches, tmp_path, capfd, monkeypatch):
   """One of the last batches, a row of it, and one of the terms: a few batches that do not are reported."""
   monkeypatch.setattr(report, "_UNCOUNTED", 2)
   changes = {"train.steps": 4, "eval.every": 4, "checkpoint.every": 4, "eval.examples": 0}
-  config = config_of(loss, **changes, **{"train.microbatches": microbatches})
-  last = {name: np.where(np.arange(8)[:, None] == 7, x, 0) for name, x in counted(config, *terms).items()}
+  config = config_of(loss, **changes, **{"train.microbatches": microbatches, "train.batch_size": 16})
+  last = {name: np.where(np.arange(16)[:, None] == 15, x, 0) for name, x in counted(config, *terms).items()}
   batches = [*itertools.repeat(uncounted(config), 3), last]
   t2t.train(config, str(tmp_path), batches=batches, eval_batches=[counted(config, "tokens", "heads")]).run()
   assert capfd.readouterr().err.count("no position counts") == 1
